@@ -156,6 +156,10 @@ def test_a_distribution_counts_by_weight() -> None:
 
 
 def test_what_is_measured_has_one_order() -> None:
+    packed = {"model": {"id": "gpt2"}, "loop": "sft", "data": {"lengths": [5, 6]}, "trl": {"packing": True}}
+    with pytest.raises(WorkloadError, match="steps: say how many steps to measure of an epoch of packs"):
+        measurable(Workload.from_mapping(packed))
+    assert measurable(Workload.from_mapping({**packed, "steps": 3})).steps == 3
     found = measurable(described())
     assert (found.steps, found.data.lengths.orders if found.data.lengths else 0) == (8, 1)
     assert measurable(found) == found

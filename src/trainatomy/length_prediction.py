@@ -17,13 +17,13 @@ from trainatomy.prediction import context_bytes, prediction_of, time_of
 from trainatomy.results.lengths import Batching, Distribution, LengthsPrediction, OrderPrediction, SampleLengths
 from trainatomy.training.lengths import BatchShape, Order, sample_lengths
 from trainatomy.training.throughput import samples_per_step
+from trainatomy.workload.batching import batching_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.prediction import Prediction
     from trainatomy.results.time import Bound, Time
     from trainatomy.simulator.lengths import Epochs
-    from trainatomy.workload.data import DataSpec
     from trainatomy.workload.schema import Workload
 
 MOST_STEPS = 1_000
@@ -76,7 +76,7 @@ def prediction_of_lengths(
 def with_lengths(workload: Workload, prediction: Prediction) -> Prediction:
     """Return a prediction with what ``data.lengths`` says of packs, or of batches that are padded to the maximum."""
     data, step_time = workload.data, prediction.time
-    lengths = sample_lengths(data)
+    lengths = sample_lengths(workload)
     assert data.sequence_length is not None
     batch = samples_per_step(workload)
     padded = batch * data.sequence_length
@@ -89,7 +89,7 @@ def with_lengths(workload: Workload, prediction: Prediction) -> Prediction:
     rates = (None, None) if step_time is None else (real / step_time.step_seconds, padded / step_time.step_seconds)
     found = LengthsPrediction(
         samples=_samples(lengths),
-        batching=_batching(data),
+        batching=_batching(workload),
         sampling=workload.train.train_sampling_strategy,
         steps=steps,
         shapes=1,
@@ -167,8 +167,8 @@ def _times(workload: Workload, epochs: Epochs, calibration: Calibration | None) 
 def _weights(epochs: Epochs) -> Weights:
     """Return how often each executed shape occurs in the orders.
 
-    A shape that was not executed counts for the next longer and the next shorter one, by its distance from each: the
-    time of a step is taken to be linear between the two.
+    A shape that was not executed counts for the one that stands for it and the next smaller one, by its distance from
+    each: the time of a step is taken to be linear between the two.
     """
     weights: Counter[BatchShape] = Counter()
     executed = sorted(set(epochs.stand_ins.values()))
@@ -176,8 +176,9 @@ def _weights(epochs: Epochs) -> Weights:
         batch.shape for order in epochs.orders for step in order.steps for batch in step
     ).items():
         longer = epochs.stand_ins[shape]
-        shorter = max((one for one in executed if one[::2] == shape[::2] and one < shape), default=longer)
-        share = 1.0 if longer == shorter else (shape.length - shorter.length) / (longer.length - shorter.length)
+        smaller = (one for one in executed if one.kind == shape.kind and one.size < shape.size)
+        shorter = longer if longer == shape else max(smaller, key=lambda one: one.size, default=longer)
+        share = 1.0 if longer == shorter else (shape.size - shorter.size) / (longer.size - shorter.size)
         weights[longer] += count * share  # type: ignore[assignment]
         weights[shorter] += count * (1 - share)  # type: ignore[assignment]
     return {shape: weight for shape, weight in weights.items() if weight > 0}
@@ -255,8 +256,8 @@ def _summary(
 ) -> LengthsPrediction:
     tokens, padded = _tokens(epochs, "tokens"), _tokens(epochs, "padded_tokens")
     return LengthsPrediction(
-        samples=_samples(sample_lengths(workload.data)),
-        batching=_batching(workload.data),
+        samples=_samples(sample_lengths(workload)),
+        batching=_batching(workload),
         sampling=workload.train.train_sampling_strategy,
         steps=len(epochs.orders[0].steps),
         shapes=len(epochs.stand_ins),
@@ -272,7 +273,7 @@ def _summary(
         tokens_per_second=None if mean is None else tokens / mean.step_seconds,
         padded_tokens_per_second=None if mean is None else padded / mean.step_seconds,
         new_shape_seconds=_new_shape_seconds(epochs) if times else None,
-        new_shapes=fmean(len({batch.shape for step in order.steps for batch in step}) for order in epochs.orders),
+        new_shapes=fmean(len({batch.shape[:3] for step in order.steps for batch in step}) for order in epochs.orders),
     )
 
 
@@ -295,12 +296,12 @@ def _samples(lengths: Sequence[int]) -> SampleLengths:
     return SampleLengths(len(lengths), min(lengths), fmean(lengths), max(lengths))
 
 
-def _batching(data: DataSpec) -> Batching:
-    if data.packing:
+def _batching(workload: Workload) -> Batching:
+    if workload.data.packing:
         return "packed"
-    if data.padding_free:
+    if batching_of(workload).is_joined:
         return "joined"
-    return "padded to the maximum" if data.padding == "max_length" else "padded"
+    return "padded to the maximum" if workload.data.padding == "max_length" else "padded"
 
 
 def _notes(epochs: Epochs) -> tuple[str, ...]:
@@ -309,6 +310,13 @@ def _notes(epochs: Epochs) -> tuple[str, ...]:
     if every == executed:
         return ()
     widest = max(one.length - shape.length for shape, one in epochs.stand_ins.items())
+    if any(shape.tokens for shape in epochs.stand_ins):
+        most = max(one.tokens - shape.tokens for shape, one in epochs.stand_ins.items())
+        return (
+            f"data.lengths: {executed} of {every} combinations of padded length and tokens were executed; one that is "
+            f"at most {widest} tokens longer, with at most {most} more tokens in the batch, stands for each of the "
+            f"others (data.lengths.shapes: {every} executes all)",
+        )
     return (
         f"data.lengths: {executed} of {every} padded lengths were executed; the next longer one, by at most {widest} "
         f"tokens, stands for each of the others; reserved memory may be 20 % off (without data.lengths.shapes all are "

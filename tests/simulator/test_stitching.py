@@ -13,7 +13,8 @@ from trainatomy.simulator.lengths import Epochs, EveryStep, simulate_lengths, st
 from trainatomy.simulator.pieces import cut
 from trainatomy.simulator.simulate import simulate
 from trainatomy.simulator.stitching import StepLibrary
-from trainatomy.training.lengths import BatchShape, orders
+from trainatomy.training.lengths import BatchShape, LengthBatch, orders
+from trainatomy.workload.batching import batching_of
 from trainatomy.workload.schema import Workload
 
 GPT2 = {"n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 512, "n_positions": 256}
@@ -35,7 +36,49 @@ BERT = {
 T5 = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 512}
 LENGTHS = {5: 2, 9: 2, 40: 3, 64: 3, 65: 2, 120: 2, 203: 2}
 
+LANGUAGE = {"class": "LlamaForCausalLM", "config": LLAMA}
+OF_TRL = {
+    "sft": {"model": LANGUAGE, "loop": "sft", "train": {"gradient_accumulation_steps": 2}},
+    "sft, answers": {"model": LANGUAGE, "loop": "sft", "data": {"prompt_length": 4}, "trl": {"max_length": 70}},
+    "sft, prompts and answers": {
+        "model": LANGUAGE,
+        "loop": "sft",
+        "data": {"prompt_length": 4},
+        "trl": {"completion_only_loss": False},
+    },
+    "sft, rounded up": {"model": LANGUAGE, "loop": "sft", "trl": {"pad_to_multiple_of": 16}},
+    "sft, equal lengths": {"model": LANGUAGE, "loop": "sft", "data": {"lengths": {"histogram": {90: 8}, "orders": 1}}},
+    "sft, joined": {
+        "model": LANGUAGE,
+        "loop": "sft",
+        "trl": {"padding_free": True, "max_length": None, "pad_to_multiple_of": 16},
+    },
+    "sft, packed": {
+        "model": LANGUAGE,
+        "loop": "sft",
+        "data": {"prompt_length": 3},
+        "trl": {"packing": True, "max_length": 130},
+    },
+    "sft, cut into packs": {
+        "model": LANGUAGE,
+        "loop": "sft",
+        "trl": {"packing": True, "max_length": 100, "packing_strategy": "wrapped"},
+    },
+    "dpo": {"model": LANGUAGE, "loop": "dpo", "data": {"prompt_length": 3}},
+    "dpo with lora": {
+        "model": {**LANGUAGE, "lora": {"r": 4}},
+        "loop": "dpo",
+        "data": {"prompt_length": 3},
+        "train": {"gradient_accumulation_steps": 2},
+    },
+    "reward": {
+        "model": {"class": "LlamaForSequenceClassification", "config": {**LLAMA, "num_labels": 1}},
+        "loop": "reward",
+        "trl": {"max_length": 120},
+    },
+}
 CASES = {
+    **OF_TRL,
     "pytorch": {"loop": "pytorch"},
     "trainer": {},
     "pytorch, micro-batches": {"loop": "pytorch", "train": {"gradient_accumulation_steps": 3}},
@@ -96,8 +139,8 @@ def stitched(epochs: Epochs, *, detailed: bool = False) -> AllocationTrace:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_stitched_epoch_is_what_execution_writes(name: str) -> None:
-    if name == "quantised":
-        pytest.importorskip("bitsandbytes")
+    for library in ("bitsandbytes",) if name == "quantised" else ("trl", "datasets") if name in OF_TRL else ():
+        pytest.importorskip(library)
     workload = described(CASES[name])
     epochs = simulate_lengths(workload, workload.resolve_gpu(), operations=False)
     made, wanted = stitched(epochs, detailed=True), executed(workload, epochs)
@@ -156,6 +199,21 @@ def test_the_next_longer_length_stands_for_those_left_out() -> None:
         assert not any(
             shape.length <= other.length < taken.length for other in set(found.values()) if other[::2] == shape[::2]
         )
+
+
+def test_stand_ins_are_as_large_in_every_respect_where_the_number_of_tokens_matters() -> None:
+    lengths = {"distribution": "uniform", "minimum": 8, "maximum": 200, "samples": 200, "shapes": 20}
+    changes = {"data": {"lengths": lengths, "prompt_length": 7}, "trl": {"pad_to_multiple_of": 8}}
+    workload = described({"model": LANGUAGE, "loop": "sft", "train": {"per_device_train_batch_size": 4}, **changes})
+    found = stand_ins_of(workload, orders(workload))
+    assert len(found) > 300
+    assert 10 <= len(set(found.values())) <= 20
+    for shape, taken in found.items():
+        assert all(mine <= other for mine, other in zip(shape, taken, strict=True))
+        assert taken.kind == shape.kind
+        made = LengthBatch.of(taken, batching_of(workload))
+        assert made.shape == taken
+        assert min(made.lengths) > 7
 
 
 def test_steps_that_keep_different_things_are_refused() -> None:

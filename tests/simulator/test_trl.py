@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from trainatomy import predict
+from trainatomy.allocator.replay import replay
+from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.workload import Workload
@@ -21,8 +24,12 @@ TILE = 32768
 """Logits of a token that TRL computes at a time."""
 
 
+REWARD = {"class": "LlamaForSequenceClassification", "config": {**LLAMA, "num_labels": 1}}
+
+
 def describe(loop: str, lora: bool = False, **sections: Any) -> Workload:
-    model = {"class": "LlamaForCausalLM", "config": LLAMA, **({"lora": {"r": 4}} if lora else {})}
+    base = REWARD if loop == "reward" else {"class": "LlamaForCausalLM", "config": LLAMA}
+    model = {**sections.pop("model", base), **({"lora": {"r": 4}} if lora else {})}
     data = {"sequence_length": 32, **sections.pop("data", {})}
     train = {"per_device_train_batch_size": 2, **sections.pop("train", {})}
     return Workload.from_mapping({"model": model, "loop": loop, "data": data, "train": train, **sections})
@@ -62,28 +69,98 @@ def test_evaluation_packs_as_the_training_unless_it_is_told_otherwise(settings: 
     assert max(evaluated) == 8 * samples * 31 * TILE * 2
 
 
-def test_the_reference_model_is_held_unless_an_adapter_or_precomputed_values_replace_it() -> None:
+@pytest.mark.parametrize(("loop", "answers"), [("dpo", 2), ("kto", 1)])
+def test_the_reference_model_is_held_unless_an_adapter_or_precomputed_values_replace_it(
+    loop: str, answers: int
+) -> None:
     data = {"prompt_length": 10}
-    plain = run("dpo", data=data)
+    plain = run(loop, data=data)
     assert bytes_labelled(plain, "reference_weight") == bytes_labelled(plain, "weight") + bytes_labelled(
         plain, "buffer"
     )
-    for simulation in (run("dpo", lora=True, data=data), run("dpo", data=data, trl={"precompute_ref_log_probs": True})):
+    for simulation in (run(loop, lora=True, data=data), run(loop, data=data, trl={"precompute_ref_log_probs": True})):
         assert bytes_labelled(simulation, "reference_weight") == 0
-        assert 2 * 2 * 22 * TILE * 2 in sizes(simulation)  # two answers to each prompt
+        assert answers * 2 * 22 * TILE * 2 in sizes(simulation)  # the answers to two prompts
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({}, 4),  # of two models, each with the answer and with the one beside it
+        ({"loss_type": "apo_zero_unpaired"}, 2),
+        ({"precompute_ref_log_probs": True}, 2),
+    ],
+)
+def test_kto_also_scores_the_answer_to_another_prompt(settings: dict[str, Any], passes: int) -> None:
+    simulation = run("kto", data={"prompt_length": 10}, trl=settings)
+    first = next(mark.event for mark in simulation.trace.marks if mark.name == "step")
+    trained = [event.bytes for event in simulation.trace.events[first:] if event.action == "alloc"]
+    assert trained.count(2 * 22 * TILE * 2) == simulation.steps * (passes + 1)  # and one in backward
+    assert any("half of the answers" in note for note in simulation.notes)
+
+
+def test_a_reward_model_is_trained_as_a_classifier_of_twice_as_many_sequences() -> None:
+    settings = {"bf16": True, "gradient_checkpointing": True}
+    pairs = run("reward", train=settings)
+    sequences = run(
+        "trainer", model=REWARD, data={"attention_mask": True}, train={**settings, "per_device_train_batch_size": 4}
+    )
+    assert bytes_labelled(pairs, "weight") == bytes_labelled(sequences, "weight")
+    peaks = [
+        replay(one.trace, AllocatorSettings(), device_bytes=2**37).peak_allocated_bytes for one in (pairs, sequences)
+    ]
+    assert peaks[0] == pytest.approx(peaks[1], abs=8 * 512)  # the losses differ in a few numbers for each pair
+    assert pairs.tokens_per_sample == 2 * 32
+    assert sequences.tokens_per_sample == 32
+
+
+def test_reward_models_are_classifiers_with_one_label_and_samples_that_trl_keeps() -> None:
+    with pytest.raises(WorkloadError, match=r"LlamaForCausalLM is none: set model\.class: AutoModelForSequence"):
+        run("reward", model={"class": "LlamaForCausalLM", "config": LLAMA})
+    with pytest.raises(WorkloadError, match="trains a classifier with one label"):
+        run("reward", model={**REWARD, "config": {**LLAMA, "num_labels": 2}})
+    with pytest.raises(WorkloadError, match=r"TRL leaves out samples of more than 16 tokens, and all have 32"):
+        run("reward", trl={"max_length": 16})
+
+
+def test_the_logits_of_each_batch_are_those_of_its_tokens() -> None:
+    lengths = [30, 12, 25, 25, 7, 31]
+    train = {"train_sampling_strategy": "sequential"}
+    workload = describe("sft", data={"lengths": {"histogram": dict.fromkeys(sorted(set(lengths)), 1)}}, train=train)
+    simulation = simulate(workload, workload.resolve_gpu(), steps=2)
+    first, second = (7 - 1) + (12 - 1), (25 - 1) + (30 - 1)
+    assert {first * TILE * 2, second * TILE * 2} <= sizes(simulation)
+
+
+def test_the_loss_is_not_taken_as_infinite() -> None:
+    """Otherwise the Trainer would add a mean of earlier losses in its place (``logging_nan_inf_filter``)."""
+    trace = run("sft").trace
+    ends = [mark.event for mark in trace.marks if mark.name == "backward end"]
+    starts = [mark.event for mark in trace.marks if mark.name == "optimizer"]
+    between = [event for end, start in zip(ends, starts, strict=True) for event in trace.events[end:start]]
+    made = {trace.origins[event.allocation].operation for event in between if event.action == "alloc"}
+    assert "aten::isnan" in made or "aten::ne" in made
+    assert "aten::div" not in made
+
+
+def test_a_batch_of_your_own_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="loop: sft takes no batch of your own"):
+        predict(describe("sft", data={"sequence_length": None}), batch=lambda size: {})
 
 
 def test_an_adapter_of_a_training_has_no_copy() -> None:
     assert run("dpo", lora=True, data={"prompt_length": 10}).parameters == run("sft", lora=True).parameters
 
 
-@pytest.mark.parametrize(("loop", "data"), [("sft", {}), ("dpo", {"prompt_length": 10})])
+@pytest.mark.parametrize(
+    ("loop", "data"), [("sft", {}), ("dpo", {"prompt_length": 10}), ("kto", {"prompt_length": 10})]
+)
 def test_trainers_evaluate_save_and_load_the_best_model(loop: str, data: dict[str, Any]) -> None:
     train = {"eval_strategy": "steps", "per_device_eval_batch_size": 8, "load_best_model_at_end": True}
     simulation = run(loop, data=data, train={**train, "save_strategy": "steps"})
     assert simulation.evaluation is not None and simulation.evaluation.batches == 2
     evaluated = [simulation.trace.events[number].bytes for number in simulation.evaluation.events]
-    tokens = 31 if loop == "sft" else 2 * 22
+    tokens = {"sft": 31, "dpo": 2 * 22, "kto": 22}[loop]
     assert 8 * tokens * TILE * 2 in evaluated
     assert simulation.saving is not None and simulation.saving.files["model.safetensors"] > 0
     assert list(simulation.restored) == ["best"]
@@ -114,6 +191,12 @@ def test_grpo_has_a_reference_model_only_with_a_divergence() -> None:
 def test_samples_that_trl_cuts_are_noted() -> None:
     notes = run("sft", trl={"max_length": 16}).notes
     assert any("TRL cuts samples of 32 tokens to 16" in note for note in notes)
+
+
+@pytest.mark.parametrize(("loop", "does"), [("sft", "cuts"), ("reward", "leaves out")])
+def test_samples_of_different_lengths_that_trl_cuts_or_leaves_out_are_noted(loop: str, does: str) -> None:
+    notes = run(loop, data={"sequence_length": None, "lengths": [30, 12, 25, 25]}, trl={"max_length": 25}).notes
+    assert f"TRL {does} 1 of 4 samples that have more than 25 tokens (trl.max_length)" in notes
 
 
 def test_a_setting_of_another_trainer_is_refused() -> None:

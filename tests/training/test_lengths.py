@@ -16,6 +16,7 @@ from transformers import (
 from trainatomy.errors import WorkloadError
 from trainatomy.training.batch import BatchesOfLengths, build_dataset
 from trainatomy.training.lengths import BatchShape, LengthBatch, orders, sample_lengths
+from trainatomy.workload.batching import Batching, batching_of
 from trainatomy.workload.schema import Workload
 
 GPT2 = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=300, n_positions=64, bos_token_id=1, eos_token_id=2)
@@ -42,11 +43,11 @@ def gpt2() -> GPT2LMHeadModel:
     ],
 )
 def test_drawn_lengths_have_the_mean_of_their_distribution(spec: dict, mean: float) -> None:
-    lengths = sample_lengths(described({"lengths": spec}).data)
+    lengths = sample_lengths(described({"lengths": spec}))
     assert len(lengths) == 2000
     assert fmean(lengths) == pytest.approx(mean, rel=0.04)
-    assert lengths == sample_lengths(described({"lengths": spec}).data)
-    assert lengths != sample_lengths(described({"lengths": {**spec, "seed": 1}}).data)
+    assert lengths == sample_lengths(described({"lengths": spec}))
+    assert lengths != sample_lengths(described({"lengths": {**spec, "seed": 1}}))
 
 
 def test_lengths_are_truncated_and_padded() -> None:
@@ -54,7 +55,7 @@ def test_lengths_are_truncated_and_padded() -> None:
         {"lengths": [3, 9, 30, 5], "sequence_length": 20, "pad_to_multiple_of": 8}, train_sampling_strategy="sequential"
     )
     (order,) = orders(workload)
-    assert sample_lengths(workload.data) == [3, 9, 20, 5]
+    assert sample_lengths(workload) == [3, 9, 20, 5]
     assert [batch.lengths for step in order.steps for batch in step] == [(3, 9), (20, 5)]
     assert [step[0].shape for step in order.steps] == [BatchShape(2, 16, True), BatchShape(2, 24, True)]
     assert [step[0].padded_tokens - step[0].tokens for step in order.steps] == [20, 23]
@@ -77,7 +78,7 @@ def test_grouping_by_length_puts_the_longest_first_and_wastes_less() -> None:
     def padding(strategy: str) -> int:
         order = orders(described({"lengths": lengths}, train_sampling_strategy=strategy))[0]
         if strategy == "group_by_length":
-            assert order.steps[0][0].padded == max(sample_lengths(described({"lengths": lengths}).data))
+            assert order.steps[0][0].padded == max(sample_lengths(described({"lengths": lengths})))
         return sum(batch.padded_tokens - batch.tokens for step in order.steps for batch in step)
 
     assert padding("group_by_length") < padding("random") / 5
@@ -106,7 +107,7 @@ def test_joined_batches_restart_their_positions(gpt2: GPT2LMHeadModel) -> None:
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_a_batch_of_a_shape_has_that_shape(*, is_joined: bool, is_mixed: bool) -> None:
     shape = BatchShape(1 if is_joined else 3, 17, is_mixed)
-    assert LengthBatch.of(shape, is_joined=is_joined).shape == shape
+    assert LengthBatch.of(shape, Batching(None, is_joined=is_joined)).shape == shape
 
 
 def test_too_few_samples_and_too_long_ones_are_refused(gpt2: GPT2LMHeadModel) -> None:
@@ -138,3 +139,60 @@ def test_models_whose_lengths_are_not_simulated_are_refused_by_name() -> None:
         build_dataset(described({"lengths": [5, 6], "padding_free": True, "target_length": 4}), pair, 2)
     batch = build_dataset(described({"lengths": [5, 6], "target_length": 4}), pair, 2).collate([{}, {}])
     assert (batch["input_ids"].shape, batch["labels"].shape) == ((2, 6), (2, 4))
+
+
+def of_trl(loop: str = "sft", trl: dict | None = None, **data: object) -> Workload:
+    """Return a training by TRL with samples of 8 to 90 tokens."""
+    lengths = {"distribution": "uniform", "minimum": 8, "maximum": 90, "samples": 60, "orders": 3}
+    return Workload.from_mapping(
+        {
+            "model": {"id": "gpt2"},
+            "loop": loop,
+            "data": {"lengths": lengths, **data},
+            "train": {"per_device_train_batch_size": 4},
+            "trl": trl or {},
+        }
+    )
+
+
+BATCHES_OF_TRL = {
+    "padded": of_trl(),
+    "rounded up": of_trl(trl={"pad_to_multiple_of": 16}),
+    "prompts": of_trl(prompt_length=7),
+    "cut": of_trl(trl={"max_length": 40}),
+    "joined": of_trl(trl={"padding_free": True, "max_length": None, "pad_to_multiple_of": "32"}),
+    "best fit": of_trl(trl={"packing": True, "max_length": 100}, prompt_length=7),
+    "split": of_trl(trl={"packing": True, "max_length": 64, "packing_strategy": "bfd_split"}),
+    "wrapped": of_trl(trl={"packing": True, "max_length": 64, "packing_strategy": "wrapped"}),
+    "pairs": of_trl("dpo", prompt_length=7),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES_OF_TRL)
+def test_a_batch_of_a_shape_of_trl_has_that_shape_and_keeps_its_prompts(name: str) -> None:
+    for library in ("trl", "datasets"):
+        pytest.importorskip(library)
+    workload = BATCHES_OF_TRL[name]
+    batching = batching_of(workload)
+    shapes = {batch.shape for order in orders(workload) for step in order.steps for batch in step}
+    assert len(shapes) > 3 or name == "wrapped"
+    for shape in shapes:
+        made = LengthBatch.of(shape, batching)
+        assert made.shape == shape
+        assert batching.rounded_up(sum(made.lengths) if made.is_joined else max(made.lengths)) == shape.length
+        assert batching.prompt is not None
+        assert min(made.lengths) > batching.prompt
+
+
+def test_reward_models_leave_out_what_is_too_long() -> None:
+    assert max(sample_lengths(of_trl("reward"))) > 40
+    found = sample_lengths(of_trl("reward", trl={"max_length": 40}))
+    assert max(found) <= 40
+    assert len(found) < 60
+    with pytest.raises(WorkloadError, match=r"all samples are longer than trl\.max_length, 7"):
+        sample_lengths(of_trl("reward", trl={"max_length": 7}))
+
+
+def test_samples_without_a_token_after_the_prompt_are_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"data\.prompt_length: 8 leaves nothing of the shortest sample"):
+        sample_lengths(of_trl(prompt_length=8))

@@ -281,8 +281,8 @@ def test_lengths_follow_the_limits_and_beyond_them_are_refused(describe: Any) ->
     with torch.device("meta"):
         clip = build_model(describe("CLIPModel", data={}))
         llama = build_model(describe("LlamaForCausalLM", data={}))
-        assert lengths(describe(data={}).data, clip).sequence == 77
-        assert lengths(describe(data={}).data, llama).sequence == 512
+        assert lengths(describe(data={}), clip).sequence == 77
+        assert lengths(describe(data={}), llama).sequence == 512
         with pytest.raises(WorkloadError, match=r"data\.sequence_length: 1024 is longer than the 512"):
             build_model(describe(data={"sequence_length": 1024}))
         with pytest.raises(WorkloadError, match=r"data\.target_length: 449"):

@@ -62,9 +62,18 @@ def test_settings_that_a_plain_loop_cannot_apply_are_refused_by_name(name: str, 
     Workload.from_mapping({**MODEL, "train": {name: value}})
 
 
-@pytest.mark.parametrize("name", ["SFTTrainer", "trl.SFTTrainer", "sft_trainer"])
-def test_the_trainers_of_trl_are_named_by_their_loops(name: str) -> None:
-    with pytest.raises(WorkloadError, match=r"loop: must be 'trainer', .*: write loop: sft"):
+@pytest.mark.parametrize(
+    ("name", "loop"),
+    [
+        ("SFTTrainer", "sft"),
+        ("trl.SFTTrainer", "sft"),
+        ("sft_trainer", "sft"),
+        ("KTOTrainer", "kto"),
+        ("trl.RewardTrainer", "reward"),
+    ],
+)
+def test_the_trainers_of_trl_are_named_by_their_loops(name: str, loop: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"loop: must be 'trainer', .*: write loop: {loop}"):
         Workload.from_mapping({**MODEL, "loop": name})
 
 
@@ -72,7 +81,6 @@ def test_the_trainers_of_trl_are_named_by_their_loops(name: str) -> None:
     ("name", "why"),
     [
         ("PPOTrainer", "PPO also generates"),
-        ("KTOTrainer", "KTO also"),
         ("trl.ORPOTrainer", "ORPO runs"),
         ("rloo", "RLOO"),
     ],

@@ -22,6 +22,8 @@ def test_the_defaults_are_those_of_trls_configurations() -> None:
     train = describe().train
     assert (train.bf16, train.gradient_checkpointing, train.learning_rate) == (True, True, 2e-5)
     assert describe("grpo").train.learning_rate == 1e-6
+    assert describe("reward").train.learning_rate == 1e-4
+    assert describe("kto", data={"prompt_length": 4}).train.train_sampling_strategy == "sequential"
     assert describe("trainer").train.bf16 is False
     assert describe(mode="inference").train.bf16 is False
 
@@ -54,6 +56,27 @@ def test_a_default_that_is_switched_off_stays_off_when_the_workload_is_written()
         ("dpo", {}, "data.prompt_length: loop: dpo scores the tokens after the prompt"),
         ("sft", {"data": {"prompt_length": 9, "sequence_length": 9}}, "data.prompt_length: must be below"),
         ("grpo", {"data": {"prompt_length": 9}}, "data.prompt_length: does not apply to loop: grpo"),
+        ("kto", {}, "data.prompt_length: loop: kto scores the tokens after the prompt"),
+        ("reward", {"data": {"prompt_length": 9}}, "data.prompt_length: does not apply to loop: reward"),
+        (
+            "kto",
+            {"data": {"prompt_length": 9}, "train": {"train_sampling_strategy": "random"}},
+            "train.train_sampling_strategy: loop: kto pairs each prompt with the answer beside it",
+        ),
+        (
+            "kto",
+            {"data": {"prompt_length": 9}, "train": {"per_device_train_batch_size": 1}},
+            "train.per_device_train_batch_size: must be at least 2 with loop: kto",
+        ),
+        (
+            "dpo",
+            {"data": {"prompt_length": 9}, "train": {"train_sampling_strategy": "group_by_length"}},
+            "train.train_sampling_strategy: group_by_length needs input_ids",
+        ),
+        ("sft", {"trl": {"packing": True, "max_length": None}}, "trl.max_length: is the length of packs"),
+        ("sft", {"trl": {"padding_free": True}}, "trl.padding_free: needs trl.max_length: null without packing"),
+        ("reward", {"trl": {"activation_offloading": True}}, "trl.activation_offloading: not supported"),
+        ("kto", {"trl": {"sync_ref_model": True}}, "trl.sync_ref_model: not supported"),
         ("sft", {"data": {"padding": True}}, "data.padding: is not simulated with loop: sft"),
         ("grpo", {"train": {"eval_strategy": "steps"}}, "train.eval_strategy: is not simulated with TRL"),
         ("sft", {"train": {"predict_with_generate": True}}, "train.predict_with_generate: is not simulated with TRL"),
@@ -66,7 +89,38 @@ def test_what_is_not_simulated_is_refused_by_name(loop: str, sections: dict[str,
         describe(loop, **sections)
 
 
-@pytest.mark.parametrize("loop", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize(
+    ("loop", "sections", "reason"),
+    [
+        ("grpo", {}, "loop: grpo, whose answers"),
+        ("kto", {"data": {"prompt_length": 4}}, "loop: kto, whose step also depends on"),
+        ("dpo", {"data": {"prompt_length": 4}, "trl": {"precompute_ref_log_probs": True}}, "trl.precompute_ref_log"),
+        (
+            "sft",
+            {"data": {"prompt_length": 4}, "trl": {"packing": True, "packing_strategy": "wrapped"}},
+            "data.prompt_length and trl.packing_strategy: wrapped",
+        ),
+        (
+            "sft",
+            {"train": {"train_sampling_strategy": "sequential"}, "trl": {"shuffle_dataset": True}},
+            "trl.shuffle_dataset in the order of the samples",
+        ),
+    ],
+)
+def test_lengths_are_refused_where_a_step_depends_on_more(loop: str, sections: dict[str, Any], reason: str) -> None:
+    data = {"lengths": [5, 9], **sections.get("data", {})}
+    with pytest.raises(WorkloadError, match=f"data.lengths: are not simulated with {reason}"):
+        describe(loop, **{**sections, "data": data})
+
+
+@pytest.mark.parametrize("name", ["packing", "padding_free", "pad_to_multiple_of"])
+def test_batches_that_trl_makes_are_described_by_its_settings(name: str) -> None:
+    data = {"lengths": [5, 9], "sequence_length": 9, name: 8 if name == "pad_to_multiple_of" else True}
+    with pytest.raises(WorkloadError, match=rf"data\.{name}: TRL makes the batches of loop: sft: give trl\.{name}"):
+        describe(data=data)
+
+
+@pytest.mark.parametrize("loop", [name for name, loop in LOOPS.items() if loop.settings])
 def test_every_setting_of_trls_configurations_has_a_decision(loop: str) -> None:
     trl = pytest.importorskip("trl")
     from transformers import TrainingArguments

@@ -9,7 +9,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from trainatomy.errors import SimulationError
 from trainatomy.results.operations import Operations
@@ -19,7 +22,10 @@ from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.simulator.stitching import FirstStep, StepLibrary, StepShapes, Stitched, same_events
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.batch import BatchesOfLengths
-from trainatomy.training.lengths import BatchShape, LengthBatch, Order, orders
+from trainatomy.training.labels import IGNORED
+from trainatomy.training.lengths import BatchShape, LengthBatch, Order, fewest_tokens, orders
+from trainatomy.workload.batching import Batching, batching_of
+from trainatomy.workload.lengths import MOST_COUNTED_SHAPES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +35,9 @@ if TYPE_CHECKING:
 
 MOST_MICRO_STEPS = 200
 """Micro-batches of one run, which bound its allocation trace; more lengths take several runs."""
+
+_MASKED_OUT = {"attention_mask": 0, "completion_mask": 0, "labels": IGNORED, "position_ids": 0}
+"""What tensors of a batch hold where a token is masked out, or a sample begins."""
 
 Told = Callable[[str], None]
 """Is told what is executed, for progress on stderr."""
@@ -49,6 +58,20 @@ class EveryStep(Watcher):
     def leaves_out(self, micro_step: int, of: int) -> bool:
         """Leave out nothing: micro-batches differ."""
         return False
+
+    def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
+        """Copy a micro-batch only from one with as many tokens masked out, for its tensors may have the same shapes."""
+        return super().repeat(micro_step, (batch, self._masked_out(batch)))
+
+    def _masked_out(self, batch: Any) -> list[int]:
+        """Return how many positions of each mask of a batch, and of what serves as one, are masked out."""
+        found = []
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            for name, nothing in _MASKED_OUT.items():
+                value = self._recorder.values.of(batch[name]) if name in batch else None
+                if value is not None:
+                    found.append(int((value == nothing).sum()))
+        return found
 
     def step_end(self, step: int) -> None:
         """Keep the operations of a step."""
@@ -113,7 +136,7 @@ def simulate_lengths(
     run = _Run(workload, gpu, model, trust_remote_code)
     taken = orders(workload)
     stand_ins = stand_ins_of(workload, taken)
-    shapes = sorted(set(stand_ins.values()), key=lambda shape: (shape.length, shape.is_mixed))
+    shapes = sorted(set(stand_ins.values()), key=lambda shape: (shape.length, shape.is_mixed, shape.tokens))
     simulation, library, recorded = run.library(shapes, tell, operations=operations)
     begun = dict.fromkeys(tuple(stand_ins[batch.shape] for batch in order.steps[0]) for order in taken)
     firsts = {}
@@ -128,12 +151,34 @@ def stand_ins_of(workload: Workload, taken: Sequence[Order]) -> dict[BatchShape,
     spec = workload.data.lengths
     assert spec is not None
     found = sorted({batch.shape for order in taken for step in order.steps for batch in step})
-    chosen: dict[tuple[int, bool], list[int]] = {}
-    for rows, length, is_mixed in found:
-        chosen.setdefault((rows, is_mixed), []).append(length)
-    limit = spec.shapes or len(found)
-    executed = {kind: _spread(lengths, max(1, limit * len(lengths) // len(found))) for kind, lengths in chosen.items()}
-    return {shape: _stand_in(shape, executed[shape.rows, shape.is_mixed]) for shape in found}
+    batching = batching_of(workload)
+    limit = spec.shapes or (len(found) if batching.prompt is None else MOST_COUNTED_SHAPES)
+    if limit >= len(found):
+        return {shape: shape for shape in found}
+    stand_ins: dict[BatchShape, BatchShape] = {}
+    for kind in {shape.kind for shape in found}:
+        shapes = [shape for shape in found if shape.kind == kind]
+        stand_ins |= _fewer(shapes, max(1, limit * len(shapes) // len(found)), batching)
+    return stand_ins
+
+
+def _fewer(shapes: Sequence[BatchShape], most: int, batching: Batching) -> dict[BatchShape, BatchShape]:
+    """Return at most so many stand-ins for the shapes of a kind: each is at least as large in every respect.
+
+    Where the number of tokens matters, it is rounded up as the length is, each to a share of the stand-ins.
+    """
+    is_counted = batching.prompt is not None
+    lengths = _spread(sorted({shape.length for shape in shapes}), isqrt(most) if is_counted else most)
+    found: dict[BatchShape, BatchShape] = {}
+    for length in lengths:
+        alike = [shape for shape in shapes if _next(shape.length, lengths) == length]
+        fewest = fewest_tokens(alike[0].rows, length, batching) if is_counted else 0
+        tokens = _spread(sorted({max(shape.tokens, fewest) for shape in alike}), most // len(lengths))
+        documents = max(shape.documents for shape in alike)
+        for shape in alike:
+            counted = _next(max(shape.tokens, fewest), tokens)
+            found[shape] = shape._replace(length=length, tokens=counted, documents=documents)
+    return found
 
 
 def _spread(lengths: Sequence[int], most: int) -> list[int]:
@@ -154,8 +199,9 @@ def _chosen(lengths: Sequence[int], width: int) -> list[int]:
     return chosen[::-1]
 
 
-def _stand_in(shape: BatchShape, executed: Sequence[int]) -> BatchShape:
-    return shape._replace(length=executed[bisect_left(executed, shape.length)])
+def _next(value: int, chosen: Sequence[int]) -> int:
+    """Return the smallest of the sorted numbers that is not below a value."""
+    return chosen[bisect_left(chosen, value)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +266,8 @@ class _Run:
         return FirstStep.of(simulation.trace, cut(simulation.trace))
 
     def _simulate(self, steps: Sequence[StepShapes], *, operations: bool) -> tuple[Simulation, EveryStep]:
-        data = self.workload.data
-        batches = [LengthBatch.of(shape, is_joined=data.padding_free) for step in steps for shape in step]
+        batching = batching_of(self.workload)
+        batches = [LengthBatch.of(shape, batching) for step in steps for shape in step]
         watchers: list[EveryStep] = []
 
         def watch(recorder: Recorder, count: int) -> EveryStep:

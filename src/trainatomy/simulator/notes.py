@@ -13,13 +13,14 @@ from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
+from trainatomy.training.lengths import drawn_lengths
 from trainatomy.training.model import unwrap
 from trainatomy.training.optimizer import needs_closure
 from trainatomy.training.positions import lengths, sequence_note
 from trainatomy.units import human_bytes
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
-from trainatomy.workload.trl import MAX_LENGTH, steps_per_generation
+from trainatomy.workload.trl import max_length, packing_strategy, steps_per_generation
 
 
 def version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
@@ -100,7 +101,9 @@ def _trl_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
     """Yield notes on the samples of TRL's trainers."""
     if workload.mode != "training" or loop_of(workload).settings is None:
         return
-    length, longest = lengths(workload.data, unwrap(model)).sequence, workload.trl.get("max_length", MAX_LENGTH)
+    length, longest = lengths(workload, unwrap(model)).sequence, max_length(workload)
+    if workload.loop == "kto":
+        yield "half of the answers in each batch are labelled good, the others bad"
     if workload.loop == "grpo":
         yield (
             "every completion gets all its tokens (trl.max_completion_length); rewards come from a function on the "
@@ -108,8 +111,19 @@ def _trl_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
         )
         if (period := steps_per_generation(workload)) > 1:
             yield f"one of {period} steps generates; memory and time are those of a step that does"
+    elif workload.data.varies:
+        yield from _cut_samples(workload)
     elif longest is not None and length > longest and not workload.trl.get("packing"):
         yield f"TRL cuts samples of {length} tokens to {longest}: raise trl.max_length to train on all of them"
+
+
+def _cut_samples(workload: Workload) -> Iterator[str]:
+    """Yield a note on samples of different lengths that TRL cuts or leaves out."""
+    longest, every = max_length(workload), drawn_lengths(workload)
+    longer = sum(length > longest for length in every) if longest is not None else 0
+    if longer and packing_strategy(workload) in (None, "bfd"):
+        does = "leaves out" if workload.loop == "reward" else "cuts"
+        yield f"TRL {does} {longer} of {len(every)} samples that have more than {longest} tokens (trl.max_length)"
 
 
 def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:

@@ -23,7 +23,6 @@ from trainatomy.operators.allocation.whole import one_operation
 
 MODULE = "trl.kernels.chunked_logprob"
 """The module of the kernels, which TRL's trainers import."""
-_KERNELS = ("_forward_kernel", "_backward_kernel")
 
 
 class _Kernel:
@@ -35,7 +34,25 @@ class _Kernel:
     def _launch(self, *arguments: Any, **keywords: Any) -> None:
         tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, torch.Tensor)]
         with one_operation("triton::kernel", *tensors):
-            pass
+            self._write(tensors)
+
+    def _write(self, tensors: list[torch.Tensor]) -> None:
+        """Do to the values of the tensors what the kernel does, if they may be known."""
+
+
+class _ForwardKernel(_Kernel):
+    """The kernel that folds a tile of logits into statistics of the tokens.
+
+    They begin as constants; after it they are as unknown as the logits, so that the loss is not taken as infinite.
+    """
+
+    def _write(self, tensors: list[torch.Tensor]) -> None:
+        tile, _, *statistics = tensors
+        for each in statistics:
+            each.copy_(tile[:, 0])
+
+
+_KERNELS: dict[str, _Kernel] = {"_forward_kernel": _ForwardKernel(), "_backward_kernel": _Kernel()}
 
 
 class _Triton:
@@ -61,6 +78,6 @@ def simulated_trl() -> Iterator[None]:
         raise SimulationError(f"{message}: pip install 'trl>=1.16'") from None
     with contextlib.ExitStack() as stack:
         for name in found:
-            stack.enter_context(mock.patch.object(module, name, _Kernel() if name in _KERNELS else True))
+            stack.enter_context(mock.patch.object(module, name, _KERNELS.get(name, True)))
         stack.enter_context(mock.patch.object(module, "triton", _Triton, create=True))
         yield

@@ -47,8 +47,8 @@ _LOADING: dict[str, Any] = {
     "dataloader_num_workers": 0,
     "train_sampling_strategy": "random",
 }
-"""Settings for loading batches, whatever the workload says: they take no GPU memory, and ``training.lengths`` orders
-samples of different lengths."""
+"""Settings for loading batches, whatever the workload says: they take no GPU memory, and ``training.lengths`` puts
+samples of different lengths in order."""
 
 
 def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_cpu: bool) -> TrainingArguments:
@@ -68,6 +68,8 @@ def training_arguments(workload: Workload, *, steps: int, output_dir: str, use_c
     if workload.loop == "sft" and workload.data.prompt_length is not None:  # samples with prompts, as TRL calls them
         own.setdefault("completion_only_loss", True)
     settings |= own
+    if workload.loop == "kto" or (loop_of(workload).settings is not None and workload.data.varies):
+        settings["train_sampling_strategy"] = "sequential"  # as KTO asks for, and in the order of training.lengths
     try:
         made = kind(output_dir=output_dir, max_steps=steps, use_cpu=use_cpu, **_QUIET, **settings)
     except ValueError as error:

@@ -83,7 +83,7 @@ def build_dataset(
     if workload.data.factory is not None:
         reference = workload.data.factory
         return _from_function(factory.load(reference, "data.factory"), f"data.factory: {reference}", size, model)
-    shape = shape_of(model, lengths(workload.data, unwrap(model)))
+    shape = shape_of(model, lengths(workload, unwrap(model)))
     refuse_unused_lengths(workload.data, shape)
     if workload.data.varies:
         first = orders(workload, count=1)[0]
@@ -147,7 +147,7 @@ def _check_names(batch: Mapping[str, Any], what: str, model: nn.Module) -> None:
 
 def _of_lengths(workload: Workload, model: nn.Module, size: int, batches: Sequence[LengthBatch]) -> SyntheticDataset:
     """Return a dataset of placeholders whose batches have given lengths, in that order and then again."""
-    shape = shape_of(model, lengths(workload.data, unwrap(model)))
+    shape = shape_of(model, lengths(workload, unwrap(model)))
     refuse_varying_lengths(workload.data, shape)
     draw = _Drawing(workload, shape, _input_dtype(workload, model))
     collate, following = _Collation(shape), cycle(batches)

@@ -1,7 +1,8 @@
 """The batches of an epoch whose samples differ in length: draws lengths, orders samples, pads or joins batches.
 
 The orders are those of the Trainer: PyTorch's ``RandomSampler``, the samples in sequence, or transformers'
-``LengthGroupedSampler``, each with a seed.  A batch or a step that is not full at the end of an epoch is left out.
+``LengthGroupedSampler``, each with a seed.  Where TRL packs samples, they are shuffled first, with the same seed, and
+the packs are put in order.  A batch or a step that is not full at the end of an epoch is left out.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from trainatomy.errors import WorkloadError
+from trainatomy.training.packing import packs
+from trainatomy.workload.batching import Batching, batching_of
 
 if TYPE_CHECKING:
-    from trainatomy.workload.data import DataSpec
     from trainatomy.workload.lengths import LengthsSpec
     from trainatomy.workload.schema import Workload
 
@@ -27,50 +29,101 @@ MOST_TOKENS = 2**20
 
 
 class BatchShape(NamedTuple):
-    """What a step depends on: rows and tokens of each row, and whether rows are padded (joined: of several samples)."""
+    """What a step depends on: rows and tokens of each row, and whether rows are padded (joined: of several samples).
+
+    ``tokens`` are those of the samples, and ``documents`` the number of joined samples; both are 0 where the step does
+    not depend on them (``Batching.prompt``).
+    """
 
     rows: int
     length: int
     is_mixed: bool
+    tokens: int = 0
+    documents: int = 0
+
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """Return what shapes have in common that can stand for each other."""
+        return self.rows, self.is_mixed
+
+    @property
+    def size(self) -> int:
+        """Return the positions and the tokens that the step computes."""
+        return self.rows * self.length + self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class LengthBatch:
     """A batch: the tokens of each of its samples, and the length that they are padded to.
 
-    ``is_joined``: the samples lie behind each other in one row.
+    ``is_joined``: the samples lie behind each other in one row. ``is_counted``: the step depends on the number of their
+    tokens. ``sequences``: sequences of each sample.
     """
 
     lengths: tuple[int, ...]
     padded: int
     is_joined: bool = False
+    is_counted: bool = False
+    sequences: int = 1
 
     @property
     def shape(self) -> BatchShape:
         """Return what a step depends on."""
+        count, tokens = len(self.lengths), sum(self.lengths) if self.is_counted else 0
         if self.is_joined:
-            return BatchShape(1, sum(self.lengths), len(self.lengths) > 1)
-        return BatchShape(len(self.lengths), self.padded, min(self.lengths) < self.padded)
+            is_mixed = count > 1 or sum(self.lengths) < self.padded
+            return BatchShape(1, self.padded, is_mixed, tokens, count if self.is_counted else 0)
+        return BatchShape(count, self.padded, min(self.lengths) < self.padded, tokens)
 
     @property
     def tokens(self) -> int:
         """Return the tokens of the samples."""
-        return sum(self.lengths)
+        return self.sequences * sum(self.lengths)
 
     @property
     def padded_tokens(self) -> int:
         """Return the tokens that the model computes, with those of the padding."""
         shape = self.shape
-        return shape.rows * shape.length
+        return self.sequences * shape.rows * shape.length
 
     @classmethod
-    def of(cls, shape: BatchShape, *, is_joined: bool) -> LengthBatch:
+    def of(cls, shape: BatchShape, batching: Batching) -> LengthBatch:
         """Return a batch of that shape."""
-        rows, length, is_mixed = shape
-        if is_joined:
-            return cls((length - 1, 1) if is_mixed else (length,), length, is_joined=True)
-        shorter = max(1, length // 2) if is_mixed else length
-        return cls((length,) * (rows - 1) + (shorter,), length)
+        return cls.made(_lengths_of(shape, batching), shape.length, batching)
+
+    @classmethod
+    def made(cls, lengths: Sequence[int], padded: int, batching: Batching) -> LengthBatch:
+        """Return the batch of samples of these lengths."""
+        is_counted = batching.prompt is not None
+        return cls(tuple(lengths), padded, batching.is_joined, is_counted, batching.sequences)
+
+
+def _lengths_of(shape: BatchShape, batching: Batching) -> list[int]:
+    """Return lengths of samples that make a batch of that shape."""
+    rows, length, is_mixed, tokens, documents = shape
+    if batching.prompt is None:
+        if batching.is_joined:
+            return [length - 1, 1] if is_mixed else [length]
+        return [length] * (rows - 1) + [max(1, length // 2) if is_mixed else length]
+    if batching.is_joined:
+        return _shared(tokens, documents)
+    longest = max(-(-tokens // rows), _fewest(length, batching))
+    return [longest, *_shared(tokens - longest, rows - 1)]
+
+
+def _shared(tokens: int, count: int) -> list[int]:
+    """Return so many numbers that add up to ``tokens`` and differ by at most one."""
+    return [tokens // count + (place < tokens % count) for place in range(count)]
+
+
+def _fewest(padded: int, batching: Batching) -> int:
+    """Return the fewest tokens that are padded to a length."""
+    return padded - batching.multiple + 1
+
+
+def fewest_tokens(rows: int, padded: int, batching: Batching) -> int:
+    """Return the fewest tokens of samples in so many rows, the longest of which is padded to a length."""
+    return _fewest(padded, batching) + (rows - 1) * ((batching.prompt or 0) + 1)
 
 
 Step = tuple[LengthBatch, ...]
@@ -85,23 +138,41 @@ class Order:
     steps: tuple[Step, ...]
 
 
-def sample_lengths(data: DataSpec) -> list[int]:
-    """Return the tokens of every sample, truncated to ``sequence_length``."""
-    spec = data.lengths
+def sample_lengths(workload: Workload) -> list[int]:
+    """Return the tokens of every sample that is trained on, after truncation.
+
+    Raises:
+        WorkloadError: A sample has no token after its prompt, or all are left out for their length.
+    """
+    batching, prompt = batching_of(workload), workload.data.prompt_length
+    found = drawn_lengths(workload)
+    if batching.cut_to is not None:
+        found = [min(length, batching.cut_to) for length in found]
+    if batching.at_most is not None:
+        found = [length for length in found if length <= batching.at_most]
+    if not found:
+        message = f"all samples are longer than trl.max_length, {batching.at_most}: TRL leaves them out"
+        raise WorkloadError(f"data.lengths: {message}", key="data.lengths")
+    if prompt is not None and min(found) <= prompt:
+        message = f"{prompt} leaves nothing of the shortest sample of data.lengths, which has {min(found)} tokens"
+        raise WorkloadError(f"data.prompt_length: {message}", key="data.prompt_length")
+    return found
+
+
+def drawn_lengths(workload: Workload) -> list[int]:
+    """Return the tokens of every sample before truncation."""
+    spec = workload.data.lengths
     assert spec is not None
-    drawn = _of_histogram(spec) if spec.histogram else _of_distribution(spec)
-    limit = data.sequence_length
-    return drawn if limit is None else [min(length, limit) for length in drawn]
+    return _of_histogram(spec) if spec.histogram else _of_distribution(spec)
 
 
-def longest_row(data: DataSpec) -> int:
-    """Return the tokens of the longest sample as it is padded."""
-    return _padded(data, max(sample_lengths(data)))
-
-
-def _padded(data: DataSpec, length: int) -> int:
-    multiple = data.pad_to_multiple_of or 1
-    return -(-length // multiple) * multiple
+def longest_row(workload: Workload) -> int:
+    """Return the tokens of the longest row as it is padded: of a sample, or of a pack that ignores where they end."""
+    batching = batching_of(workload)
+    if batching.packs == "wrapped":
+        return batching.pack_length
+    longest = max(sample_lengths(workload))
+    return batching.rounded_up(min(longest, batching.pack_length) if batching.packs else longest)
 
 
 def _of_histogram(spec: LengthsSpec) -> list[int]:
@@ -130,7 +201,7 @@ def orders(workload: Workload, *, count: int | None = None) -> tuple[Order, ...]
     """
     spec = workload.data.lengths
     assert spec is not None
-    lengths = sample_lengths(workload.data)
+    lengths = sample_lengths(workload)
     is_fixed = workload.train.train_sampling_strategy == "sequential"
     wanted = 1 if is_fixed else (count or spec.orders)
     return tuple(Order(seed, _steps(workload, lengths, seed)) for seed in range(spec.seed, spec.seed + wanted))
@@ -138,19 +209,29 @@ def orders(workload: Workload, *, count: int | None = None) -> tuple[Order, ...]
 
 def _steps(workload: Workload, lengths: Sequence[int], seed: int) -> tuple[Step, ...]:
     size, accumulation = workload.batch_size, workload.train.gradient_accumulation_steps
-    indices = iter(_indices(workload, lengths, seed))
+    batching = batching_of(workload)
+    rows = _rows(batching, lengths, seed)
+    indices = iter(_indices(workload, [sum(row) for row in rows], seed))
     found: list[Step] = []
     while workload.steps is None or len(found) < workload.steps:
         batches = [list(islice(indices, size)) for _ in range(accumulation)]
         if len(batches[-1]) < size:
             break
-        found.append(tuple(_batch(workload.data, [lengths[index] for index in batch]) for batch in batches))
+        found.append(tuple(_batch(batching, [rows[index] for index in batch]) for batch in batches))
     if not found:
+        what = "packs" if batching.packs else "samples"
         raise WorkloadError(
-            f"data.lengths: {len(lengths)} samples do not fill one step of {size * accumulation}: give more `samples`",
+            f"data.lengths: {len(rows)} {what} do not fill one step of {size * accumulation}: give more `samples`",
             key="data.lengths",
         )
     return tuple(found)
+
+
+def _rows(batching: Batching, lengths: Sequence[int], seed: int) -> list[tuple[int, ...]]:
+    """Return the documents of each row that is drawn: a sample, or those of a pack."""
+    if batching.packs is None:
+        return [(length,) for length in lengths]
+    return packs(Random(seed).sample(lengths, len(lengths)), batching.pack_length, batching.packs)
 
 
 def _indices(workload: Workload, lengths: Sequence[int], seed: int) -> Iterator[int]:
@@ -169,8 +250,8 @@ def _indices(workload: Workload, lengths: Sequence[int], seed: int) -> Iterator[
     return iter(RandomSampler(range(len(lengths)), generator=generator))
 
 
-def _batch(data: DataSpec, lengths: Sequence[int]) -> LengthBatch:
-    """Return the batch of samples of these lengths."""
-    if data.padding_free:
-        return LengthBatch(tuple(lengths), sum(lengths), is_joined=True)
-    return LengthBatch(tuple(lengths), _padded(data, max(lengths)))
+def _batch(batching: Batching, rows: Sequence[tuple[int, ...]]) -> LengthBatch:
+    """Return the batch of rows of these documents."""
+    documents = [length for row in rows for length in row]
+    length = sum(documents) if batching.is_joined else max(map(sum, rows))
+    return LengthBatch.made(documents, batching.rounded_up(length), batching)

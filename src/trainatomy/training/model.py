@@ -54,7 +54,7 @@ def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Mo
     else:
         model = _from_transformers(workload, trust_remote_code)
         if workload.data.factory is None:
-            lengths(workload.data, model)  # refuses sequences longer than the model's positions
+            lengths(workload, model)  # refuses sequences longer than the model's positions
     is_loaded_quantised = spec.quantization is not None or stored_quantization(model) is not None
     return model if is_loaded_quantised else adapt_and_freeze(model, spec)
 

@@ -6,13 +6,16 @@ have no limit, so for such a model ``max_position_embeddings`` gives a note and 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.lengths import longest_row
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
+
+if TYPE_CHECKING:
+    from trainatomy.workload.schema import Workload
 
 
 class Lengths(NamedTuple):
@@ -29,19 +32,20 @@ class Limits(NamedTuple):
     target: int | None
 
 
-def lengths(data: DataSpec, model: nn.Module) -> Lengths:
-    """Return the lengths that ``data`` asks for, or else 512 or the number of the model's positions.
+def lengths(workload: Workload, model: nn.Module) -> Lengths:
+    """Return the lengths that ``workload.data`` asks for, or else 512 or the number of the model's positions.
 
     Raises:
         WorkloadError: A requested length exceeds the model's positions.
     """
-    limits = position_limits(model)
+    data, limits = workload.data, position_limits(model)
     name = type(model).__name__
     _refuse_beyond("data.sequence_length", data.sequence_length, limits.sequence, name)
     _refuse_beyond("data.target_length", data.target_length, limits.target, name)
     if data.varies:
-        _refuse_beyond("data.lengths", longest_row(data), limits.sequence, name)
-        return Lengths(longest_row(data), data.target_length or 1)
+        longest = longest_row(workload)
+        _refuse_beyond("data.lengths", longest, limits.sequence, name)
+        return Lengths(longest, data.target_length or 1)
     sequence = data.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, limits.sequence or DEFAULT_SEQUENCE_LENGTH)
     target = data.target_length or min(sequence, limits.target or sequence)
     return Lengths(sequence, target)

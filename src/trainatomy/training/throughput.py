@@ -9,6 +9,7 @@ from trainatomy.training.lengths import sample_lengths
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
 from trainatomy.training.shape import shape_of
+from trainatomy.workload.loops import loop_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,17 +33,18 @@ def samples_per_step(workload: Workload) -> int:
 def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
     """Return the tokens of the text and of the decoder, if there is one; of samples that differ in length, the mean.
 
+    A pair of answers counts twice.
     ``None`` if samples are not text or come from a function of the user's.
     """
     if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
         return None
-    shape = shape_of(model, lengths(workload.data, unwrap(model)))
+    shape, sequences = shape_of(model, lengths(workload, unwrap(model))), loop_of(workload).sequences
     if shape.main_input != "input_ids":
         return None
     if workload.data.lengths is not None and not workload.data.packing:
-        mean = round(fmean(sample_lengths(workload.data)))
-        return shape.choices * mean + (shape.lengths.target if shape.is_encoder_decoder else 0)
-    return shape.choices * (shape.image_tokens + shape.lengths.sequence) + (
+        mean = round(fmean(sample_lengths(workload)))
+        return sequences * shape.choices * mean + (shape.lengths.target if shape.is_encoder_decoder else 0)
+    return sequences * shape.choices * (shape.image_tokens + shape.lengths.sequence) + (
         shape.lengths.target if shape.is_encoder_decoder else 0
     )
 

@@ -20,12 +20,28 @@ if TYPE_CHECKING:
 
 
 def check_model(loop: str, model: nn.Module) -> None:
-    """Raise ``WorkloadError`` for a model that TRL's trainers do not train: they need a causal language model."""
+    """Raise ``WorkloadError`` for a model that the trainer does not train.
+
+    ``loop: reward`` needs a classifier of sequences with one label, the others a causal language model.
+    """
     inner: Any = unwrap(model)
+    if loop == "reward":
+        _check_reward_model(inner)
+        return
     head = getattr(inner, "get_output_embeddings", lambda: None)()
     if head is None or getattr(inner.config, "is_encoder_decoder", False) or not hasattr(inner, "generation_config"):
         name = type(inner).__name__
         raise WorkloadError(f"loop: {loop} trains causal language models, and {name} is none", key="loop")
+
+
+def _check_reward_model(model: Any) -> None:
+    name = type(model).__name__
+    if "SequenceClassification" not in name or getattr(model.config, "num_labels", None) != 1:
+        raise WorkloadError(
+            f"loop: reward trains a classifier with one label, and {name} is none: set model.class: "
+            "AutoModelForSequenceClassification and model.config: {num_labels: 1}",
+            key="loop",
+        )
 
 
 def reference_of(model: nn.Module) -> nn.Module:

@@ -26,7 +26,7 @@ class DataSpec(Section):
     )
     prompt_length: Count | None = Field(
         default=None,
-        description="with `loop: sft` and `dpo`: tokens of each sample that are its prompt and outside the loss "
+        description="with `loop: sft`, `dpo` and `kto`: tokens of each sample that are its prompt and outside the loss "
         "(default of `sft`: none, a text without a prompt)",
     )
     attention_mask: bool = Field(

@@ -16,6 +16,9 @@ from trainatomy.workload.section import Amount, Count, Index, Problem, Section, 
 
 DEFAULT_SAMPLES = 2_000
 """Samples that are drawn from a distribution unless the workload says otherwise."""
+MOST_COUNTED_SHAPES = 64
+"""Kinds of batches that are executed, unless the workload says otherwise, where a step depends on the number of tokens:
+almost every batch of an epoch is of another kind."""
 LARGEST_LOG_MEAN = 20.0
 """Mean of the logarithm beyond which a mean of lengths was probably meant: exp(20) is 485 million tokens."""
 
@@ -56,7 +59,8 @@ class LengthsSpec(Section):
     shapes: Count | None = Field(
         default=None,
         description="most padded lengths to execute, if not all: the next longer one stands for each left out, with "
-        "which reserved memory is less exact",
+        f"which reserved memory is less exact (default with `loop: sft` and `dpo`: {MOST_COUNTED_SHAPES} combinations "
+        "of padded length and tokens)",
     )
 
     @model_validator(mode="before")

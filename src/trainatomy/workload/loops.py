@@ -39,6 +39,7 @@ class Loop:
         by_trainer: Whether the steps are those of the Hugging Face Trainer, or of a class that derives from it.
         defaults: Settings of ``train`` whose defaults differ from ``TrainingArguments``.
         settings: Name of the configuration whose further settings the section ``trl`` holds, None without one.
+        sequences: Sequences that a sample has in the batch: two where it is a pair of answers.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Loop:
     by_trainer: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     settings: str | None = None
+    sequences: int = 1
 
     @property
     def module(self) -> str:
@@ -158,9 +160,18 @@ _REFUSED_BY_TRL = (
 
 
 def _of_trl(
-    name: str, settings: str, description: str, learning_rate: float = 1e-6, *, refused: tuple[str, ...] = ()
+    name: str,
+    settings: str,
+    description: str,
+    *,
+    defaults: Mapping[str, Any],
+    refused: tuple[str, ...] = (),
+    sequences: int = 1,
 ) -> Loop:
-    """Return the row of one of TRL's trainers, whose configurations change three defaults of ``TrainingArguments``."""
+    """Return the row of one of TRL's trainers.
+
+    ``defaults`` are those of its configuration beside the two that all of them change.
+    """
     return Loop(
         name=name,
         run=f"trainatomy.training.loops.{name}:train",
@@ -172,8 +183,9 @@ def _of_trl(
         refused=dict.fromkeys((*_REFUSED_BY_TRL, *refused), _NOT_WITH_TRL),
         unused=_HOST_ONLY | _EVALUATION_ONLY,
         by_trainer=True,
-        defaults={"gradient_checkpointing": True, "bf16": True, "learning_rate": learning_rate},
+        defaults={"gradient_checkpointing": True, "bf16": True, **defaults},
         settings=settings,
+        sequences=sequences,
     )
 
 
@@ -190,12 +202,37 @@ LOOPS: Mapping[str, Loop] = {
             unused=_HOST_ONLY | _EVALUATION_ONLY,
             by_trainer=True,
         ),
-        _of_trl("sft", "SFTConfig", "the step of TRL's `SFTTrainer`: supervised fine-tuning", learning_rate=2e-5),
-        _of_trl("dpo", "DPOConfig", "the step of TRL's `DPOTrainer`: pairs of answers, with a reference model"),
+        _of_trl(
+            "sft",
+            "SFTConfig",
+            "the step of TRL's `SFTTrainer`: supervised fine-tuning",
+            defaults={"learning_rate": 2e-5},
+        ),
+        _of_trl(
+            "dpo",
+            "DPOConfig",
+            "the step of TRL's `DPOTrainer`: pairs of answers, with a reference model",
+            defaults={"learning_rate": 1e-6},
+            sequences=2,
+        ),
+        _of_trl(
+            "kto",
+            "KTOConfig",
+            "the step of TRL's `KTOTrainer`: answers labelled good or bad, with a reference model",
+            defaults={"learning_rate": 1e-6, "train_sampling_strategy": "sequential"},
+        ),
+        _of_trl(
+            "reward",
+            "RewardConfig",
+            "the step of TRL's `RewardTrainer`: a reward model, on pairs of answers",
+            defaults={"learning_rate": 1e-4},
+            sequences=2,
+        ),
         _of_trl(
             "grpo",
             "GRPOConfig",
             "the step of TRL's `GRPOTrainer`, which generates what it trains on",
+            defaults={"learning_rate": 1e-6},
             refused=(*_EVALUATION, "load_best_model_at_end"),
         ),
         Loop(
@@ -250,8 +287,6 @@ LOOPS: Mapping[str, Loop] = {
 _TRL = "TRL's trainer is not run; "
 OTHER_LOOPS: Mapping[str, str] = {
     "ppo": _TRL + "PPO also generates, and holds a reference, a reward and a value model",
-    "reward": _TRL + "a reward model's step is that of loop: trainer with twice the batch and num_labels: 1",
-    "kto": _TRL + "KTO also runs each sample with another one's answer, and a reference model: measure it",
     "orpo": _TRL + "ORPO runs chosen and rejected answers in one batch without a reference model: measure it",
     "cpo": _TRL + "CPO runs chosen and rejected answers in one batch without a reference model: measure it",
     "rloo": _TRL + "RLOO generates what it trains on, as loop: grpo does: measure it",

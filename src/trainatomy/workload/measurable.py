@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from trainatomy.errors import WorkloadError
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.trl import packing_strategy
 
 MOST_MEASURED_STEPS = 300
 """Steps of an epoch of different lengths that are measured unless the workload sets their number."""
@@ -15,10 +17,15 @@ def measurable(workload: Workload) -> Workload:
     """Return a training whose samples differ in length with the one order, and the steps of it, that are measured.
 
     Prediction and measurement then have the same batches.  Other trainings are returned as they are.
+
+    Raises:
+        WorkloadError: TRL packs the samples, so that the number of steps in an epoch is not known.
     """
     lengths = workload.data.lengths
     if lengths is None or not workload.data.varies:
         return workload
+    if workload.steps is None and packing_strategy(workload) is not None:
+        raise WorkloadError("steps: say how many steps to measure of an epoch of packs", key="steps")
     in_epoch = lengths.count // (workload.batch_size * workload.train.gradient_accumulation_steps)
     steps = workload.steps or min(max(in_epoch, 1), MOST_MEASURED_STEPS)
     return workload.replace({"data.lengths.orders": 1, "steps": steps})

@@ -79,8 +79,8 @@ class Workload(Section):
     train: TrainSpec = Field(default_factory=TrainSpec, description="the settings of the training")
     trl: Settings = Field(
         default_factory=dict,
-        description="with `loop: sft`, `dpo` or `grpo`: settings that TRL's `SFTConfig`, `DPOConfig` or `GRPOConfig` "
-        "has and `TrainingArguments` does not, such as `{packing: true}`",
+        description="with `loop: sft`, `dpo`, `kto`, `reward` or `grpo`: settings that the configuration of TRL's "
+        "trainer (`SFTConfig`) has and `TrainingArguments` does not, such as `{packing: true}`",
     )
     generation: GenerationSpec = Field(default_factory=GenerationSpec, description="what `mode: generation` generates")
     parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the GPUs of the training")

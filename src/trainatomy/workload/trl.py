@@ -66,6 +66,19 @@ def applied_settings(workload: Workload) -> dict[str, Any]:
     return {name: value for name, value in workload.trl.items() if name in trl_settings().applied}
 
 
+def max_length(workload: Workload) -> int | None:
+    """Return the tokens that TRL lets a sample or a pack have, None for no limit."""
+    limit: int | None = workload.trl.get("max_length", MAX_LENGTH)
+    return limit
+
+
+def packing_strategy(workload: Workload) -> str | None:
+    """Return how ``loop: sft`` packs samples, None if it does not."""
+    if workload.loop != "sft" or not workload.trl.get("packing"):
+        return None
+    return str(workload.trl.get("packing_strategy", "bfd"))
+
+
 def steps_per_generation(workload: Workload) -> int:
     """Return after how many optimizer steps ``loop: grpo`` generates again, as ``GRPOConfig`` computes it."""
     train, settings = workload.train, applied_settings(workload)
@@ -97,20 +110,28 @@ def trl_problems(workload: Workload) -> list[Problem]:
     settings = LOOPS[workload.loop].settings
     if settings is None or workload.mode != "training":
         if workload.data.prompt_length is not None:
-            return [Problem(("data", "prompt_length"), "is of TRL's loops: sft and dpo")]
-        return [Problem(("trl",), "needs a loop of TRL: sft, dpo or grpo")] if workload.trl else []
+            return [Problem(("data", "prompt_length"), "is of TRL's loops: sft, dpo and kto")]
+        of_trl = ", ".join(loop.name for loop in LOOPS.values() if loop.settings)
+        return [Problem(("trl",), f"needs a loop of TRL: {of_trl}")] if workload.trl else []
     found = ((name, trl_settings().problem(name, value)) for name, value in workload.trl.items())
     problems = [Problem(("trl", name), message) for name, message in found if message is not None]
-    return problems + _about_data(workload) + _about_the_rest(workload)
+    return [
+        *problems,
+        *_about_data(workload),
+        *_about_prompts(workload),
+        *_about_lengths(workload),
+        *_about_order(workload),
+        *_about_the_rest(workload),
+    ]
 
 
 def _about_data(workload: Workload) -> list[Problem]:
     data, problems = workload.data, []
-    unused = {
-        "factory": data.factory is not None,
-        "lengths": data.lengths is not None,
-        "attention_mask": data.attention_mask,
-        "padding": bool(data.padding),
+    unused = {"factory": data.factory is not None, "attention_mask": data.attention_mask, "padding": bool(data.padding)}
+    by_trl = {
+        "packing": data.packing,
+        "padding_free": data.padding_free,
+        "pad_to_multiple_of": data.pad_to_multiple_of is not None,
     }
     metrics = ("compute_metrics", "preprocess_logits_for_metrics")
     for name in (name for name in metrics if getattr(data, name)):
@@ -119,13 +140,70 @@ def _about_data(workload: Workload) -> list[Problem]:
     for name in (name for name, is_set in unused.items() if is_set):
         message = f"is not simulated with loop: {workload.loop}, whose batches TRL makes: give data.sequence_length"
         problems.append(Problem(("data", name), message))
-    here = ("data", "prompt_length")
-    if data.prompt_length is not None and workload.loop == "grpo":
-        problems.append(Problem(here, "does not apply to loop: grpo, whose prompts have data.sequence_length tokens"))
-    elif workload.loop == "dpo" and data.prompt_length is None:
-        problems.append(Problem(here, "loop: dpo scores the tokens after the prompt: say how many the prompt has"))
-    elif data.prompt_length is not None and data.prompt_length >= (data.sequence_length or data.prompt_length + 1):
-        problems.append(Problem(here, "must be below data.sequence_length: the rest is the answer"))
+    for name in (name for name, is_set in by_trl.items() if is_set):
+        message = f"TRL makes the batches of loop: {workload.loop}: give trl.{name}, where its configuration has it"
+        problems.append(Problem(("data", name), message))
+    return problems
+
+
+def _about_prompts(workload: Workload) -> list[Problem]:
+    """Refuse prompts that have no meaning, or a length that is missing or leaves no answer."""
+    loop, data, here = workload.loop, workload.data, ("data", "prompt_length")
+    if data.prompt_length is None:
+        message = f"loop: {loop} scores the tokens after the prompt: say how many the prompt has"
+        return [Problem(here, message)] if loop in ("dpo", "kto") else []
+    if loop == "grpo":
+        return [Problem(here, "does not apply to loop: grpo, whose prompts have data.sequence_length tokens")]
+    if loop == "reward":
+        return [Problem(here, "does not apply to loop: reward, which scores prompt and answer as one sequence")]
+    if data.prompt_length >= (data.sequence_length or data.prompt_length + 1):
+        return [Problem(here, "must be below data.sequence_length: the rest is the answer")]
+    return []
+
+
+def _about_lengths(workload: Workload) -> list[Problem]:
+    """Refuse samples that differ in length where a step depends on more than the lengths of its batch."""
+    if workload.data.lengths is None:
+        return []
+    loop, settings, here = workload.loop, workload.trl, ("data", "lengths")
+    strategy, sequential = packing_strategy(workload), workload.train.train_sampling_strategy == "sequential"
+    reasons = {
+        "loop: grpo, whose answers have lengths that depend on what is generated": loop == "grpo",
+        "loop: kto, whose step also depends on how many tokens the answers labelled good have": loop == "kto",
+        "trl.precompute_ref_log_probs: the reference model runs over all samples before the first step": bool(
+            settings.get("precompute_ref_log_probs")
+        ),
+        f"data.prompt_length and trl.packing_strategy: {strategy}, which cuts samples anywhere": (
+            strategy in ("bfd_split", "wrapped") and workload.data.prompt_length is not None
+        ),
+        "trl.shuffle_dataset in the order of the samples: give train.train_sampling_strategy: random": bool(
+            settings.get("shuffle_dataset") and sequential
+        ),
+    }
+    return [Problem(here, f"are not simulated with {reason}") for reason, found in reasons.items() if found]
+
+
+def _about_order(workload: Workload) -> list[Problem]:
+    """Refuse what TRL's trainers refuse of the order and the number of samples, and of their maximum length."""
+    loop, strategy, problems = workload.loop, workload.train.train_sampling_strategy, []
+    pairs_neighbours = loop == "kto" and workload.trl.get("loss_type", "kto") == "kto"
+    if pairs_neighbours and strategy != "sequential":
+        message = "loop: kto pairs each prompt with the answer beside it, in sequential order only"
+        problems.append(Problem(("train", "train_sampling_strategy"), message))
+    elif strategy == "group_by_length" and loop in ("dpo", "kto", "reward"):
+        message = (
+            f"group_by_length needs input_ids, which the samples of loop: {loop} do not have: TRL stops with an error"
+        )
+        problems.append(Problem(("train", "train_sampling_strategy"), message))
+    if pairs_neighbours and workload.batch_size < 2:
+        message = "must be at least 2 with loop: kto, which pairs each prompt with another one's answer"
+        problems.append(Problem(("train", "per_device_train_batch_size"), message))
+    packs, is_unlimited = packing_strategy(workload) is not None, max_length(workload) is None
+    if packs and is_unlimited:
+        problems.append(Problem(("trl", "max_length"), "is the length of packs: give it, or leave trl.packing out"))
+    if workload.trl.get("padding_free") and not (packs or is_unlimited):
+        message = "needs trl.max_length: null without packing: TRL does not truncate samples that it joins"
+        problems.append(Problem(("trl", "padding_free"), message))
     return problems
 
 

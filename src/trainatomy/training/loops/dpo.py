@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from trl import DPOTrainer
 from trl.trainer import dpo_trainer
 
-from trainatomy.training.loops.observed_trainer import ObservedTrainer
-from trainatomy.training.loops.trl import train_with
+from trainatomy.training.loops.trl import ObservedTrlTrainer, batches_given, train_with
 from trainatomy.training.trl import adapters_of_this_training, reference_of
-from trainatomy.training.trl_data import preference_pairs
+from trainatomy.training.trl_data import evaluated_lengths, preference_pairs, trained_lengths
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,17 +19,8 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 
-class ObservedDPOTrainer(ObservedTrainer, DPOTrainer):
+class ObservedDPOTrainer(ObservedTrlTrainer, DPOTrainer):
     """TRL's trainer that notifies an observer of every phase of a step."""
-
-    def __init__(self, workload: Workload, observer: Observer, model: nn.Module, **keywords: Any) -> None:
-        steps = self.observe(workload, observer)
-        with adapters_of_this_training(dpo_trainer):
-            DPOTrainer.__init__(self, model=model, callbacks=[steps], **keywords)
-        if self._is_loaded_by_bitsandbytes(model):
-            observer.loaded(model)
-        if self.ref_model is not None:
-            observer.reference_loaded(self.ref_model)
 
 
 def train(
@@ -43,20 +33,21 @@ def train(
     make_batch: MakeBatch | BatchesOfLengths | None = None,
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
+    batches = batches_given(workload, make_batch)
 
     def make(arguments: Any, **shared: Any) -> ObservedDPOTrainer:
-        pairs = workload.batch_size * workload.train.gradient_accumulation_steps * steps
         has_reference = workload.model.lora is None and not arguments.precompute_ref_log_probs
         if workload.evaluates:
-            shared["eval_dataset"] = preference_pairs(workload, model, workload.eval_samples)
-        return ObservedDPOTrainer(
-            workload,
-            observer,
-            model,
-            ref_model=reference_of(model) if has_reference else None,
-            args=arguments,
-            train_dataset=preference_pairs(workload, model, pairs),
-            **shared,
-        )
+            shared["eval_dataset"] = preference_pairs(workload, model, evaluated_lengths(workload, model))
+        with adapters_of_this_training(dpo_trainer):
+            return ObservedDPOTrainer(
+                workload,
+                observer,
+                model,
+                ref_model=reference_of(model) if has_reference else None,
+                args=arguments,
+                train_dataset=preference_pairs(workload, model, trained_lengths(workload, model, steps, batches)),
+                **shared,
+            )
 
-    train_with("dpo", make, workload, model, device=device, steps=steps, observer=observer)
+    train_with(make, workload, model, device=device, steps=steps, observer=observer)

@@ -13,8 +13,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from trainatomy.training.loops.generation import generating
-from trainatomy.training.loops.observed_trainer import ObservedTrainer
-from trainatomy.training.loops.trl import train_with
+from trainatomy.training.loops.trl import ObservedTrlTrainer, batches_given, train_with
 from trainatomy.training.model import unwrap
 from trainatomy.training.trl import adapters_of_this_training, loaded_as, reference_of
 from trainatomy.training.trl_data import prompts
@@ -28,24 +27,8 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 
-class ObservedGRPOTrainer(ObservedTrainer, GRPOTrainer):
+class ObservedGRPOTrainer(ObservedTrlTrainer, GRPOTrainer):
     """TRL's trainer that notifies an observer of every phase of a step, and of the generation before it."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        observer: Observer,
-        model: nn.Module,
-        reference: nn.Module | None,
-        **keywords: Any,
-    ) -> None:
-        steps = self.observe(workload, observer)
-        with adapters_of_this_training(grpo_trainer), loaded_as(grpo_trainer, reference):
-            GRPOTrainer.__init__(self, model=model, callbacks=[steps], **keywords)
-        if self._is_loaded_by_bitsandbytes(model):
-            observer.loaded(model)
-        if self.ref_model is not None:
-            observer.reference_loaded(self.ref_model)
 
     def training_step(self, model: nn.Module, inputs: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
         """Run a micro-batch; none may repeat the one before, because the first of several generates for all of them."""
@@ -95,18 +78,20 @@ def train(
     make_batch: MakeBatch | BatchesOfLengths | None = None,
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
+    batches_given(workload, make_batch)
 
     def make(arguments: Any, **shared: Any) -> ObservedGRPOTrainer:
         has_reference = workload.model.lora is None and arguments.beta != 0
-        return ObservedGRPOTrainer(
-            workload,
-            observer,
-            model,
-            reference_of(model) if has_reference else None,
-            args=arguments,
-            reward_funcs=reward,
-            train_dataset=prompts(workload, model, arguments.generation_batch_size * steps),
-            **shared,
-        )
+        reference = reference_of(model) if has_reference else None
+        with adapters_of_this_training(grpo_trainer), loaded_as(grpo_trainer, reference):
+            return ObservedGRPOTrainer(
+                workload,
+                observer,
+                model,
+                args=arguments,
+                reward_funcs=reward,
+                train_dataset=prompts(workload, model, arguments.generation_batch_size * steps),
+                **shared,
+            )
 
-    train_with("grpo", make, workload, model, device=device, steps=steps, observer=observer)
+    train_with(make, workload, model, device=device, steps=steps, observer=observer)

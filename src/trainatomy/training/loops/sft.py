@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from trl import SFTTrainer
 
-from trainatomy.training.loops.observed_trainer import ObservedTrainer
-from trainatomy.training.loops.trl import train_with
-from trainatomy.training.trl_data import sequence_length, tokenised_samples
+from trainatomy.training.loops.trl import ObservedTrlTrainer, batches_given, train_with
+from trainatomy.training.trl_data import (
+    evaluated_lengths,
+    packed_samples,
+    sequence_length,
+    tokenised_samples,
+    trained_batches,
+    trained_lengths,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,14 +24,8 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 
-class ObservedSFTTrainer(ObservedTrainer, SFTTrainer):
+class ObservedSFTTrainer(ObservedTrlTrainer, SFTTrainer):
     """TRL's trainer that notifies an observer of every phase of a step."""
-
-    def __init__(self, workload: Workload, observer: Observer, model: nn.Module, **keywords: Any) -> None:
-        steps = self.observe(workload, observer)
-        SFTTrainer.__init__(self, model=model, callbacks=[steps], **keywords)
-        if self._is_loaded_by_bitsandbytes(model):
-            observer.loaded(model)
 
 
 def train(
@@ -38,15 +38,20 @@ def train(
     make_batch: MakeBatch | BatchesOfLengths | None = None,
 ) -> None:
     """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
+    batches = batches_given(workload, make_batch)
 
     def make(arguments: Any, **shared: Any) -> ObservedSFTTrainer:
-        rows = workload.batch_size * workload.train.gradient_accumulation_steps * steps
         fitting = max((arguments.max_length or 0) // sequence_length(workload, model), 1)
-        samples = tokenised_samples(workload, model, rows * (fitting if arguments.packing else 1))
         if workload.evaluates:
             packs = arguments.packing if arguments.eval_packing is None else arguments.eval_packing
             more = fitting if packs and workload.data.eval_samples is None else 1  # as many batches of packs
-            shared["eval_dataset"] = tokenised_samples(workload, model, workload.eval_samples * more)
+            shared["eval_dataset"] = tokenised_samples(workload, model, evaluated_lengths(workload, model) * more)
+        if arguments.packing and workload.data.varies:
+            arguments.dataset_kwargs = {"skip_prepare_dataset": True}
+            samples = packed_samples(workload, model, trained_batches(workload, steps, batches))
+        else:
+            lengths = trained_lengths(workload, model, steps, batches)
+            samples = tokenised_samples(workload, model, lengths * (fitting if arguments.packing else 1))
         return ObservedSFTTrainer(workload, observer, model, args=arguments, train_dataset=samples, **shared)
 
-    train_with("sft", make, workload, model, device=device, steps=steps, observer=observer)
+    train_with(make, workload, model, device=device, steps=steps, observer=observer)

@@ -1,4 +1,4 @@
-"""What ``loop: sft``, ``dpo`` and ``grpo`` share: the arguments, and the training itself."""
+"""What the loops of TRL's trainers share: the arguments, the observed trainer, and the training itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PrinterCallback
 
+from trainatomy.errors import WorkloadError
 from trainatomy.training.arguments import training_arguments
+from trainatomy.training.batch import BatchesOfLengths
 from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.loops.observed_trainer import ObservedTrainer
 from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
@@ -20,13 +22,36 @@ from trainatomy.workload.arguments import is_own
 if TYPE_CHECKING:
     from torch import nn
 
+    from trainatomy.training.batch import MakeBatch
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
 
+class ObservedTrlTrainer(ObservedTrainer):
+    """Base of TRL's trainers that notify an observer of every phase of a step; TRL's class is the second base."""
+
+    def __init__(self, workload: Workload, observer: Observer, model: nn.Module, **keywords: Any) -> None:
+        steps = self.observe(workload, observer)
+        super(ObservedTrainer, self).__init__(model=model, callbacks=[steps], **keywords)
+        if self._is_loaded_by_bitsandbytes(model):
+            observer.loaded(model)
+        if (reference := getattr(self, "ref_model", None)) is not None:
+            observer.reference_loaded(reference)
+
+
+def batches_given(workload: Workload, make_batch: MakeBatch | BatchesOfLengths | None) -> BatchesOfLengths | None:
+    """Return the batches whose lengths are given, None where the workload describes them.
+
+    Raises:
+        WorkloadError: A function makes the batches, which is what TRL does.
+    """
+    if make_batch is None or isinstance(make_batch, BatchesOfLengths):
+        return make_batch
+    raise WorkloadError(f"loop: {workload.loop} takes no batch of your own: TRL makes the batches", key="loop")
+
+
 def train_with(
-    loop: str,
-    make: Callable[..., ObservedTrainer],
+    make: Callable[..., ObservedTrlTrainer],
     workload: Workload,
     model: nn.Module,
     *,
@@ -37,15 +62,17 @@ def train_with(
     """Train ``model`` with one of TRL's trainers.
 
     Args:
-        loop: Name of the loop.
         make: Returns the trainer for its arguments and the keywords that all of TRL's trainers take.
         workload: The training; the remaining arguments are those of ``trainatomy.training.run.run``.
         model: The model.
         device: ``"cuda"`` or ``"cpu"``.
         steps: Optimizer steps.
         observer: Is notified of every phase.
+
+    Raises:
+        WorkloadError: The model is none that the trainer trains.
     """
-    check_model(loop, model)
+    check_model(workload.loop, model)
     check_checkpointing(model, workload.train)
     optimizer = create_single(workload, model) if is_own(workload.train.optim) else None
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder, quiet_trl():
