@@ -107,15 +107,16 @@ def test_checkpoints_keep_the_inputs_of_layers_in_pinned_memory() -> None:
     assert note.startswith(trainatomy.units.human_bytes(inputs))  # each is a power of two
 
 
-@pytest.mark.parametrize("loop", ["sft", "dpo"])
+@pytest.mark.parametrize("loop", ["sft", "dpo", "kto", "reward"])
 def test_trl_keeps_activations_in_host_memory_on_a_stream_of_its_own(loop: str) -> None:
     pytest.importorskip("trl")
 
     def simulated(*, offloads: bool) -> Simulation:
+        scores = {"class": "GPT2ForSequenceClassification", "config": {**GPT2["config"], "num_labels": 1}}
         described = {
-            "model": GPT2,
+            "model": scores if loop == "reward" else GPT2,
             "loop": loop,
-            "data": {"sequence_length": SEQUENCE, **({"prompt_length": 32} if loop == "dpo" else {})},
+            "data": {"sequence_length": SEQUENCE, **({"prompt_length": 32} if loop in ("dpo", "kto") else {})},
             "train": {"per_device_train_batch_size": BATCH, "gradient_checkpointing": False},
             "trl": {"activation_offloading": offloads},
         }

@@ -75,7 +75,7 @@ def test_a_default_that_is_switched_off_stays_off_when_the_workload_is_written()
         ),
         ("sft", {"trl": {"packing": True, "max_length": None}}, "trl.max_length: is the length of packs"),
         ("sft", {"trl": {"padding_free": True}}, "trl.padding_free: needs trl.max_length: null without packing"),
-        ("reward", {"trl": {"activation_offloading": True}}, "trl.activation_offloading: not supported"),
+        ("grpo", {"activation_offloading": "pinned"}, "with loop: grpo there is train.gradient_checkpointing_kwargs"),
         ("kto", {"trl": {"sync_ref_model": True}}, "trl.sync_ref_model: not supported"),
         ("sft", {"data": {"padding": True}}, "data.padding: is not simulated with loop: sft"),
         ("grpo", {"train": {"eval_strategy": "steps"}}, "train.eval_strategy: is not simulated with TRL"),

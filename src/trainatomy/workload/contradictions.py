@@ -162,6 +162,8 @@ def _average(workload: Workload) -> list[Problem]:
     return []
 
 
+_OFFLOADING_LOOPS = ("sft", "dpo", "kto", "reward")
+"""Loops of TRL with a setting of their own for activations in host memory."""
 _OFFLOADED_CHECKPOINTS = "train.gradient_checkpointing_kwargs: {offload: true}"
 
 
@@ -173,7 +175,7 @@ def _offloading(workload: Workload) -> list[Problem]:
     if workload.mode != "training":
         return [Problem(here, f"keeps what backward needs; mode: {workload.mode} has no backward")]
     if workload.loop != "pytorch":
-        others = "trl.activation_offloading" if workload.loop in ("sft", "dpo") else _OFFLOADED_CHECKPOINTS
+        others = "trl.activation_offloading" if workload.loop in _OFFLOADING_LOOPS else _OFFLOADED_CHECKPOINTS
         return [Problem(here, f"is for loop: pytorch; with loop: {workload.loop} there is {others}")]
     if parallel.devices > 1 or parallel.pp_size > 1:
         strategy = "DataParallel" if parallel.devices > 1 else "a pipeline"
