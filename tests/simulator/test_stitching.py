@@ -76,6 +76,14 @@ OF_TRL = {
         "loop": "reward",
         "trl": {"max_length": 120},
     },
+    "reward, flash attention": {
+        "model": {
+            "class": "LlamaForSequenceClassification",
+            "config": {**LLAMA, "num_labels": 1},
+            "attn_implementation": "flash_attention_2",
+        },
+        "loop": "reward",
+    },
 }
 CASES = {
     **OF_TRL,
@@ -93,6 +101,18 @@ CASES = {
     "rounded up": {"data": {"pad_to_multiple_of": 16}, "train": {"bf16": True}},
     "grouped": {"train": {"train_sampling_strategy": "group_by_length", "optim": "sgd"}},
     "llama with lora": {"model": {"class": "LlamaForCausalLM", "config": LLAMA, "lora": {"r": 4}}},
+    "flash attention": {"model": {**LANGUAGE, "attn_implementation": "flash_attention_2"}, "train": {"bf16": True}},
+    "flash attention, rounded up": {
+        "model": {**LANGUAGE, "attn_implementation": "flash_attention_2"},
+        "loop": "pytorch",
+        "data": {"pad_to_multiple_of": 16},
+        "train": {"bf16": True, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 3},
+    },
+    "flash attention, joined": {
+        "model": {**LANGUAGE, "attn_implementation": "flash_attention_2"},
+        "data": {"padding_free": True},
+        "train": {"bf16": True},
+    },
     "quantised": {
         "model": {
             "class": "LlamaForCausalLM",

@@ -23,8 +23,9 @@ class Batching:
         is_joined: Whether the samples of a batch lie behind each other in one row.
         packs: TRL's strategy for packing samples into rows, None without packing.
         pack_length: Tokens that a pack holds at most.
-        prompt: Tokens at the beginning of each sample that are outside the loss. Only the others have logits, so a step
-            depends on their number; None where it depends on the shape of its batch alone.
+        prompt: Tokens at the beginning of each sample that are outside the loss, where a step depends on the number of
+            tokens: only those in the loss have logits (TRL), or attention takes the padding out (FlashAttention 2).
+            None where it depends on the shape of its batch alone.
         sequences: Sequences of a sample in the batch.
     """
 
@@ -45,9 +46,19 @@ class Batching:
 def batching_of(workload: Workload) -> Batching:
     """Return how a workload's samples become batches."""
     data = workload.data
-    if loop_of(workload).settings is None:
-        return Batching(data.sequence_length, multiple=data.pad_to_multiple_of or 1, is_joined=data.padding_free)
-    return _of_trl(workload)
+    if loop_of(workload).settings is not None:
+        return _of_trl(workload)
+    return Batching(
+        data.sequence_length,
+        multiple=data.pad_to_multiple_of or 1,
+        is_joined=data.padding_free,
+        prompt=0 if _takes_padding_out(workload) and not data.padding_free else None,
+    )
+
+
+def _takes_padding_out(workload: Workload) -> bool:
+    """Return whether attention gathers the tokens of padded samples (transformers' ``_upad_input``)."""
+    return workload.model.attn_implementation == "flash_attention_2"
 
 
 def _of_trl(workload: Workload) -> Batching:
@@ -66,6 +77,6 @@ def _of_trl(workload: Workload) -> Batching:
         is_joined=bool(workload.trl.get("padding_free")) or packs in ("bfd", "bfd_split"),
         packs=packs,
         pack_length=longest or 0,
-        prompt=None if workload.loop == "reward" else prompt,
+        prompt=None if workload.loop == "reward" and not _takes_padding_out(workload) else prompt,
         sequences=loop_of(workload).sequences,
     )
