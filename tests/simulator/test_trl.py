@@ -188,6 +188,25 @@ def test_grpo_has_a_reference_model_only_with_a_divergence() -> None:
     assert bytes_labelled(run("grpo", trl={**settings, "beta": 0.1}), "reference_weight") > 0
 
 
+@pytest.mark.parametrize(
+    ("trl", "tokens"),
+    [
+        ({}, 32),
+        ({"max_length": 20}, 20),
+        ({"packing": True, "max_length": 80}, 64),
+        ({"packing": True, "max_length": 20}, 20),
+        ({"packing": True, "max_length": 80, "packing_strategy": "wrapped"}, 80),
+    ],
+)
+def test_tokens_are_those_of_a_row_that_trl_makes(trl: dict[str, Any], tokens: int) -> None:
+    """The embedding looks up each token of the batch of two rows."""
+    simulation = run("sft", trl=trl)
+    found = simulation.operations
+    looked_up = next(call for call in found.calls if call.name == "aten::embedding")
+    assert looked_up.outputs[0].elements == 2 * tokens * LLAMA["hidden_size"]
+    assert simulation.tokens_per_sample == tokens
+
+
 def test_samples_that_trl_cuts_are_noted() -> None:
     notes = run("sft", trl={"max_length": 16}).notes
     assert any("TRL cuts samples of 32 tokens to 16" in note for note in notes)
