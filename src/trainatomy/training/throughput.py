@@ -9,7 +9,7 @@ from trainatomy.training.lengths import sample_lengths
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
 from trainatomy.training.shape import shape_of
-from trainatomy.workload.batching import Batching, batching_of
+from trainatomy.workload.batching import batching_of
 from trainatomy.workload.loops import loop_of
 
 if TYPE_CHECKING:
@@ -45,20 +45,10 @@ def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
     if workload.data.lengths is not None and not workload.data.packing:
         mean = round(fmean(sample_lengths(workload)))
         return sequences * shape.choices * mean + (shape.lengths.target if shape.is_encoder_decoder else 0)
-    length = _tokens_of_row(batching_of(workload), shape.lengths.sequence)
+    length = batching_of(workload).tokens_of_row(shape.lengths.sequence)
     return sequences * shape.choices * (shape.image_tokens + length) + (
         shape.lengths.target if shape.is_encoder_decoder else 0
     )
-
-
-def _tokens_of_row(batching: Batching, length: int) -> int:
-    """Return the tokens in a row of samples of one length: TRL cuts samples, or packs several into a row."""
-    cut = min(length, batching.cut_to or length)
-    if batching.packs is None:
-        return cut
-    if batching.packs == "wrapped" or cut > batching.pack_length:
-        return batching.pack_length
-    return batching.pack_length // cut * cut
 
 
 def throughput(workload: Workload, tokens: int | None, step_seconds: float | None) -> Throughput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING
 
 from trainatomy.workload.loops import loop_of
@@ -37,6 +38,22 @@ class Batching:
     pack_length: int = 0
     prompt: int | None = None
     sequences: int = 1
+
+    def tokens_of_row(self, length: int) -> int:
+        """Return the tokens in a row of samples of one length: TRL cuts them, or packs several into a row."""
+        cut = min(length, self.cut_to or length)
+        if self.packs is None:
+            return cut
+        if self.packs == "wrapped" or cut > self.pack_length:
+            return self.pack_length
+        return self.pack_length // cut * cut
+
+    def samples_of(self, rows: int, length: int) -> int:
+        """Return how many samples of one length fill so many rows, and none in part where samples are cut anywhere."""
+        if self.packs == "wrapped":
+            together = self.pack_length // gcd(self.pack_length, length)
+            return -(-rows * self.pack_length // (length * together)) * together
+        return rows * max(1, self.tokens_of_row(length) // length)
 
     def rounded_up(self, length: int) -> int:
         """Return the length that a batch of this length is padded to."""
