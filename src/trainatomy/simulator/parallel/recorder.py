@@ -107,16 +107,15 @@ class RankRecorder(Recorder):
         if self.paused:
             return
         self.operations.count_resize()
-        key = storage._cdata
-        known = self._known.pop(key, None)
+        known = self.ledger.take(storage)
         if known is not None:
-            self.release(known[0])
-        elif before or self._storages.is_host_key(key):
+            self.release(known)
+        elif before or self._storages.is_host_key(storage._cdata):
             return
         number = self.allocate(after, "resize_")
         if after:
             self._communicated[number] = "gathered_weight"
-        self._assign(storage, key, number)
+        self.ledger.assign(storage, number)
 
     def _comes_to_host(self, args: tuple[Any, ...]) -> bool:
         with _DISABLED():
