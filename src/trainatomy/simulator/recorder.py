@@ -107,6 +107,7 @@ class Recorder(TorchDispatchMode):
         self._sizes = DataDependentSizes(self.values, self.hold)
         self._taken_over = False
         self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
+        self._labels_at_end: dict[int, str] = {}
         self.operations = OperationWriter(storages, modules, self.ledger.number_at, lambda: len(self.trace.events))
         self._waits = CPUWaits()
         self.trace.cpu_waits = self._waits.noted
@@ -192,8 +193,14 @@ class Recorder(TorchDispatchMode):
         if number is not None and number >= 0 and (again or number not in self.trace.labels):
             self.trace.labels[number] = label
 
+    def label_at_end(self, number: int, label: str) -> None:
+        """Label an allocation when the run is over, unless it has a label by then: a gradient, for example, has one."""
+        self._labels_at_end.setdefault(number, label)
+
     def end_run(self) -> None:
         """Complete the labels when the run is over."""
+        for number, label in self._labels_at_end.items():
+            self.trace.labels.setdefault(number, label)
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
