@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from networks import Batch, Sequences
+from random_batches import Batch, texts_of
+from text_networks import Sequences
 
 CHANNELS = 16
 
@@ -117,25 +118,11 @@ def maps(batch_size: int) -> Batch:
     return {name: torch.rand(batch_size, CHANNELS, 8, 8) for name in ("x", "y")}
 
 
-def _recurrent(kind: type[nn.RNNBase], width: int, **options: Any) -> Callable[[], nn.Module]:
-    return lambda: Sequences(kind, width, width, 500, **options)
-
-
-lstm = _recurrent(nn.LSTM, 64)
-lstm_three = _recurrent(nn.LSTM, 96, num_layers=3)
-lstm_both = _recurrent(nn.LSTM, 64, num_layers=2, bidirectional=True)
-lstm_odd = _recurrent(nn.LSTM, 50, num_layers=2)
-gru = _recurrent(nn.GRU, 64, num_layers=2)
-gru_both = _recurrent(nn.GRU, 96, bidirectional=True)
-plain = _recurrent(nn.RNN, 64, num_layers=2)
-
-
-def _texts(length: int) -> Callable[[int], Batch]:
-    @cache
-    def make(batch_size: int) -> Batch:
-        return {name: torch.randint(0, 500, (batch_size, length)) for name in ("tokens", "labels")}
-
-    return make
-
-
-texts_20, texts_80, texts_300 = (_texts(length) for length in (20, 80, 300))
+lstm = partial(Sequences, nn.LSTM, 64, 64, 500)
+lstm_three = partial(Sequences, nn.LSTM, 96, 96, 500, num_layers=3)
+lstm_both = partial(Sequences, nn.LSTM, 64, 64, 500, num_layers=2, bidirectional=True)
+lstm_odd = partial(Sequences, nn.LSTM, 50, 50, 500, num_layers=2)
+gru = partial(Sequences, nn.GRU, 64, 64, 500, num_layers=2)
+gru_both = partial(Sequences, nn.GRU, 96, 96, 500, bidirectional=True)
+plain = partial(Sequences, nn.RNN, 64, 64, 500, num_layers=2)
+texts_20, texts_80, texts_300 = (texts_of(length, 500) for length in (20, 80, 300))

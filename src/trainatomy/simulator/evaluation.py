@@ -215,7 +215,7 @@ class RepeatedBatches:
             return one
         kind, number = one.name
         if kind == _OWN:
-            return self._recorder.stand_in(one.shape, one.strides, one.dtype, start + number)
+            return self._recorder.ledger.stand_in(one.shape, one.strides, one.dtype, start + number)
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             return leaves[number].detach().as_strided(one.shape, one.strides)
 

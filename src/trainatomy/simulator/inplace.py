@@ -57,9 +57,13 @@ class GradientReferences:
             (middle.sin() + middle.cos()).backward(torch.empty(2, device="meta"))
         self._exclusive = probe.counts
 
-    def exclusive(self, tensor: torch.Tensor) -> bool:
-        """Return whether nobody but the engine holds the tensor or its storage."""
-        return self._exclusive is not None and _reference_counts(tensor) == self._exclusive
+    def adds_in_place(self, first: torch.Tensor) -> bool:
+        """Return whether the engine adds to the first of two gradients in place on a GPU.
+
+        It does if nobody else holds the first; under a dispatch mode it never does.  Source:
+        torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch 2.9-2.13.
+        """
+        return is_dense(first) and self._exclusive is not None and _reference_counts(first) == self._exclusive
 
 
 class FreshZeros:

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
 from trainatomy.operators.allocation.workspaces import product_of
-from trainatomy.operators.registry import find, libraries_of
+from trainatomy.operators.registry import libraries_of
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, StreamUse
 from trainatomy.simulator.cpu_waits import CPUWaits
-from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED, DataDependentSizes, ScalarReads, assumed_values
-from trainatomy.simulator.inplace import FreshZeros, GradientReferences, is_dense
-from trainatomy.simulator.meta_results import MetaResults
+from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads
+from trainatomy.simulator.execution import MetaExecution
+from trainatomy.simulator.inplace import FreshZeros, GradientReferences
+from trainatomy.simulator.ledger import Ledger
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
+from trainatomy.simulator.operator_facts import OperatorFacts, facts_of
 from trainatomy.simulator.plans import PlanWriter
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.streams import Streams, SyncKind
-from trainatomy.simulator.values import LIKE_FACTORIES, Values
+from trainatomy.simulator.values import Values
 from trainatomy.training.packed_weights import is_packed_type
 
 if TYPE_CHECKING:
@@ -37,32 +36,6 @@ if TYPE_CHECKING:
 
 _DISABLED = torch._C.DisableTorchFunction
 _NO_CONTEXT = contextlib.nullcontext()
-_FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the recorder needs to know about an operator in every call of it.
-
-    Attributes:
-        func: The operator, which keeps its identity while the facts are kept.
-        name: Its name, such as ``aten::addmm``.
-        rule: Its allocation rule, if it has one.
-        reads: True if it may read a value.
-        sized: True if the size of its result may depend on values.
-        learns: True if its result may be known to be False.
-        is_functional: True if it writes to none of its arguments.
-        loads: True if it loads libraries or takes workspaces.
-    """
-
-    func: Any
-    name: str
-    rule: Rule | None
-    reads: bool
-    sized: bool
-    learns: bool
-    is_functional: bool
-    loads: bool
 
 
 class Recorder(TorchDispatchMode):
@@ -70,9 +43,11 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         trace: Allocations so far.
+        ledger: Which of them each storage lies in.
         operations: Writer of the operations of one step.
         values: Values of tensors that are known.
         scalar_reads: Answers where Python reads a value.
+        execution: Runs operations on meta tensors.
         libraries: Names of the CUDA libraries that were loaded so far.
         step: Optimizer step, from 0; -1 before the first.
         stage: Stage of the loop: load, forward, optimizer, zero_grad or other; "host" while a model is built.
@@ -104,6 +79,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.trace = AllocationTrace()
+        self.ledger = Ledger(self.release)
         self.step = -1
         self.stage = "load"
         self.python_adds = False
@@ -117,22 +93,22 @@ class Recorder(TorchDispatchMode):
         self.largest_read = 0
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
-        self._meta_results = MetaResults()
+        self.execution = MetaExecution(self.values, modules)
         self.libraries: set[str] = set()
         self._storages = storages
         self._modules = modules
         self._rules = rules
-        self._facts: dict[int, _Facts] = {}  # by the operator's identity, as hashing one is slow
+        self._facts: dict[int, OperatorFacts] = {}  # by the operator's identity, as hashing one is slow
         self._processor = processor
         self._workspaces = workspaces
         self._plans = PlanWriter(self.trace, self.allocate, self.release, self.hold)
         self._references = GradientReferences()
         self._zeros = FreshZeros()
         self._sizes = DataDependentSizes(self.values, self.hold)
-        self._known: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._taken_over = False
         self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
-        self.operations = OperationWriter(storages, modules, self._number_at, lambda: len(self.trace.events))
+        self._labels_at_end: dict[int, str] = {}
+        self.operations = OperationWriter(storages, modules, self.ledger.number_at, lambda: len(self.trace.events))
         self._waits = CPUWaits()
         self.trace.cpu_waits = self._waits.noted
         self.streams = Streams(device, self._synchronize)
@@ -200,56 +176,31 @@ class Recorder(TorchDispatchMode):
         """Return the allocation that holds a tensor (of a sparse one, its values); None if it is not on the GPU."""
         with _DISABLED():
             tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor
-            known = self._known.get(tensor.untyped_storage()._cdata) if tensor.is_meta else None
-        return known[0] if known else None
-
-    def _number_at(self, storage: int) -> int | None:
-        known = self._known.get(storage)
-        return known[0] if known else None
+            return self.ledger.number_at(tensor.untyped_storage()._cdata) if tensor.is_meta else None
 
     def hold(self, tensor: torch.Tensor, operation: str, size: int | None = None) -> int | None:
         """Write the allocation of a tensor that came to life on the GPU; the death of its storage releases it."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._known:
+        if self.ledger.number_at(storage._cdata) is not None:
             return None
         number = self.allocate(storage.nbytes() if size is None else size, operation)
-        self._assign(storage, key, number)
+        self.ledger.assign(storage, number)
         return number
-
-    def _assign(self, storage: torch.UntypedStorage, key: int, number: int) -> None:
-        """Let an allocation belong to the storage with this key from now on."""
-
-        def died(_: object, key: int = key, number: int = number) -> None:
-            if self._known.get(key, (None,))[0] == number:
-                del self._known[key]
-                self.release(number)
-
-        self._known[key] = (number, weakref.ref(storage, died))
-
-    def stand_in(self, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, number: int) -> torch.Tensor:
-        """Return a tensor for an allocation that is in the trace already; its death releases it."""
-        with _DISABLED(), torch._C._DisableTorchDispatch():
-            tensor = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-            storage = tensor.untyped_storage()
-            self._assign(storage, storage._cdata, number)
-        return tensor
-
-    def forget(self, number: int) -> None:
-        """Let the tensor of an allocation die without a release, as the trace has it already."""
-        for key, (known, _) in self._known.items():
-            if known == number:
-                del self._known[key]
-                return
-
-    def end_run(self) -> None:
-        """Complete the labels when the run is over."""
 
     def label(self, tensor: torch.Tensor, label: str, *, again: bool = False) -> None:
         """Label the allocation behind a tensor, unless it has a label; with ``again`` also if it has one."""
         number = self.number_of(tensor)
         if number is not None and number >= 0 and (again or number not in self.trace.labels):
             self.trace.labels[number] = label
+
+    def label_at_end(self, number: int, label: str) -> None:
+        """Label an allocation when the run is over, unless it has a label by then: a gradient, for example, has one."""
+        self._labels_at_end.setdefault(number, label)
+
+    def end_run(self) -> None:
+        """Complete the labels when the run is over."""
+        for number, label in self._labels_at_end.items():
+            self.trace.labels.setdefault(number, label)
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -281,7 +232,7 @@ class Recorder(TorchDispatchMode):
             if result is None and facts.sized:
                 result = self._sizes.run(name, func, args, kwargs)
             if result is None:
-                result = self._run(name, func, args, kwargs)
+                result = self.execution.run(name, func, args, kwargs)
             self._modules.operation()
             self.streams.operation()
             outputs = _tensors(result)
@@ -290,74 +241,45 @@ class Recorder(TorchDispatchMode):
                 if adds or self.streams.of_node is not None:
                     self._use_gradients(args)
                 if outputs:
-                    if facts.learns:
-                        self.scalar_reads.learn(name, args, outputs)
-                    if not (facts.is_functional and self._starts_unknown(args)):
-                        self.values.follow(func, args, kwargs, outputs)
-                    if self._stays_on_host(name, args, outputs):
-                        self._storages.mark_host(outputs)
-                    elif not (adds and self._adds_in_place(args[0], outputs[0])):
-                        self._zeros.follow(name, args, outputs[0], self._take_over)
-                        self._write(facts, func, args, kwargs, outputs)
-                        if facts.loads:
-                            self._use_libraries(product_of(name, args))
+                    self._note_results(facts, func, args, kwargs, outputs, adds)
                 if self.operations.recording:
                     self.operations.write(func, args, kwargs, result, event, self._taken_over)
         return result
 
-    def _look_up(self, func: Any) -> _Facts:
+    def _look_up(self, func: Any) -> OperatorFacts:
         """Return the facts of an operator that runs for the first time."""
-        name, row = func._schema.name, find(func._schema.name)
-        facts = self._facts[id(func)] = _Facts(
-            func,
-            name,
-            self._rules.get(name),
-            name in READS,
-            name in SIZED,
-            name in LEARNS,
-            not func._schema.is_mutable and name not in LIKE_FACTORIES,
-            row is not None and bool(row.loads or row.workspaces),
-        )
+        facts = self._facts[id(func)] = facts_of(func, self._rules)
         return facts
 
-    def _starts_unknown(self, args: tuple[Any, ...]) -> bool:
-        """Return whether the first argument is a tensor of unknown values, so that the result is unknown as well."""
-        first = args[0] if args else None
-        return (
-            isinstance(first, torch.Tensor)
-            and first.is_meta
-            and first.layout == torch.strided
-            and self.values.unknown(first)
-        )
-
-    def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation on meta tensors.
-
-        A number in host memory may fill a tensor of the GPU (aten/src/ATen/native/cuda/IndexKernel.cpp,
-        ``masked_fill__cuda``), while the meta kernel asks for both on one device.
-        """
-        if name in _FILLS and isinstance(args[2], torch.Tensor) and not args[2].is_meta:
-            func, args = func._overloadpacket.Scalar, (*args[:2], args[2].item())
-        try:
-            return self._meta_results.run(func, args, kwargs)
-        except NotImplementedError as error:
-            if name == "aten::_to_copy" and _goes_to_host(kwargs):
-                copied = self._copy_to_host(args[0], kwargs.get("dtype"))
-                if copied is not None:
-                    return copied
-            module = self._modules.current()
-            raise SimulationError(
-                f"{name} in {module or 'the training loop'} cannot be executed without data: {_cause(name)}.\n"
-                "Measure this model with `trainatomy measure`, or replace the operation "
-                f"(PyTorch says: {str(error).splitlines()[0][:200]})",
-                operation=name,
-                module=module or None,
-            ) from error
-
-    def _copy_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | None:
-        """Return a tensor of the GPU as the host reads it: its values where they are known, else assumed ones."""
-        known = self.values.of(tensor)
-        return assumed_values(tensor, dtype) if known is None else known.to(dtype or known.dtype, copy=True)
+    def _note_results(
+        self,
+        facts: OperatorFacts,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: list[torch.Tensor],
+        adds: bool,
+    ) -> None:
+        """Learn what is known of the results, and write what the operation allocates, by its rule if it has one."""
+        name, first = facts.name, outputs[0]
+        if facts.learns:
+            self.scalar_reads.learn(name, args, outputs)
+        if not (facts.is_functional and self.values.starts_unknown(args)):
+            self.values.follow(func, args, kwargs, outputs)
+        if self._stays_on_host(name, args, outputs):
+            self._storages.mark_host(outputs)
+            return
+        if adds and self._references.adds_in_place(args[0]) and self._take_over(args[0], first):
+            return
+        self._zeros.follow(name, args, first, self._take_over)
+        if facts.rule is None:
+            for tensor in outputs:
+                self.hold(tensor, name)
+        else:
+            call = KernelCall(func, args, kwargs, tuple(outputs), self._processor)
+            self._plans.write(facts.rule(call), name, outputs)
+        if facts.loads:
+            self._use_libraries(product_of(name, args))
 
     def _use_libraries(self, name: str) -> None:
         """Load the libraries of an operation; they take a workspace for each thread and stream before the kernel."""
@@ -379,21 +301,12 @@ class Recorder(TorchDispatchMode):
             and first.dtype == output.dtype
         )
 
-    def _adds_in_place(self, first: torch.Tensor, output: torch.Tensor) -> bool:
-        """Return whether the engine adds to the first of two gradients in place on a GPU.
-
-        It does if nobody else holds the first; under a dispatch mode it never does.  Source:
-        torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch 2.9-2.13.
-        """
-        return is_dense(first) and self._references.exclusive(first) and self._take_over(first, output)
-
     def _take_over(self, source: torch.Tensor, output: torch.Tensor) -> bool:
         """Give the memory of ``source`` to the output: CUDA writes in place where a dispatch mode does not."""
-        known = self._known.pop(source.untyped_storage()._cdata, None)
-        if known is None:
+        number = self.ledger.take(source.untyped_storage())
+        if number is None:
             return False
-        storage = output.untyped_storage()
-        self._assign(storage, storage._cdata, known[0])
+        self.ledger.assign(output.untyped_storage(), number)
         self._taken_over = True
         return True
 
@@ -407,30 +320,6 @@ class Recorder(TorchDispatchMode):
             return True
         sources = [t for t in _tensors(args) if t.is_meta]
         return bool(sources) and not any(self._storages.on_device(t) for t in sources)
-
-    def _write(
-        self, facts: _Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
-    ) -> None:
-        """Write what an operation allocates, by its rule; without a rule, its outputs."""
-        if facts.rule is not None:
-            call = KernelCall(func, args, kwargs, tuple(outputs), self._processor)
-            self._plans.write(facts.rule(call), facts.name, outputs)
-            return
-        for tensor in outputs:
-            self.hold(tensor, facts.name)
-
-
-def _cause(name: str) -> str:
-    """Return why PyTorch cannot run an operation on meta tensors."""
-    if name.startswith("aten::"):
-        return "its result depends on values that do not exist in a run without a GPU"
-    return "its extension registers no kernel for meta tensors (torch.library.register_fake)"
-
-
-def _goes_to_host(kwargs: dict[str, Any]) -> bool:
-    """Return whether an operation copies to host memory."""
-    device = kwargs.get("device")
-    return device is not None and device.type == "cpu"
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

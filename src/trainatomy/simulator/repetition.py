@@ -122,7 +122,7 @@ class Repetition:
         with torch._C.DisableTorchFunction():
             for one in made:
                 number = one.number - window.numbers.start + starts[1]
-                self._parameters[one.place].grad = self._recorder.stand_in(*one.layout, number)
+                self._parameters[one.place].grad = self._recorder.ledger.stand_in(*one.layout, number)
         self._firsts[step] = replace(
             window,
             step=step,
@@ -367,9 +367,9 @@ class Repetition:
                 trace.choices[number] = choice
         self._operations.write_again(window.recording, first_event - window.events.start, outputs)
         if any(entry[0] == "free" and entry[1][0] == LOSS for entry in template.entries):
-            self._recorder.forget(kept)
+            self._recorder.ledger.forget(kept)
         self._kept = first_number + window.kept - window.numbers.start
-        return self._recorder.stand_in(*window.loss, self._kept)
+        return self._recorder.ledger.stand_in(*window.loss, self._kept)
 
     def _resolver(self, template: Template, places: dict[int, int]) -> Callable[[Name], int] | None:
         """Return the function from names to today's numbers; None if a name has no number in this step."""

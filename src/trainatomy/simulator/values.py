@@ -73,6 +73,13 @@ class Values:
         """Return whether no value of the storage of a strided meta tensor is known."""
         return tensor.untyped_storage()._cdata not in self._known
 
+    def starts_unknown(self, args: tuple[Any, ...]) -> bool:
+        """Return whether the first argument is a tensor of unknown values, so that the result is unknown as well."""
+        first = args[0] if args else None
+        return (
+            isinstance(first, torch.Tensor) and first.is_meta and first.layout == torch.strided and self.unknown(first)
+        )
+
     def _entry(self, tensor: torch.Tensor) -> torch.Tensor | _LazyValue | None:
         views = self._known.get(tensor.untyped_storage()._cdata) if self._known else None
         return views.get(_view_of(tensor)) if views else None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
 
+from trainatomy.measurement.calibration import drawn_convolutions as convolutions
 from trainatomy.measurement.calibration import drawn_images as images
 from trainatomy.measurement.calibration import drawn_tables as tables
 from trainatomy.measurement.calibration.cases import Case
@@ -19,9 +20,9 @@ SEED, HELD_OUT_SEED = "trainatomy drawn kernels", "trainatomy drawn kernels, hel
 
 Draw = Callable[[Random], Case]
 DRAWS: dict[str, tuple[Draw, int]] = {
-    **{f"{kind} convolutions": (partial(images.convolution, kind=kind), 24) for kind in images.CONVOLUTIONS},
-    "published convolutions": (partial(images.convolution, kind="published"), 120),
-    "published first convolutions": (partial(images.convolution, kind="published first"), 36),
+    **{f"{kind} convolutions": (partial(convolutions.convolution, kind=kind), 24) for kind in convolutions.KINDS},
+    "published convolutions": (partial(convolutions.convolution, kind="published"), 120),
+    "published first convolutions": (partial(convolutions.convolution, kind="published first"), 36),
     "drawn norms": (images.norm, 36),
     "norms of channels-last": (images.norm_of_channels_last, 24),
     "quantised states": (tables.quantised_states, 18),

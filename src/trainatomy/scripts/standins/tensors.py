@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 from trainatomy.scripts.standins.notes import StandIns
-from trainatomy.simulator import placement, recorder
+from trainatomy.simulator import execution, placement
 from trainatomy.simulator.placement import CPU
 
 _IN_ANOTHER_PROCESS: dict[str, Any] = {
@@ -36,7 +36,7 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.put(torch, "Generator", _Generator)
     stand_ins.process.functions.host_factories = frozenset({"meta"})
     _install_values(stand_ins)
-    results = stand_ins.process.recorder._meta_results
+    results = stand_ins.process.recorder.execution.results
     stand_ins.put(results, "run", _on_host(stand_ins, results.run))
 
 
@@ -139,7 +139,7 @@ def _install_values(stand_ins: StandIns) -> None:
         return torch.zeros((), dtype=dtype or tensor.dtype, device="cpu").expand(tensor.shape).clone()
 
     stand_ins.put(placement, "assumed_values", assumed)
-    stand_ins.put(recorder, "assumed_values", assumed)
+    stand_ins.put(execution, "assumed_values", assumed)
     reads = stand_ins.process.recorder.scalar_reads
     original = reads._scalar
 

@@ -55,7 +55,6 @@ class RankRecorder(Recorder):
         self.topology = topology
         self.paused = False
         self.batching = False
-        self._communicated: dict[int, str] = {}
         self._group_streams: dict[tuple[int, ...], int] = {}
         self._last_of_group: dict[tuple[int, ...], int] = {}
         self._pending: dict[int, int] = {}
@@ -91,11 +90,6 @@ class RankRecorder(Recorder):
             return None
         return super().hold(tensor, operation, size)
 
-    def end_run(self) -> None:
-        """Label the buffers of collectives that have no other label: a gradient, for example, has one."""
-        for number, label in self._communicated.items():
-            self.trace.labels.setdefault(number, label)
-
     # -- storages ------------------------------------------------------------------------------------------------------
 
     def resized(self, storage: torch.UntypedStorage, before: int, after: int) -> None:
@@ -107,16 +101,15 @@ class RankRecorder(Recorder):
         if self.paused:
             return
         self.operations.count_resize()
-        key = storage._cdata
-        known = self._known.pop(key, None)
+        known = self.ledger.take(storage)
         if known is not None:
-            self.release(known[0])
-        elif before or self._storages.is_host_key(key):
+            self.release(known)
+        elif before or self._storages.is_host_key(storage._cdata):
             return
         number = self.allocate(after, "resize_")
         if after:
-            self._communicated[number] = "gathered_weight"
-        self._assign(storage, key, number)
+            self.label_at_end(number, "gathered_weight")
+        self.ledger.assign(storage, number)
 
     def _comes_to_host(self, args: tuple[Any, ...]) -> bool:
         with _DISABLED():
@@ -165,7 +158,7 @@ class RankRecorder(Recorder):
             numbers = {self.number_of(tensor) for tensor in (*collective.inputs, *collective.outputs)}
             found = tuple(sorted(number for number in numbers if number is not None and number >= 0))
             for number in found if collective.kind != "send" else ():  # a stage sends its own activations
-                self._communicated.setdefault(number, "communication_buffer")
+                self.label_at_end(number, "communication_buffer")
             # A pipeline's schedule waits for each message by its work, which lets go of the tensors.
             if collective.is_async and collective.kind not in ("send", "recv"):
                 in_backward = torch._C._current_graph_task_id() != -1

@@ -46,7 +46,6 @@ class ReplicaRecorder(Recorder):
         self._running: int | None = None
         self._placed: int | None = None
         self.operations.threads = topology.devices
-        self._communicated: dict[int, str] = {}
 
     @property
     def gpu(self) -> int:
@@ -94,11 +93,6 @@ class ReplicaRecorder(Recorder):
         """Write a request of ``size`` bytes, if it is the recorded GPU's; returns -1 for another one's."""
         return super().allocate(size, operation) if self.gpu == self.shown else -1
 
-    def end_run(self) -> None:
-        """Label the buffers of transfers that have no other label: a gradient, for example, has one."""
-        for number, label in self._communicated.items():
-            self.trace.labels.setdefault(number, label)
-
     def _use_libraries(self, name: str) -> None:
         if self.gpu == self.shown:
             super()._use_libraries(name)
@@ -137,7 +131,7 @@ class ReplicaRecorder(Recorder):
         for tensor in tensors:
             number = self.number_of(tensor)
             if number is not None and number >= 0:
-                self._communicated.setdefault(number, "communication_buffer")
+                self.label_at_end(number, "communication_buffer")
 
     def replicated(self, modules: int) -> None:
         """Write the work of the CPU that copied so many modules; their weights are copied by collectives."""

@@ -1,0 +1,74 @@
+"""Executes operations on meta tensors, and explains why one cannot be executed without data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainatomy.errors import SimulationError
+from trainatomy.simulator.data_dependent import assumed_values
+from trainatomy.simulator.meta_results import MetaResults
+from trainatomy.simulator.modules import ModuleTracker
+from trainatomy.simulator.values import Values
+
+_FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
+
+
+class MetaExecution:
+    """Executes operations on meta tensors; their results hold no data.
+
+    Attributes:
+        results: Runs the meta kernels, and remembers what they returned.
+    """
+
+    def __init__(self, values: Values, modules: ModuleTracker) -> None:
+        """Take the values of tensors that are known, and the tracker of the current module."""
+        self.results = MetaResults()
+        self._values = values
+        self._modules = modules
+
+    def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operation.
+
+        A number in host memory may fill a tensor of the GPU (aten/src/ATen/native/cuda/IndexKernel.cpp,
+        ``masked_fill__cuda``), while the meta kernel asks for both on one device.
+
+        Raises:
+            SimulationError: Its result depends on data.
+        """
+        if name in _FILLS and isinstance(args[2], torch.Tensor) and not args[2].is_meta:
+            func, args = func._overloadpacket.Scalar, (*args[:2], args[2].item())
+        try:
+            return self.results.run(func, args, kwargs)
+        except NotImplementedError as error:
+            if name == "aten::_to_copy" and _goes_to_host(kwargs):
+                copied = self._copy_to_host(args[0], kwargs.get("dtype"))
+                if copied is not None:
+                    return copied
+            module = self._modules.current()
+            raise SimulationError(
+                f"{name} in {module or 'the training loop'} cannot be executed without data: {_cause(name)}.\n"
+                "Measure this model with `trainatomy measure`, or replace the operation "
+                f"(PyTorch says: {str(error).splitlines()[0][:200]})",
+                operation=name,
+                module=module or None,
+            ) from error
+
+    def _copy_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """Return a tensor of the GPU as the host reads it: its values where they are known, else assumed ones."""
+        known = self._values.of(tensor)
+        return assumed_values(tensor, dtype) if known is None else known.to(dtype or known.dtype, copy=True)
+
+
+def _cause(name: str) -> str:
+    """Return why PyTorch cannot run an operation on meta tensors."""
+    if name.startswith("aten::"):
+        return "its result depends on values that do not exist in a run without a GPU"
+    return "its extension registers no kernel for meta tensors (torch.library.register_fake)"
+
+
+def _goes_to_host(kwargs: dict[str, Any]) -> bool:
+    """Return whether an operation copies to host memory."""
+    device = kwargs.get("device")
+    return device is not None and device.type == "cpu"

@@ -1,0 +1,52 @@
+"""What the recorder needs to know about an operator in every call of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainatomy.operators.allocation.plan import Rule
+from trainatomy.operators.registry import find
+from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED
+from trainatomy.simulator.values import LIKE_FACTORIES
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """Facts that an operator's schema and its row in the table say.
+
+    Attributes:
+        func: The operator, which keeps its identity while the facts are kept.
+        name: Its name, such as ``aten::addmm``.
+        rule: Its allocation rule, if it has one.
+        reads: True if it may read a value.
+        sized: True if the size of its result may depend on values.
+        learns: True if its result may be known to be False.
+        is_functional: True if it writes to none of its arguments.
+        loads: True if it loads libraries or takes workspaces.
+    """
+
+    func: Any
+    name: str
+    rule: Rule | None
+    reads: bool
+    sized: bool
+    learns: bool
+    is_functional: bool
+    loads: bool
+
+
+def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
+    """Look up the facts of an operator; ``rules``: allocation rules by the operator's name."""
+    name = func._schema.name
+    row = find(name)
+    return OperatorFacts(
+        func=func,
+        name=name,
+        rule=rules.get(name),
+        reads=name in READS,
+        sized=name in SIZED,
+        learns=name in LEARNS,
+        is_functional=not func._schema.is_mutable and name not in LIKE_FACTORIES,
+        loads=row is not None and bool(row.loads or row.workspaces),
+    )
