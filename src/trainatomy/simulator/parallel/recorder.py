@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from trainatomy.simulator.parallel.collectives import (
     tensors_in,
 )
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.storages import forgetting
 from trainatomy.simulator.topology import Topology
 
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
@@ -57,7 +59,7 @@ class RankRecorder(Recorder):
         self.batching = False
         self._group_streams: dict[tuple[int, ...], int] = {}
         self._last_of_group: dict[tuple[int, ...], int] = {}
-        self._pending: dict[int, int] = {}
+        self._pending: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # ends with the storage
         self._step = self.operations.operations
         self.groups: dict[tuple[int, ...], set[str]] = {}
         self.group_names: dict[tuple[int, ...], set[str]] = {}
@@ -187,13 +189,15 @@ class RankRecorder(Recorder):
         self._last_of_group[group] = position
         if collective.is_async:
             for tensor in (*collective.inputs, *collective.outputs):
-                self._pending[tensor.untyped_storage()._cdata] = position
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                self._pending[key] = position, weakref.ref(storage, forgetting(self._pending, key))
 
     def _wait_for_collectives(self, args: tuple[Any, ...]) -> None:
         """Let the next operation wait for the collectives of its tensors that are still running."""
         with _DISABLED():
             for tensor in tensors_in(args):
                 if not isinstance(tensor, _WRAPPERS) and tensor.layout == torch.strided:
-                    position = self._pending.pop(tensor.untyped_storage()._cdata, None)
-                    if position is not None:
-                        self.operations.wait_for(position)
+                    found = self._pending.pop(tensor.untyped_storage()._cdata, None)
+                    if found is not None:
+                        self.operations.wait_for(found[0])
