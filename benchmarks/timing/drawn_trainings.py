@@ -1,7 +1,7 @@
 """Draw trainings for ``trainings.yaml``: model, precision and batch by a seed, so that nobody chooses what is easy.
 
-``python benchmarks/timing/drawn_trainings.py [--seed 24] [--count 32]`` prints rows of ``trainings.yaml``.  Each family
-gives as many trainings as its share of ``CANDIDATES``; a candidate is drawn once.
+``python benchmarks/timing/drawn_trainings.py [--seed 24] [--count 32] [--never-timed]`` prints rows of
+``trainings.yaml``.  Each family gives as many trainings as its share of ``CANDIDATES``; a candidate is drawn once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -90,20 +91,81 @@ CANDIDATES: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
 }  # fmt: skip
 """For each family the models with their usual batch."""
 
+NEVER_TIMED: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
+    "transformers never timed": {
+        "albert": (_class("AlbertForMaskedLM", hidden_size=768, intermediate_size=3072, num_attention_heads=12)
+                   | {"sequence": 384}, 16),
+        "bigbird": (_class("BigBirdForSequenceClassification", num_hidden_layers=6) | {"sequence": 1024}, 4),
+        "bloom": (_class("BloomForCausalLM", hidden_size=1024, n_layer=10, n_head=16, vocab_size=60000)
+                  | {"sequence": 600}, 6),
+        "canine": (_class("CanineForTokenClassification", num_hidden_layers=6) | {"sequence": 768}, 8),
+        "codegen": (_class("CodeGenForCausalLM", n_layer=8, n_embd=1024, n_head=16, rotary_dim=32)
+                    | {"sequence": 512}, 6),
+        "convbert": (_class("ConvBertForSequenceClassification", num_hidden_layers=8) | {"sequence": 256}, 24),
+        "falcon": (_class("FalconForCausalLM", hidden_size=1024, num_hidden_layers=10, num_attention_heads=16)
+                   | {"sequence": 700}, 6),
+        "fnet": (_class("FNetForMaskedLM") | {"sequence": 384}, 24),
+        "funnel": (_class("FunnelForSequenceClassification") | {"sequence": 256}, 16),
+        "gpt-neo": (_class("GPTNeoForCausalLM", num_layers=8, hidden_size=1024, num_heads=16,
+                           attention_types=[[["global", "local"], 4]]) | {"sequence": 700}, 6),
+        "gptj": (_class("GPTJForCausalLM", n_layer=6, n_embd=1536, n_head=16, rotary_dim=32) | {"sequence": 500}, 6),
+        "longformer": (_class("LongformerForSequenceClassification", num_hidden_layers=6) | {"sequence": 1536}, 3),
+        "mobilebert": (_class("MobileBertForSequenceClassification") | {"sequence": 256}, 32),
+        "mpnet": (_class("MPNetForMaskedLM") | {"sequence": 320}, 16),
+        "nystromformer": (_class("NystromformerForSequenceClassification") | {"sequence": 510}, 12),
+        "olmo2": (_class("Olmo2ForCausalLM", hidden_size=1280, intermediate_size=3584, num_hidden_layers=8,
+                         num_attention_heads=16, num_key_value_heads=16, vocab_size=50000) | {"sequence": 800}, 4),
+        "olmoe": (_class("OlmoeForCausalLM", hidden_size=768, intermediate_size=768, num_hidden_layers=6,
+                         num_experts=16, num_experts_per_tok=4, vocab_size=40000) | {"sequence": 600}, 6),
+        "pegasus": (_class("PegasusForConditionalGeneration", encoder_layers=6, decoder_layers=6)
+                    | {"sequence": 300, "target": 80}, 8),
+        "roformer": (_class("RoFormerForSequenceClassification", num_hidden_layers=8) | {"sequence": 384}, 16),
+        "stablelm": (_class("StableLmForCausalLM", hidden_size=1280, intermediate_size=3584, num_hidden_layers=8,
+                            num_attention_heads=16, num_key_value_heads=16) | {"sequence": 700}, 4),
+        "xlnet": (_class("XLNetForSequenceClassification", d_model=768, n_layer=8, n_head=12, d_inner=3072)
+                  | {"sequence": 320}, 12),
+    },
+    "images and sound of transformers never timed": {
+        "audio-spectrogram": (_class("ASTForAudioClassification", num_hidden_layers=6), 6),
+        "bit": (_class("BitForImageClassification"), 32),
+        "convnext-v2": (_class("ConvNextV2ForImageClassification"), 48),
+        "conformer": (_class("Wav2Vec2ConformerForSequenceClassification", num_hidden_layers=4), 6),
+        "cvt": (_class("CvtForImageClassification"), 32),
+        "data2vec": (_class("Data2VecAudioForSequenceClassification", num_hidden_layers=6), 6),
+        "dpt": (_class("DPTForSemanticSegmentation", num_hidden_layers=12), 4),
+        "focalnet": (_class("FocalNetForImageClassification"), 32),
+        "hiera": (_class("HieraForImageClassification"), 24),
+        "levit": (_class("LevitForImageClassification"), 128),
+        "mae": (_class("ViTMAEForPreTraining"), 32),
+        "mobilevit": (_class("MobileViTForImageClassification"), 48),
+        "poolformer": (_class("PoolFormerForImageClassification"), 48),
+        "pvt-v2": (_class("PvtV2ForImageClassification"), 48),
+        "segformer": (_class("SegformerForSemanticSegmentation", num_labels=20), 8),
+        "speech2text": (_class("Speech2TextForConditionalGeneration") | {"target": 60}, 16),
+        "swin-v2": (_class("Swinv2ForImageClassification"), 24),
+        "timesformer": (_class("TimesformerForVideoClassification", num_hidden_layers=6), 3),
+        "video-mae": (_class("VideoMAEForVideoClassification", num_hidden_layers=6), 4),
+        "yolos": (_class("YolosForObjectDetection", num_hidden_layers=6, image_size=[256, 384]), 6),
+    },
+}  # fmt: skip
+"""The same for architectures of transformers of which no training had been timed before 2026-11-23."""
 
-def drawn(seed: int, count: int) -> dict[str, dict[str, Any]]:
+
+def drawn(
+    seed: int, count: int, candidates: Mapping[str, Mapping[str, tuple[dict[str, Any], int]]]
+) -> dict[str, dict[str, Any]]:
     """Return rows by their names: from each family as many as its share, with a precision and a batch."""
     random = Random(seed)
-    total = sum(map(len, CANDIDATES.values()))
+    total = sum(map(len, candidates.values()))
     rows: dict[str, dict[str, Any]] = {}
-    for family in CANDIDATES.values():
+    for family in candidates.values():
         for name in sorted(random.sample(sorted(family), round(count * len(family) / total))):
             settings, usual = family[name]
             precision = "bf16" if "quantization" in settings.get("model", {}) else random.choice(PRECISIONS)
             row = {**settings, "batch": max(round(usual * random.choice(FACTORS)), 1)}
             if precision != "fp32":
                 row["precision"] = precision
-            rows[f"{name}-{precision}-drawn"] = row
+            rows[f"{name}-{precision}-drawn-{seed}"] = row
     return rows
 
 
@@ -112,8 +174,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=24)
     parser.add_argument("--count", type=int, default=32)
+    parser.add_argument("--never-timed", action="store_true", help="architectures that had not been timed before")
     options = parser.parse_args()
-    for name, row in drawn(options.seed, options.count).items():
+    candidates = NEVER_TIMED if options.never_timed else CANDIDATES
+    for name, row in drawn(options.seed, options.count, candidates).items():
         print(f"  {name}: {json.dumps(row)}")
     return 0
 
