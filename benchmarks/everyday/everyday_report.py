@@ -42,8 +42,8 @@ afterwards, and none of the cases had been used for tuning, so all of them are h
 The error is (predicted − measured) / measured. *Allocated* and *reserved* are the peaks of PyTorch's allocator;
 *device* is what nvidia-smi shows for the process. *Exact* counts errors below 0.005 %. Cases that ran beside others
 on their GPU have no times. The host was busy: steps that the CPU bounds took 1.3 to 1.6 times as long as on a quiet
-one. The times of *lengths* are of mean steps without what new lengths cost ([how](lengths.md)), and those of
-*evaluation* leave out the host ([why](evaluation.md))."""
+one. The times of *lengths* are mean steps of epochs whose lengths are new, where that was predicted
+([how](lengths.md)), and those of *evaluation* leave out the host ([why](evaluation.md))."""
 TIMES = ("step_seconds", "evaluation_seconds", "first_token_seconds", "token_seconds")
 _EXACT = 5e-5
 
@@ -72,6 +72,8 @@ def figures_of(line: Mapping[str, Any]) -> dict[str, float | None]:
     memory, evaluation = line.get("memory") or {}, line.get("evaluation") or {}
     generation, checkpoint = line.get("generation") or {}, line.get("checkpoint") or {}
     totals = {name: line.get(name, memory.get(name)) for name in FIGURES}
+    if (lengths := line.get("lengths")) is not None:
+        totals["step_seconds"] = first_epoch_step_seconds(line["step_seconds"], lengths)
     figures = totals | {
         "reserved_before_bytes": evaluation.get("reserved_before_bytes"),
         "evaluation_seconds": evaluation.get("seconds"),
@@ -80,6 +82,12 @@ def figures_of(line: Mapping[str, Any]) -> dict[str, float | None]:
         "checkpoint_bytes": sum(checkpoint["files"].values()) if checkpoint else None,
     }
     return figures | dict.fromkeys(TIMES if line.get("shared") else ())
+
+
+def first_epoch_step_seconds(step_seconds: float, lengths: Mapping[str, Any]) -> float | None:
+    """Return the mean step of an epoch whose lengths are new; None where a prediction does not know their cost."""
+    extra, shapes = lengths.get("new_shape_seconds"), lengths.get("new_shapes")
+    return None if extra is None or shapes is None else step_seconds + extra * shapes / lengths["steps"]
 
 
 def outcomes(records: Iterable[Mapping[str, Any]], predictions: Mapping[str, Mapping[str, Any]]) -> list[Outcome]:

@@ -61,6 +61,15 @@ def operators(device: str) -> dict[str, Callable[[int], Callable[[], Any]]]:
             x = torch.randn(8, 12, n, 64, **new)
             return lambda: functional.scaled_dot_product_attention(x, x, x, is_causal=True)
 
+        def trained(n: int, new: Any = new) -> Callable[[], Any]:
+            x = torch.randn(8, 12, n, 64, requires_grad=True, **new)
+            return lambda: functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+        def attention_backward(n: int, new: Any = new) -> Callable[[], Any]:
+            x = torch.randn(8, 12, n, 64, requires_grad=True, **new)
+            y = functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+            return lambda: torch.autograd.grad(y, x, y, retain_graph=True)
+
         def norm(n: int, new: Any = new) -> Callable[[], Any]:
             x = torch.randn(8 * n, 768, **new)
             return lambda: functional.layer_norm(x, (768,))
@@ -70,6 +79,7 @@ def operators(device: str) -> dict[str, Callable[[int], Callable[[], Any]]]:
             return lambda: functional.conv2d(x, w, padding=1)
 
         made |= {f"bmm {name}": batched, f"attention {name}": attention, f"layer_norm {name}": norm}
+        made |= {f"attention with gradients {name}": trained, f"attention backward {name}": attention_backward}
         made[f"conv2d {name}"] = convolution
     return made
 
@@ -84,10 +94,17 @@ def seconds(call: Callable[[], Any], wait: Callable[[], None]) -> tuple[float, f
     return returned - began, time.perf_counter() - began
 
 
-def measure(lengths: Iterator[int], device: str, deadline: float) -> Iterator[dict[str, Any]]:
-    """Yield the first and the next calls of every operator in turns, until the time is up."""
+def measure(lengths: Iterator[int], device: str, deadline: float, chosen: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the first and the next calls of operators in turns, until the time is up.
+
+    Args:
+        lengths: Lengths that have not occurred.
+        device: Where to run.
+        deadline: Monotonic time after which nothing starts.
+        chosen: What names of operators begin with.
+    """
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    made = operators(device)
+    made = {name: maker for name, maker in operators(device).items() if name.startswith(chosen)}
     for number, length in enumerate(lengths):
         for name, maker in made.items():
             if time.monotonic() > deadline:
@@ -105,6 +122,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--time-limit", type=float, default=25)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--operators", default="", help="what their names begin with")
     options = parser.parse_args()
     deadline = time.monotonic() + options.time_limit
     lengths = iter(random.Random(2026).sample(range(*LENGTHS), 60))
@@ -113,7 +131,7 @@ def main() -> int:
         about |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
     with options.out.open("w", encoding="utf-8") as file:
         file.write(json.dumps(about) + "\n")
-        for line in measure(lengths, options.device, deadline):
+        for line in measure(lengths, options.device, deadline, options.operators):
             file.write(json.dumps(line) + "\n")
             file.flush()
     return 0

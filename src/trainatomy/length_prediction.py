@@ -224,6 +224,7 @@ def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Ti
             {s: one.attainable_utilisation for s, one in times.items()}, times, weights
         ),
         launches=round(mean({shape: float(one.launches) for shape, one in times.items()})),
+        new_shape_seconds=_new_shape_seconds(epochs) * _new_shapes(epochs) / len(epochs.orders[0].steps),
         power=None,  # it differs from batch to batch
         general_rule_only=tuple(sorted({name for one in times.values() for name in one.general_rule_only})),
     )
@@ -273,13 +274,18 @@ def _summary(
         tokens_per_second=None if mean is None else tokens / mean.step_seconds,
         padded_tokens_per_second=None if mean is None else padded / mean.step_seconds,
         new_shape_seconds=_new_shape_seconds(epochs) if times else None,
-        new_shapes=fmean(len({batch.shape[:3] for step in order.steps for batch in step}) for order in epochs.orders),
+        new_shapes=_new_shapes(epochs),
     )
 
 
 def _new_shape_seconds(epochs: Epochs) -> float:
     """Return what the mean executed shape takes longer at its first occurrence."""
     return fmean(first_call_seconds(operations.calls) for operations in epochs.operations.values())
+
+
+def _new_shapes(epochs: Epochs) -> float:
+    """Return how many shapes occur in an epoch, in the mean of the orders."""
+    return fmean(len({batch.shape[:3] for step in order.steps for batch in step}) for order in epochs.orders)
 
 
 def _step_seconds(epochs: Epochs, times: Mapping[BatchShape, Time]) -> Distribution:

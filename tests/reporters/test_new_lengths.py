@@ -25,7 +25,7 @@ def test_lengths_that_are_new_to_cudnn_cost_a_plan_each() -> None:
     found = task_sentences.new_lengths(replace(lengths, new_shapes=2.0))
     assert found is not None
     assert found.startswith("A step takes about 143 ms longer")
-    assert "2 lengths in an epoch, 286 ms" in found
+    assert f"2 lengths in an epoch of {lengths.steps} steps, 286 ms" in found
 
 
 def test_attention_of_pytorch_itself_needs_no_plan() -> None:
@@ -33,3 +33,26 @@ def test_attention_of_pytorch_itself_needs_no_plan() -> None:
     assert lengths is not None
     assert lengths.new_shape_seconds == 0
     assert task_sentences.new_lengths(lengths) is None
+
+
+def test_forward_with_and_without_gradients_are_two_plans() -> None:
+    """As with a reference model: cuDNN keeps a plan with the sums that backward needs, and one without them."""
+    preferences = {
+        **EPOCH,
+        "loop": "dpo",
+        "data": {**EPOCH["data"], "prompt_length": 8},
+        "train": {"per_device_train_batch_size": 4},
+    }
+    lengths = predict(Workload.from_mapping(preferences)).lengths
+    assert lengths is not None
+    assert lengths.new_shape_seconds == pytest.approx(2 * 0.046 + 0.097)
+
+
+def test_a_measured_epoch_is_compared_with_new_lengths_included() -> None:
+    found = predict(Workload.from_mapping(EPOCH))
+    lengths, time = found.lengths, found.time
+    assert lengths is not None
+    assert time is not None
+    assert lengths.new_shapes is not None
+    planning = (0.046 + 0.097) * lengths.new_shapes / lengths.steps
+    assert time.first_epoch_step_seconds == pytest.approx(time.step_seconds + planning)

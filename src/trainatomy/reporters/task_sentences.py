@@ -155,6 +155,6 @@ def new_lengths(lengths: LengthsPrediction) -> str | None:
         return None
     return (
         f"A step takes about {seconds(extra)} longer when its length has not occurred before, because cuDNN plans its "
-        f"attention for it: {count:,.0f} lengths in an epoch, {seconds(extra * count)}, which the step time leaves "
-        "out. pad_to_multiple_of makes them fewer."
+        f"attention for it: {count:,.0f} lengths in an epoch of {lengths.steps:,} steps, {seconds(extra * count)}, "
+        "which the step time leaves out. pad_to_multiple_of makes them fewer."
     )

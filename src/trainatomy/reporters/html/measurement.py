@@ -82,7 +82,9 @@ def _figures(measurement: Measurement, prediction: Prediction | None) -> list[Ke
         if size is not None
     ]
     if measurement.step_seconds is not None:
-        step = prediction.time.step_seconds if prediction is not None and prediction.time is not None else None
+        step = (
+            prediction.time.first_epoch_step_seconds if prediction is not None and prediction.time is not None else None
+        )
         measured = measurement.step_seconds
         gap = "" if step is None else f"predicted {seconds(step)} ({signed_percent(step - measured, measured, 1)})"
         found.append(KeyFigure(REPORT["step_time"], seconds(measurement.step_seconds), gap))

@@ -54,7 +54,7 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
     if prediction is not None and prediction.timeline:
         parts.append(section(f"{SECTIONS['timeline']} (predicted)", Timeline(prediction.timeline)))
     if measurement.timed_step_seconds:
-        parts.append(section(SECTIONS["time"], bullets(_time(measurement))))
+        parts.append(section(SECTIONS["time"], bullets(_time(measurement, prediction))))
     for name, lines in run_sentences.of_run(measurement, prediction.time if prediction else None).items():
         parts.append(section(SECTIONS[name], bullets(lines)))
     if any(value is not None for _, value in _nvml(measurement)):
@@ -133,11 +133,12 @@ def _stages(measurement: Measurement) -> Table:
     return table
 
 
-def _time(measurement: Measurement) -> list[str]:
+def _time(measurement: Measurement, prediction: Prediction | None) -> list[str]:
     timed, step = measurement.timed_step_seconds, measurement.step_seconds
     assert step is not None
     spread = "" if len(timed) == 1 else f", from {seconds(min(timed))} to {seconds(max(timed))}"
-    count = f"median of {len(timed)} steps" if len(timed) > 1 else "one step"
+    of_lengths = prediction is not None and prediction.lengths is not None
+    count = f"{'mean' if of_lengths else 'median'} of {len(timed)} steps" if len(timed) > 1 else "one step"
     lines = [f"{seconds(step)} per step ({count}{spread}), measured without recording allocations"]
     if measurement.samples_per_second is not None:
         tokens = measurement.tokens_per_second
@@ -145,6 +146,12 @@ def _time(measurement: Measurement) -> list[str]:
         more = "" if tokens is None else f", {rate(tokens * ranks)} tokens/s"
         together = " of all ranks together" if ranks > 1 else ""
         lines.append(f"{rate(measurement.samples_per_second * ranks)} samples/s{more}{together}")
+    if of_lengths and prediction is not None and prediction.time is not None:
+        first, later = prediction.time.first_epoch_step_seconds, prediction.time.step_seconds
+        lines.append(
+            f"predicted: {seconds(first)} per step of an epoch whose lengths are new "
+            f"({signed_percent(first - step, step, 1)}), {seconds(later)} once they have occurred"
+        )
     if (synchronized := measurement.synchronized_step_seconds) is not None:
         slower = signed_percent(synchronized - step, step, 1)
         lines.append(f"{seconds(synchronized)} per step with the CPU waiting for the GPU after each ({slower})")
