@@ -57,6 +57,8 @@ TURNS = (".group.", ".cores.", ".turns.")
 """Parts of families whose price expects that groups take turns (``operators/cost/turns.py``)."""
 MOST_OFF = 2.5
 """Ratio of such a price and the time from which on cuDNN ran other kernels than expected."""
+UNSPLIT, MOST_UNSPLIT = r"^convolution\.backward\.pointwise", 4.0
+"""Families whose gradient of the weight cuDNN sometimes does not split by depth, which is up to 12 times as slow."""
 MOST_FEW = 3
 """Input channels of a network's first convolution, for which such kernels are usual."""
 LAST = [
@@ -226,6 +228,7 @@ def fell_back(point: dict[str, Any], chip: Chip) -> bool:
 
     Also where it convolved many groups one after the other, which takes a few kernels for each and up to 20 times as
     long: it does so with some shapes and not with their neighbours, so that these points say nothing about others.
+    The same holds for points of ``UNSPLIT`` that took ``MOST_UNSPLIT`` times as long as their formula says.
     Families of ``TURNS`` are priced as such; of these, points that ran otherwise are left out.
     """
     if any(part in (_family(point, chip) or "") for part in TURNS):
@@ -234,6 +237,9 @@ def fell_back(point: dict[str, Any], chip: Chip) -> bool:
     groups = int(found.group(1)) if (found := re.search(r";groups=(\d+)", point["call"])) else 1
     if groups >= MANY_GROUPS and point["kernels"] >= 2 * groups:
         return True
+    if re.search(UNSPLIT, _family(point, chip) or ""):
+        slower = point["us"] / (kernel_work(from_text(point["call"]), chip).seconds * 1e6)
+        return slower > MOST_UNSPLIT or any(kernel in name for name in point.get("names", ()) for kernel in FALLBACKS)
     dense = ";groups=1;" in f"{point['call']};" and point["call"].startswith("aten::convolution")
     if not dense or from_text(point["call"]).inputs[1].shape[1] <= MOST_FEW:
         return False

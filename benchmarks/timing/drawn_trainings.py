@@ -1,6 +1,6 @@
 """Draw trainings for ``trainings.yaml``: model, precision and batch by a seed, so that nobody chooses what is easy.
 
-``python benchmarks/timing/drawn_trainings.py [--seed 24] [--count 32] [--never-timed]`` prints rows of
+``python benchmarks/timing/drawn_trainings.py [--seed 24] [--count 32] [--of usual]`` prints rows of
 ``trainings.yaml``.  Each family gives as many trainings as its share of ``CANDIDATES``; a candidate is drawn once.
 """
 
@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+UNNUMBERED = (24, 25)
+"""Seeds that the names of their trainings do not say."""
 PRECISIONS = ("fp32", "tf32", "bf16", "bf16", "fp16")
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Multiples of a candidate's batch."""
@@ -150,12 +152,81 @@ NEVER_TIMED: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
 }  # fmt: skip
 """The same for architectures of transformers of which no training had been timed before 2026-11-23."""
 
+FURTHER: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
+    "texts": {
+        "cohere": (_class("CohereForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                          num_attention_heads=16, num_key_value_heads=16, vocab_size=50000) | {"sequence": 600}, 6),
+        "deberta-v1": (_class("DebertaForSequenceClassification", num_hidden_layers=6) | {"sequence": 256}, 16),
+        "fsmt": (_class("FSMTForConditionalGeneration", langs=["en", "de"], src_vocab_size=32000, tgt_vocab_size=32000,
+                        encoder_layers=6, decoder_layers=6) | {"sequence": 200, "target": 60}, 12),
+        "gemma2": (_class("Gemma2ForCausalLM", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8,
+                          num_attention_heads=8, num_key_value_heads=4, head_dim=128, vocab_size=60000)
+                   | {"sequence": 700}, 4),
+        "gemma3": (_class("Gemma3ForCausalLM", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8,
+                          num_attention_heads=8, num_key_value_heads=4, head_dim=128, vocab_size=60000)
+                   | {"sequence": 700}, 4),
+        "glm4": (_class("Glm4ForCausalLM", hidden_size=1024, intermediate_size=3072, num_hidden_layers=8,
+                        num_attention_heads=16, num_key_value_heads=4, vocab_size=50000, pad_token_id=0)
+                 | {"sequence": 700}, 4),
+        "granite": (_class("GraniteForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=10,
+                           num_attention_heads=16, num_key_value_heads=4, vocab_size=40000) | {"sequence": 800}, 4),
+        "led": (_class("LEDForConditionalGeneration", encoder_layers=4, decoder_layers=4, d_model=768,
+                       attention_window=256) | {"sequence": 1024, "target": 80}, 3),
+        "layoutlm": (_class("LayoutLMForTokenClassification", num_hidden_layers=8) | {"sequence": 400}, 12),
+        "long-t5": (_class("LongT5ForConditionalGeneration", d_model=512, num_layers=6, num_decoder_layers=6)
+                    | {"sequence": 900, "target": 60}, 4),
+        "mamba2": (_class("Mamba2ForCausalLM", hidden_size=512, num_hidden_layers=4, num_heads=16, head_dim=64,
+                          n_groups=1, vocab_size=30000) | {"sequence": 512}, 4),
+        "mbart": (_class("MBartForConditionalGeneration", encoder_layers=6, decoder_layers=6, d_model=768,
+                         vocab_size=60000) | {"sequence": 256, "target": 64}, 10),
+        "phi3": (_class("Phi3ForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                        num_attention_heads=16, num_key_value_heads=16, pad_token_id=0) | {"sequence": 700}, 5),
+        "qwen2-moe": (_class("Qwen2MoeForCausalLM", hidden_size=768, intermediate_size=2048, moe_intermediate_size=512,
+                             shared_expert_intermediate_size=2048, num_hidden_layers=6, num_attention_heads=12,
+                             num_key_value_heads=4, num_experts=12, num_experts_per_tok=3, vocab_size=40000)
+                      | {"sequence": 600}, 5),
+        "smollm3": (_class("SmolLM3ForCausalLM", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8,
+                           num_attention_heads=16, num_key_value_heads=4, vocab_size=50000, pad_token_id=0)
+                    | {"sequence": 700}, 4),
+        "squeezebert": (_class("SqueezeBertForTokenClassification", num_hidden_layers=8) | {"sequence": 256}, 24),
+        "starcoder2": (_class("Starcoder2ForCausalLM", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8,
+                              num_attention_heads=16, num_key_value_heads=2) | {"sequence": 700}, 4),
+        "switch": (_class("SwitchTransformersForConditionalGeneration", d_model=512, d_ff=1024, num_layers=4,
+                          num_decoder_layers=4, num_experts=8) | {"sequence": 300, "target": 60}, 12),
+        "xglm": (_class("XGLMForCausalLM", d_model=1024, ffn_dim=4096, num_layers=8, attention_heads=16,
+                        vocab_size=60000) | {"sequence": 600}, 5),
+    },
+    "images, sound, several kinds and series": {
+        "clip": (_class("CLIPForImageClassification"), 64),
+        "dinov3": (_class("DINOv3ViTForImageClassification", hidden_size=768, num_attention_heads=12,
+                          intermediate_size=3072, num_hidden_layers=8), 24),
+        "efficientnet-hf": (_class("EfficientNetForImageClassification", width_coefficient=1.0, depth_coefficient=1.1,
+                                   image_size=240, hidden_dim=1280), 32),
+        "glpn": (_class("GLPNForDepthEstimation"), 4),
+        "ijepa": (_class("IJepaForImageClassification", num_hidden_layers=6), 24),
+        "mobilenet-v1": (_class("MobileNetV1ForImageClassification"), 96),
+        "patch-series": (_class("PatchTSTForPrediction", context_length=512, num_input_channels=7, d_model=256,
+                                num_hidden_layers=4, num_attention_heads=8), 64),
+        "rt-detr": (_class("RTDetrForObjectDetection"), 4),
+        "sew": (_class("SEWForSequenceClassification", num_hidden_layers=6), 8),
+        "siglip": (_class("SiglipForImageClassification"), 48),
+        "swiftformer": (_class("SwiftFormerForImageClassification"), 64),
+        "unispeech": (_class("UniSpeechForSequenceClassification", num_hidden_layers=4), 6),
+        "upernet": (_class("UperNetForSemanticSegmentation"), 4),
+        "vilt": (_class("ViltForQuestionAnswering", num_hidden_layers=8), 8),
+        "vivit": (_class("VivitForVideoClassification", num_hidden_layers=4), 2),
+        "wav2vec2-bert": (_class("Wav2Vec2BertForSequenceClassification", num_hidden_layers=4), 6),
+    },
+}  # fmt: skip
+"""Further such architectures, without those of ``NEVER_TIMED``."""
+SETS = {"usual": CANDIDATES, "never timed": NEVER_TIMED, "further": FURTHER}
+
 
 def drawn(
     seed: int, count: int, candidates: Mapping[str, Mapping[str, tuple[dict[str, Any], int]]]
 ) -> dict[str, dict[str, Any]]:
     """Return rows by their names: from each family as many as its share, with a precision and a batch."""
-    random = Random(seed)
+    random, ending = Random(seed), "drawn" if seed in UNNUMBERED else f"drawn-{seed}"
     total = sum(map(len, candidates.values()))
     rows: dict[str, dict[str, Any]] = {}
     for family in candidates.values():
@@ -165,7 +236,7 @@ def drawn(
             row = {**settings, "batch": max(round(usual * random.choice(FACTORS)), 1)}
             if precision != "fp32":
                 row["precision"] = precision
-            rows[f"{name}-{precision}-drawn-{seed}"] = row
+            rows[f"{name}-{precision}-{ending}"] = row
     return rows
 
 
@@ -174,10 +245,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=24)
     parser.add_argument("--count", type=int, default=32)
-    parser.add_argument("--never-timed", action="store_true", help="architectures that had not been timed before")
+    parser.add_argument("--of", choices=tuple(SETS), default="usual", help="what to draw from")
     options = parser.parse_args()
-    candidates = NEVER_TIMED if options.never_timed else CANDIDATES
-    for name, row in drawn(options.seed, options.count, candidates).items():
+    for name, row in drawn(options.seed, options.count, SETS[options.of]).items():
         print(f"  {name}: {json.dumps(row)}")
     return 0
 

@@ -49,6 +49,48 @@ def test_backward_counts_only_the_requested_gradients():
     assert none.seconds - one.seconds > 15e-6  # the bias
 
 
+@pytest.mark.parametrize(
+    ("images", "weight", "padding", "measured"),
+    [
+        ("bf16[32,12,512,64]", "bf16[12,1,65,1]", "[32, 0]", 1186.1e-6),  # along a sequence, a row for each place
+        ("f32[32,256,512]", "f32[256,1,15]", "[7]", 60.0e-6),  # along a sequence, all places in one row
+        ("bf16[16,512,64,64]", "bf16[512,1,31,31]", "[15, 15]", 10445.8e-6),
+        ("bf16[16,256,64,64]", "bf16[256,1,3,3]", "[1, 1]", 164.8e-6),  # unrolled
+    ],
+)
+def test_each_row_of_a_filter_costs_index_arithmetic_unless_its_loops_are_unrolled(
+    images: str, weight: str, padding: str, measured: float
+):
+    """Held-out kernels that an H200 ran (benchmarks/timing/records), by their formula alone."""
+    groups = weight.split("[")[1].split(",")[0]
+    ones = "[1]" if images.count(",") == 2 else "[1, 1]"
+    found = conv(images, weight, images, f"stride={ones};padding={padding};dilation={ones};groups={groups}")
+    assert found == pytest.approx(measured, rel=0.25)
+
+
+def test_pixels_that_begin_at_any_address_take_older_kernels():
+    """1 x 1 on 17 x 17 pixels, of Inception: 96 us on an H200; 16 x 16 pixels of as many images would take a third."""
+    text = "aten::convolution(f16[{0},768,{1},{1}],f16[192,768,1,1])->f16[{0},192,{1},{1}];stride=[1, 1];padding=[0, 0]"
+    odd, aligned = (kernel_work(from_text(text.format(*size)), CHIP) for size in ((48, 17), (54, 16)))
+    assert odd.family == "convolution.forward.pointwise.first odd.half"
+    assert aligned.family == "convolution.forward.pointwise.first.half"
+    assert odd.seconds > 2 * aligned.seconds
+
+
+@pytest.mark.parametrize(
+    ("call", "measured"),
+    [
+        ("upsample_bicubic2d(f32[1,768,14,14])->f32[1,768,14,32];output_size=[14, 32]", 221e-6),
+        ("upsample_bicubic2d_backward(f32[1,768,14,32])->f32[1,768,14,14];output_size=[14, 32]", 1059e-6),
+        ("upsample_bicubic2d_backward(f16[1,384,64,48])->f16[1,384,24,24];output_size=[64, 48]", 10896e-6),
+        ("upsample_bilinear2d_backward(f32[64,48,128,128])->f32[64,48,64,64];output_size=[128, 128]", 444.9e-6),
+    ],
+)
+def test_interpolation_waits_for_planes_and_atomic_additions(call: str, measured: float):
+    """Held-out kernels that an H200 ran; gradients in 16 bits compare and swap, ten times as slow."""
+    assert kernel_work(from_text(f"aten::{call}"), CHIP).seconds == pytest.approx(measured, rel=0.3)
+
+
 def test_depthwise_convolutions_reach_little_of_the_peak():
     deep = kernel_work(
         from_text("aten::convolution(f32[16,96,56,56],f32[96,1,7,7])->f32[16,96,56,56];stride=[1, 1];groups=96"), CHIP
@@ -298,7 +340,7 @@ def test_gradients_of_one_pixel_wait_for_each_other():
         text = f"aten::upsample_bilinear2d_backward({images})->{pooled}"
         return kernel_work(from_text(text), CHIP).seconds / (10 * 256 * 64 * side**2)
 
-    assert gradient(1) > 2 * gradient(2)
+    assert gradient(1) > 1.3 * gradient(2)
 
 
 def test_gradients_of_overlapping_windows_of_volumes_wait_for_each_other():

@@ -22,6 +22,8 @@ Draw = Callable[[Random], Case]
 DRAWS: dict[str, tuple[Draw, int]] = {
     **{f"{kind} convolutions": (partial(convolutions.convolution, kind=kind), 24) for kind in convolutions.KINDS},
     "published convolutions": (partial(convolutions.convolution, kind="published"), 120),
+    "long depthwise convolutions": (partial(convolutions.convolution, kind="long depthwise"), 40),
+    "published 1 x 1 convolutions": (partial(convolutions.convolution, kind="published 1 x 1"), 80),
     "published first convolutions": (partial(convolutions.convolution, kind="published first"), 36),
     "drawn norms": (images.norm, 36),
     "norms of channels-last": (images.norm_of_channels_last, 24),
@@ -30,6 +32,7 @@ DRAWS: dict[str, tuple[Draw, int]] = {
     "pooling": (images.pooling, 24),
     "pooling of volumes": (images.pooling_of_volumes, 16),
     "interpolation": (images.interpolation, 20),
+    "cubic interpolation": (images.cubic_interpolation, 30),
     "activations": (images.activation, 24),
     "connections": (images.connection, 10),
     "excitations": (images.excitation, 10),

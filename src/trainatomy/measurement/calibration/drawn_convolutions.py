@@ -104,6 +104,19 @@ def _wide_depthwise(random: Random) -> Shape:
     )  # fmt: skip
 
 
+def _long_depthwise(random: Random) -> Shape:
+    """Draw a depthwise convolution along a sequence, as Nystromformer, Conformer and ConvBERT have them."""
+    batch, length = random.choice(BATCHES), random.choice((128, 250, 384, 512, 750, 1024))
+    bias = random.random() < 0.3
+    if random.random() < 0.5:  # over the sequence of each head
+        heads, kernel = random.choice((4, 8, 12, 16)), random.choice((9, 17, 33, 65))
+        return Shape(
+            (batch, heads, length, 64), (heads, 1, kernel, 1), 1, (kernel // 2, 0), groups=heads, bias=bias
+        )  # fmt: skip
+    channels, kernel = random.choice((256, 384, 512, 768, 1024)), random.choice((9, 15, 31))
+    return Shape((batch, channels, length), (channels, 1, kernel), 1, (kernel // 2,), groups=channels, bias=bias)
+
+
 def _grouped(random: Random) -> Shape:
     groups, width = random.choice((2, 3, 4, 8, 16, 32, 32, 64)), random.choice((4, 8, 16, 24, 32, 64))
     channels, kernel = groups * width, random.choice((1, 3, 3, 3))
@@ -250,6 +263,26 @@ def _layer(random: Random) -> Shape:
     )  # fmt: skip
 
 
+_PRODUCTS = (
+    # Inception, SqueezeNet, GoogLeNet, ResNets, DenseNet, MobileNets and EfficientNets
+    (64, 80, 73), (192, 48, 35), (256, 64, 35), (288, 64, 35), (768, 128, 17), (768, 160, 17), (768, 192, 17),
+    (1280, 320, 8), (1280, 448, 8), (2048, 192, 8), (2048, 384, 8), (96, 16, 55), (16, 64, 55), (128, 16, 55),
+    (128, 32, 27), (32, 128, 27), (256, 48, 27), (48, 192, 13), (384, 64, 13), (64, 256, 13), (64, 64, 56),
+    (192, 96, 28), (256, 128, 28), (480, 192, 14), (512, 112, 14), (528, 256, 14), (832, 384, 7), (256, 64, 56),
+    (64, 256, 56), (512, 128, 28), (128, 512, 28), (1024, 256, 14), (2048, 512, 7), (512, 2048, 7), (320, 128, 28),
+    (736, 128, 14), (992, 128, 7), (32, 16, 112), (16, 96, 112), (24, 144, 56), (144, 24, 56), (192, 32, 28),
+    (384, 64, 14), (576, 96, 14), (960, 160, 7), (320, 1280, 7), (116, 116, 14), (232, 232, 7), (58, 58, 28),
+)  # fmt: skip
+"""Channels before and after, and side, of 1 x 1 convolutions of published networks."""
+
+
+def _product(random: Random) -> Shape:
+    """Draw a 1 x 1 convolution of a published network, for a batch of any size."""
+    before, after, side = random.choice(_PRODUCTS)
+    image = (round(2 ** random.uniform(2, 8)), before, side, side)
+    return Shape(image, (after, before, 1, 1), 1, (0, 0), bias=random.random() < 0.3)
+
+
 _STEMS = (
     (64, 11, 4, 224),
     (64, 7, 2, 224),
@@ -323,5 +356,7 @@ _DRAWS: dict[str, Callable[[Random], Shape]] = {
     "published first": _first_layer,
     "published video": _first_video_layer,
     "doubling": _grown,
+    "long depthwise": _long_depthwise,
+    "published 1 x 1": _product,
 }
 KINDS = tuple(_DRAWS)

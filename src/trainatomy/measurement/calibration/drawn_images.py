@@ -133,6 +133,20 @@ def interpolation(random: Random) -> Case:
     return Case(partial(of_maps, enlarge, shape, dtype, last), runs=3)
 
 
+def cubic_interpolation(random: Random) -> Case:
+    """Draw a cubic interpolation: of the embeddings of positions, as vision transformers have it, or of images."""
+    dtype = random.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16))
+    if random.random() < 0.6:
+        before = random.choice((7, 14, 16, 24, 27, 32))
+        after = tuple(random.choice((10, 14, 16, 20, 24, 32, 37, 48, 64)) for _ in range(2))
+        shape: tuple[int, ...] = (1, random.choice((192, 384, 768, 1024)), before, before)
+    else:
+        side, scale = random.choice((16, 32, 64, 128)), random.choice((2, 3, 4))
+        shape, after = (random.choice((2, 4, 8, 16)), random.choice((3, 16, 64)), side, side), (side * scale,) * 2
+    enlarge = partial(F.interpolate, size=after, mode="bicubic", align_corners=random.random() < 0.2)
+    return Case(partial(of_maps, enlarge, shape, dtype, False), runs=3)
+
+
 def connection(random: Random) -> Case:
     """Draw a concatenation of many feature maps, as in dense blocks."""
     while True:

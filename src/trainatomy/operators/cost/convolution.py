@@ -24,7 +24,8 @@ from trainatomy.operators.cost.matmul import product
 from trainatomy.operators.cost.turns import kind_of_turns, turns_seconds
 from trainatomy.results.operations import Array, Call
 
-_LAYOUT_TILE, _GATHER_TILE, _ALIGNED, _KERNELS_OF_GROUP = 32, 128, 16, 4
+_LAYOUT_TILE, _GATHER_TILE, _KERNELS_OF_GROUP = 32, 128, 4
+_ALIGNED, _LEAST_ALIGNED = 16, 4
 _MOST_ALIGNED = 64
 _WIDE = 4
 _SIZE_WEIGHT = 0.5
@@ -129,6 +130,8 @@ def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep:
         parts.append("dilated")
     if number(call, "transposed") == "True":
         parts.append("transposed")
+    if not deep and _plain(call, weight) and (rows := _rows(x)) != "aligned":
+        parts.append(rows)
     if deep or _plain(call, weight):
         return " ".join(parts)
     if _few(weight):
@@ -170,6 +173,18 @@ def _plain(call: Call, weight: Array) -> bool:
     return prod(weight.shape[2:]) == 1 and set(whole_numbers(number(call, "stride", "1"))) <= {1}
 
 
+def _rows(x: Array) -> str:
+    """Return where the pixels of a channel begin, which are the rows of a 1 x 1 convolution's matrix.
+
+    *aligned*: at multiples of 16 bytes; *misaligned*: of 4, so that kernels with loads of 16 bytes do not take them;
+    *odd*: at any address.
+    """
+    size = prod(x.shape[2:]) * x.itemsize
+    if x.strides[1] == 1 or size % _ALIGNED == 0:
+        return "aligned"
+    return "odd" if size % _LEAST_ALIGNED else "misaligned"
+
+
 def _parts(out: Array, x: Array, weight: Array, mask: list[bool], groups: int, backward: bool) -> list[_Part]:
     rows, inputs, channels = out.elements // out.shape[1], prod(weight.shape[1:]), weight.shape[0] // groups
     if not backward:
@@ -204,11 +219,12 @@ def _product(
         gathering = ceil(tiles / chip.multiprocessors) * part.k * form.gather_seconds * share
         seconds = max(gathering, 2.0 * groups * part.m * part.n * part.k / tf32.rate(tf32.precision(x.dtype)))
     else:
-        uneven = name != "fp32" and any(size * x.itemsize % _ALIGNED for size in (part.n, part.k))
+        rows = _rows(x) if kind == "pointwise" else "aligned"
+        if rows == "aligned" and any(size * x.itemsize % _ALIGNED for size in (part.n, part.k)):
+            rows = "misaligned"
+        rated = name if name == "fp32" or rows == "aligned" else f"{name}_{rows}"
         stored = sum(tensor.bytes for tensor in part.rewritten)
-        work = product(
-            tf32, f"{name}_misaligned" if uneven else name, x.dtype, "nn", groups, *part[:3], "plain", stored=stored
-        )
+        work = product(tf32, rated, x.dtype, "nn", groups, *part[:3], "plain", stored=stored)
         seconds = form.product_seconds + work.seconds / (form.product_weight if to_weight else form.product)
     if kind == "pointwise" or x.strides[1] == 1:
         return seconds, 2 if to_weight else 1

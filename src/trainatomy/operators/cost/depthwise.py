@@ -3,7 +3,8 @@
 Which kernels run, as kernel names on an H200 show (torch 2.11, cuDNN 9.19):
 
 - *own*: channels-first tensors, by PyTorch (aten/src/ATen/native/cuda/DepthwiseConv2d.cu).  Forward and the gradient of
-  the input have a thread for each number of the result; each number of the weight's gradient has a block of up to 256
+  the input have a thread for each number of the result, with unrolled loops for filters of 1 x 1, 3 x 3 and 5 x 5; in
+  others each row of the filter costs index arithmetic.  Each number of the weight's gradient has a block of up to 256
   threads (32 for each image) that walk over all images and places.
 - *shared*: channels-first fp16 in the sizes of ``use_cudnn_depthwise`` (ATen/native/Convolution.cpp): cuDNN's kernels
   that keep a tile of the image in shared memory, or of a row (``conv1D_NCHW``).
@@ -28,8 +29,10 @@ from trainatomy.operators.cost.kernel import HALVES, Chip, number, whole_numbers
 from trainatomy.results.operations import Array, Call
 
 _BLOCK, _WARP, _H200 = 256, 32, 132
+_UNROLLED = (1, 3, 5)
+"""Sides of square filters that PyTorch's kernels have unrolled loops for."""
 _EARLY = 9
-"""Places of a filter that cost more than later ones, whose index arithmetic is shared."""
+"""Places of an unrolled filter that cost more than later ones, whose index arithmetic is shared."""
 _AT_ONCE = 8
 """Blocks that a multiprocessor runs at a time."""
 _NARROWEST, _WIDE, _WIDEST = 32, 256, 512
@@ -52,9 +55,15 @@ class DepthwiseConstants(NamedTuple):
     kernel_seconds: float
     own_output: float
     own_place: float
+    own_loop_output: float
+    own_loop_row: float
+    own_loop_place: float
     own_backward_output: float
     own_backward_place: float
     own_backward_later_place: float
+    own_loop_backward_output: float
+    own_loop_backward_row: float
+    own_loop_backward_place: float
     own_step_seconds: float
     own_turn_seconds: float
     own_block_seconds: float
@@ -104,12 +113,12 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
     """
     out, x, weight = tensors
     form, kind, places = _constants(), kind_of(call, x, weight), prod(weight.shape[2:])
-    inside = _inside(call, out, x, weight)
+    rows, inside = _inside(call, out, x, weight)
     scale = 1e-9 * _H200 / chip.multiprocessors
     least = form.passes * (out.bytes + x.bytes) / chip.bandwidth
     if not backward:
         one = {
-            "own": form.own_output + form.own_place * inside,
+            "own": _own_result(weight, rows, inside),
             "shared": form.shared_output,
             "last": form.last_place * places,
             "many": form.many_place * places,
@@ -119,7 +128,7 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
     seconds = 0.0
     if mask[0]:
         to_input = {
-            "own": x.elements * _own_input(places),
+            "own": x.elements * _own_input(weight),
             "shared": out.elements * form.shared_output,
             "last": x.elements * form.last_backward_place * places,
             "many": x.elements * form.last_backward_place * places,
@@ -139,14 +148,14 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
     return seconds
 
 
-def _inside(call: Call, out: Array, x: Array, weight: Array) -> float:
-    """Return the places of the filter that lie inside the image, on average over the result."""
+def _inside(call: Call, out: Array, x: Array, weight: Array) -> tuple[float, float]:
+    """Return the rows and the places of the filter that lie inside the image, on average over the result."""
     steps, pads, gaps = (whole_numbers(number(call, key)) or [least] for key, least in _GEOMETRY)
-    found = 1.0
+    found = []
     for axis, (side, image, count) in enumerate(zip(weight.shape[2:], x.shape[2:], out.shape[2:], strict=True)):
         step, pad, gap = (each[min(axis, len(each) - 1)] for each in (steps, pads, gaps))
-        found *= _inside_of(side, image, count, step, pad, gap)
-    return found
+        found.append(_inside_of(side, image, count, step, pad, gap))
+    return prod(found[:-1]), prod(found)
 
 
 @cache
@@ -157,9 +166,29 @@ def _inside_of(side: int, image: int, count: int, step: int, pad: int, gap: int)
     return sum(max(one, 0) for one in each) / max(count, 1)
 
 
-def _own_input(places: int) -> float:
-    """Return the nanoseconds of one number of PyTorch's gradient of the input, by the places of the filter."""
+def _is_unrolled(weight: Array) -> bool:
+    """Return whether PyTorch's kernels have a loop for the filter whose length the compiler knows.
+
+    Source: ``conv_depthwise2d_forward_out``; sequences are images of one row there.
+    """
+    sides = {*weight.shape[2:], *((1,) if len(weight.shape) == 3 else ())}
+    return len(sides) == 1 and sides.issubset(_UNROLLED)
+
+
+def _own_result(weight: Array, rows: float, inside: float) -> float:
+    """Return the nanoseconds of one number of PyTorch's result, by what lies inside the image."""
     form = _constants()
+    if _is_unrolled(weight):
+        return form.own_output + form.own_place * inside
+    return form.own_loop_output + form.own_loop_row * rows + form.own_loop_place * inside
+
+
+def _own_input(weight: Array) -> float:
+    """Return the nanoseconds of one number of PyTorch's gradient of the input, by the places of the filter."""
+    form, places = _constants(), prod(weight.shape[2:])
+    if not _is_unrolled(weight):
+        rows = prod(weight.shape[2:-1])
+        return form.own_loop_backward_output + form.own_loop_backward_row * rows + form.own_loop_backward_place * places
     early = min(places, _EARLY)
     return (
         form.own_backward_output

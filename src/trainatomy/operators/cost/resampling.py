@@ -40,9 +40,13 @@ def interpolated(call: Call, chip: Chip) -> KernelWork:
     last = kind in ("nearest", "linear") and len(fine.shape) == 4 and fine.strides[1] == 1
     form: dict[str, Any] = read_yaml("efficiency.yaml")["resampling"]
     moving = form["start_seconds"] * (2 if backward else 1) + moved / (chip.bandwidth * form["bandwidth"])
-    way = _gradient if backward else _result
-    seconds = max(way(kind, fine, coarse, last, chip, form), moving)
+    if kind == "cubic":
+        seconds = max(_cubic(fine, coarse, chip, form["cubic"], backward=backward), moving)
+    else:
+        way = _gradient if backward else _result
+        seconds = max(way(kind, fine, coarse, last, chip, form), moving)
     order = "last" if last else "first"
+    kind = f"{kind} copy" if kind == "cubic" and fine.shape == coarse.shape else kind
     family = f"resampling.{kind}.{'backward' if backward else 'forward'}.{8 * fine.itemsize}.{order}"
     features = (log2(max(moved, 1) / chip.l2_bytes), log2(max(prod(fine.shape[:2]), 1)) / 2)
     launches = 2 if backward and kind != "nearest" else 1
@@ -68,10 +72,28 @@ def _gradient(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, for
     waiting = form["plane_backward_seconds"].get(kind, 0.0) if half else form["plane_seconds"][kind]
     if kind != "linear":
         return _turns(fine, chip) * float(waiting)
-    start, shared = form["atomic_seconds"]["last" if last else "half" if half else "single"]
+    pooled = prod(coarse.shape[2:]) == 1
+    start, shared = form["atomic_seconds"]["last" if last else "half" if half else "pooled" if pooled else "single"]
     corners = 2 ** sum(side == 1 for side in coarse.shape[2:])  # of a number, that are one place
     sharing = corners * fine.elements / max(coarse.elements, 1)
     return float(fine.elements * (start + shared * sharing) / chip.multiprocessors)
+
+
+def _cubic(fine: Array, coarse: Array, chip: Chip, form: dict[str, Any], *, backward: bool) -> float:
+    """Return the time of cubic interpolation, or of its gradient: of planes one after the other, or of all numbers.
+
+    An image whose size stays the same is copied, plane after plane.
+    """
+    if fine.shape == coarse.shape:
+        return prod(fine.shape[:2]) * float(form["same_size"]["backward" if backward else "forward"])
+    pixels, sharing = prod(fine.shape[2:]), fine.elements / max(coarse.elements, 1)
+    if backward and fine.itemsize < 4:
+        known = form["half_backward"]
+        plane = max(known["least"], known["shared"] * sharing ** known["power"])
+    else:
+        known = form["backward" if backward else "forward"]
+        plane = known["start"] + known["pixel"] * min(pixels, known["most_pixels"]) + known["sharing"] * sharing
+    return max(prod(fine.shape[:2]) * float(plane), fine.elements * float(known["number"]) / chip.multiprocessors)
 
 
 def _turns(fine: Array, chip: Chip) -> float:
