@@ -26,6 +26,7 @@ from torch.utils import _device, _foreach_utils, checkpoint
 import trainatomy
 from trainatomy.errors import FactoryError, SimulationError
 from trainatomy.operators.allocation.plan import Processor
+from trainatomy.simulator import isolation
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.workload import Workload
@@ -172,9 +173,10 @@ def change_global_state() -> None:
 
 
 @pytest.fixture(autouse=True)
-def old_objects_are_no_garbage() -> None:
+def old_objects_are_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Freeze nothing, as in the process of a user."""
     gc.unfreeze()
+    monkeypatch.setattr(isolation, "_others_freeze", False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -262,6 +264,15 @@ def test_frozen_objects_of_the_user_stay_frozen() -> None:
         assert gc.get_freeze_count() > frozen / 2  # some of them may have died
     finally:
         gc.unfreeze()
+
+
+def test_what_the_user_froze_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1)
+    for _ in range(3):
+        with isolated():
+            pass
+    assert len(counted) == 1
 
 
 class InterruptAfter:

@@ -29,6 +29,9 @@ _lock = threading.Lock()
 _owner: int | None = None
 """Identifier of the thread that holds ``_lock``."""
 
+_others_freeze = False
+"""Whether the process was found to have frozen objects of its own."""
+
 _PRECISIONS = [
     (backend, operation)
     for backend in ("generic", "cuda", "mkldnn")
@@ -286,12 +289,16 @@ def _without_collections() -> Iterator[None]:
     """Keep Python from collecting cycles at moments that depend on this machine.
 
     What exists already is frozen, so that a collection that the training itself asks for (accelerate does) takes no
-    time. A process whose collections are off chooses the moments itself.
+    time; where the process has frozen some itself, they stay so. A process whose collections are off chooses the
+    moments itself.
     """
+    global _others_freeze
     if not gc.isenabled():
         yield
         return
-    freeze = not gc.get_freeze_count()
+    # To count frozen objects is to visit each: a million of them take longer than a small simulation.
+    _others_freeze = _others_freeze or gc.get_freeze_count() > 0
+    freeze = not _others_freeze
     gc.disable()
     if freeze:
         gc.freeze()
