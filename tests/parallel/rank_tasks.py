@@ -33,12 +33,11 @@ from trainatomy.training.process import preload
 from trainatomy.training.run import run
 from trainatomy.workload.schema import Workload
 
-RANK = int(os.environ.get("RANK", "0"))
-
 
 def measured_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Measure a rank with fake CUDA and NVML; its steps and its collectives are real, on the CPU."""
     group.BACKEND = "gloo"
+    rank = int(os.environ["RANK"])
     library = FakeNvml(pid=os.getpid())
     patch = pytest.MonkeyPatch()
     patch.setattr(nvml, "_library", lambda: library)
@@ -48,10 +47,10 @@ def measured_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, 
 
     def connect() -> None:
         dist.all_reduce(torch.zeros(1))
-        library.used += (100 + RANK) * MIB
+        library.used += (100 + rank) * MIB
 
     patch.setattr(runner, "first_collective", connect)
-    if arguments.get("fails") == RANK:
+    if arguments.get("fails") == rank:
         out_of_memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
         def fail(*_: object, **__: object) -> None:

@@ -48,7 +48,8 @@ def shapes_in_simulation(workload: dict[str, Any], rank: int) -> SHAPES:
     given = Workload.from_mapping(workload)
     with torch.device("meta"):
         model = build_model(given)
-    simulate(given, given.resolve_gpu(), model=lambda: model, topology=topology_of(given, rank))
+    place = topology_of(given, rank)
+    simulate(given, given.resolve_gpu(), model=lambda: model, topology=place, steps=1, operations=False)
     return {name: list(local(parameter).shape) for name, parameter in model.named_parameters()}
 
 
@@ -68,10 +69,10 @@ def shapes_in_simulation(workload: dict[str, Any], rank: int) -> SHAPES:
     ids=lambda one: "-".join(map(str, one.values())) if isinstance(one, dict) else one,
 )
 def test_losses_and_gradients_are_those_of_the_whole_model(
-    processes: RankProcesses, model: str, parallel: dict[str, Any]
+    two_processes: RankProcesses, model: str, parallel: dict[str, Any]
 ) -> None:
     workload = described(model, 2, parallel)
-    assert trained(processes, workload) == [shapes_in_simulation(workload, rank) for rank in range(2)]
+    assert trained(two_processes, workload) == [shapes_in_simulation(workload, rank) for rank in range(2)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""Ranks that are forks of one process: ``python forked_ranks.py FOLDER COUNT`` stands in for torchrun.
+
+Under torchrun every rank loads the libraries. Here they are loaded once, and only those that the tasks of these tests
+need.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+# Loaded before the ranks are forked: what the tasks import.
+import rank_tasks  # noqa: F401
+import torch._dynamo  # noqa: F401
+from torch.distributed import TCPStore
+from transformers import LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM  # noqa: F401
+
+from trainatomy.measurement.process import rank
+from trainatomy.training.loops import pipeline, pytorch  # noqa: F401
+
+HOST = "127.0.0.1"
+
+
+def main() -> int:
+    folder, count = sys.argv[1], int(sys.argv[2])
+    rank.end_with_parent()
+    rank.preload = lambda allocator="": True
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+    pids = [os.fork() or _serve(folder, number, count, port) for number in range(count)]
+    store = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    del store
+    return max(codes)
+
+
+def _serve(folder: str, number: int, count: int, port: int) -> int:
+    """Be a rank, with the variables that torchrun sets."""
+    place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update({"MASTER_ADDR": HOST, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    os._exit(rank.main([folder]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
