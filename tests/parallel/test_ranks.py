@@ -104,7 +104,8 @@ def test_a_task_that_cannot_be_imported_fails_in_every_rank_and_the_next_one_run
     assert all(answer.went_well for answer in processes.run(task("total_of_ranks", tmp_path), TimeLimit(SECONDS)))
 
 
-def test_ranks_that_hang_are_stopped_in_time(tmp_path: Path) -> None:
+def test_ranks_that_hang_are_stopped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_EXIT_SECONDS", 0.5)  # torchrun waits longer for ranks that ignore requests to end
     processes = RankProcesses(2)
     with pytest.raises(DeviceError, match=r"(?s)2 GPUs did not end within .*training"), processes:
         processes.run(RankTask("control", "rank_endings:total_of_ranks", {"gpus": 2}), TimeLimit(SECONDS))
