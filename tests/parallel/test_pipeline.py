@@ -38,8 +38,15 @@ def workload(layers: int = 4, train: dict[str, Any] | None = None, **parallel: A
     return made.replace("model.config", {**CONFIG, "num_hidden_layers": layers})
 
 
+_SIMULATIONS: dict[tuple[str, int], Simulation] = {}
+
+
 def simulated(workload: Workload, rank: int = 0) -> Simulation:
-    return simulate(workload, workload.resolve_gpu(), topology=topology_of(workload, rank))
+    """Simulate a rank, once for all tests: they only read it."""
+    key = workload.model_dump_json(), rank
+    if key not in _SIMULATIONS:
+        _SIMULATIONS[key] = simulate(workload, workload.resolve_gpu(), topology=topology_of(workload, rank))
+    return _SIMULATIONS[key]
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Mistral", "Qwen3", "Gemma2"])
