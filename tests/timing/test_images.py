@@ -334,6 +334,20 @@ def test_channels_last_norms_share_the_work_of_few_channels():
     assert seconds(16, 112, "|200704,1,1792,16") == seconds(1024, 14, "|200704,1,14336,1024")
 
 
+def test_a_pooling_window_reads_no_more_than_the_image():
+    """As transformers' EfficientNet has it: a window of 1280 x 1280 over 7 x 7 pixels."""
+    text = "aten::avg_pool2d(f32[32,1280,7,7])->f32[32,1280,1,1];kernel_size=[{0}, {0}];ceil_mode=True"
+    named, real = (kernel_work(from_text(text.format(side)), CHIP) for side in (1280, 7))
+    assert named.seconds == real.seconds
+
+
+def test_interpolation_to_the_same_size_is_a_copy():
+    """As ViLT does with its positions: PyTorch copies, while another size goes through 768 planes one by one."""
+    text = "aten::upsample_bilinear2d(f32[1,768,12,12])->f32[1,768,12,{0}];output_size=[12, {0}]"
+    same, wider = (kernel_work(from_text(text.format(side)), CHIP).seconds for side in (12, 13))
+    assert same < 5e-6 < 200e-6 < wider
+
+
 def test_gradients_of_one_pixel_wait_for_each_other():
     def gradient(side: int) -> float:
         images, pooled = f"f32[10,256,{8 * side},{8 * side}]", f"f32[10,256,{side},{side}]"

@@ -61,12 +61,17 @@ def _waiting(wide: Array, pooled_one: Array, window: float, chip: Chip) -> float
 
 
 def _window(call: Call, kind: str, wide: Array, pooled_one: Array, dimensions: int) -> float:
-    """Return how many numbers a result is made from; an adaptive window's ends round outwards."""
+    """Return how many numbers a result is made from; an adaptive window's ends round outwards.
+
+    A window that is larger than the image (1280 x 1280 in transformers' EfficientNet) reads what there is.
+    """
     if kind == "adaptive":
         sides = zip(wide.shape[-dimensions:], pooled_one.shape[-dimensions:], strict=True)
         return prod(size / parts + (size % parts > 0) for size, parts in sides)
     sides_of_window = whole_numbers(number(call, "kernel_size")) or [2]
-    return float(prod(sides_of_window) if len(sides_of_window) > 1 else sides_of_window[0] ** dimensions)
+    if len(sides_of_window) == 1:
+        sides_of_window *= dimensions
+    return float(prod(map(min, sides_of_window, wide.shape[-dimensions:])))
 
 
 def _padded(array: Array) -> int:

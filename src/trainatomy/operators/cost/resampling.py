@@ -40,13 +40,16 @@ def interpolated(call: Call, chip: Chip) -> KernelWork:
     last = kind in ("nearest", "linear") and len(fine.shape) == 4 and fine.strides[1] == 1
     form: dict[str, Any] = read_yaml("efficiency.yaml")["resampling"]
     moving = form["start_seconds"] * (2 if backward else 1) + moved / (chip.bandwidth * form["bandwidth"])
-    if kind == "cubic":
+    copied = kind in ("linear", "cubic") and fine.shape == coarse.shape
+    if copied and kind == "linear":
+        seconds = moving
+    elif kind == "cubic":
         seconds = max(_cubic(fine, coarse, chip, form["cubic"], backward=backward), moving)
     else:
         way = _gradient if backward else _result
         seconds = max(way(kind, fine, coarse, last, chip, form), moving)
     order = "last" if last else "first"
-    kind = f"{kind} copy" if kind == "cubic" and fine.shape == coarse.shape else kind
+    kind = f"{kind} copy" if copied else kind
     family = f"resampling.{kind}.{'backward' if backward else 'forward'}.{8 * fine.itemsize}.{order}"
     features = (log2(max(moved, 1) / chip.l2_bytes), log2(max(prod(fine.shape[:2]), 1)) / 2)
     launches = 2 if backward and kind != "nearest" else 1
