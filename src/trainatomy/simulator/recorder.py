@@ -104,7 +104,7 @@ class Recorder(TorchDispatchMode):
         self._plans = PlanWriter(self.trace, self.allocate, self.release, self.hold)
         self._references = GradientReferences()
         self._zeros = FreshZeros()
-        self._sizes = DataDependentSizes(self.values, self.hold)
+        self._sizes = DataDependentSizes(self.values)
         self._taken_over = False
         self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
         self._labels_at_end: dict[int, str] = {}
@@ -276,7 +276,8 @@ class Recorder(TorchDispatchMode):
             for tensor in outputs:
                 self.hold(tensor, name)
         else:
-            call = KernelCall(func, args, kwargs, tuple(outputs), self._processor)
+            selected = self._sizes.selected if facts.sized else ()
+            call = KernelCall(func, args, kwargs, tuple(outputs), self._processor, selected)
             self._plans.write(facts.rule(call), name, outputs)
         if facts.loads:
             self._use_libraries(product_of(name, args))
