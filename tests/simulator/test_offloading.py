@@ -191,6 +191,9 @@ def test_pinned_buffers_take_no_memory_and_are_counted_while_hooks_pack(process:
     with save_on_cpu(pin_memory=True):
         assert (weight * weight).requires_grad
     assert process.storages.host_memory.pinned == 6 * 4096  # blocks are used again
+    first, *others = process.trace.pinned
+    assert [each.bytes for each in (first, *others)] == [4096] * 6
+    assert first.allocation < others[-1].allocation <= len(process.trace.origins)
 
 
 def test_a_node_keeps_its_stream_where_a_hook_chooses_another(process: SimulatedProcess) -> None:
