@@ -207,6 +207,11 @@ class Recorder(TorchDispatchMode):
         for number, label in self._labels_at_end.items():
             self.trace.labels.setdefault(number, label)
 
+    @property
+    def loaded(self) -> frozenset[str]:
+        """The libraries that were loaded, with PyTorch's streams; those of several ranks are in what NCCL holds."""
+        return frozenset(self.libraries | ({"streams"} if self.streams.pooled and not self.communicates else set()))
+
     # -- operations ----------------------------------------------------------------------------------------------------
 
     @classmethod
