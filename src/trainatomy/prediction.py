@@ -14,6 +14,7 @@ from trainatomy.analysis.late_releases import released_by_clock
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
+from trainatomy.analysis.page_tables import page_table_bytes
 from trainatomy.catalog.cudnn import is_measured
 from trainatomy.libraries import installed_versions
 from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
@@ -215,9 +216,9 @@ def _with_dtype(workload: Workload, dtype: str) -> Workload:
 
 
 def context_bytes(workload: Workload, simulation: Simulation) -> int:
-    """Return the bytes of the CUDA context with the kernels of the libraries that the simulation used."""
+    """Return the bytes of the CUDA context with what the libraries loaded and the pages of pinned memory take."""
     context = workload.resolve_gpu().context(emulated_software(workload).context)
-    return context.holding(simulation.libraries)
+    return context.holding(simulation.libraries) + page_table_bytes(sum(one.bytes for one in simulation.trace.pinned))
 
 
 def nccl_bytes_of(workload: Workload, simulation: Simulation) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from trainatomy.allocator import AllocatorSettings, OutOfMemory, replay
 from trainatomy.allocator.sizes import MIB
-from trainatomy.results.trace import AllocationTrace, Event, Origin
+from trainatomy.results.trace import AllocationTrace, Event, Origin, PinnedBlock
 
 DEFAULT = AllocatorSettings()
 
@@ -89,3 +89,18 @@ def test_addresses_depend_on_when_libraries_load(labels: dict[int, str], expecte
     journal = Journal()
     replay(AllocationTrace(events, origins, labels), DEFAULT, addresses=journal)
     assert journal.notes == expected
+
+
+def test_large_blocks_of_pinned_host_memory_take_addresses() -> None:
+    """A training with checkpoints in host memory lays out its segments around them (see ``addresses.py``)."""
+    events = [
+        Event("alloc", 0, 20 * MIB),
+        Event("alloc", 1, 30 * MIB),
+        Event("free", 0, 0),
+        Event("alloc", 2, 64 * MIB),
+    ]
+    origins = [Origin("", "", "load", 0) for _ in range(3)]
+    pinned = [PinnedBlock(1, 32 * MIB), PinnedBlock(1, 4096), PinnedBlock(2, 8 * MIB), PinnedBlock(3, 16 * MIB)]
+    journal = Journal()
+    replay(AllocationTrace(events, origins, pinned=pinned), DEFAULT, addresses=journal)
+    assert journal.notes == [20, 32, 30, 8, 64, "kernels", "handle"]

@@ -253,6 +253,60 @@ def test_batch_norm_copies_a_gradient_of_another_memory_format():
     assert scratch(plan(aten.native_batch_norm_backward.default, data, *args)) == []
 
 
+class TestMasks:
+    """Index with masks of [4, 1023] tokens, as the loss of TRL does: sizes as an H200 with torch 2.11 recorded them."""
+
+    MASK = meta(4092, dtype=torch.bool)
+    FOUND = (4, 1, 1023)  # the number of true elements, the storage of their sum and of their selection
+
+    def planned(self, operator, *args, selected: int, outputs: tuple[torch.Tensor, ...]) -> Plan:
+        call = KernelCall(operator, args, {}, outputs, H200, (selected,))
+        return list(RULES[operator._schema.name](call))
+
+    def test_elements_are_counted_before_they_are_selected(self):
+        steps = self.planned(aten.nonzero.default, self.MASK, selected=4092, outputs=(meta(4092, 1),))
+        assert scratch(steps) == list(self.FOUND)
+        assert steps.index(Free("sum")) < steps.index(Out(0)) < steps.index(Scratch(1023, "select"))
+
+    def test_many_elements_are_counted_by_all_blocks_that_run_at_once(self):
+        # 132 multiprocessors hold 8 blocks of 256 threads each, 5 waves of them write 4 bytes: 21,120, aligned to 256.
+        steps = self.planned(aten.nonzero.default, meta(4097, dtype=torch.bool), selected=9, outputs=(meta(9, 1),))
+        assert scratch(steps)[1] == 21248 + 255
+
+    def test_positions_live_until_the_result_is_allocated(self):
+        rows = self.planned(aten.index.Tensor, meta(4092, 896), [self.MASK], selected=4000, outputs=(meta(4000, 896),))
+        assert scratch(rows) == [4, 1, 4000 * 8, 1023]
+        assert rows[-1] == Out(0) and Free("positions") not in rows
+
+    def test_a_mask_of_two_dimensions_has_two_positions_for_each_element(self):
+        mask = meta(4, 1023, dtype=torch.bool)
+        gradient = (meta(4, 1023, 896), [mask], meta(4092, 896), True, True)
+        steps = self.planned(aten._index_put_impl_.default, *gradient, selected=4092, outputs=(gradient[0],))
+        wrapped = [32736, 32736] * 2
+        assert scratch(steps) == [4, 1, 65472, 1023, *wrapped, 32736, 32736, 32736, 71167]
+        assert steps.index(Free("positions")) < steps.index(Scratch(32736, "sorted indices"))
+
+    def test_one_value_for_all_positions_fills(self):
+        x = meta(4092, 8)
+        steps = self.planned(aten.index_put_.default, x, [self.MASK], meta(), selected=4092, outputs=(x,))
+        assert scratch(steps) == []
+        rows = self.planned(aten.index_put_.default, x, [self.MASK], meta(4092, 8), selected=4092, outputs=(x,))
+        assert scratch(rows) == [4, 1, 32736, 1023]
+
+    def test_scattered_values_need_the_running_sum_of_the_mask(self):
+        x, source = meta(4092), meta(4092)
+        steps = self.planned(aten.masked_scatter.default, x, self.MASK, source, selected=0, outputs=(meta(4092),))
+        assert steps[0] == Out(0) and scratch(steps) == [32736, 1279]
+        back = (x, self.MASK, [4092])
+        steps = self.planned(aten.masked_scatter_backward.default, *back, selected=0, outputs=(meta(4092),))
+        assert scratch(steps) == [4, 1, 32736, 1023]
+
+    def test_selected_elements_have_a_position_in_each_dimension_of_the_common_shape(self):
+        x, mask = meta(4, 1023), meta(1023, dtype=torch.bool)
+        steps = self.planned(aten.masked_select.default, x, mask, selected=100, outputs=(meta(100),))
+        assert scratch(steps) == [4, 1, 100 * 2 * 8, 1023]
+
+
 def test_dropout_allocates_its_mask_first():
     assert plan(aten.native_dropout.default, meta(4, 8), 0.1, True) == [Out(1), Out(0)]
     assert plan(aten.native_dropout.default, meta(4, 8), 0.1, False) == [Out(0), Out(1)]

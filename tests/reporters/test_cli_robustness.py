@@ -109,6 +109,7 @@ def test_many_steps_are_announced(
         ({"train.optim": "torch.optim.SGD"}, False, ""),
         ({"data": {"factory": "a:b"}}, False, ""),
         ({"loop": "sft"}, False, "peft bitsandbytes torchao"),
+        ({"loop": "sft", "trl.activation_offloading": True}, False, "torchao"),
     ],
 )
 def test_libraries_are_hidden_where_nothing_needs_them(

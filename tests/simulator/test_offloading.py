@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils import checkpoint
 
 import trainatomy
+from trainatomy.operators.allocation import allocation_rules
+from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.traffic import crosses, is_asynchronous
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.simulate import Simulation, simulate
@@ -137,6 +140,28 @@ def test_trl_keeps_activations_in_host_memory_on_a_stream_of_its_own(loop: str) 
     assert streams == {True: {1}, False: {0}}
 
 
+@pytest.mark.parametrize(("release", "saved"), [((2, 11), [0, 4096]), ((2, 13), [4096])])
+def test_hooks_see_what_checkpoints_of_a_release_save(release: tuple[int, int], saved: list[int]) -> None:
+    """Up to PyTorch 2.11 ``_NoopSaveInputs`` saves an empty tensor first (torch/utils/checkpoint.py)."""
+    if not hasattr(checkpoint._CheckpointFrame, "save_inputs"):
+        pytest.skip("the installed release of PyTorch saves the empty tensor itself")
+    found = {"packed": list[tuple[str, int]](), "unpacked": list[tuple[str, int]]()}
+
+    def note(kind: str, tensor: torch.Tensor) -> torch.Tensor:
+        found[kind].append((tensor.device.type, tensor.nbytes))
+        return tensor
+
+    process = SimulatedProcess("NVIDIA H200", 150 << 30, Processor((9, 0), 132, release), allocation_rules())
+    with process.open():
+        x = torch.zeros(1024, device="cuda", requires_grad=True)
+        with saved_tensors_hooks(lambda tensor: note("packed", tensor), lambda tensor: note("unpacked", tensor)):
+            result = checkpoint.checkpoint(lambda tensor: tensor.square().sum(), x, use_reentrant=False)
+        result.backward()
+    assert x.grad is not None and x.grad.shape == (1024,)
+    assert found["packed"] == found["unpacked"] == [("cuda" if size else "cpu", size) for size in saved]
+    assert "save_inputs" in vars(checkpoint._CheckpointFrame)
+
+
 def test_tensors_that_are_laid_out_otherwise_take_a_copy_on_the_gpu(process: SimulatedProcess) -> None:
     x = torch.rand(64, 32, device="cuda")
     event = len(process.trace.events)
@@ -166,6 +191,9 @@ def test_pinned_buffers_take_no_memory_and_are_counted_while_hooks_pack(process:
     with save_on_cpu(pin_memory=True):
         assert (weight * weight).requires_grad
     assert process.storages.host_memory.pinned == 6 * 4096  # blocks are used again
+    first, *others = process.trace.pinned
+    assert [each.bytes for each in (first, *others)] == [4096] * 6
+    assert first.allocation < others[-1].allocation <= len(process.trace.origins)
 
 
 def test_a_node_keeps_its_stream_where_a_hook_chooses_another(process: SimulatedProcess) -> None:

@@ -248,3 +248,12 @@ def test_a_training_on_two_streams_takes_what_an_h200_measured() -> None:
         module = TwoBranches()
     memory = trainatomy.predict(module, batch=batch, gpu="h200", software={"torch": "2.11"}).memory
     assert (memory.peak_allocated_bytes, memory.peak_reserved_bytes) == (1_213_342_720, 1_256_194_048)
+
+
+def test_the_first_stream_makes_pytorchs_pools(process: SimulatedProcess) -> None:
+    """Sources: c10/cuda/CUDAStream.cpp (``initDeviceStreamState``); ``ExternalStream`` takes none from the pools."""
+    torch.cuda.default_stream().synchronize()
+    torch.cuda.ExternalStream(4096)
+    assert "streams" not in process.recorder.loaded
+    torch.cuda.Stream()
+    assert "streams" in process.recorder.loaded

@@ -174,3 +174,27 @@ def test_the_trainer_gets_batches_of_the_lengths_in_their_order(loop: str) -> No
     rows, passes = (2 if loop == "sft" else 4), (2 if loop == "dpo" else 1)  # also of the reference model
     assert widths == [(rows, 40)] * passes + [(rows, 16)] * passes
     assert counted == [rows // 2 * (12 + 40)] * passes + [rows // 2 * (7 + 9)] * passes
+
+
+@pytest.mark.parametrize(
+    ("installed", "imported"),
+    [({"peft", "bitsandbytes"}, ["bitsandbytes"]), ({"bitsandbytes"}, []), ({"peft"}, []), (set(), [])],
+)
+def test_bitsandbytes_is_loaded_where_peft_would_load_it(
+    monkeypatch: pytest.MonkeyPatch, installed: set[str], imported: list[str]
+) -> None:
+    """TRL empties the cache if bitsandbytes is loaded, and that must not depend on how the process was started."""
+
+    def stop(*arguments: Any, **keywords: Any) -> None:
+        raise InterruptedError
+
+    found: list[str] = []
+    monkeypatch.setattr("trainatomy.training.trl.version_of", lambda name: "1.0" if name in installed else None)
+    monkeypatch.setattr("trainatomy.training.trl.import_module", found.append)
+    monkeypatch.setattr("trainatomy.training.loops.trl.training_arguments", stop)
+    for offloads in (False, True):
+        described = {"model": {"class": "LlamaForCausalLM", "config": LLAMA}, "data": {"sequence_length": 16}}
+        workload = Workload.from_mapping(described | {"loop": "sft", "trl": {"activation_offloading": offloads}})
+        with pytest.raises(InterruptedError):
+            run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+        assert found == (imported if offloads else [])

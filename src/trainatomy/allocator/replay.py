@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from trainatomy.allocator.choices import Choices
@@ -165,13 +166,28 @@ def _library_moments(trace: AllocationTrace, allocator: CachingAllocator) -> lis
     """
     start = _end_of_loading(trace)
     moments: list[tuple[int, Callable[[], None]]] = [(start, allocator.kernels_loaded)]
+    moments += [(event, partial(allocator.host_memory_pinned, size)) for event, size in _pinned(trace)]
+    moments += [(event, allocator.handle_created) for event in _handles(trace, start)]
+    return sorted(moments, key=lambda moment: moment[0])
+
+
+def _handles(trace: AllocationTrace, start: int) -> list[int]:
+    """Return the events before which a thread makes its cuBLAS handle."""
     workspaces = {allocation for allocation, label in trace.labels.items() if label == HANDLE_LABEL}
     if not workspaces:
-        return [*moments, (start, allocator.handle_created)]
-    for index, event in enumerate(trace.events):
-        if event.action == "alloc" and event.allocation in workspaces:
-            moments.append((index, allocator.handle_created))
-    return sorted(moments, key=lambda moment: moment[0])
+        return [start]
+    return [
+        index for index, event in enumerate(trace.events) if event.action == "alloc" and event.allocation in workspaces
+    ]
+
+
+def _pinned(trace: AllocationTrace) -> list[tuple[int, int]]:
+    """Return the event before which each block of host memory is pinned, and its bytes."""
+    found, waiting = list[tuple[int, int]](), list(reversed(trace.pinned))
+    for index, event in enumerate(trace.events if waiting else ()):
+        while event.action == "alloc" and waiting and waiting[-1].allocation <= event.allocation:
+            found.append((index, waiting.pop().bytes))
+    return found
 
 
 def _end_of_loading(trace: AllocationTrace) -> int:

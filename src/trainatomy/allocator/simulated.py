@@ -187,6 +187,11 @@ class CachingAllocator:
         """Note that a thread made its cuBLAS handle, whose workspace comes next: it takes addresses, too."""
         self._addresses.handle_created()
 
+    def host_memory_pinned(self, size: int) -> None:
+        """Note that the process pinned a block of host memory: a large one takes addresses, too."""
+        if size >= SMALL_SEGMENT_BYTES:
+            self._addresses.take(size)
+
     def block_bytes(self, handle: int) -> int:
         """Return the size of the block behind a live handle, with the rest that was not split off; 0 for handle 0."""
         return self._live[handle].size if handle else 0

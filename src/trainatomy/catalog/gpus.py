@@ -31,7 +31,8 @@ class Context:
         loads_bytes: Added by the first use of each library.  ``kernels``: PyTorch's own kernels; ``cublas`` and
             ``cublas_backward``: cuBLAS' handle of the forward thread and of autograd's; ``cudnn`` and
             ``cudnn_backward``: cuDNN's attention or convolution; ``convolution``: added by a convolution to that;
-            ``training``: kernels of backward and optimizer.
+            ``training``: kernels of backward and optimizer; ``streams``: PyTorch's pools of streams, which the first
+            ``torch.cuda.Stream()`` makes (c10/cuda/CUDAStream.cpp: 32 streams of each of 4 priorities).
     """
 
     era: str

@@ -97,6 +97,18 @@ class CPUWait(NamedTuple):
     done: Mapping[int, int] | None
 
 
+class PinnedBlock(NamedTuple):
+    """A block of pinned host memory, which takes addresses among those of the GPU's memory.
+
+    Attributes:
+        allocation: Number of allocations before it.
+        bytes: Its size.
+    """
+
+    allocation: int
+    bytes: int
+
+
 class CollectiveUse(NamedTuple):
     """An asynchronous collective, whose tensors NCCL's process group holds until it has seen that it is over.
 
@@ -143,6 +155,7 @@ class AllocationTrace:
         stream_uses: Calls of ``Tensor.record_stream``.  The simulated allocator does not wait for these streams.
         cpu_waits: Waits of the CPU for streams, where memory depends on them.
         collectives: Asynchronous collectives.
+        pinned: Blocks of pinned host memory that activations take.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -155,3 +168,4 @@ class AllocationTrace:
     stream_uses: list[StreamUse] = field(default_factory=list)
     cpu_waits: list[CPUWait] = field(default_factory=list)
     collectives: list[CollectiveUse] = field(default_factory=list)
+    pinned: list[PinnedBlock] = field(default_factory=list)

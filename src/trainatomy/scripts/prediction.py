@@ -91,7 +91,7 @@ def prediction_of_script(
         trainable_parameters=sum(model.trainable_parameters for model in run.models),
         steps=seen.steps,
         torch_version=session.version,
-        libraries=frozenset({"kernels", "training"}) | recorder.libraries,
+        libraries=frozenset({"kernels", "training"}) | recorder.loaded,
         notes=(
             *version_notes(session.version),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),

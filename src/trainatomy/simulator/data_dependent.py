@@ -143,15 +143,18 @@ class DataDependentSizes:
 
     Args:
         values: Known values.
-        hold: Called with (tensor, operation) for a tensor that the device must hold.
+
+    Attributes:
+        selected: Number of true elements of each mask of the last operation.
     """
 
-    def __init__(self, values: Values, hold: Callable[[torch.Tensor, str], object]) -> None:
+    def __init__(self, values: Values) -> None:
+        self.selected: tuple[int, ...] = ()
         self._values = values
-        self._hold = hold
 
     def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result; None if the operation is none of these, on the CPU, or the values are unknown."""
+        self.selected = ()
         if isinstance(args[0], torch.Tensor) and not args[0].is_meta:
             return None
         if name == "aten::nonzero":
@@ -161,6 +164,7 @@ class DataDependentSizes:
             if mask is None:
                 return None
             count = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
+            self.selected = (count,)
             return torch.empty(count, dtype=args[0].dtype, device="meta")
         if name in _SIZED_BY_VALUES:
             return self._run_on_values(func, args, kwargs)
@@ -199,6 +203,6 @@ class DataDependentSizes:
             positions = self._nonzero(index)
             if positions is None:
                 return None
-            self._hold(positions, "aten::nonzero")
+            self.selected += (positions.shape[0],)
             expanded.extend(positions.unbind(1))
         return expanded

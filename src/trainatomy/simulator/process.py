@@ -26,7 +26,7 @@ from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.placement import Handler, Placement
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.saved_tensors import addresses, hooks_in_mode
+from trainatomy.simulator.saved_tensors import addresses, checkpoint_inputs, hooks_in_mode
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.topology import Topology
 from trainatomy.training.packed_weights import numbers
@@ -129,6 +129,7 @@ class SimulatedProcess:
             placement: Any = self.placement
             data_parallel.install(stack, placement, self.modules)
         addresses(stack)
+        checkpoint_inputs(stack, self.processor.torch_version)
         hooks_in_mode(stack, self.functions, self.storages.host_memory, self.recorder.streams)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
 from trainatomy.operators.allocation.workspaces import product_of
 from trainatomy.operators.registry import libraries_of
-from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, StreamUse
+from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PinnedBlock, StreamUse
 from trainatomy.simulator.cpu_waits import CPUWaits
 from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads
 from trainatomy.simulator.execution import MetaExecution
@@ -96,6 +96,7 @@ class Recorder(TorchDispatchMode):
         self.execution = MetaExecution(self.values, modules)
         self.libraries: set[str] = set()
         self._storages = storages
+        storages.host_memory.on_block = self.pin
         self._modules = modules
         self._rules = rules
         self._facts: dict[int, OperatorFacts] = {}  # by the operator's identity, as hashing one is slow
@@ -104,7 +105,7 @@ class Recorder(TorchDispatchMode):
         self._plans = PlanWriter(self.trace, self.allocate, self.release, self.hold)
         self._references = GradientReferences()
         self._zeros = FreshZeros()
-        self._sizes = DataDependentSizes(self.values, self.hold)
+        self._sizes = DataDependentSizes(self.values)
         self._taken_over = False
         self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
         self._labels_at_end: dict[int, str] = {}
@@ -140,6 +141,10 @@ class Recorder(TorchDispatchMode):
         """Write that the allocation of that number is released."""
         if number >= 0:
             self.trace.events.append(Event("free", number, 0))
+
+    def pin(self, size: int) -> None:
+        """Note a new block of pinned host memory."""
+        self.trace.pinned.append(PinnedBlock(len(self.trace.origins), size))
 
     def use_on_stream(self, tensor: torch.Tensor, stream: Any) -> None:
         """Note that another stream uses a tensor's memory (``Tensor.record_stream``)."""
@@ -201,6 +206,11 @@ class Recorder(TorchDispatchMode):
         """Complete the labels when the run is over."""
         for number, label in self._labels_at_end.items():
             self.trace.labels.setdefault(number, label)
+
+    @property
+    def loaded(self) -> frozenset[str]:
+        """The libraries that were loaded, with PyTorch's streams; those of several ranks are in what NCCL holds."""
+        return frozenset(self.libraries | ({"streams"} if self.streams.pooled and not self.communicates else set()))
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -276,7 +286,8 @@ class Recorder(TorchDispatchMode):
             for tensor in outputs:
                 self.hold(tensor, name)
         else:
-            call = KernelCall(func, args, kwargs, tuple(outputs), self._processor)
+            selected = self._sizes.selected if facts.sized else ()
+            call = KernelCall(func, args, kwargs, tuple(outputs), self._processor, selected)
             self._plans.write(facts.rule(call), name, outputs)
         if facts.loads:
             self._use_libraries(product_of(name, args))

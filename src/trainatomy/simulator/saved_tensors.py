@@ -1,11 +1,12 @@
 """Hooks of saved tensors in the simulated process: activations that are kept in host memory.
 
 PyTorch's ``save_on_cpu``, transformers' checkpoints with ``offload`` and TRL's ``OffloadActivations`` use such hooks to
-copy what autograd saves to host memory, and back in backward.  Their own code runs.  It needs two things:
+copy what autograd saves to host memory, and back in backward.  Their own code runs.  It needs three things:
 
 - Autograd calls the hook that packs a tensor from inside an operation, where Python's function modes are off: hooks run
   with the simulation's mode on (``hooks_in_mode``).
 - Storages of meta tensors have no address, by which TRL tells tensors apart: each gets one (``addresses``).
+- Hooks see what checkpoints save for their recomputation, which differs between releases (``checkpoint_inputs``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import checkpoint
 
+from trainatomy.catalog.versions import behaviour
 from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.streams import Streams
 
@@ -71,3 +74,27 @@ def addresses(stack: contextlib.ExitStack) -> None:
         return storage._cdata * _SPREAD % _ADDRESSES // _ALIGNED * _ALIGNED
 
     stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", data_ptr))
+
+
+def checkpoint_inputs(stack: contextlib.ExitStack, torch_version: tuple[int, int]) -> None:
+    """Let checkpoints that are not reentrant save what they save in ``torch_version``; ``stack`` undoes it.
+
+    Up to 2.11 an autograd function saves the inputs, and before them an empty tensor of the CPU that requires grad.
+    Hooks pack that tensor, too: TRL counts it among the last five tensors, which it keeps on the GPU in forward.
+    Source: torch/utils/checkpoint.py (``_NoopSaveInputs`` of 2.11, ``_CheckpointFrame.save_inputs`` of 2.13).
+    """
+    frame: Any = checkpoint._CheckpointFrame
+    saved_by_function = not hasattr(frame, "save_inputs")  # the installed release does it by itself
+    if saved_by_function or not behaviour("checkpoints_save_an_empty_tensor", torch_version):
+        return
+    save, get = frame.save_inputs, frame.get_inputs
+
+    def save_inputs(self: Any, *inputs: Any) -> None:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # it is in the cost of a checkpoint
+            empty = torch.empty((0,), requires_grad=True)
+        save(self, empty, *inputs)
+
+    def get_inputs(self: Any) -> list[Any]:
+        return list(get(self)[1:])
+
+    stack.enter_context(mock.patch.multiple(frame, save_inputs=save_inputs, get_inputs=get_inputs))

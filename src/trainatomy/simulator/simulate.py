@@ -342,7 +342,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int, file
         trainable_parameters=described.trainable_parameters,
         steps=steps,
         torch_version=version,
-        libraries=described.libraries | recorder.libraries,
+        libraries=described.libraries | recorder.loaded,
         notes=(
             *version_notes(version),
             *described.notes,

@@ -32,10 +32,12 @@ class HostMemory:
     Attributes:
         counts: True while a hook packs.
         pageable: Most bytes that are not pinned, at once.
+        on_block: Called with the bytes of each new pinned block.
     """
 
     def __init__(self) -> None:
         self.counts = False
+        self.on_block: Callable[[int], object] = lambda size: None
         self.pageable = 0
         self._live = 0
         self._blocks: dict[int, int] = {}
@@ -54,7 +56,9 @@ class HostMemory:
         if pinned:
             size = 1 << (needed - 1).bit_length()
             self._blocks[size] = self._blocks.get(size, 0) + 1
-            self._most[size] = max(self._most.get(size, 0), self._blocks[size])
+            if self._blocks[size] > self._most.get(size, 0):
+                self._most[size] = self._blocks[size]
+                self.on_block(size)
             weakref.finalize(storage, self._release_block, size).atexit = False
         else:
             self._live += needed

@@ -32,6 +32,8 @@ class Streams:
     def __init__(self, device: torch.device, note: Callable[[SyncKind, int, int], None]) -> None:
         self.device = device
         self.note = note
+        self.pooled = False
+        """True if a stream was taken from PyTorch's pools; the first one makes all that they hold."""
         self._count = 1
         self._events = 0
         self._external: dict[int, int] = {}
@@ -117,6 +119,11 @@ class Streams:
         self._count += 1
         return self._count - 1
 
+    def next_of_pool(self) -> int:
+        """Return the number of a new stream of PyTorch's pools."""
+        self.pooled = True
+        return self.next_stream()
+
     def external(self, pointer: int) -> int:
         """Return the number of a stream that another library made, by its address."""
         if pointer not in self._external:
@@ -175,7 +182,7 @@ class SimulatedStream:
     owner: ClassVar[Streams]
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **options: Any) -> None:
-        self.stream_id = self.owner.next_stream() if stream_id is None else stream_id
+        self.stream_id = self.owner.next_of_pool() if stream_id is None else stream_id
         self.cuda_stream = self.native_handle = self._as_parameter_ = self.stream_id
         self.device, self.device_index, self.device_type = self.owner.device, self.owner.device.index, 1
         self.priority = priority

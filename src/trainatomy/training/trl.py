@@ -6,11 +6,13 @@ import copy
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from trainatomy.errors import WorkloadError
+from trainatomy.libraries import version_of
 from trainatomy.training.model import unwrap
 
 if TYPE_CHECKING:
@@ -42,6 +44,18 @@ def _check_reward_model(model: Any) -> None:
             "AutoModelForSequenceClassification and model.config: {num_labels: 1}",
             key="loop",
         )
+
+
+def load_bitsandbytes() -> None:
+    """Import bitsandbytes where it is installed beside peft, as any script that imports TRL does.
+
+    The Trainer imports peft, and peft bitsandbytes (peft/helpers.py); a process that hid it at that time has it now.
+    TRL's ``OffloadActivations.__enter__`` looks for it in ``sys.modules`` and empties the allocator's cache if it is
+    there.
+    """
+    if version_of("peft") and version_of("bitsandbytes"):
+        with suppress(Exception):  # peft reports what is wrong with it
+            import_module("bitsandbytes")
 
 
 def reference_of(model: nn.Module) -> nn.Module:

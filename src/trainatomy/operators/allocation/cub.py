@@ -4,7 +4,8 @@ The formulas are CUB's own; the tile sizes come from its tuning tables, for the 
 (8-byte indices and counters), and may move by a few kilobytes with CUB's version.
 
 Source: CCCL 3.0 (CUDA 13.0), under cub/: util_temporary_storage.cuh, agent/single_pass_scan_operators.cuh,
-device/dispatch/dispatch_radix_sort.cuh, dispatch_scan.cuh, dispatch_unique_by_key.cuh and tuning/.
+device/dispatch/dispatch_radix_sort.cuh, dispatch_reduce.cuh, dispatch_scan.cuh, dispatch_select_if.cuh,
+dispatch_unique_by_key.cuh and tuning/.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ _RADIX_BITS = 8
 _TILE_PADDING = 32
 _SINGLE_TILE = (256, 19)
 _SCAN_TILE = (128, 15)
+_SELECT_TILE = (128, 10)
+_REDUCE_TILE = (256, 16)
+_REDUCE_WAVES = 5
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+"""Threads that a multiprocessor holds where they are not 2048 (CUDA programming guide, compute capabilities)."""
 
 
 def aliased(sizes: Sequence[int]) -> int:
@@ -71,6 +77,20 @@ def unique_by_key_bytes(count: int, key_bytes: int, capability: tuple[int, int])
     else:
         tile = 64 * min(11, 11 * 4 // key_bytes)
     return aliased((_tile_states(ceil_div(count, tile), 16), 0))
+
+
+def select_bytes(count: int) -> int:
+    """Return the storage of ``DeviceSelect::Flagged`` for 8-byte positions and 4-byte counts: 8 bytes a tile."""
+    return aliased((_tile_states(ceil_div(count, _memory_bound_tile(*_SELECT_TILE, 8)), 8), 0))
+
+
+def sum_bytes(count: int, value_bytes: int, capability: tuple[int, int], multiprocessors: int) -> int:
+    """Return the storage of ``DeviceReduce::Sum``: 1 byte for a single tile, else a sum for each block that can run."""
+    threads, _ = _REDUCE_TILE
+    if count <= _memory_bound_tile(*_REDUCE_TILE, value_bytes):
+        return 1
+    blocks = _THREADS.get(capability, 2048) // threads * multiprocessors * _REDUCE_WAVES
+    return aliased((blocks * value_bytes,))
 
 
 def _tile_states(tiles: int, descriptor_bytes: int) -> int:

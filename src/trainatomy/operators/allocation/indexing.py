@@ -6,29 +6,69 @@ deterministic algorithms are required.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainatomy.operators.allocation.arguments import bound, contiguous_copies, dense_bytes
-from trainatomy.operators.allocation.cub import aliased, radix_sort_pairs_bytes, scan_bytes
+from trainatomy.operators.allocation.cub import aliased, radix_sort_pairs_bytes, scan_bytes, select_bytes, sum_bytes
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_LONG = 8
+_INT, _LONG = 4, 8
 _SORTED_IN_PLACE = 4096
 _MANY_TO_SORT = 1_000_000
 _FEW_SEGMENTS = 128
 
 
 def index(call: KernelCall) -> Plan:
-    """Plan ``x[indices]``: 32-bit indices are converted first (ATen/native/TensorAdvancedIndexing.cpp, ``make_info``).
+    """Plan ``x[indices]``: masks become positions, 32-bit indices are converted, both until the result is allocated.
 
-    The positions of a mask are left out: their number depends on data.
+    Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp (``make_info``).
     """
-    return [*_converted(_indices(bound(call)["indices"])), Out(0)]
+    indices = _indices(bound(call)["indices"])
+    return [*_positions_of_masks(call, indices), *_converted(indices), Out(0)]
+
+
+def nonzero(call: KernelCall) -> Plan:
+    """Plan the positions of the elements that are not zero."""
+    return _found(call, call.args[0].numel(), Out(0))
+
+
+def masked_select(call: KernelCall) -> Plan:
+    """Plan ``x[mask]`` with both expanded to a common shape (ATen/native/cuda/IndexKernel.cpp)."""
+    named = bound(call)
+    shape = torch.broadcast_shapes(named["self"].shape, named["mask"].shape)
+    return [*_positions(call, shape, sum(call.selected)), Out(0)]
+
+
+def masked_scatter(call: KernelCall) -> Plan:
+    """Plan the running sum of a mask, by which each of its elements finds its value in a contiguous source.
+
+    Source: aten/src/ATen/native/cuda/IndexKernel.cpp (``masked_scatter__cuda``), IndexKernel.cu.
+    """
+    named = bound(call)
+    mask = named["mask"].expand(named["self"].shape)
+    count = mask.numel()
+    return [
+        Out(0),
+        Scratch(count * _LONG, "running sum"),
+        *contiguous_copies(mask, name="contiguous mask"),
+        Scratch(scan_bytes(count, _LONG), "scan"),
+        Free("scan"),
+        *contiguous_copies(named["source"], name="contiguous source"),
+    ]
+
+
+def masked_scatter_backward(call: KernelCall) -> Plan:
+    """Plan ``masked_select`` of the gradient; taken as if the source had no more elements than the mask selects.
+
+    Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp (``masked_scatter_backward_symint``).
+    """
+    return [*_positions(call, call.args[0].shape, call.outputs[0].numel()), Out(0)]
 
 
 def columns(call: KernelCall) -> Plan:
@@ -49,19 +89,25 @@ def index_put(call: KernelCall) -> Plan:
     """Plan values written at indices, which needs no scratch, or added there, which sorts them by target.
 
     For n elements the linear index, its sorted copy, the original positions and a range have 8·n bytes each, besides
-    the sort's own storage; values are expanded to n slices. Left out: the check of indices that autograd's own call
-    skips, and masks.
+    the sort's own storage; values are expanded to n slices. Masks become positions first; with one value for all of
+    them nothing is indexed (``masked_fill``). Left out: the check of indices that autograd's own call skips.
 
-    Source: aten/src/ATen/native/cuda/Indexing.cu (``index_put_with_sort_kernel``).
+    Source: aten/src/ATen/native/cuda/Indexing.cu (``index_put_with_sort_kernel``), TensorAdvancedIndexing.cpp.
     """
     named = bound(call)
-    self, indices = named["self"], _indices(named["indices"])
+    self, given = named["self"], _indices(named["indices"])
     start: list[Out | Scratch | Free] = [Out(number) for number in range(len(call.outputs))]
-    if not named["accumulate"] or not indices or any(_is_mask(one) for _, one in indices):
+    indices = _without_masks(call, given)
+    if not named["accumulate"]:
+        fills = named["values"].numel() == 1 and any(_is_mask(one) for _, one in given)
+        return start if fills else [*start, *_positions_of_masks(call, given)]
+    if not indices:
         return start
+    masks = _positions_of_masks(call, given)
     places = torch.broadcast_shapes(*(one.shape for _, one in indices)).numel()
-    plan = [*start, *contiguous_copies(self, name="contiguous self"), *_converted(indices)]
+    plan = [*start, *contiguous_copies(self, name="contiguous self"), *masks, *_converted(indices)]
     plan += _linear_index(len(indices), places)
+    plan += [Free("positions") for _ in range(sum(_is_mask(one) for _, one in given))]
     slices = _slice(self, indices)
     if named["values"].numel() != places * slices or not named["values"].is_contiguous():
         plan.append(Scratch(places * slices * self.dtype.itemsize, "expanded values"))
@@ -136,6 +182,47 @@ def _segments_sorted(call: KernelCall, self: torch.Tensor, length: int) -> list[
 def _indices(argument: Any) -> list[tuple[int, torch.Tensor]]:
     """Return the index tensors with the dimension that each indexes."""
     return [(dimension, one) for dimension, one in enumerate(argument) if one is not None]
+
+
+def _positions_of_masks(call: KernelCall, indices: Sequence[tuple[int, torch.Tensor]]) -> list[Scratch | Out | Free]:
+    """Plan the positions of each mask, in order."""
+    masks = [one for _, one in indices if _is_mask(one)]
+    return [
+        step for mask, count in zip(masks, call.selected, strict=False) for step in _positions(call, mask.shape, count)
+    ]
+
+
+def _positions(call: KernelCall, shape: Sequence[int], count: int) -> list[Scratch | Out | Free]:
+    """Plan a matrix with the positions of ``count`` true elements of a mask."""
+    return _found(call, math.prod(shape), Scratch(count * len(shape) * _LONG, "positions"))
+
+
+def _found(call: KernelCall, elements: int, result: Scratch | Out) -> list[Scratch | Out | Free]:
+    """Plan ``nonzero``: elements are counted, then selected (aten/src/ATen/native/cuda/Nonzero.cu, torch 2.9-2.13)."""
+    gpu = call.processor
+    return [
+        Scratch(_INT, "count"),
+        Scratch(sum_bytes(elements, _INT, gpu.capability, gpu.multiprocessors), "sum"),
+        Free("sum"),
+        result,
+        Scratch(select_bytes(elements), "select"),
+        Free("select"),
+        Free("count"),
+    ]
+
+
+def _without_masks(call: KernelCall, indices: Sequence[tuple[int, torch.Tensor]]) -> list[tuple[int, torch.Tensor]]:
+    """Return the indices with an index for each dimension of a mask in place of it, and the dimension of each."""
+    counts, found = iter(call.selected), list[tuple[int, torch.Tensor]]()
+    skipped = 0  # dimensions that masks of several dimensions add
+    for dimension, one in indices:
+        if not _is_mask(one):
+            found.append((dimension + skipped, one))
+            continue
+        positions = torch.empty(next(counts, 0), dtype=torch.long, device="meta")
+        found += [(dimension + skipped + number, positions) for number in range(one.dim())]
+        skipped += one.dim() - 1
+    return found
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:

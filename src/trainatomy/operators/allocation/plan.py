@@ -83,7 +83,8 @@ class Processor:
 class KernelCall:
     """An aten operation as the dispatcher sees it (below autograd), with meta tensors.
 
-    ``outputs`` are its flattened tensor results.
+    ``outputs`` are its flattened tensor results; ``selected`` the number of true elements of each mask that it indexes
+    with.
     """
 
     func: torch._ops.OpOverload
@@ -91,6 +92,7 @@ class KernelCall:
     kwargs: dict[str, Any]
     outputs: tuple[torch.Tensor, ...]
     processor: Processor
+    selected: tuple[int, ...] = ()
 
 
 Rule = Callable[[KernelCall], Plan]

@@ -15,7 +15,7 @@ from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.loops.observed_trainer import ObservedTrainer
 from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
 from trainatomy.training.optimizer import create_single
-from trainatomy.training.trl import check_model, quiet_trl
+from trainatomy.training.trl import check_model, load_bitsandbytes, quiet_trl
 from trainatomy.training.trl_data import make_tokenizer
 from trainatomy.workload.arguments import is_own
 
@@ -74,6 +74,8 @@ def train_with(
     """
     check_model(workload.loop, model)
     check_checkpointing(model, workload.train)
+    if workload.trl.get("activation_offloading"):
+        load_bitsandbytes()
     optimizer = create_single(workload, model) if is_own(workload.train.optim) else None
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder, quiet_trl():
         arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
