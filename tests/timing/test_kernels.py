@@ -340,3 +340,13 @@ def test_a_time_step_takes_longer_where_rows_are_not_aligned():
 def test_each_kernel_of_a_time_step_is_launched():
     few, many = (kernel_work(recurrent_call("GRU", "f16", 512, steps=steps), H200.chip).launches for steps in (10, 30))
     assert many - few == 2 * 20
+
+
+@pytest.mark.parametrize(("name", "operands", "place"), [("mm", "", 2), ("addmm", "f32[32768],", 3)])
+def test_the_result_that_out_names_is_no_factor(name: str, operands: str, place: int) -> None:
+    """As in TRL's losses by chunks, whose ``torch.mm(..., out=...)`` was priced with the result as a factor."""
+    factors, result = "f32[2040,768],f32[768,32768|1,768]", "f32[2040,32768]"
+    chip = chip_of(find_gpu("h200"), tf32=False)
+    plain = kernel_work(from_text(f"aten::{name}({operands}{factors})->{result}"), chip)
+    out = kernel_work(from_text(f"aten::{name}({operands}{factors},{result}!)->{result}@{place}"), chip)
+    assert (out.flop, out.seconds, out.family) == (plain.flop, plain.seconds, plain.family)

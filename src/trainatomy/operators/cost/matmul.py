@@ -75,8 +75,9 @@ class LoadingConstants(NamedTuple):
 
 
 def matmul(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of ``mm``, ``bmm``, ``addmm``, ``baddbmm``, ``addbmm``, whose last two inputs are the factors."""
-    a, b = call.inputs[-2:]
+    """Return the work of ``mm``, ``bmm``, ``addmm``, ``baddbmm`` and ``addbmm``, also with ``out``."""
+    operands = operands_of(call)
+    a, b = operands[-2:]
     if len(a.shape) < 2 or len(b.shape) < 2 or a.on_host:
         return vector_product(call, chip)
     batch = a.shape[0] if len(a.shape) == 3 else 1
@@ -87,9 +88,14 @@ def matmul(call: Call, chip: Chip) -> KernelWork:
     layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
     work = product(chip, kind, a.dtype, layout, batch, m, n, k, "batched" if len(a.shape) == 3 else "plain")
     return work._replace(
-        family=f"{work.family}.{'added' if len(call.inputs) > 2 else 'alone'}",
+        family=f"{work.family}.{'added' if len(operands) > 2 else 'alone'}",
         passes=passes_to(call, work.bytes, "dense factors and result, without the added matrix"),
     )
+
+
+def operands_of(call: Call) -> tuple[Array, ...]:
+    """Return what a product reads: a matrix to add, if there is one, then the factors; not what ``out`` names."""
+    return call.inputs[:-1] if len(call.inputs) - 1 in call.written else call.inputs
 
 
 def product(
