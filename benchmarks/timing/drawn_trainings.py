@@ -218,7 +218,56 @@ FURTHER: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
     },
 }  # fmt: skip
 """Further such architectures, without those of ``NEVER_TIMED``."""
-SETS = {"usual": CANDIDATES, "never timed": NEVER_TIMED, "further": FURTHER}
+
+OTHERS: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
+    "texts": {
+        "blenderbot": (_class("BlenderbotSmallForConditionalGeneration") | {"sequence": 128, "target": 48}, 24),
+        "bros": (_class("BrosForTokenClassification", num_hidden_layers=6) | {"sequence": 384}, 8),
+        "camembert": (_class("CamembertForMaskedLM", num_hidden_layers=8) | {"sequence": 350}, 16),
+        "diff-llama": (_class("DiffLlamaForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=6,
+                              num_attention_heads=16, num_key_value_heads=16) | {"sequence": 500}, 4),
+        "eurobert": (_class("EuroBertForMaskedLM", hidden_size=768, intermediate_size=3072, num_hidden_layers=8,
+                            num_attention_heads=12, num_key_value_heads=12, vocab_size=60000, pad_token_id=0)
+                     | {"sequence": 600}, 8),
+        "gpt-bigcode": (_class("GPTBigCodeForCausalLM", n_layer=8, n_embd=1024, n_head=16) | {"sequence": 700}, 5),
+        "helium": (_class("HeliumForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                          num_attention_heads=16, num_key_value_heads=16, head_dim=64, vocab_size=48000)
+                   | {"sequence": 600}, 5),
+        "luke": (_class("LukeForTokenClassification", num_hidden_layers=6) | {"sequence": 256}, 12),
+        "markuplm": (_class("MarkupLMForTokenClassification", num_hidden_layers=6) | {"sequence": 384}, 10),
+        "megatron-bert": (_class("MegatronBertForMaskedLM", num_hidden_layers=10) | {"sequence": 400}, 8),
+        "mpt": (_class("MptForCausalLM", d_model=1024, n_heads=16, n_layers=8, vocab_size=50000)
+                | {"sequence": 600}, 5),
+        "mvp": (_class("MvpForConditionalGeneration", encoder_layers=4, decoder_layers=4)
+                | {"sequence": 256, "target": 64}, 8),
+        "olmo3": (_class("Olmo3ForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                         num_attention_heads=16, num_key_value_heads=16, vocab_size=50000) | {"sequence": 700}, 4),
+        "persimmon": (_class("PersimmonForCausalLM", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8,
+                             num_attention_heads=16, vocab_size=50000, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+                      | {"sequence": 600}, 5),
+        "plbart": (_class("PLBartForConditionalGeneration") | {"sequence": 200, "target": 64}, 16),
+        "prophetnet": (_class("ProphetNetForConditionalGeneration", num_encoder_layers=4, num_decoder_layers=4)
+                       | {"sequence": 200, "target": 50}, 8),
+        "rembert": (_class("RemBertForMaskedLM", num_hidden_layers=6, vocab_size=60000) | {"sequence": 256}, 10),
+        "splinter": (_class("SplinterForQuestionAnswering", num_hidden_layers=8) | {"sequence": 384}, 10),
+    },
+    "images and sound": {
+        "donut-swin": (_class("DonutSwinForImageClassification"), 24),
+        "hgnet": (_class("HGNetV2ForImageClassification"), 64),
+        "hubert-ctc": (_class("HubertForCTC", num_hidden_layers=4), 6),
+        "image-gpt": (_class("ImageGPTForImageClassification", n_layer=6, n_embd=512, n_head=8), 4),
+        "mobilenet-v2-hf": (_class("MobileNetV2ForImageClassification"), 80),
+        "mobilevit-v2": (_class("MobileViTV2ForImageClassification"), 48),
+        "moonshine": (_class("MoonshineForConditionalGeneration", pad_token_id=0) | {"target": 40}, 8),
+        "pvt": (_class("PvtForImageClassification"), 48),
+        "swin-masked": (_class("SwinForMaskedImageModeling"), 24),
+        "textnet": (_class("TextNetForImageClassification"), 16),
+        "unispeech-sat": (_class("UniSpeechSatForSequenceClassification", num_hidden_layers=4), 6),
+        "vit-msn": (_class("ViTMSNForImageClassification", num_hidden_layers=8), 24),
+    },
+}  # fmt: skip
+"""Other such architectures."""
+SETS = {"usual": CANDIDATES, "never timed": NEVER_TIMED, "further": FURTHER, "others": OTHERS}
 
 
 def drawn(
