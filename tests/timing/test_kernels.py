@@ -350,3 +350,35 @@ def test_the_result_that_out_names_is_no_factor(name: str, operands: str, place:
     plain = kernel_work(from_text(f"aten::{name}({operands}{factors})->{result}"), chip)
     out = kernel_work(from_text(f"aten::{name}({operands}{factors},{result}!)->{result}@{place}"), chip)
     assert (out.flop, out.seconds, out.family) == (plain.flop, plain.seconds, plain.family)
+
+
+@pytest.mark.parametrize(
+    ("calls", "measured"),
+    [
+        ({(3000, 1024): 17, (48000, 64): 16}, 3218e-6),  # Persimmon, whose heads have norms
+        (
+            {
+                (588, 32): 2, (588, 64): 2, (588, 160): 2, (588, 256): 6, (2352, 160): 6, (9408, 64): 6, (37632, 32): 6
+            },
+            1173e-6,  # SegFormer
+        ),
+        (
+            {(3528, 32): 2, (3528, 64): 2, (3528, 160): 2, (3528, 256): 6, (14112, 160): 6, (56448, 64): 6,
+             (225792, 32): 6},
+            3021e-6,  # PVT v2, whose longest ones are shared by blocks
+        ),
+    ],
+)  # fmt: skip
+def test_gradients_of_layer_norms_with_short_rows(calls: dict[tuple[int, int], int], measured: float) -> None:
+    """Rows, width and number of the layer norms of trainings, and what their gradients took on an H200."""
+    total = 0.0
+    for (rows, width), count in calls.items():
+        text = f"f32[{rows},{width}]*2,f32[{rows},1]*2,f32[{width}]*2)->f32[{rows},{width}],f32[{width}]*2"
+        total += count * seconds(f"aten::native_layer_norm_backward({text};normalized_shape=[{width}]")
+    assert total == pytest.approx(measured, rel=0.1)
+
+
+def test_a_layer_norm_without_weights_that_are_trained_has_one_gradient() -> None:
+    text = "aten::native_layer_norm_backward(f32[9000,64]*2,f32[9000,1]*2,f32[64]*2)->f32[9000,64];output_mask=[{}]"
+    whole, to_input = (seconds(text.format(mask)) for mask in ("True, True, True", "True, False, False"))
+    assert to_input < whole / 2

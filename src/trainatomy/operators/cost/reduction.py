@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import hypot, log2
+from math import ceil, hypot, log2
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.elementwise import memory_bound
@@ -25,6 +25,11 @@ _ROW_SECONDS = 2.3e-7
 """Time of a multiprocessor for a row of layer norm, which is a block of 128 threads however short it is
 (aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``vectorized_layer_norm_kernel``): 0.9 million rows of 96 to 768
 numbers of a Swin transformer on an H200, by the profiler."""
+_CALIBRATED_ROW = 512
+"""Numbers of the shortest rows whose layer norm's gradients calibrations measure."""
+_COLUMNS, _ROWS_OF_TURN, _SHARED_ROWS = 32, 256, 64 * 1024
+"""Columns of a block of layer norm's gradients of weight and bias, rows that it takes at a time, and rows from which on
+blocks share them."""
 _WARP_ROW = 1024
 """Softmax keeps rows up to this long in the registers of a warp (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
 
@@ -84,7 +89,30 @@ def normalisation(call: Call, chip: Chip) -> KernelWork:
     reach = efficiency_of(family)
     if short == "native_layer_norm" and by_rows > work.bytes / (chip.bandwidth * reach.share):
         return work._replace(family="rows.native_layer_norm", seconds=1.5e-6 + by_rows)
+    if short == "native_layer_norm_backward" and width < _CALIBRATED_ROW:
+        seconds = _short_rows_backward(call, chip, source, width)
+        return work._replace(family="columns.native_layer_norm_backward", seconds=seconds)
     return work
+
+
+def _short_rows_backward(call: Call, chip: Chip, source: Array, width: int) -> float:
+    """Return the time of the gradients of a layer norm with short rows.
+
+    The gradients of weight and bias have a block for each 32 columns, which walks over all rows, 256 at a time; many
+    rows of few columns are shared by blocks, whose sums are added in a second pass. The gradient of the input has a
+    block for each row (``LaunchGammaBetaBackwardCUDAKernel`` and ``LayerNormBackwardKernelImplInternal`` in
+    aten/src/ATen/native/cuda/layer_norm_kernel.cu).
+    """
+    form: dict[str, float] = read_yaml("efficiency.yaml")["layer_norm_backward"]
+    rows, blocks = source.elements / width, width / _COLUMNS
+    once, start = source.bytes / (chip.bandwidth * form["bandwidth"]), form["start_seconds"]
+    to_input = start + max(3 * once, rows * form["row_seconds"] / chip.multiprocessors)
+    if "True" not in number(call, "output_mask", "[True, True, True]").split(",", 1)[1]:
+        return to_input
+    if rows > _SHARED_ROWS and blocks < chip.multiprocessors / 2:
+        return to_input + 2 * start + 2 * once
+    turns = ceil(rows / _ROWS_OF_TURN) * (form["turn_seconds"] + blocks * form["block_turn_seconds"])
+    return to_input + start + max(turns, 2 * once)
 
 
 def _further_passes(call: Call, short: str) -> tuple[Passes, int]:
