@@ -238,8 +238,9 @@ def fell_back(point: dict[str, Any], chip: Chip) -> bool:
     if groups >= MANY_GROUPS and point["kernels"] >= 2 * groups:
         return True
     if re.search(UNSPLIT, _family(point, chip) or ""):
-        slower = point["us"] / (kernel_work(from_text(point["call"]), chip).seconds * 1e6)
-        return slower > MOST_UNSPLIT or any(kernel in name for name in point.get("names", ()) for kernel in FALLBACKS)
+        physical = kernel_work(from_text(point["call"]), chip).seconds * 1e6
+        if point["us"] > MOST_UNSPLIT * physical:
+            return True
     dense = ";groups=1;" in f"{point['call']};" and point["call"].startswith("aten::convolution")
     if not dense or from_text(point["call"]).inputs[1].shape[1] <= MOST_FEW:
         return False
