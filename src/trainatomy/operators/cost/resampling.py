@@ -9,6 +9,8 @@ The gradient adds to the places that each number was read from, by atomic additi
 wait for each other, so that a number of the gradient takes longer the more of them share a place; cubic interpolation
 compares and swaps instead, sixteen times one after the other.  Nearest neighbours are gathered, image after image.
 
+An image that keeps its size is copied: at once where interpolation is linear, plane after plane where it is cubic.
+
 Sources: aten/src/ATen/native/cuda/UpSampleBilinear2d.cu, UpSampleBicubic2d.cu, UpSampleTrilinear3d.cu,
 UpSampleNearest2d.cu.  Constants: ``catalog/efficiency.yaml``.
 """
@@ -32,6 +34,7 @@ def interpolated(call: Call, chip: Chip) -> KernelWork:
     """Return the work of ``upsample_*`` [N, C, places...] or of its backward."""
     short, moved = name_of(call).removeprefix("upsample_"), traffic(call).bytes
     backward = short.endswith("_backward")
+    direction = "backward" if backward else "forward"
     if not moved or not call.outputs:
         return NOTHING
     mode = short.removesuffix("_backward")
@@ -40,17 +43,16 @@ def interpolated(call: Call, chip: Chip) -> KernelWork:
     last = kind in ("nearest", "linear") and len(fine.shape) == 4 and fine.strides[1] == 1
     form: dict[str, Any] = read_yaml("efficiency.yaml")["resampling"]
     moving = form["start_seconds"] * (2 if backward else 1) + moved / (chip.bandwidth * form["bandwidth"])
-    copied = kind in ("linear", "cubic") and fine.shape == coarse.shape
-    if copied and kind == "linear":
-        seconds = moving
+    copied = form["copied_plane_seconds"].get(kind) if fine.shape == coarse.shape else None
+    if copied is not None:
+        kind, seconds = f"{kind} copy", max(prod(fine.shape[:2]) * copied[direction], moving)
     elif kind == "cubic":
         seconds = max(_cubic(fine, coarse, chip, form["cubic"], backward=backward), moving)
     else:
         way = _gradient if backward else _result
         seconds = max(way(kind, fine, coarse, last, chip, form), moving)
     order = "last" if last else "first"
-    kind = f"{kind} copy" if copied else kind
-    family = f"resampling.{kind}.{'backward' if backward else 'forward'}.{8 * fine.itemsize}.{order}"
+    family = f"resampling.{kind}.{direction}.{8 * fine.itemsize}.{order}"
     features = (log2(max(moved, 1) / chip.l2_bytes), log2(max(prod(fine.shape[:2]), 1)) / 2)
     launches = 2 if backward and kind != "nearest" else 1
     return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds)
@@ -83,12 +85,7 @@ def _gradient(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, for
 
 
 def _cubic(fine: Array, coarse: Array, chip: Chip, form: dict[str, Any], *, backward: bool) -> float:
-    """Return the time of cubic interpolation, or of its gradient: of planes one after the other, or of all numbers.
-
-    An image whose size stays the same is copied, plane after plane.
-    """
-    if fine.shape == coarse.shape:
-        return prod(fine.shape[:2]) * float(form["same_size"]["backward" if backward else "forward"])
+    """Return the time of cubic interpolation, or of its gradient: of planes one after the other, or of all numbers."""
     pixels, sharing = prod(fine.shape[2:]), fine.elements / max(coarse.elements, 1)
     if backward and fine.itemsize < 4:
         known = form["half_backward"]
