@@ -224,7 +224,7 @@ def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Ti
             {s: one.attainable_utilisation for s, one in times.items()}, times, weights
         ),
         launches=round(mean({shape: float(one.launches) for shape, one in times.items()})),
-        new_shape_seconds=_new_shape_seconds(epochs) * _new_shapes(epochs) / len(epochs.orders[0].steps),
+        first_epoch_extra_seconds=_new_shape_seconds(epochs) * _new_shapes(epochs) / len(epochs.orders[0].steps),
         power=None,  # it differs from batch to batch
         general_rule_only=tuple(sorted({name for one in times.values() for name in one.general_rule_only})),
     )

@@ -114,8 +114,8 @@ class Time:
         power: The GPU's mean power; None where that of its architecture was not measured, in pipelines, and where
             batches differ in length.
         at_paces: The step on faster and slower hosts, where that was asked for, slowest last.
-        new_shape_seconds: What the mean step of a first epoch takes longer, because libraries plan operators anew for
-            each length of batches; not part of `step_seconds`.
+        first_epoch_extra_seconds: What the mean step of a first epoch takes longer, because libraries plan operators
+            anew for each length of batches; not part of `step_seconds`.
         probe_seconds: Time of the probe of a host's pace on the assumed host, by the probe's name; empty: not known.
     """
 
@@ -139,7 +139,7 @@ class Time:
     pipeline: Pipeline | None = None
     power: Power | None = None
     at_paces: tuple[PacedStep, ...] = ()
-    new_shape_seconds: float = 0.0
+    first_epoch_extra_seconds: float = 0.0
     probe_seconds: dict[str, float] = field(default_factory=dict)
 
     def pace_of(self, host: HostPace) -> float | None:
@@ -150,7 +150,7 @@ class Time:
     @property
     def first_epoch_step_seconds(self) -> float:
         """The mean step of an epoch whose lengths have not occurred before, which is what a measurement times."""
-        return self.step_seconds + self.new_shape_seconds
+        return self.step_seconds + self.first_epoch_extra_seconds
 
     def step_seconds_at(self, pace: float) -> float | None:
         """Return the time of the step on a host of this pace, from `at_paces`; None outside of them.
