@@ -66,6 +66,7 @@ def prediction_of(
     analysis: MemoryAnalysis | None = None,
     pipeline: Pipeline | None = None,
     paces: Sequence[float] = (),
+    layouts: bool = True,
 ) -> Prediction:
     """Return the prediction for a simulated workload.
 
@@ -79,11 +80,12 @@ def prediction_of(
         analysis: The analysis of its memory, if there is one already.
         pipeline: The step of the pipeline that the simulated rank belongs to.
         paces: Paces of the host for which the step is predicted too (``Time.at_paces``).
+        layouts: Whether to try other addresses of segments (``Memory.layouts``).
     """
     gpu, software = workload.resolve_gpu(), emulated_software(workload)
     context = context_bytes(workload, simulation)
     links, nccl = workload.parallel.links(gpu), nccl_bytes_of(workload, simulation)
-    analysis = analysis or analysis_of(workload, simulation)
+    analysis = analysis or analysis_of(workload, simulation, layouts=layouts)
     if (executed := _EXECUTED.get()) is not None:
         executed.append(Executed(workload, simulation, analysis))
     memory = analysis.memory
@@ -121,14 +123,13 @@ def prediction_of(
     )
 
 
-def analysis_of(workload: Workload, simulation: Simulation) -> MemoryAnalysis:
+def analysis_of(workload: Workload, simulation: Simulation, *, layouts: bool = False) -> MemoryAnalysis:
     """Return the analysis of what a simulated process holds on its GPU."""
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
     gpu_bytes = workload.resolve_gpu().memory_bytes
-    return analyze_memory(
-        simulation.trace, settings, gpu_bytes, context, nccl, _released_by_clock(workload, simulation)
-    )
+    by_clock = _released_by_clock(workload, simulation)
+    return analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, by_clock, layouts=layouts)
 
 
 def _released_by_clock(workload: Workload, simulation: Simulation) -> AllocationTrace | None:
@@ -174,7 +175,7 @@ def rank_prediction_of(
     workload: Workload, simulation: Simulation, *, timeline: bool, analysis: MemoryAnalysis | None = None
 ) -> RankPrediction:
     """Return the memory of the rank that was simulated; the arguments are those of ``prediction_of``."""
-    gpu, analysis = workload.resolve_gpu(), analysis or analysis_of(workload, simulation)
+    gpu, analysis = workload.resolve_gpu(), analysis or analysis_of(workload, simulation, layouts=True)
     return RankPrediction(
         rank=simulation.trace.rank,
         fits=analysis.out_of_memory is None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainatomy.allocator.addresses import NewestFirst
+from trainatomy.allocator.addresses import NewestFirst, Scattered
 from trainatomy.allocator.sizes import MIB
 
 
@@ -71,9 +71,21 @@ def test_an_empty_reservation_is_used_again() -> None:
     assert policy.take(20 * MIB) == held[0]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 70)), max_size=80))
-def test_ranges_never_overlap(steps: list[tuple[bool, int]]) -> None:
-    policy = NewestFirst()
+def test_scattered_reservations_lie_above_others_now_and_then() -> None:
+    policy, lowest, above = Scattered(0), 0, 0
+    for number in range(1000):
+        address = policy.take(32 * MIB)
+        above += number > 0 and address > lowest
+        lowest = address if number == 0 else min(lowest, address)
+    assert 150 < above < 210
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 70)), max_size=80),
+    st.one_of(st.none(), st.integers(0, 5)),
+)
+def test_ranges_never_overlap(steps: list[tuple[bool, int]], seed: int | None) -> None:
+    policy = NewestFirst() if seed is None else Scattered(seed)
     live: list[tuple[int, int]] = []
     for number, (takes, value) in enumerate(steps):
         if number == 30:

@@ -206,10 +206,16 @@ def test_operations_are_analyzed_on_the_same_gpu_as_a_prediction(monkeypatch: py
     contexts = []
 
     def spy(
-        trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, context: int, nccl: int, by_clock: None
+        trace: AllocationTrace,
+        settings: AllocatorSettings,
+        gpu_bytes: int,
+        context: int,
+        nccl: int,
+        *more: Any,
+        **how: Any,
     ) -> MemoryAnalysis:
         contexts.append(context + nccl)
-        return analyze_memory(trace, settings, gpu_bytes, context, nccl, by_clock)
+        return analyze_memory(trace, settings, gpu_bytes, context, nccl, *more, **how)
 
     monkeypatch.setattr(trainatomy.prediction, "analyze_memory", spy)
     workload = trainatomy.Workload.from_mapping({"model": TINY_BERT, "gpu": "t4"})

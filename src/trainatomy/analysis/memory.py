@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.address_layouts import layout_range
 from trainatomy.analysis.late_releases import peak_range
 from trainatomy.analysis.plan_choice import plan_range
 from trainatomy.analysis.purposes import Purpose, lifetimes, purposes
@@ -61,6 +62,8 @@ def analyze_memory(
     context_bytes: int,
     nccl_bytes: int = 0,
     by_clock: AllocationTrace | None = None,
+    *,
+    layouts: bool = False,
 ) -> MemoryAnalysis:
     """Replay a trace through the simulated allocator and analyze the outcome.
 
@@ -74,6 +77,7 @@ def analyze_memory(
         nccl_bytes: Bytes of it that NCCL takes.
         by_clock: The trace with releases that wait for streams at their predicted times, which reserved memory is
             taken from (see ``late_releases``).
+        layouts: Replay it with other addresses of segments, too (``Memory.layouts``).
     """
     unlimited = replay(trace, settings, device_bytes=gpu_bytes)
     capacity = gpu_bytes - context_bytes - nccl_bytes
@@ -86,7 +90,10 @@ def analyze_memory(
         found = replace(found, memory=_with_reserved(found.memory, min(reserved, capacity)))
     peaks = peak_range(trace, settings, gpu_bytes, found.memory)
     plans = plan_range(trace, settings, gpu_bytes, found.memory)
-    return replace(found, memory=replace(found.memory, range=peaks, plans=plans))
+    others = None
+    if layouts and found.out_of_memory is None and not found.memory.num_alloc_retries:
+        others = layout_range(by_clock or trace, settings, gpu_bytes, found.memory)
+    return replace(found, memory=replace(found.memory, range=peaks, plans=plans, layouts=others))
 
 
 def analyze_replay(
@@ -116,11 +123,11 @@ def analyze_replay(
 def verdict(memory: Memory, gpu_bytes: int, out_of_memory: OutOfMemoryPoint | None) -> Verdict:
     """Return whether a training fits; ``tight``: barely, or only because the allocator frees its cache.
 
-    Where memory depends on timing or on the fastest plans, it has to fit in the worst case.
+    Where memory depends on timing, on the fastest plans or on addresses, it has to fit in the worst case.
     """
     if out_of_memory is not None:
         return "does not fit"
-    ranges = [one for one in (memory.range, memory.plans) if one is not None]
+    ranges = [one for one in (memory.range, memory.plans, memory.layouts) if one is not None]
     highest = max((one.reserved_bytes[1] for one in ranges), default=memory.peak_reserved_bytes)
     scarce = gpu_bytes - memory.device_bytes - (highest - memory.peak_reserved_bytes) < TIGHT_SHARE * gpu_bytes
     return "tight" if scarce or memory.num_alloc_retries else "fits"

@@ -37,6 +37,7 @@ def predict(
     timed: bool = True,
     ranks: Sequence[int] = (),
     host_paces: Sequence[float] = (),
+    layouts: bool = True,
     on_progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Prediction:
@@ -59,6 +60,8 @@ def predict(
         host_paces: CPU times as multiples of the assumed host's (1.5: a host that takes half as long again), for each
             of which the step is predicted too: ``Prediction.time.at_paces``. Not for a pipeline, nor for samples of
             different lengths.
+        layouts: Replay the allocations with other addresses of segments, too, which takes up to a second:
+            ``Prediction.memory.layouts``.
         on_progress: Called with what is being done while samples of different lengths are predicted.
         **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
             and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
@@ -72,7 +75,7 @@ def predict(
         SimulationError: An operation needs data that a run without a GPU does not have.
     """
     started = time.perf_counter()
-    options = PredictOptions(timeline, timed, trust_remote_code, calibration, tuple(ranks), tuple(host_paces))
+    options = PredictOptions(timeline, timed, trust_remote_code, calibration, tuple(ranks), tuple(host_paces), layouts)
     if isinstance(what, Workload):
         check_keywords(batch, optimizer)
         workload, make_batch = with_batch(changed(what, optimizer, gpu, settings), batch, settings)
@@ -176,6 +179,7 @@ def _assemble(workload: Workload, simulation: Simulation, options: PredictOption
         timeline=options.timeline,
         started=started,
         paces=options.host_paces,
+        layouts=options.layouts,
     )
     if workload.data.lengths is None:
         return found

@@ -150,6 +150,15 @@ def plan_range(peaks: PeakRange) -> str:
     return f"Depending on which algorithms cudnn.benchmark finds the fastest: {', '.join(parts)}."
 
 
+def layout_range(peaks: PeakRange) -> str:
+    """Return the peaks that depend on where the driver puts segments."""
+    low, high = (human_bytes(one) for one in peaks.reserved_bytes)
+    return (
+        f"Reserved memory may be {low} to {high}: where the driver puts segments decides between free blocks of equal "
+        "size, and that differs between processes."
+    )
+
+
 def bytes_per_parameter(figures: BytesPerParameter) -> str:
     """Return ``18.30 bytes per parameter (rule of thumb: 18 for mixed precision with AdamW)``."""
     rule = f" (rule of thumb: {figures.rule:g} for {figures.rule_name})" if figures.rule is not None else ""

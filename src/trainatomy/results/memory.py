@@ -121,6 +121,8 @@ class Memory:
     figures are the low end, where memory is free as soon as its tensor dies.
     ``plans`` is given where the peaks depend on which plans ``cudnn.benchmark`` finds the fastest; the other figures
     are those with the plans that cuDNN's heuristics prefer.
+    ``layouts`` is given where the peaks depend on where the driver puts segments; the other figures are those with the
+    addresses that it chooses where nothing else lies in the address space.
     """
 
     peak_allocated_bytes: int
@@ -134,6 +136,7 @@ class Memory:
     num_alloc_retries: int
     range: PeakRange | None = None
     plans: PeakRange | None = None
+    layouts: PeakRange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class PredictOptions:
         calibration: A calibration or its file, for the timing model; None for the one that ships.
         ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
         host_paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
+        layouts: Try other addresses of segments; False is somewhat faster, for one of many candidates.
     """
 
     timeline: bool = False
@@ -38,6 +39,7 @@ class PredictOptions:
     calibration: Calibration | Path | str | None = None
     ranks: tuple[int, ...] = ()
     host_paces: tuple[float, ...] = ()
+    layouts: bool = True
 
     def for_workloads(self, workloads: Sequence[Workload]) -> PredictOptions:
         """Return the options with the calibration loaded, once it is known to apply to the workloads' GPUs.
@@ -56,6 +58,7 @@ class PredictOptions:
             **({} if self.timed else {"timed": False}),
             **({"ranks": self.ranks} if self.ranks else {}),
             **({"host_paces": self.host_paces} if self.host_paces else {}),
+            **({} if self.layouts else {"layouts": False}),
         }
 
 

@@ -59,6 +59,8 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(Text(sentences.peak_range(memory.range)))
     if memory.plans is not None:
         parts.append(Text(sentences.plan_range(memory.plans)))
+    if memory.layouts is not None:
+        parts.append(Text(sentences.layout_range(memory.layouts)))
     if prediction.modules:
         table = modules_table(prediction.modules, memory.components.activations)
         parts.append(section(SECTIONS["modules"], table))
