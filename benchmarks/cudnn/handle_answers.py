@@ -22,7 +22,6 @@ import math
 import multiprocessing
 import os
 import random
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,9 +165,9 @@ def of_trainings(path: Path = TRAININGS) -> Iterator[Call]:
 
 
 def calls(count: int, seed: int, layers: Path = LAYERS, trainings: Path = TRAININGS) -> list[Call]:
-    """Return distinct calls: those of trainings, then three of four those of published networks, one of them of the twenty.
+    """Return distinct calls: those of trainings, then those of published networks and one of four an invented one.
 
-    A call that is also on the side of the table is not held out.
+    One of four is of the twenty networks that are used most. A call that is on both sides is not held out.
     """
     most_used = published(seed + 1000, layers, NETWORKS)
     sources = published(seed, layers), most_used, published(seed + 2000, layers), invented(seed)
@@ -306,4 +305,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -97,7 +97,8 @@ class Convolutions(TorchDispatchMode):
         if func is torch.ops.aten.convolution.default:
             data, weight, _, stride, padding, dilation, transposed, _, groups = args
             shapes = [list(data.shape), list(weight.shape), list(result.shape)]
-            settings = [list(stride), list(padding), list(dilation)]
+            places = data.dim() - 2
+            settings = [list(values) * (places // len(values)) for values in (stride, padding, dilation)]
             if transposed:  # as cuDNN is called: the gradient of the convolution from the result to the input
                 shapes[0], shapes[2] = shapes[2], shapes[0]
             if len(shapes[0]) == 3:  # one dimension is passed as the second of two
@@ -148,14 +149,11 @@ def networks() -> Iterator[tuple[str, Callable[[], Run]]]:
     for name in TORCHVISION:
         yield name, partial(_of_torchvision, vision, name)
     for name in SEGMENTATION:
-        auxiliary = {} if name.startswith("lraspp") else {"aux_loss": True}
-        made = partial(getattr(vision.segmentation, name), weights=None, weights_backbone=None, **auxiliary)
-        yield name, lambda made=made: of_images(made())
+        yield name, partial(_of_segmentation, vision, name)
     for name in DETECTION:
-        made = partial(getattr(vision.detection, name), weights=None, weights_backbone=None)
-        yield name, lambda made=made: _of_detection(made())
+        yield name, partial(_of_detection, vision, name)
     for name in VIDEO:
-        yield name, lambda name=name: _of_clips(getattr(vision.video, name)(weights=None))
+        yield name, partial(_of_clips, vision, name)
     yield from _of_timm()
     yield from _of_transformers()
     yield from _of_diffusers()
@@ -168,8 +166,15 @@ def _of_torchvision(vision: Any, name: str) -> Run:
     return of_images(getattr(vision, name)(weights=None, **heads), 1, least)
 
 
-def _of_detection(network: Any) -> Run:
+def _of_segmentation(vision: Any, name: str) -> Run:
+    """Return the runs of a network that classifies pixels, with its second classifier."""
+    auxiliary = {} if name.startswith("lraspp") else {"aux_loss": True}
+    return of_images(getattr(vision.segmentation, name)(weights=None, weights_backbone=None, **auxiliary))
+
+
+def _of_detection(vision: Any, name: str) -> Run:
     """Return the runs of the backbone and the head of a detector; what chooses boxes needs values."""
+    network = getattr(vision.detection, name)(weights=None, weights_backbone=None)
 
     def run(chance: random.Random) -> tuple[list[int], Callable[[], Any]]:
         rows, columns = image(chance, 32, 256, 800)
@@ -183,10 +188,13 @@ def _of_detection(network: Any) -> Run:
     return run
 
 
-def _of_clips(network: nn.Module) -> Run:
+def _of_clips(vision: Any, name: str) -> Run:
+    """Return the runs of a network for clips."""
+    network = getattr(vision.video, name)(weights=None)
+
     def run(chance: random.Random) -> tuple[list[int], Callable[[], Any]]:
         frames, rows = chance.choice((8, 16, 16, 16, 24, 32)), side(chance, 96, 256)
-        frames = max(frames, 16) if type(network).__name__ == "S3D" else frames
+        frames = max(frames, 16) if name == "s3d" else frames
         return [frames, rows, rows], lambda: network(torch.empty(BATCH, 3, frames, rows, rows, device="meta"))
 
     return run
@@ -220,13 +228,15 @@ def _of_transformers() -> Iterator[tuple[str, Callable[[], Run]]]:
 
         yield name, built
     for name in AUDIO:
-        yield name, lambda name=name: _of_sound(getattr(transformers, name))
+        yield name, partial(_of_sound, transformers, name)
     yield "WhisperModel", lambda: _of_whisper(transformers)
 
 
-def _of_sound(kind: Any) -> Run:
+def _of_sound(transformers: Any, name: str) -> Run:
+    """Return the runs of a network for sound."""
+    kind = getattr(transformers, name)
     network = kind(kind.config_class())
-    rows = [1] if kind.__name__ in ("DacModel",) else []
+    rows = [1] if name == "DacModel" else []
 
     def run(chance: random.Random) -> tuple[list[int], Callable[[], Any]]:
         length = chance.choice((16_000, 48_000, 80_000, 160_000, 240_000, chance.randint(4_000, 320_000)))
