@@ -87,9 +87,9 @@ def clips(batch_size: int, side: int = 112) -> dict[str, Tensor]:
 
 
 SIDES = {
-    **{f"pictures_{side}": partial(pictures, side=side) for side in range(96, 385)},
-    **{f"scenes_{side}": partial(scenes, side=side) for side in (192, 320)},
-    **{f"clips_{side}": partial(clips, side=side) for side in (96, 128)},
+    **{f"pictures_{side}": partial(pictures, side=side) for side in range(64, 513)},
+    **{f"scenes_{side}": partial(scenes, side=side) for side in range(96, 385)},
+    **{f"clips_{side}": partial(clips, side=side) for side in range(64, 193)},
 }
 """Batches of images of other sizes."""
 

@@ -119,6 +119,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="default: records/GPU.jsonl")
     parser.add_argument("--names", help="cases, separated by commas")
     parser.add_argument("--kinds", help="kinds of cases, such as evaluation,generation")
+    parser.add_argument("--part", default="0/1", help="measure one part of the cases, 0/4 is the first of four")
     parser.add_argument("--time-limit", type=float, default=540, help="seconds after which no case starts")
     parser.add_argument("--case-limit", type=float, default=60, help="seconds that a case may take")
     parser.add_argument("--shared", action="store_true", help="other runs use the GPU: times are not to be compared")
@@ -137,7 +138,8 @@ def main(arguments: list[str] | None = None) -> int:
     stored = options.predictions or everyday_cases.PREDICTIONS / f"{options.gpu}.jsonl"
     done = {line["name"] for line in everyday_cases.lines(out)}
     every = everyday_cases.chosen(everyday_cases.cases(options.cases), options.names, options.kinds)
-    waiting = [case for case in every if case.name not in done]
+    first, parts = map(int, options.part.split("/"))
+    waiting = [case for case in every[first::parts] if case.name not in done]
     if options.list:
         print("\n".join(f"{case.kind:12} {case.name:40} {'held out' if case.held_out else ''}" for case in waiting))
         return 0
