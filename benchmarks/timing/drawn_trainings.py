@@ -31,6 +31,12 @@ def _class(kind: str, **config: Any) -> dict[str, Any]:
 _LORA = {"lora": {"r": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}}
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
 
+
+def _quantised(kind: str, quantization: dict[str, Any], **config: Any) -> dict[str, Any]:
+    model = {"class": kind, "config": config, "dtype": "bfloat16", "quantization": quantization, **_LORA}
+    return {"of": "transformers", "model": model, "sequence": 600}
+
+
 CANDIDATES: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
     "convolutions": {
         **{
@@ -267,7 +273,124 @@ OTHERS: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
     },
 }  # fmt: skip
 """Other such architectures."""
-SETS = {"usual": CANDIDATES, "never timed": NEVER_TIMED, "further": FURTHER, "others": OTHERS}
+LATEST: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
+    "language models of other kinds": {
+        "bamba": (_class("BambaForCausalLM", hidden_size=768, intermediate_size=2048, num_hidden_layers=4,
+                         vocab_size=40000, attn_layer_indices=[2], num_attention_heads=12, num_key_value_heads=4,
+                         mamba_n_heads=24, mamba_d_head=64, mamba_d_state=64, pad_token_id=0) | {"sequence": 512}, 4),
+        "cohere2": (_class("Cohere2ForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                           num_attention_heads=16, num_key_value_heads=4, vocab_size=50000) | {"sequence": 700}, 5),
+        "ctrl": (_class("CTRLForSequenceClassification", n_layer=8, n_embd=768, n_head=12, dff=3072, vocab_size=50000)
+                 | {"sequence": 300}, 12),
+        "deepseek-v2": (_class("DeepseekV2ForCausalLM", hidden_size=768, intermediate_size=2048, num_hidden_layers=5,
+                               num_attention_heads=12, num_key_value_heads=12, moe_intermediate_size=512,
+                               n_routed_experts=12, n_shared_experts=1, num_experts_per_tok=3, n_group=1, topk_group=1,
+                               first_k_dense_replace=1, vocab_size=40000) | {"sequence": 500}, 5),
+        "exaone4": (_class("Exaone4ForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                           num_attention_heads=16, num_key_value_heads=4, vocab_size=50000) | {"sequence": 700}, 5),
+        "falcon-h1": (_class("FalconH1ForCausalLM", hidden_size=768, intermediate_size=2048, num_hidden_layers=4,
+                             num_attention_heads=12, num_key_value_heads=4, mamba_d_ssm=768, mamba_n_heads=12,
+                             mamba_d_head=64, mamba_d_state=64, vocab_size=40000) | {"sequence": 512}, 4),
+        "gpt-oss": (_class("GptOssForCausalLM", hidden_size=768, intermediate_size=768, num_hidden_layers=5,
+                           num_attention_heads=12, num_key_value_heads=4, head_dim=64, num_local_experts=8,
+                           num_experts_per_tok=2, vocab_size=50000) | {"sequence": 500}, 5),
+        "granite-moe": (_class("GraniteMoeForCausalLM", hidden_size=768, intermediate_size=1024, num_hidden_layers=6,
+                               num_attention_heads=12, num_key_value_heads=4, num_local_experts=8,
+                               num_experts_per_tok=2, vocab_size=40000) | {"sequence": 500}, 5),
+        "jamba": (_class("JambaForCausalLM", hidden_size=512, intermediate_size=1536, num_hidden_layers=4,
+                         num_attention_heads=8, num_key_value_heads=4, num_experts=4, attn_layer_period=4,
+                         attn_layer_offset=2, vocab_size=40000, use_mamba_kernels=False) | {"sequence": 256}, 4),
+        "lfm2": (_class("Lfm2ForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                        num_attention_heads=16, num_key_value_heads=4, vocab_size=50000) | {"sequence": 700}, 6),
+        "minimax": (_class("MiniMaxForCausalLM", hidden_size=768, intermediate_size=1024, num_hidden_layers=4,
+                           num_attention_heads=12, num_key_value_heads=4, head_dim=64, num_local_experts=4,
+                           vocab_size=40000) | {"sequence": 512}, 4),
+        "nemotron": (_class("NemotronForCausalLM", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8,
+                            num_attention_heads=16, num_key_value_heads=4, vocab_size=50000) | {"sequence": 700}, 5),
+        "phimoe": (_class("PhimoeForCausalLM", hidden_size=768, intermediate_size=1024, num_hidden_layers=5,
+                          num_attention_heads=12, num_key_value_heads=4, num_local_experts=8, vocab_size=32064)
+                   | {"sequence": 500}, 5),
+        "qwen3-moe": (_class("Qwen3MoeForCausalLM", hidden_size=768, intermediate_size=2048, moe_intermediate_size=512,
+                             num_hidden_layers=6, num_attention_heads=12, num_key_value_heads=4,
+                             num_experts=16, num_experts_per_tok=4, vocab_size=50000) | {"sequence": 600}, 5),
+        "qwen3-next": (_class("Qwen3NextForCausalLM", hidden_size=768, intermediate_size=2048, num_hidden_layers=4,
+                              num_attention_heads=12, num_key_value_heads=4, head_dim=64, num_experts=8,
+                              num_experts_per_tok=2, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+                              linear_num_key_heads=8, linear_num_value_heads=8, linear_key_head_dim=64,
+                              linear_value_head_dim=64, vocab_size=50000) | {"sequence": 384}, 4),
+        "recurrent-gemma": (_class("RecurrentGemmaForCausalLM", hidden_size=768, intermediate_size=4608, lru_width=768,
+                                   num_hidden_layers=3, num_attention_heads=12, vocab_size=40000)
+                            | {"sequence": 128}, 4),
+        "zamba2": (_class("Zamba2ForCausalLM", hidden_size=512, num_hidden_layers=4, num_attention_heads=8,
+                          layers_block_type=["mamba", "hybrid", "mamba", "mamba"], mamba_d_state=64,
+                          n_mamba_heads=8, vocab_size=32000, num_mem_blocks=1) | {"sequence": 256}, 4),
+    },
+    "encoders and translation never drawn": {
+        "big-bird-mlm": (_class("BigBirdForMaskedLM", num_hidden_layers=6) | {"sequence": 1024}, 4),
+        "bigbird-pegasus": (_class("BigBirdPegasusForConditionalGeneration", encoder_layers=4, decoder_layers=4,
+                                   d_model=768, vocab_size=60000) | {"sequence": 1024, "target": 64}, 4),
+        "ernie": (_class("ErnieForMaskedLM", num_hidden_layers=8) | {"sequence": 320}, 12),
+        "esm": (_class("EsmForMaskedLM", vocab_size=33, hidden_size=640, num_hidden_layers=10, num_attention_heads=20,
+                       intermediate_size=2560, pad_token_id=1, mask_token_id=32) | {"sequence": 400}, 10),
+        "ibert": (_class("IBertForSequenceClassification", num_hidden_layers=8) | {"sequence": 256}, 16),
+        "layoutlm-v3": (_class("LayoutLMv3ForTokenClassification", num_hidden_layers=6) | {"sequence": 300}, 8),
+        "lilt": (_class("LiltForTokenClassification", num_hidden_layers=8) | {"sequence": 384}, 10),
+        "nomic-bert": (_class("NomicBertForMaskedLM", num_hidden_layers=8) | {"sequence": 400}, 10),
+        "pegasus-x": (_class("PegasusXForConditionalGeneration", encoder_layers=4, decoder_layers=4, d_model=768,
+                             vocab_size=60000) | {"sequence": 1024, "target": 64}, 4),
+        "reformer": (_class("ReformerForSequenceClassification", is_decoder=False, axial_pos_embds=False,
+                            hidden_size=512, num_attention_heads=8) | {"sequence": 512}, 8),
+        "roc-bert": (_class("RoCBertForMaskedLM", num_hidden_layers=6) | {"sequence": 300}, 12),
+        "tapas": (_class("TapasForMaskedLM", num_hidden_layers=8) | {"sequence": 300}, 10),
+        "xlm": (_class("XLMForSequenceClassification", n_layers=6, emb_dim=1024, n_heads=16) | {"sequence": 256}, 12),
+        "xlm-roberta-xl": (_class("XLMRobertaXLForMaskedLM", num_hidden_layers=5, hidden_size=1280,
+                                  intermediate_size=5120, num_attention_heads=20, vocab_size=60000)
+                           | {"sequence": 300}, 6),
+        "xmod": (_class("XmodForMaskedLM", num_hidden_layers=8, languages=["en_XX", "de_DE"], default_language="en_XX")
+                 | {"sequence": 300}, 10),
+    },
+    "detection, segmentation and depth": {
+        "mask2former": (_class("Mask2FormerForUniversalSegmentation"), 2),
+        "maskformer": (_class("MaskFormerForInstanceSegmentation"), 2),
+        "mobilenet-v2-seg": (_class("MobileNetV2ForSemanticSegmentation", num_labels=20), 16),
+        "mobilevit-seg": (_class("MobileViTForSemanticSegmentation", num_labels=20), 12),
+        "beit-seg": (_class("BeitForSemanticSegmentation", num_hidden_layers=6, num_labels=20,
+                            out_indices=[1, 2, 4, 6]), 4),
+        "rt-detr-v2": (_class("RTDetrV2ForObjectDetection"), 4),
+    },
+    "images, videos and several kinds never drawn": {
+        "git": (_class("GitForCausalLM", num_hidden_layers=4) | {"sequence": 100}, 8),
+        "metaclip2": (_class("MetaClip2ForImageClassification"), 32),
+        "siglip2": (_class("Siglip2ForImageClassification"), 32),
+        "v-jepa2": (_class("VJEPA2ForVideoClassification", num_hidden_layers=4), 2),
+        "vilt-mlm": (_class("ViltForMaskedLM", num_hidden_layers=8) | {"sequence": 40}, 8),
+    },
+    "quantised": {
+        "mistral-nf4": (_quantised("MistralForCausalLM", _NF4, hidden_size=2048, intermediate_size=5632,
+                                   num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=4), 3),
+        "qwen3-nf4": (_quantised("Qwen3ForCausalLM", _NF4, hidden_size=2048, intermediate_size=6144,
+                                 num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=8,
+                                 vocab_size=60000), 3),
+        "opt-int8": (_quantised("OPTForCausalLM", {"load_in_8bit": True}, hidden_size=2048, ffn_dim=8192,
+                                num_hidden_layers=6, num_attention_heads=32, word_embed_proj_dim=2048), 3),
+    },
+    "sound and series never drawn": {
+        "parakeet": (_class("ParakeetForCTC"), 4),
+        "patch-mixer": (_class("PatchTSMixerForPrediction", context_length=512, num_input_channels=7, d_model=128,
+                               num_layers=6), 128),
+        "sew-d": (_class("SEWDForSequenceClassification", num_hidden_layers=6), 6),
+        "speecht5": (_class("SpeechT5ForSpeechToText", encoder_layers=4, decoder_layers=4) | {"target": 40}, 4),
+        "whisper-audio": (_class("WhisperForAudioClassification", encoder_layers=6), 8),
+    },
+}  # fmt: skip
+
+SETS = {
+    "usual": CANDIDATES,
+    "never timed": NEVER_TIMED,
+    "further": FURTHER,
+    "others": OTHERS,
+    "usual and latest": CANDIDATES | LATEST,
+}
 
 
 def drawn(

@@ -43,11 +43,11 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 Kernels = dict[str, list[float]]
 
 
-def measure(out: Path, time_limit: float) -> None:
-    """Measure case after case in a fork until the time is up."""
+def measure(out: Path, time_limit: float, groups: dict[str, int], draw: str) -> None:
+    """Measure case after case of the groups in a fork until the time is up; ``draw`` names another draw of them."""
     processes.preload()
     began, log = time.monotonic(), out.with_suffix(".log")
-    process = processes.fork_and_run(partial(_measure, out, began + time_limit), log)
+    process = processes.fork_and_run(partial(_measure, out, began + time_limit, groups, draw), log)
     while process.status() is None and time.monotonic() - began < time_limit + GRACE:
         time.sleep(0.1)
     if process.status() is None:
@@ -55,11 +55,12 @@ def measure(out: Path, time_limit: float) -> None:
     print(log.read_text(encoding="utf-8", errors="replace")[-3000:], flush=True)
 
 
-def _measure(out: Path, deadline: float) -> None:
+def _measure(out: Path, deadline: float, groups: dict[str, int], draw: str) -> None:
     from trainatomy.measurement.calibration import drawn
 
-    for group, count in GROUPS.items():
-        for number, case in enumerate(drawn.cases(group, drawn.SEED, count)):
+    seed = f"{drawn.SEED}, {draw}" if draw else drawn.SEED
+    for group, count in groups.items():
+        for number, case in enumerate(drawn.cases(group, seed, count)):
             if time.monotonic() > deadline:
                 return
             kind, sizes, shape, dtype, options = case.make.args  # type: ignore[attr-defined]
@@ -195,13 +196,18 @@ def main() -> int:
     measuring = commands.add_parser("measure")
     measuring.add_argument("--out", type=Path, required=True)
     measuring.add_argument("--time-limit", type=float, default=90)
+    measuring.add_argument("--groups", default="", help="names of groups with commas between; all by default")
+    measuring.add_argument("--draw", default="", help="the name of another draw, with seeds of its own")
     comparing = commands.add_parser("compare")
     comparing.add_argument("file", type=Path)
     comparing.add_argument("--gpu", default="h200")
     comparing.add_argument("--worst", type=int, default=0)
     options = parser.parse_args()
     if options.command == "measure":
-        measure(options.out, options.time_limit)
+        chosen = {
+            name: count for name, count in GROUPS.items() if not options.groups or name in options.groups.split(",")
+        }
+        measure(options.out, options.time_limit, chosen, options.draw)
     else:
         compare(options.file, options.gpu, options.worst)
     return 0

@@ -31,6 +31,13 @@ def test_a_mask_of_attention_over_a_whole_batch_is_known(process: SimulatedProce
     assert (attends[:, 0, 0] < 0).nonzero().shape == (0, 2)
 
 
+def test_values_that_are_all_the_same_are_known_as_such(process: SimulatedProcess) -> None:
+    values = process.recorder.values
+    assert values.is_uniform(3 * torch.ones(2, 6, dtype=torch.long, device="cuda"))
+    assert not values.is_uniform(torch.arange(6, device="cuda"))
+    assert not values.is_uniform(torch.empty(6, dtype=torch.long, device="cuda"))  # not known
+
+
 def test_a_tensor_on_the_cpu_becomes_an_array(process: SimulatedProcess) -> None:
     """Check the conversion to an array by which SciPy reads the matching costs of a detector."""
     assert torch.tensor([3, 4]).to("cuda").cpu().numpy().tolist() == [3, 4]

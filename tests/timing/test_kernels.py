@@ -9,6 +9,7 @@ import pytest
 from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.calls import array, from_text
 from trainatomy.catalog.gpus import find_gpu, gpus
+from trainatomy.operators.cost.across import blocks_of
 from trainatomy.operators.cost.lists import launches_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.cost_model import (
@@ -247,6 +248,43 @@ def test_sums_over_rows_depend_on_rows_not_columns():
     )
     assert narrow == pytest.approx(37.4e-6, rel=0.15) and wide < 1.1 * narrow  # measured: 37.4 us
     assert short < 5e-6
+
+
+def test_threads_and_blocks_share_the_rows_of_a_sum():
+    # setReduceConfig of PyTorch: 16 threads beside each other read 4 columns each, 8 share the 512 rows
+    assert blocks_of(512, 96, 96, 132) == (64, 1)
+    assert blocks_of(4096, 768, 768, 132) == (16, 64)  # 32 x 4 threads, 6 blocks: up to 352 may share, 16 rows each
+    assert blocks_of(64, 1000, 1000, 132) == (16, 1) and blocks_of(32, 768, 768, 132) == (32, 1)
+    assert blocks_of(2048, 50257, 50257, 132).rows == 128  # odd rows: a column each, 16 threads share
+
+
+def test_positions_that_are_computed_bound_operators_of_repeated_operands():
+    """The work is that of the numbers written: 3.3e-10 s of a multiprocessor each, however few bytes are read."""
+    shape, numbers = "f32[10,256,256,2048]", 10 * 256 * 256 * 2048
+    both_small = kernel_work(from_text(f"aten::mul(f32[10,256,1,2048],f32[10,1,256,2048])->{shape}"), H200.chip)
+    one_large = kernel_work(from_text(f"aten::mul({shape},f32[10,1,256,2048])->{shape}"), H200.chip)
+    assert both_small.bytes < 0.6 * one_large.bytes
+    assert both_small.seconds == pytest.approx(one_large.seconds, rel=0.15)
+    assert both_small.seconds > 3.3e-10 * numbers / 132
+    along = "f32[10,256,256,2048|65536,256,1,0]"
+    repeated = kernel_work(from_text(f"aten::mul({along},f32[10,1,256,2048])->{shape}"), H200.chip)
+    assert repeated.family.startswith("traffic.rows")  # not transposed: it repeats a number along a row
+
+
+def test_tokens_of_one_row_are_added_one_after_the_other():
+    call = "aten::embedding_dense_backward(f32[1920,32],i64[1920])->f32[1024,32];num_weights=1024"
+    work, same = (kernel_work(from_text(text), H200.chip) for text in (call, f"{call};same_row=True"))
+    assert same.seconds == pytest.approx(120e-6, rel=0.1)  # measured: 120 us, in a training of MarkupLM
+    assert work.seconds < same.seconds / 2
+    strided = kernel_work(from_text(call.replace("f32[1920,32],", "f32[1920,32|1600,1],")), H200.chip)
+    assert strided.launches == work.launches + 1 and strided.seconds > work.seconds + 2e-6
+
+
+def test_values_added_by_pairs_of_indices_take_a_warp_each():
+    call = "aten::index_put_(f32[8192,27,27]!,i64[351],i64[351],f32[8192,351])->f32[8192,27,27];indices=None, *, *"
+    work = kernel_work(from_text(f"{call};accumulate=True"), H200.chip)
+    assert work.seconds == pytest.approx(6.4e-4, rel=0.15)  # measured: 628 us without the sort, in a recommender
+    assert kernel_work(from_text(call), H200.chip).family == "table.index_put_"
 
 
 def test_expanded_indices_and_losses_per_position():

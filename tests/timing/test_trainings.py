@@ -71,7 +71,7 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
     usual, new = drawing.CANDIDATES, drawing.NEVER_TIMED
     drawn = drawing.drawn(25, 32, usual) | drawing.drawn(24, 32, usual)
     drawn |= drawing.drawn(26, 8, usual) | drawing.drawn(26, 26, new) | drawing.drawn(27, 32, drawing.FURTHER)
-    drawn |= drawing.drawn(28, 26, drawing.OTHERS)
+    drawn |= drawing.drawn(28, 26, drawing.OTHERS) | drawing.drawn(29, 36, usual | drawing.LATEST)
     rows = yaml.safe_load(trainings.TRAININGS.read_text(encoding="utf-8"))["rows"]
     assert {name: row for name, row in rows.items() if name.endswith("-drawn") or "-drawn-" in name} == drawn
 

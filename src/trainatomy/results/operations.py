@@ -60,6 +60,10 @@ class Array(NamedTuple):
         return self.elements * self.itemsize
 
 
+SAME_ROW = ("same_row", "True")
+"""Among a call's numbers: all its indices are the same, so that it adds to one row of a table."""
+
+
 class Call(NamedTuple):
     """Distinct call of an operator: equal calls of a step share one ``Call``.
 

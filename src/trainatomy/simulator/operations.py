@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trainatomy.results.operations import Call, Operation, Operations
+from trainatomy.results.operations import SAME_ROW, Call, Operation, Operations
 from trainatomy.results.pipeline import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
@@ -217,7 +217,15 @@ class OperationWriter:
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def write(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, event: int, in_place: bool
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        event: int,
+        in_place: bool,
+        *,
+        same_row: bool = False,
     ) -> None:
         """Write an operation that ran.  Call with torch functions disabled.
 
@@ -228,6 +236,7 @@ class OperationWriter:
             result: Its result.
             event: Number of events of the allocation trace before it.
             in_place: True if a GPU writes the result into the first argument.
+            same_row: True if all its indices are the same.
         """
         if self.whole or func.namespace == "profiler" or (self._skips_placeholder and self._is_placeholder(func)):
             return
@@ -236,11 +245,12 @@ class OperationWriter:
         named = tuple([(name, self._key(value, numbers)) for name, value in kwargs.items()]) if kwargs else ()
         before = len(numbers.storages)
         outputs = self._key(result, numbers)
-        key = (func, positional, named, outputs, in_place)
+        key = (func, positional, named, outputs, in_place, same_row)
         index = self._indices.get(key)
         if index is None:
             no_new = len(numbers.storages) == before
-            index = self._add_call(key, call_of(func, args, kwargs, result, key[1:4], in_place, no_new))
+            call = call_of(func, args, kwargs, result, key[1:4], in_place, no_new)
+            index = self._add_call(key, call._replace(numbers=(*call.numbers, SAME_ROW)) if same_row else call)
         self._append(index, event, outputs, numbers)
 
     def write_one(

@@ -24,6 +24,7 @@ class OperatorFacts:
         learns: True if its result may be known to be False.
         is_functional: True if it writes to none of its arguments.
         loads: True if it loads libraries or takes workspaces.
+        adds_rows: True if its time depends on how often an index occurs among those of its second argument.
     """
 
     func: Any
@@ -34,6 +35,7 @@ class OperatorFacts:
     learns: bool
     is_functional: bool
     loads: bool
+    adds_rows: bool
 
 
 def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
@@ -49,4 +51,5 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         learns=name in LEARNS,
         is_functional=not func._schema.is_mutable and name not in LIKE_FACTORIES,
         loads=row is not None and bool(row.loads or row.workspaces),
+        adds_rows=name == "aten::embedding_dense_backward",
     )

@@ -253,7 +253,8 @@ class Recorder(TorchDispatchMode):
                 if outputs:
                     self._note_results(facts, func, args, kwargs, outputs, adds)
                 if self.operations.recording:
-                    self.operations.write(func, args, kwargs, result, event, self._taken_over)
+                    same = facts.adds_rows and self.values.is_uniform(args[1])
+                    self.operations.write(func, args, kwargs, result, event, self._taken_over, same_row=same)
         return result
 
     def _look_up(self, func: Any) -> OperatorFacts:

@@ -69,6 +69,11 @@ class Values:
         found = self._entry(tensor)
         return found.get() if isinstance(found, _LazyValue) else found
 
+    def is_uniform(self, tensor: torch.Tensor) -> bool:
+        """Return whether all values of a tensor are known to be the same."""
+        value = self.of(tensor)
+        return value is not None and value.numel() > 0 and bool((value == value.flatten()[0]).all())
+
     def unknown(self, tensor: torch.Tensor) -> bool:
         """Return whether no value of the storage of a strided meta tensor is known."""
         return tensor.untyped_storage()._cdata not in self._known

@@ -13,6 +13,7 @@ from random import Random
 
 from trainatomy.measurement.calibration import drawn_convolutions as convolutions
 from trainatomy.measurement.calibration import drawn_images as images
+from trainatomy.measurement.calibration import drawn_rows as rows
 from trainatomy.measurement.calibration import drawn_tables as tables
 from trainatomy.measurement.calibration.cases import Case
 
@@ -25,6 +26,16 @@ DRAWS: dict[str, tuple[Draw, int]] = {
     "long depthwise convolutions": (partial(convolutions.convolution, kind="long depthwise"), 40),
     "published 1 x 1 convolutions": (partial(convolutions.convolution, kind="published 1 x 1"), 80),
     "published first convolutions": (partial(convolutions.convolution, kind="published first"), 36),
+    "strided groups": (partial(convolutions.convolution, kind="strided groups"), 12),
+    "published groups": (partial(convolutions.convolution, kind="published groups"), 40),
+    "repeated operands": (rows.repeated, 40),
+    "drawn reductions": (rows.reduced, 32),
+    "repeated tokens": (rows.tokens, 20),
+    "added values": (rows.accumulated, 18),
+    "moves": (rows.moved, 40),
+    "matrices": (rows.matrices, 36),
+    "batches of matrices": (rows.batches, 36),
+    "experts": (rows.experts, 12),
     "drawn norms": (images.norm, 36),
     "norms of channels-last": (images.norm_of_channels_last, 24),
     "quantised states": (tables.quantised_states, 18),

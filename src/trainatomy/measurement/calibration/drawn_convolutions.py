@@ -173,6 +173,33 @@ def _positional(random: Random) -> Shape:
     return Shape(image, weight, 1, (kernel // 2,), groups=groups, channels_last=random.random() < 0.7, bias=True)
 
 
+def _strided_groups(random: Random) -> Shape:
+    """Draw a convolution of groups that shortens a sequence, as SEW has it over positions."""
+    width, groups = random.choice((16, 24, 32, 48, 48, 64)), random.choice((4, 8, 16, 16))
+    kernel, stride = random.choice((3, 9, 19, 31, 64, 128, 128)), random.choice((2, 2, 2, 3, 4))
+    image = (random.choice((2, 4, 6, 8, 16)), groups * width, random.randint(49, 900))
+    weight = (groups * width, width, kernel)
+    return Shape(image, weight, stride, (kernel // 2,), groups=groups, channels_last=random.random() < 0.6, bias=True)
+
+
+_GROUPS = (
+    # (width of a group, groups, side, stride): ResNeXt, wide ResNeXt, RegNet X and Y, SqueezeBERT's and MobileViT's kin
+    (4, 32, 56, 1), (8, 32, 56, 2), (8, 32, 28, 1), (16, 32, 28, 2), (16, 32, 14, 1), (32, 32, 14, 2), (32, 32, 7, 1),
+    (8, 32, 56, 1), (16, 32, 28, 1), (32, 32, 14, 1), (64, 32, 14, 2), (64, 32, 7, 1), (56, 4, 56, 1), (56, 8, 28, 1),
+    (56, 16, 14, 1), (56, 36, 7, 1), (56, 4, 112, 2), (48, 2, 56, 1), (48, 4, 28, 1), (48, 9, 14, 1), (48, 21, 7, 1),
+    (24, 3, 56, 1), (24, 9, 28, 1), (24, 14, 14, 1), (16, 10, 28, 1), (16, 21, 14, 1), (8, 13, 28, 1), (8, 26, 14, 1),
+    (112, 2, 56, 1), (112, 4, 28, 1), (112, 8, 14, 1), (112, 20, 7, 1), (64, 3, 56, 1), (64, 6, 28, 1), (64, 14, 14, 1),
+)  # fmt: skip
+
+
+def _published_groups(random: Random) -> Shape:
+    """Draw a layer of a published network of groups, for a batch of any size."""
+    width, groups, side, stride = random.choice(_GROUPS)
+    channels = width * groups
+    image = (round(2 ** random.uniform(3, 7)), channels, side, side)
+    return Shape(image, (channels, width, 3, 3), stride, (1, 1), groups=groups, channels_last=random.random() < 0.1)
+
+
 def _sound(random: Random) -> Shape:
     """Draw a layer of an encoder of sound, whose strides shorten the sequence."""
     channels, (kernel, stride) = random.choice((32, 128, 512, 512)), random.choice(((10, 5), (3, 2), (3, 2), (2, 2)))
@@ -357,6 +384,8 @@ _DRAWS: dict[str, Callable[[Random], Shape]] = {
     "published video": _first_video_layer,
     "doubling": _grown,
     "long depthwise": _long_depthwise,
+    "strided groups": _strided_groups,
+    "published groups": _published_groups,
     "published 1 x 1": _product,
 }
 KINDS = tuple(_DRAWS)

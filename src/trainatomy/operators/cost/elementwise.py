@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from math import log2
 
-from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, Passes, name_of, number, on_gpu, passes_to
+from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.kernel import (
+    NOTHING,
+    Chip,
+    KernelWork,
+    Passes,
+    name_of,
+    number,
+    on_gpu,
+    passes_to,
+)
 from trainatomy.operators.traffic import is_asynchronous, traffic
 from trainatomy.results.operations import Array, Call
 
 _OWN = frozenset({"glu", "glu_backward", "softplus"})
 """Operators whose kernels are no plain loop over numbers: halves of a tensor, an exponential and a logarithm."""
+_JOINED = frozenset({"cat", "stack"})
+"""Operators with a kernel of their own that copies parts (aten/src/ATen/native/cuda/Shape.cu)."""
 _PINNED_SHARE = 0.87
 """Share of the bus that copies of pinned memory reach: 55 of 63 GB/s over PCIe 5, 27 of 31.5 over PCIe 4."""
 _PINNED_SECONDS = 8.7e-6
@@ -46,7 +58,48 @@ def pointwise(call: Call, chip: Chip) -> KernelWork:
     if short in _OWN:
         return memory_bound(f"{short}.{_width(call)}", chip, call)
     result_array = call.outputs[0] if call.outputs else call.inputs[call.written[0]] if call.written else device[0]
-    return memory_bound(f"traffic.{_layout(call, result_array)}.{_width(call)}.{short}", chip, call)
+    layout = _layout(call, result_array)
+    work = memory_bound(f"traffic.{layout}.{_width(call)}.{short}", chip, call)
+    if layout == "plain" or short in _JOINED:
+        return work
+    return work._replace(seconds=_indexed_seconds(chip, call, result_array, work, layout))
+
+
+def _indexed_seconds(chip: Chip, call: Call, result: Array, work: KernelWork, layout: str) -> float:
+    """Return the time of a kernel that computes where each number lies in each tensor.
+
+    For every dimension that cannot be joined to its neighbour a thread divides the number's position by the size, and
+    adds a multiple of the stride for each tensor (``OffsetCalculator`` in aten/src/ATen/cuda/detail). That bounds the
+    kernel where the repeated operands are small, however little of them there is to read.
+    """
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    tensors = [tensor for tensor in on_gpu(call.inputs) if tensor.elements > 1]
+    cycles = form["dimension"] * _joined_dimensions(tensors, result) + form["tensor"] * (len(tensors) + 1)
+    cycles += form["wide"] * (result.itemsize > 2)
+    if layout == "transposed":
+        cycles = max(cycles, form["transposed"])
+    moving = work.bytes / (chip.bandwidth * form["bandwidth"])
+    return form["start_seconds"] + max(moving, result.elements * cycles / chip.issue_rate)
+
+
+def _joined_dimensions(tensors: list[Array], result: Array) -> int:
+    """Return the dimensions that are left when those are joined that follow each other in all tensors' memory."""
+    every = [_strides_as(tensor, result) for tensor in (result, *tensors)]
+    joined: list[int] = []
+    for dimension in sorted((d for d, size in enumerate(result.shape) if size > 1), key=lambda d: -result.strides[d]):
+        size = result.shape[dimension]
+        if not joined or any(strides[joined[-1]] != size * strides[dimension] for strides in every):
+            joined.append(dimension)
+        else:
+            joined[-1] = dimension
+    return len(joined)
+
+
+def _strides_as(tensor: Array, result: Array) -> list[int]:
+    """Return a tensor's strides by the dimensions of the result, with 0 where it is repeated."""
+    missing = len(result.shape) - len(tensor.shape)
+    own = zip(tensor.shape, tensor.strides, strict=True)
+    return ([0] * missing + [stride if size > 1 else 0 for size, stride in own])[-len(result.shape) :]
 
 
 def fill(call: Call, chip: Chip) -> KernelWork:
@@ -90,7 +143,8 @@ def _layout(call: Call, result: Array) -> str:
     """Return which kind of elementwise kernel runs (aten/src/ATen/native/cuda/CUDALoops.cuh).
 
     ``plain``: all tensors are laid out alike; ``broadcast``: a smaller operand is repeated; ``rows``: large operands
-    are laid out differently but have the same innermost dimension; else ``transposed``.
+    are laid out differently but have the same innermost dimension, unless one repeats a number along it; else
+    ``transposed``.
     """
     small = any(1 < t.elements < result.elements for t in on_gpu(call.inputs))
     worst = "broadcast" if small else "plain"
@@ -100,7 +154,7 @@ def _layout(call: Call, result: Array) -> str:
         order, result_order = _memory_order(tensor, result), _memory_order(result, result)
         if order == result_order and (_is_dense(tensor) or tensor.elements < result.elements):
             continue
-        if order[-1:] != result_order[-1:]:
+        if order[-1:] != result_order[-1:] and tensor.strides[result_order[-1]]:
             return "transposed"
         worst = "rows"
     return worst

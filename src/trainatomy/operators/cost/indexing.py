@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, expm1, hypot, log2
+from math import ceil, expm1, hypot, log2, prod
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
@@ -18,13 +18,15 @@ from trainatomy.operators.cost.kernel import (
     passes_to,
 )
 from trainatomy.operators.traffic import in_memory, traffic
-from trainatomy.results.operations import Call
+from trainatomy.results.operations import SAME_ROW, Array, Call
 
 _SMALL_EMBEDDING = 3072
 """Up to so many tokens, embedding's backward is one kernel without a sort (aten/src/ATen/native/cuda/Embedding.cu)."""
 _SAME_ROW_SECONDS = 3.6e-8
 """Further time per token in that kernel, which adds tokens of the same row one after the other; measured on an H200 in
 a BERT, where all tokens share a table of two token types."""
+_COPY_SECONDS = 2.0e-6
+"""Time of copying a small tensor."""
 _IMAGE_BYTES = 72.0
 """Traffic of a place of an image: its class, and the sectors that hold its score, which neighbours of another class do
 not share."""
@@ -44,10 +46,30 @@ def embedding(call: Call, chip: Chip) -> KernelWork:
 
 
 def embedding_backward(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of zeros for the whole table and rows added, with a sort of the tokens where there are many."""
+    """Return the work of zeros for the whole table and rows added, with a sort of the tokens where there are many.
+
+    A gradient and indices that are not contiguous are copied first.
+    """
     gradient, ids = call.inputs[:2]
-    if ids.elements > _SMALL_EMBEDDING:
-        return _sorted_rows(call, chip, ids.elements, "")
+    copies = [tensor for tensor in (gradient, ids) if not _is_contiguous(tensor)]
+    copying = sum(_COPY_SECONDS + 2 * tensor.bytes / (chip.bandwidth * 0.5) for tensor in copies)
+    work = _sorted_rows(call, chip, ids.elements, "") if ids.elements > _SMALL_EMBEDDING else _few_rows(call, chip)
+    return work._replace(seconds=work.seconds + copying, launches=work.launches + len(copies))
+
+
+def _is_contiguous(tensor: Array) -> bool:
+    """Return whether a tensor lies in memory as its shape says."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _few_rows(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of one kernel that adds the rows of tokens one after the other."""
+    gradient, ids = call.inputs[:2]
     moved = call.outputs[0].bytes + 2 * gradient.bytes
     passes = passes_to(call, moved, "rows added to the table, without the indices")
     family = "table.embedding_backward.direct"
@@ -55,7 +77,8 @@ def embedding_backward(call: Call, chip: Chip) -> KernelWork:
     features = (log2(max(ids.elements, 1)), log2(rows) / 2)
     work = memory_bound(family, chip, call, *features, launches=2, passes=passes)
     efficiency = efficiency_of(family)
-    in_turn = ids.elements * (float(_form()["token_seconds"]) + _SAME_ROW_SECONDS * min(1.0, 2 / rows))
+    sharing = 1.0 if SAME_ROW in call.numbers else min(1.0, 2 / rows)
+    in_turn = ids.elements * (float(_form()["token_seconds"]) + _SAME_ROW_SECONDS * sharing)
     moving = moved / (chip.bandwidth * efficiency.share)
     return work._replace(seconds=efficiency.kernel_seconds + moving + in_turn)
 
@@ -134,11 +157,32 @@ def scattered(call: Call, chip: Chip) -> KernelWork:
     target, others = tensors[0], tensors[1:]
     rows = 2 * max((t.bytes for t in others), default=0)
     copied = 0 if call.written else 2 * target.bytes
-    sorts = number(call, "accumulate") == "True"
-    launches = 1 + (not call.written) + (20 if sorts else 0)
-    moved = sum(in_memory(t) for t in others) + rows + copied
-    passes = passes_to(call, moved, "rows that are hit instead of the whole target")
-    return memory_bound(f"table.{name_of(call)}", chip, call, launches=launches, passes=passes)
+    passes_moved = sum(in_memory(t) for t in others) + rows + copied
+    passes = passes_to(call, passes_moved, "rows that are hit instead of the whole target")
+    family, launches = f"table.{name_of(call)}", 1 + (not call.written)
+    if number(call, "accumulate") != "True":
+        return memory_bound(family, chip, call, launches=launches, passes=passes)
+    work = memory_bound("table.accumulated", chip, call, launches=launches + 20, passes=passes)
+    return work._replace(seconds=_accumulated_seconds(chip, call) + copied / (chip.bandwidth * 0.9))
+
+
+def _accumulated_seconds(chip: Chip, call: Call) -> float:
+    """Return the time of adding values where indices may repeat.
+
+    The positions are computed and sorted; then a warp takes each of them, for 128 neighbouring numbers, and again for
+    each row before the indexed dimensions (``index_put_with_sort_kernel`` in aten/src/ATen/native/cuda/Indexing.cu).
+    """
+    form, target = _form()["accumulated"], call.inputs[0]
+    indices = [array for array in call.inputs[1:-1] if array.dtype.startswith("int")]
+    given = [part == "*" for part in number(call, "indices", ", ".join("*" * len(indices))).split(", ")]
+    first = given.index(True) if True in given else 0
+    beside = all(given[first : first + len(indices)])
+    before = prod(target.shape[:first]) if beside else 1
+    positions = max((array.elements for array in indices), default=1)
+    values = max(call.inputs[-1].elements, before * positions)
+    tasks = before * positions * ceil(values / (before * max(positions, 1)) / 128)
+    sorting = form["one_tile_seconds"] if positions <= _form()["one_tile"] else form["sort_seconds"]
+    return float(sorting + tasks * form["task_seconds"] / chip.multiprocessors)
 
 
 def part_of_zeros(call: Call, chip: Chip) -> KernelWork:

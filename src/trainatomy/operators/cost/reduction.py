@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from math import ceil, hypot, log2
+from math import ceil, log2
 
 from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.across import across_seconds
 from trainatomy.operators.cost.elementwise import memory_bound
 from trainatomy.operators.cost.kernel import (
     NOTHING,
@@ -46,18 +47,10 @@ def reduction(call: Call, chip: Chip) -> KernelWork:
     way = "all" if kept == 1 else "rows" if inner in reduced else "columns"
     depth = max(source.elements / max(kept, 1), 1)
     work = memory_bound(f"reduction.{way}.{source.itemsize * 8}", chip, call, log2(depth) / 2)
-    return work._replace(seconds=_across_seconds(chip, depth, work.bytes)) if way == "columns" else work
-
-
-def _across_seconds(chip: Chip, rows: float, moved: float) -> float:
-    """Return the time of a reduction across rows (aten/src/ATen/native/cuda/Reduce.cuh).
-
-    Blocks of threads share the rows and a second pass adds what they found; however few the columns are, each row takes
-    its turn.
-    """
-    form = read_yaml("efficiency.yaml")["reduction_across"]
-    start = min(form["start_seconds"] + rows * form["start_row_seconds"], form["most_start_seconds"])
-    return float(start + hypot(rows * form["row_seconds"], moved / (chip.bandwidth * form["bandwidth"])))
+    if way != "columns":
+        return work
+    width = source.shape[inner] if source.strides[inner] == 1 else 1
+    return work._replace(seconds=across_seconds(chip, depth, kept, width, work.bytes))
 
 
 def normalisation(call: Call, chip: Chip) -> KernelWork:

@@ -1,0 +1,72 @@
+"""Reductions across rows: the blocks that PyTorch launches for them, and their time.
+
+A thread adds the numbers of a few neighbouring columns, one row after the other.  The threads of a block share the rows
+of their columns where there are many; where a thread would still have 256 rows, blocks share them too, and the last one
+to finish adds up what the others found.  Source: ``setReduceConfig`` in aten/src/ATen/native/cuda/Reduce.cuh.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost.kernel import Chip
+
+_THREADS, _WARP, _RESIDENT = 512, 32, 2048
+"""Threads of a block at most, of a warp, and of a multiprocessor."""
+_FEWEST, _MOST = 16, 256
+"""Rows of a thread below which blocks do not share them, and from which on they do."""
+_COLUMNS = 4
+"""Neighbouring columns that a thread reads at once, where their number divides the row."""
+
+
+class Blocks(NamedTuple):
+    """How rows and columns are shared.
+
+    Attributes:
+        rows: Rows that a thread adds up.
+        sharing: Blocks that share the rows of the same columns.
+    """
+
+    rows: float
+    sharing: int
+
+
+def blocks_of(rows: float, columns: int, width: int, multiprocessors: int) -> Blocks:
+    """Return how the threads share a reduction.
+
+    Args:
+        rows: Numbers that are added up for each result.
+        columns: Results.
+        width: Neighbouring results, whose inputs lie beside each other.
+        multiprocessors: Of the GPU.
+    """
+    at_once = next(each for each in (_COLUMNS, 2, 1) if width % each == 0)
+    most, columns = _THREADS // at_once, max(columns // at_once, 1)
+    across, down = min(_power_of_two(columns), most), min(_power_of_two(int(rows)), most)
+    height = min(down, most // min(across, _WARP))
+    wide = min(across, most // height)
+    shared = rows >= min(height * _FEWEST, _MOST)
+    each = rows / height if shared else rows
+    grid = ceil(columns / wide / (1 if shared else height))
+    target = multiprocessors * (_RESIDENT // (wide * height))
+    if not shared or rows / height < _MOST or grid > target:
+        return Blocks(each, 1)
+    sharing = max(min(ceil(target / grid), ceil(each / _FEWEST)), ceil(each / _MOST))
+    return Blocks(each / sharing, sharing)
+
+
+def across_seconds(chip: Chip, rows: float, columns: int, width: int, moved: float) -> float:
+    """Return the time of a reduction that moves so many bytes; the other arguments are those of ``blocks_of``."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["reduction_across"]
+    blocks = blocks_of(rows, columns, width, chip.multiprocessors)
+    seconds = form["start_seconds"] + blocks.rows * form["row_seconds"]
+    if blocks.sharing > 1:
+        seconds += form["sharing_seconds"] + blocks.sharing * form["block_seconds"]
+    return seconds + moved / (chip.bandwidth * form["bandwidth"])
+
+
+def _power_of_two(number: int) -> int:
+    """Return the largest power of two up to a number."""
+    return 1 << (max(number, 1).bit_length() - 1)
