@@ -75,6 +75,28 @@ def test_what_autograd_saves_is_copied_to_the_host_and_back(kind: str, from_fact
     assert sum(waits) == (1 if kind == "pinned" else len(waits))
 
 
+def test_the_cpu_waits_for_copies_of_older_releases(from_factory: Callable[..., Workload]) -> None:
+    """Since 2.12 ``save_on_cpu`` does not wait for its copies to pinned memory."""
+
+    def predicted(torch_version: str) -> trainatomy.Prediction:
+        train, software = {"per_device_train_batch_size": 32}, {"torch": torch_version}
+        workload = from_factory(MODEL, activation_offloading="pinned", train=train, software=software)
+        return trainatomy.predict(workload)
+
+    before, since = predicted("2.11"), predicted("2.13")
+    assert before.time is not None and since.time is not None
+    assert before.time.step_seconds > since.time.step_seconds
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_blocking_copy_of_pinned_memory_is_a_copy_and_a_wait(process: SimulatedProcess, blocks: bool) -> None:
+    on_gpu, on_host = torch.ones(4, 8, device="cuda"), torch.empty(4, 8, pin_memory=True)
+    before = len(process.trace.cpu_waits)
+    on_host.copy_(on_gpu, non_blocking=not blocks)
+    on_host.to("cuda", non_blocking=not blocks)
+    assert len(process.trace.cpu_waits) - before == (2 if blocks else 0)
+
+
 def test_activations_leave_the_gpu(from_factory: Callable[..., Workload]) -> None:
     def predicted(kind: str | None) -> trainatomy.Prediction:
         train = {"per_device_train_batch_size": 4096}

@@ -28,13 +28,14 @@ def replay(
     dependencies: dict[int, tuple[int, ...]] | None = None,
     reads: tuple[int, ...] = (),
     synchronized: tuple[int, ...] = (),
+    cpu_waits: dict[int, tuple[int, ...]] | None = None,
     launch_delay: float = 0.0,
 ) -> StepTimeline:
     """Replay operations of (stream, GPU seconds); operations in ``reads`` are read by the CPU and run no kernel."""
     calls = [READ if index in reads else KERNEL for index in range(len(rows))]
     operations = [Operation(0, index, "forward", "", 0, 1, (), stream) for index, (stream, _) in enumerate(rows)]
     kernels = [(seconds, int(seconds > 0)) for _, seconds in rows]
-    step = Operations(calls, operations, dependencies=dependencies or {})
+    step = Operations(calls, operations, dependencies=dependencies or {}, cpu_waits=cpu_waits or {})
     costs = replace(COSTS, launch_delay=launch_delay)
     return replay_step(step, [launch] * len(rows), kernels, costs, NO_LOOP, synchronized)
 
@@ -48,6 +49,15 @@ def test_a_gpu_bound_step_takes_its_kernels() -> None:
 def test_a_cpu_bound_step_takes_its_launches() -> None:
     found = replay((0, 0.25), (0, 0.25), (0, 0.25), launch=2.0)
     assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (6.0, 0.75, 6.0)
+
+
+@pytest.mark.parametrize("streams", [(0, 0), (0, 1)])
+def test_the_cpu_waits_for_what_the_training_synchronises_with(streams: tuple[int, int]) -> None:
+    rows = [(streams[0], 10.0), (streams[1], 1.0)]
+    apart = replay(*rows, launch=4.0)
+    waited_for = replay(*rows, launch=4.0, cpu_waits={1: (0,)})
+    assert apart.seconds == (11.0 if streams == (0, 0) else 10.0)
+    assert waited_for.seconds == 4.0 + 10.0 + 4.0
 
 
 @pytest.mark.parametrize(("on_gpu", "step"), [(1.0, 4.0), (2.0, 4.0), (9.0, 9.0)])

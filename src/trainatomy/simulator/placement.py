@@ -49,6 +49,7 @@ class Placement:
         on_host: Context in which meta tensors that are made stand for tensors in host memory.
         known: Returns the values of a tensor, None if they are unknown.  A tensor with known values comes back to the
             host with them (``pack_padded_sequence`` needs its lengths so).
+        wait: Lets the CPU wait for the current stream.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Placement:
         arrived: Callable[[torch.Tensor, torch.Tensor | None], None],
         on_host: Callable[[], AbstractContextManager[None]],
         known: Callable[[torch.Tensor], torch.Tensor | None],
+        wait: Callable[[], None],
     ) -> None:
         self.gpu = current.device
         self._current = current
@@ -65,6 +67,7 @@ class Placement:
         self._arrived = arrived
         self._on_host = on_host
         self._known = known
+        self._wait = wait
 
     def handlers(self) -> dict[Any, Handler]:
         """Return all handlers by the function (or property getter) that they answer for."""
@@ -211,6 +214,7 @@ class Placement:
     def _copy_into(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Copy into a tensor; to one in host memory that is laid out otherwise, by way of a contiguous copy on the GPU.
 
+        A copy of pinned memory that blocks is one that does not, and a wait for the stream.
         Source: aten/src/ATen/native/cuda/Copy.cu (``copy_requires_temporaries``, ``copy_kernel_cuda``), torch 2.9-2.13.
         """
         target, source = args[:2]
@@ -218,7 +222,19 @@ class Placement:
             is_alike = source.dtype == target.dtype and source.stride() == target.stride() and is_dense(source)
             if not is_alike:
                 source = source.expand_as(target).contiguous()
-        return func(target, source, *args[2:], **kwargs)
+        later = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        if later or not isinstance(source, torch.Tensor) or not self._is_pinned_copy(target, source):
+            return func(target, source, *args[2:], **kwargs)
+        copied = func(target, source, non_blocking=True)
+        self._wait()
+        return copied
+
+    def _is_pinned_copy(self, target: torch.Tensor, source: torch.Tensor) -> bool:
+        """Return whether one of the tensors lies in pinned host memory and the other one on the GPU."""
+        if self.is_device(target) == self.is_device(source):
+            return False
+        with torch._C.DisableTorchFunction():
+            return any(one.is_meta and self._storages.is_pinned(one) for one in (target, source))
 
     def _to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor, rest = args[0], args[1:]
@@ -254,7 +270,7 @@ class Placement:
             return rebuilt(tensor, lambda part: self.move(part, device, None, non_blocking, copy, **options))
         is_on_gpu = self.is_device(tensor)
         to_gpu = device.type == "cuda"
-        dtype = dtype or tensor.dtype
+        dtype, waits = dtype or tensor.dtype, False
         if is_on_gpu == to_gpu:
             return torch.Tensor.to(tensor, dtype, copy=copy, **options)  # a subclass may have a ``to`` of its own
         if not tensor.is_meta:
@@ -265,9 +281,12 @@ class Placement:
         else:
             if not to_gpu and not is_dense(tensor):
                 tensor = tensor.contiguous()  # see ``_copy_into``
+            waits = to_gpu and not non_blocking and self._storages.is_pinned(tensor)
             with contextlib.nullcontext() if to_gpu else self._on_host():
-                later = {"non_blocking": True} if non_blocking else {}
+                later = {"non_blocking": True} if non_blocking or waits else {}
                 moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **later, **options)
         if to_gpu:
             self._arrived(moved, tensor if tensor.dtype == moved.dtype else None)
+            if waits:
+                self._wait()
         return moved

@@ -26,7 +26,7 @@ from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.placement import Handler, Placement
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.saved_tensors import addresses, checkpoint_inputs, hooks_in_mode
+from trainatomy.simulator.saved_tensors import addresses, blocking_copies, checkpoint_inputs, hooks_in_mode
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.topology import Topology
 from trainatomy.training.packed_weights import numbers
@@ -71,7 +71,8 @@ class SimulatedProcess:
         self.autocast = Autocast(
             self.storages, self.processor.torch_version, lambda copy: self.recorder.label(copy, "weight_copy")
         )
-        self.placement = self._placement(self.current, self.storages, self._arrived, self.on_host, self._known)
+        parts = (self.current, self.storages, self._arrived, self.on_host, self._known, self._wait)
+        self.placement = self._placement(*parts)
         self.functions = CudaFunctions(self.placement, self._handlers(), self._composites(), self.autocast)
 
     def _recorder(self, parts: tuple[Any, ...]) -> Recorder:
@@ -130,6 +131,7 @@ class SimulatedProcess:
             data_parallel.install(stack, placement, self.modules)
         addresses(stack)
         checkpoint_inputs(stack, self.processor.torch_version)
+        blocking_copies(stack, self.processor.torch_version, self.recorder.streams)
         hooks_in_mode(stack, self.functions, self.storages.host_memory, self.recorder.streams)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)
@@ -269,6 +271,9 @@ class SimulatedProcess:
         return trunc_normal
 
     # -- callbacks -----------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        self.recorder.streams.executing.synchronize()
 
     def _known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         with torch._C.DisableTorchFunction():

@@ -1,12 +1,13 @@
 """Hooks of saved tensors in the simulated process: activations that are kept in host memory.
 
 PyTorch's ``save_on_cpu``, transformers' checkpoints with ``offload`` and TRL's ``OffloadActivations`` use such hooks to
-copy what autograd saves to host memory, and back in backward.  Their own code runs.  It needs three things:
+copy what autograd saves to host memory, and back in backward.  Their own code runs.  It needs four things:
 
 - Autograd calls the hook that packs a tensor from inside an operation, where Python's function modes are off: hooks run
   with the simulation's mode on (``hooks_in_mode``).
 - Storages of meta tensors have no address, by which TRL tells tensors apart: each gets one (``addresses``).
 - Hooks see what checkpoints save for their recomputation, which differs between releases (``checkpoint_inputs``).
+- ``save_on_cpu`` waits for its copies to pinned memory in older releases (``blocking_copies``).
 """
 
 from __future__ import annotations
@@ -98,3 +99,30 @@ def checkpoint_inputs(stack: contextlib.ExitStack, torch_version: tuple[int, int
         return list(get(self)[1:])
 
     stack.enter_context(mock.patch.multiple(frame, save_inputs=save_inputs, get_inputs=get_inputs))
+
+
+def blocking_copies(stack: contextlib.ExitStack, torch_version: tuple[int, int], streams: Streams) -> None:
+    """Let the CPU wait for each copy of ``save_on_cpu`` to pinned memory as in ``torch_version``; ``stack`` undoes it.
+
+    Where the installed release waits by itself, waiting once more changes nothing.
+    """
+    if not behaviour("copies_of_save_on_cpu_block", torch_version):
+        return
+    hooks: Any = torch.autograd.graph.save_on_cpu
+    make = hooks.__init__
+
+    def make_blocking(self: Any, pin_memory: bool = False, *args: Any, **options: Any) -> None:
+        make(self, pin_memory, *args, **options)
+        if pin_memory:
+            self.pack_hook = _followed_by(self.pack_hook, lambda: streams.executing.synchronize())
+
+    stack.enter_context(mock.patch.object(hooks, "__init__", make_blocking))
+
+
+def _followed_by(pack: Hook, then: Callable[[], object]) -> Hook:
+    def pack_then(tensor: Any) -> Any:
+        packed = pack(tensor)
+        then()
+        return packed
+
+    return pack_then

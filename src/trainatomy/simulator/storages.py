@@ -82,6 +82,7 @@ class Storages:
     def __init__(self) -> None:
         self.host_memory = HostMemory()
         self._host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._others: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     def on_device(self, tensor: torch.Tensor) -> bool:
@@ -96,6 +97,10 @@ class Storages:
         """Return whether the storage with this key stands for host memory."""
         return key in self._host
 
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Return whether a meta tensor stands for one in pinned host memory."""
+        return bool(self._pinned) and storage_key(tensor) in self._pinned
+
     def mark_host(self, tensors: Iterable[torch.Tensor], *, pinned: bool = False) -> None:
         """Let these meta tensors stand for tensors in host memory."""
         for tensor in tensors:
@@ -103,6 +108,8 @@ class Storages:
             key = storage._cdata
             if key not in self._host:
                 self._host[key] = weakref.ref(storage, forgetting(self._host, key))
+                if pinned:
+                    self._pinned[key] = weakref.ref(storage, forgetting(self._pinned, key))
                 if self.host_memory.counts:
                     self.host_memory.hold(storage, pinned=pinned)
 

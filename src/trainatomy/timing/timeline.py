@@ -88,7 +88,8 @@ def replay_step(
         for index, (one, seconds) in enumerate(zip(operations.operations, launch_seconds, strict=True))
     ]
     communicates = any(call.name.startswith(COLLECTIVES) for call in operations.calls)
-    is_alone = len({one.stream for one in operations.operations}) == 1 and not operations.dependencies
+    waits = operations.dependencies or operations.cpu_waits
+    is_alone = len({one.stream for one in operations.operations}) == 1 and not waits
     if is_alone and not communicates and on_launch is None:
         return replay_one_stream(operations, order, rows, work, costs)
     return replay_streams(operations, order, rows, work, costs, on_launch)
