@@ -156,6 +156,6 @@ def new_lengths(lengths: LengthsPrediction) -> str | None:
     return (
         f"A step takes about {seconds(extra)} longer when its length has not occurred before, because cuDNN plans its "
         f"attention for it: {count:,.0f} lengths in an epoch of {lengths.steps:,} steps, {seconds(extra * count)}, "
-        "which the step time leaves out. pad_to_multiple_of makes them fewer. On a machine where no such training has run "
-        "before, CUDA also compiles a few of cuDNN's kernels, 1 to 3 s each, and keeps them in ~/.nv/ComputeCache."
+        "which the step time leaves out. pad_to_multiple_of makes them fewer. On a machine where no such training has "
+        "run before, CUDA also compiles a few of cuDNN's kernels, 1 to 3 s each, and keeps them in ~/.nv/ComputeCache."
     )

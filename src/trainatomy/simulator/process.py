@@ -71,8 +71,9 @@ class SimulatedProcess:
         self.autocast = Autocast(
             self.storages, self.processor.torch_version, lambda copy: self.recorder.label(copy, "weight_copy")
         )
-        parts = (self.current, self.storages, self._arrived, self.on_host, self._known, self._wait)
-        self.placement = self._placement(*parts)
+        self.placement = self._placement(
+            self.current, self.storages, self._arrived, self.on_host, self._known, self._wait
+        )
         self.functions = CudaFunctions(self.placement, self._handlers(), self._composites(), self.autocast)
 
     def _recorder(self, parts: tuple[Any, ...]) -> Recorder:
