@@ -282,11 +282,6 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
             "leave model.freeze out or narrow it, or ask for mode: inference",
             key="model.freeze",
         )
-    if getattr(getattr(unwrap(built), "config", None), "_attn_implementation", None) == "flex_attention":
-        raise SimulationError(
-            f"{name} uses flex_attention, which torch.compile turns into a kernel; compiled code cannot be simulated.\n"
-            "Use attn_implementation: sdpa, whose fused kernels hold about as much"
-        )
     return built
 
 
