@@ -13,7 +13,7 @@ from torch import nn
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version
-from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.errors import WorkloadError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker

@@ -56,7 +56,7 @@ def run(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> tuple[Tens
     as_strided = behaviour("compiled_backward_keeps_strides", kernel.processor.torch_version)
     boxed = behaviour("compiled_backward_frees_gradients_early", kernel.processor.torch_version)
     function = _Boxed if boxed and hasattr(torch.autograd.Function, "boxed_grads_call") else _Attention
-    out, *sums = function.apply(query, key, value, kernel, as_strided)  # type: ignore[no-untyped-call]
+    out, *sums = function.apply(query, key, value, kernel, as_strided)
     return out, next(iter(sums), None)
 
 
@@ -119,7 +119,7 @@ class _Boxed(_Attention):
     boxed_grads_call = True
 
     @staticmethod
-    def backward(ctx: Any, grads: Any) -> Any:
+    def backward(ctx: Any, grads: Any) -> Any:  # type: ignore[override]
         """Differentiate; ``grads`` is a list that the engine keeps no copy of."""
         return _differentiate(ctx, grads)
 
@@ -198,7 +198,7 @@ def _output(query: Tensor, value: Tensor) -> Tensor:
 def _incoming(grad: Tensor, out: Tensor, *, as_strided: bool) -> Tensor:
     """Return the output's gradient in the layout that the graph was compiled for.
 
-    That is the output's since AOTAutograd guesses so (``guess_tangent_strides_as_outputs``), and a contiguous one before.
+    That is the output's since AOTAutograd guesses so (``guess_tangent_strides_as_outputs``), a contiguous one before.
     """
     if not as_strided:
         return grad.contiguous()
@@ -218,7 +218,9 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
         results.append(products)
     del out, grads[1:]
     with one_operation(BACKWARD, grads[0], query, key, value, kept=kernel.kept) as results:
-        gradients = [each.new_empty_strided(each.shape, dense_strides(each.shape, each)) for each in (query, value, key)]
+        gradients = [
+            each.new_empty_strided(each.shape, dense_strides(each.shape, each)) for each in (query, value, key)
+        ]
         results.extend(gradients)
     grad_query, grad_value, grad_key = gradients
     del products, gradients, results
@@ -228,7 +230,7 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
         if index is None:
             del sums
         else:
-            named[index] = None  # type: ignore[call-overload]
+            named[index] = None
     del held
     grads.clear()
     wanted = [grad_query, grad_key, grad_value]
@@ -236,7 +238,9 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
     for index, dtype in enumerate(ctx.dtypes):
         if wanted[index].dtype != dtype and ctx.needs_input_grad[index]:
             with one_operation("inductor::kernel", wanted[index], bytes=None) as results:
-                results.append(wanted[index].new_empty_strided(wanted[index].shape, wanted[index].stride(), dtype=dtype))
-                wanted[index] = results[0]  # type: ignore[assignment]
+                results.append(
+                    wanted[index].new_empty_strided(wanted[index].shape, wanted[index].stride(), dtype=dtype)
+                )
+                wanted[index] = results[0]
             del results
     return (*wanted, None, None)

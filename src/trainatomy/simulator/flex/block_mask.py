@@ -212,7 +212,9 @@ def _value(content: Any, values: Values) -> Any:
 def captured(function: Any) -> Iterator[tuple[str, Tensor]]:
     """Return the tensors that a function and the functions in its closure refer to, with their names."""
     for name, cell in zip(
-        getattr(getattr(function, "__code__", None), "co_freevars", ()), getattr(function, "__closure__", None) or (), strict=False
+        getattr(getattr(function, "__code__", None), "co_freevars", ()),
+        getattr(function, "__closure__", None) or (),
+        strict=False,
     ):
         try:
             content = cell.cell_contents

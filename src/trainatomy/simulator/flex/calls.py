@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ _OPTIONS: Mapping[str, tuple[Any, ...]] = {
 """Values of arguments of ``torch.compile`` for which compiled code allocates the same; of others any."""
 ASSUMED_TIME = (
     "FlexAttention: its kernels have the efficiency of FlashAttention's at the blocks that the mask keeps, which is "
-    "assumed and was not measured; compiling it in the first step is not counted"
+    "assumed and was not measured; compiling it in the first step, and memory that this takes, are not counted"
 )
 
 
@@ -76,7 +77,11 @@ class FlexCalls:
             return None
         if function.__name__ == _INNER:
             return self._inner
-        found = {"flex_attention": self._attention, "create_block_mask": self._block_mask}.get(function.__name__)
+        answers: dict[str, Callable[..., Any]] = {
+            "flex_attention": self._attention,
+            "create_block_mask": self._block_mask,
+        }
+        found = answers.get(function.__name__)
         if found is None or callable(options.get("backend")):
             return None
         for name, accepted in _OPTIONS.items():
@@ -88,28 +93,28 @@ class FlexCalls:
 
     # -- masks ---------------------------------------------------------------------------------------------------------
 
-    def _block_mask(
-        self,
-        mask_mod: Any,
-        B: int | None,
-        H: int | None,
-        Q_LEN: int,
-        KV_LEN: int,
-        device: Any = None,
-        BLOCK_SIZE: Any = 128,
-        _compile: bool = False,
-        separate_full_blocks: bool = True,
-        compute_dq_write_order: bool = False,
-        dq_kv_order: bool = True,
-    ) -> Any:
+    def _block_mask(self, *args: Any, **kwargs: Any) -> Any:
         """Run a compiled ``create_block_mask``."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
         from trainatomy.simulator.flex.block_mask import create
 
-        if compute_dq_write_order:
+        bound = inspect.signature(create_block_mask).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        if given.get("compute_dq_write_order"):
             raise _refused("create_block_mask(compute_dq_write_order=True)", "leave it out")
-        block = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
-        version = self._process.processor.torch_version
-        return create(mask_mod, B or 1, H or 1, Q_LEN, KV_LEN, block, separates_full=separate_full_blocks, version=version)
+        size = given["BLOCK_SIZE"]
+        return create(
+            given["mask_mod"],
+            given["B"] or 1,
+            given["H"] or 1,
+            given["Q_LEN"],
+            given["KV_LEN"],
+            (size, size) if isinstance(size, int) else tuple(size),
+            separates_full=given.get("separate_full_blocks", True),
+            version=self._process.processor.torch_version,
+        )
 
     def _kept(self, mask: Any) -> float:
         """Return the share of blocks that a mask keeps: all where it depends on unknown values."""
@@ -226,7 +231,7 @@ class FlexCalls:
             dtype = torch.get_autocast_dtype("cuda")
             query, key, value = (each.to(dtype) for each in (query, key, value))
         arguments = (query, key, value, score_mod, mask, scale, options)
-        out, sums, maxima = Uncompiled.apply(*arguments)  # type: ignore[no-untyped-call]
+        out, sums, maxima = Uncompiled.apply(*arguments)
         return out, sums, maxima
 
 
