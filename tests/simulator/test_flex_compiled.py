@@ -33,7 +33,6 @@ class Call:
     contiguous: bool = False
     softcap: float | None = None
     window: int | None = None
-    padded: bool = False
 
 
 def events(call: Call, *, compiled: bool) -> list[tuple[str, int, int]]:
@@ -61,14 +60,9 @@ def run(call: Call, process: SimulatedProcess) -> tuple[list[Any], int]:
     function = masking_utils.causal_mask_function
     if call.window is not None:
         function = masking_utils.sliding_window_causal_mask_function(call.window)
-    padding = None
-    if call.padded:
-        padding = torch.ones(call.batch, call.keys, dtype=torch.bool)
-        padding[0, -5:] = False
-        padding = padding.to("cuda")
     offset = call.keys - call.queries
     mask = masking_utils.flex_attention_mask(
-        call.batch, call.queries, call.keys, offset, mask_function=function, attention_mask=padding, device="cuda"
+        call.batch, call.queries, call.keys, offset, mask_function=function, device="cuda"
     )
     masks = list(process.trace.events)
 
@@ -120,13 +114,13 @@ CALLS = {
     "contiguous": Call(contiguous=True),
     "softcap": Call(softcap=30.0),
     "sliding window": Call(window=256),
-    "padding": Call(padded=True),
     "a length of parts of blocks": Call(queries=1500, keys=1500, head=128),
     "evaluation": Call(trains=False),
     "long": Call(batch=1, queries=4096, keys=4096),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_buffers_are_those_of_inductor(name: str) -> None:
     pytest.importorskip("triton")

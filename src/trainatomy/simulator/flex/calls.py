@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from trainatomy.errors import SimulationError
+from trainatomy.simulator.flex.compiled_before import FLEX_ATTENTION, wants_sums
 
 if TYPE_CHECKING:
     from trainatomy.simulator.process import SimulatedProcess
 
-_MODULE = "torch.nn.attention.flex_attention"
 _INNER = "_flex_attention_hop_wrapper"
 """The function that ``flex_attention`` compiles where nobody compiled it: with a backend that runs it eagerly."""
 _TRANSFORMERS = "transformers.integrations.flex_attention"
@@ -73,7 +73,7 @@ class FlexCalls:
         Raises:
             SimulationError: It is compiled in a way that allocates differently.
         """
-        if getattr(function, "__module__", "") != _MODULE:
+        if getattr(function, "__module__", "") != FLEX_ATTENTION:
             return None
         if function.__name__ == _INNER:
             return self._inner
@@ -226,6 +226,11 @@ class FlexCalls:
         """Run the operator of an uncompiled ``flex_attention``: all scores are written."""
         from trainatomy.simulator.flex.uncompiled import Uncompiled
 
+        if (returns_sums := wants_sums()) is not None:
+            out, sums = self._compiled_inner(query, key, value, score_mod, mask, options, returns_sums)
+            sums = query.new_empty(0) if sums is None else sums
+            return out, sums, sums
+
         _refuse_trained_captures(score_mod)
         if self._process.autocast.enabled:
             dtype = torch.get_autocast_dtype("cuda")
@@ -233,6 +238,17 @@ class FlexCalls:
         arguments = (query, key, value, score_mod, mask, scale, options)
         out, sums, maxima = Uncompiled.apply(*arguments)
         return out, sums, maxima
+
+    def _compiled_inner(
+        self, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: Any, options: Any, returns_sums: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the operator inside of a function that was compiled before the process existed."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        names = [f"{side}_{what}" for side in ("kv", "full_kv", "q", "full_q") for what in ("num_blocks", "indices")]
+        lists = dict(zip(names, mask[2:10], strict=True))
+        block_mask = BlockMask(seq_lengths=mask[:2], BLOCK_SIZE=mask[-3:-1], mask_mod=mask[-1], **lists)
+        return self._run(query, key, value, score_mod, block_mask, options, returns_sums=returns_sums)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ class Uncompiled(torch.autograd.Function):
 
 def _joint(score_mod: Any, query: Tensor) -> Any:
     """Return the derivative of ``score_mod`` as PyTorch traces it."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.enable_grad():
         indices = [torch.zeros((), dtype=torch.int, device="meta") for _ in range(4)]
         score = torch.zeros((), dtype=query.dtype, device="meta", requires_grad=True)
         return import_module(_OPERATOR).create_fw_bw_graph(score_mod, (score, *indices), ())[1]
