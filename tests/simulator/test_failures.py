@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.simulator.simulate import simulate
@@ -77,13 +76,6 @@ def test_an_error_carries_its_operation_and_module(tmp_path: Path) -> None:
     with pytest.raises(SimulationError) as error:
         simulate(workload := _bert(data={"factory": f"{made}:make"}), workload.resolve_gpu())
     assert (error.value.operation, error.value.module) == ("aten::expand", "bert.embeddings")
-
-
-def test_flex_attention_is_refused_by_name() -> None:
-    config = LlamaConfig(**_TINY, attn_implementation="flex_attention")
-    workload = _bert()
-    with pytest.raises(SimulationError, match=r"LlamaForCausalLM uses flex_attention.*\n.*sdpa"):
-        simulate(workload, workload.resolve_gpu(), model=lambda: LlamaForCausalLM(config))
 
 
 def test_a_configuration_that_no_layer_takes_is_refused() -> None:

@@ -148,7 +148,7 @@ def test_missing_flash_attention_is_reported_with_an_alternative() -> None:
         build_model(Workload.from_mapping({"model": {**SMALL, "attn_implementation": "flash_attention_2"}}))
 
 
-@pytest.mark.parametrize("attention", ["flash_attention_3", "flex_attention", "kernels-community/flash-attn"])
+@pytest.mark.parametrize("attention", ["flash_attention_3", "kernels-community/flash-attn"])
 def test_attention_kernels_that_are_not_simulated_are_refused_with_what_to_use(attention: str) -> None:
     with pytest.raises(SimulationError, match=f"model.attn_implementation: {attention}.*not simulated.*sdpa"):
         on_meta({"model": {"id": "gpt2", "attn_implementation": attention}})

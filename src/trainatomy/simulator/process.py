@@ -21,6 +21,7 @@ from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, install_driver
 from trainatomy.simulator.experts import grouped_mm_fallback
+from trainatomy.simulator.flex.calls import FlexCalls
 from trainatomy.simulator.functions import CudaFunctions, composites
 from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.modules import ModuleTracker
@@ -123,6 +124,7 @@ class SimulatedProcess:
         stack.enter_context(record_operations_with(self.recorder.operations))
         stack.enter_context(flattening())
         stack.enter_context(meta_kernels())
+        stack.enter_context(FlexCalls(self).installed())
         if self.topology.has_group:
             self._enter_group(stack)
         if self.topology.devices > 1:

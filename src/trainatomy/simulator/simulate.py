@@ -13,7 +13,7 @@ from torch import nn
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version
-from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.errors import WorkloadError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
@@ -281,11 +281,6 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
             f"no parameter of {name} is trained (requires_grad is False for all): "
             "leave model.freeze out or narrow it, or ask for mode: inference",
             key="model.freeze",
-        )
-    if getattr(getattr(unwrap(built), "config", None), "_attn_implementation", None) == "flex_attention":
-        raise SimulationError(
-            f"{name} uses flex_attention, which torch.compile turns into a kernel; compiled code cannot be simulated.\n"
-            "Use attn_implementation: sdpa, whose fused kernels hold about as much"
         )
     return built
 

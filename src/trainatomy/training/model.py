@@ -141,7 +141,6 @@ _FLASH = "calls the kernels of the flash-attn package"
 _UNSIMULATED_ATTENTION = {
     "flash_attention_3": _FLASH,
     "flash_attention_4": _FLASH,
-    "flex_attention": "compiles its kernel with torch.compile",
 }
 
 

@@ -60,6 +60,40 @@ def attention(call: Call, chip: Chip) -> KernelWork:
     return KernelWork(family, features, flop, rate, moved, launches, seconds)
 
 
+def flex_flop(call: Call) -> float:
+    """Return the FLOP of a kernel of FlexAttention at the blocks of scores that its mask keeps."""
+    backward = call.name.endswith("backward")
+    q, k, v = call.inputs[1:4] if backward else call.inputs[:3]
+    scores = 1.0 * prod(q.shape[:3]) * k.shape[2] * float(number(call, "kept", "1.0"))
+    return (_BACKWARD if backward else _FORWARD) * scores * (q.shape[3] + v.shape[3]) / 2
+
+
+def flex_attention(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of FlexAttention's forward or backward kernel.
+
+    It is assumed to be as efficient as FlashAttention's at the blocks that it computes, with heads rounded up to powers
+    of two, as its Triton kernels do; no measured point of its own is known.  Keys that several heads of queries share
+    need no second kernel.
+    """
+    backward = call.name.endswith("backward")
+    q, k, v = call.inputs[1:4] if backward else call.inputs[:3]
+    flop = flex_flop(call)
+    whole = prod(ceil(size / _BLOCK) * _BLOCK / size for size in (q.shape[2], k.shape[2]))
+    heads = sum(2 ** ceil(log2(size)) for size in (q.shape[3], v.shape[3])) / (q.shape[3] + v.shape[3])
+    kernel = "flash" if q.dtype in HALVES else "efficient"
+    direction = "backward" if backward else "forward"
+    family = f"attention.{'half' if q.dtype in HALVES else 'fp32'}.{direction}.{kernel}.flex"
+    efficiency = efficiency_of(family)
+    blocks = q.shape[0] * q.shape[1] * ceil((k if backward else q).shape[2] / _BLOCK)
+    idle = ceil(blocks / chip.multiprocessors) * chip.multiprocessors / blocks
+    rate = chip.precision(q.dtype)
+    moved = traffic(call).bytes
+    computing = flop * whole * heads * idle / (chip.rate(rate) * efficiency.share)
+    seconds = efficiency.kernel_seconds + max(computing, moved / chip.bandwidth)
+    features = (log2(q.shape[0] * q.shape[1]) / 2, log2(q.shape[2]), log2(k.shape[2]), 2 * log2(q.shape[3]))
+    return KernelWork(family, features, flop, rate, moved, 1, seconds)
+
+
 def _overhead(queries: int, keys: int, head: int, causal: bool, block: int) -> float:
     """Return computed over counted FLOP, by whole blocks; a causal mask crosses two blocks of a row on average."""
     whole = prod(ceil(size / of) * of / size for size, of in ((queries, block), (keys, block), (head, _HEAD_BLOCK)))

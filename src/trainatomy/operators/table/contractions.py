@@ -76,6 +76,7 @@ ATTENTION = family(
     row("_flash_attention_forward _flash_attention_backward", cost=""),
     row("_efficient_attention_forward _efficient_attention_backward", cost=""),
     row("_cudnn_attention_forward _cudnn_attention_backward", cost=""),
+    row("flex::attention flex::attention_backward", cost="attention:flex_attention"),
 )
 
 # What they allocate: ``allocation.recurrent``, which runs cuDNN's layers whole.

@@ -11,6 +11,7 @@ from torch import nn
 
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.simulator.flex.calls import compiled_attention
 
 if TYPE_CHECKING:
     from trainatomy.scripts.signals import ScriptSignals
@@ -36,6 +37,8 @@ def install(stand_ins: StandIns, signals: ScriptSignals, eager: str | None) -> N
     def compiled(model: Any = None, **options: Any) -> Any:
         if model is None:
             return lambda function: compiled(function, **options)
+        if (replacement := compiled_attention(stand_ins.process, model, options)) is not None:
+            return replacement
         left_out(model)
         return model
 
@@ -59,6 +62,8 @@ def _install_compiler(stand_ins: StandIns, signals: ScriptSignals) -> None:
     def compiled(model: Any = None, **options: Any) -> Any:
         if model is None:
             return lambda function: compiled(function, **options)
+        if (replacement := compiled_attention(stand_ins.process, model, options)) is not None:
+            return replacement
         if any(isinstance(one, torch.optim.Optimizer) for one in _reached(model)):
             stand_ins.note("compiled", _name(model))
             return model

@@ -9,6 +9,7 @@ from typing import Any
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import SimulationError
 from trainatomy.libraries import import_library, version_of
+from trainatomy.simulator.flex.compiled_before import run_without_compiling
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.workload.schema import Workload
 
@@ -42,7 +43,7 @@ def preload_compiler(asked: str = "train.torch_compile") -> None:
 
 def compiling(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:
     """Return a context in which ``torch.compile`` compiles for the simulated process, where the workload uses it."""
-    return simulated_compiler(process) if compiles(workload) else contextlib.nullcontext()
+    return simulated_compiler(process) if compiles(workload) else run_without_compiling(process.notes)
 
 
 @contextlib.contextmanager

@@ -84,6 +84,7 @@ class Compiler:
         """Replace ``torch.compile`` until ``stack`` closes."""
         from torch._dynamo import guards
         from torch._dynamo.convert_frame import CatchErrorsWrapper
+        from torch.nn.attention import flex_attention
 
         def patch(target: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, value))
@@ -93,6 +94,7 @@ class Compiler:
         patch(CatchErrorsWrapper, "__call__", self._converting(CatchErrorsWrapper.__call__))
         patch(guards.CheckFunctionManager, "__init__", self._guarding(guards.CheckFunctionManager.__init__))
         patch(guards.GuardBuilder, "TORCH_FUNCTION_STATE", lambda builder, guard: None)
+        patch(flex_attention, "_validate_device", _validate_nothing)  # which refuses meta tensors
         stack.callback(torch._dynamo.reset)
 
     def graph_breaks(self) -> dict[str, int]:
@@ -134,7 +136,8 @@ class Compiler:
             self._is_called = True
             modules.__exit__(None, None, None)  # hooks of all modules would become part of the graph
             try:
-                return compiled(*args, **kwargs)
+                with _same_function_modes():
+                    return compiled(*args, **kwargs)
             except (TorchDynamoException, SimulationError) as error:
                 failure = error if isinstance(error, SimulationError) else _failure(error)
                 if self._fails is None:
@@ -260,6 +263,23 @@ class Compiler:
                 return compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
             except Exception as error:
                 raise _failure(error) from error
+
+
+def _validate_nothing(*tensors: torch.Tensor) -> None:
+    """Accept all devices."""
+
+
+@contextlib.contextmanager
+def _same_function_modes() -> Iterator[None]:
+    """Put the process's function modes back: compiled code that enters one leaves those that Dynamo saw, none."""
+    before = [torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        while torch._C._len_torch_function_stack():
+            torch._C._pop_torch_function_stack()
+        for mode in before:
+            torch._C._push_on_torch_function_stack(mode)
 
 
 def _failure(error: Exception) -> SimulationError:

@@ -1,0 +1,281 @@
+"""Calls of ``torch.compile`` for FlexAttention, answered by functions that allocate what compiled code does."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from trainatomy.errors import SimulationError
+from trainatomy.simulator.flex.compiled_before import FLEX_ATTENTION, wants_sums
+
+if TYPE_CHECKING:
+    from trainatomy.simulator.process import SimulatedProcess
+
+_INNER = "_flex_attention_hop_wrapper"
+"""The function that ``flex_attention`` compiles where nobody compiled it: with a backend that runs it eagerly."""
+_TRANSFORMERS = "transformers.integrations.flex_attention"
+_LARGE_BLOCK = 1 << 30
+"""Size of the one block of a call without a mask (``_LARGE_SPARSE_BLOCK_SIZE``)."""
+_SMALLEST_HEAD = 16
+_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "backend": ("inductor",),
+    "mode": (None, "default", "max-autotune-no-cudagraphs"),
+    "options": (None, {}),
+}
+"""Values of arguments of ``torch.compile`` for which compiled code allocates the same; of others any."""
+ASSUMED_TIME = (
+    "FlexAttention: its kernels have the efficiency of FlashAttention's at the blocks that the mask keeps, which is "
+    "assumed and was not measured; compiling it in the first step, and memory that this takes, are not counted"
+)
+
+
+def compiled_attention(
+    process: SimulatedProcess, function: Any, options: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """Return what runs in a process in place of a function of FlexAttention that is compiled; None for any other."""
+    return FlexCalls(process).replacement(function, options)
+
+
+class FlexCalls:
+    """FlexAttention of one simulated process."""
+
+    def __init__(self, process: SimulatedProcess) -> None:
+        self._process = process
+        self._shares: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Answer ``torch.compile`` of FlexAttention's functions in the block; compile everything else as before."""
+        compile_other = torch.compile
+
+        def compile(model: Any = None, **options: Any) -> Any:
+            found = self.replacement(model, options)
+            return compile_other(model, **options) if found is None else found
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(torch, "compile", compile))
+            library: Any = sys.modules.get(_TRANSFORMERS)
+            if library is not None:  # it keeps the compiled function for the whole process
+                stack.enter_context(mock.patch.object(library.WrappedFlexAttention, "_instance", None))
+            yield
+
+    def replacement(self, function: Any, options: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """Return what runs in place of a compiled function; None if it is not FlexAttention's.
+
+        Raises:
+            SimulationError: It is compiled in a way that allocates differently.
+        """
+        if getattr(function, "__module__", "") != FLEX_ATTENTION:
+            return None
+        if function.__name__ == _INNER:
+            return self._inner
+        answers: dict[str, Callable[..., Any]] = {
+            "flex_attention": self._attention,
+            "create_block_mask": self._block_mask,
+        }
+        found = answers.get(function.__name__)
+        if found is None or callable(options.get("backend")):
+            return None
+        for name, accepted in _OPTIONS.items():
+            if options.get(name, accepted[0]) not in accepted:
+                raise SimulationError(
+                    f"torch.compile({function.__name__}, {name}={options[name]!r}) is not simulated: leave {name} out"
+                )
+        return found
+
+    # -- masks ---------------------------------------------------------------------------------------------------------
+
+    def _block_mask(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a compiled ``create_block_mask``."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        from trainatomy.simulator.flex.block_mask import create
+
+        bound = inspect.signature(create_block_mask).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        if given.get("compute_dq_write_order"):
+            raise _refused("create_block_mask(compute_dq_write_order=True)", "leave it out")
+        size = given["BLOCK_SIZE"]
+        return create(
+            given["mask_mod"],
+            given["B"] or 1,
+            given["H"] or 1,
+            given["Q_LEN"],
+            given["KV_LEN"],
+            (size, size) if isinstance(size, int) else tuple(size),
+            separates_full=given.get("separate_full_blocks", True),
+            version=self._process.processor.torch_version,
+        )
+
+    def _kept(self, mask: Any) -> float:
+        """Return the share of blocks that a mask keeps: all where it depends on unknown values."""
+        from trainatomy.simulator.flex.block_mask import kept_share
+
+        if mask not in self._shares:
+            share = kept_share(mask, self._process.recorder.values.of)
+            if share is None:
+                self._note(
+                    "FlexAttention: a mask depends on values that are not known without a GPU; the time of its kernels "
+                    "is that of all blocks"
+                )
+            self._shares[mask] = 1.0 if share is None else share
+        return self._shares[mask]
+
+    def _note(self, note: str) -> None:
+        if note not in self._process.notes:
+            self._process.notes.append(note)
+
+    # -- attention -----------------------------------------------------------------------------------------------------
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        score_mod: Any = None,
+        block_mask: Any = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        return_lse: bool = False,
+        kernel_options: Any = None,
+        *,
+        return_aux: Any = None,
+    ) -> Any:
+        """Run a compiled ``flex_attention``."""
+        if getattr(return_aux, "max_scores", False):
+            raise _refused("AuxRequest(max_scores=True)", "leave it out")
+        returns_sums = return_lse or bool(getattr(return_aux, "lse", False))
+        block_mask = block_mask if block_mask is not None else self._empty_mask(query)
+        out, sums = self._run(query, key, value, score_mod, block_mask, kernel_options or {}, returns_sums=returns_sums)
+        if return_aux is not None:
+            from torch.nn.attention.flex_attention import AuxOutput
+
+            return out, AuxOutput(lse=sums, max_scores=None)
+        return (out, sums) if return_lse else out
+
+    def _run(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        score_mod: Any,
+        mask: Any,
+        options: Mapping[str, Any],
+        *,
+        returns_sums: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        from trainatomy.simulator.flex.attention import Kernel, parts_of_keys, run
+        from trainatomy.simulator.flex.block_mask import captured
+
+        _check(query, key, value, mask, options)
+        _refuse_trained_captures(score_mod)
+        tensors = [*captured(score_mod), *captured(mask.mask_mod)]
+        lists = [each for each in mask.as_tuple(flatten=True) if isinstance(each, Tensor)]
+        held = (*lists, *(tensor for _, tensor in tensors if tensor.is_meta))
+        processor = self._process.processor
+        splits = options.get("BACKEND", "AUTO") != "TRITON" and not options.get("FORCE_USE_FLEX_ATTENTION", False)
+        parts = parts_of_keys(query, value, mask.kv_indices.shape[1], processor.multiprocessors) if splits else 0
+        self._note(ASSUMED_TIME)
+        enabled = self._process.autocast.enabled
+        kernel = Kernel(
+            processor,
+            torch.get_autocast_dtype("cuda") if enabled else None,
+            torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)),
+            returns_sums,
+            held,
+            self._kept(mask),
+            parts,
+        )
+        return run(query, key, value, kernel)
+
+    def _empty_mask(self, query: Tensor) -> Any:
+        """Return the mask of a call without one: a single block, whose lists compiled code makes itself."""
+        from torch.nn.attention.flex_attention import BlockMask, noop_mask
+
+        number, index, of_column, row = (
+            torch.empty((1,) * dimensions, dtype=torch.int32, device="cuda") for dimensions in (3, 4, 3, 4)
+        )
+        return BlockMask(
+            seq_lengths=(1, 1),
+            kv_num_blocks=number,
+            kv_indices=index,
+            full_kv_num_blocks=None,
+            full_kv_indices=None,
+            q_num_blocks=of_column,
+            q_indices=row,
+            full_q_num_blocks=None,
+            full_q_indices=None,
+            BLOCK_SIZE=(_LARGE_BLOCK, _LARGE_BLOCK),
+            mask_mod=noop_mask,
+        )
+
+    # -- functions that nobody compiled --------------------------------------------------------------------------------
+
+    def _inner(
+        self, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: Any, scale: float, options: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the operator of an uncompiled ``flex_attention``: all scores are written."""
+        from trainatomy.simulator.flex.uncompiled import Uncompiled
+
+        if (returns_sums := wants_sums()) is not None:
+            out, sums = self._compiled_inner(query, key, value, score_mod, mask, options, returns_sums)
+            sums = query.new_empty(0) if sums is None else sums
+            return out, sums, sums
+
+        _refuse_trained_captures(score_mod)
+        if self._process.autocast.enabled:
+            dtype = torch.get_autocast_dtype("cuda")
+            query, key, value = (each.to(dtype) for each in (query, key, value))
+        arguments = (query, key, value, score_mod, mask, scale, options)
+        out, sums, maxima = Uncompiled.apply(*arguments)
+        return out, sums, maxima
+
+    def _compiled_inner(
+        self, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: Any, options: Any, returns_sums: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the operator inside of a function that was compiled before the process existed."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        names = [f"{side}_{what}" for side in ("kv", "full_kv", "q", "full_q") for what in ("num_blocks", "indices")]
+        lists = dict(zip(names, mask[2:10], strict=True))
+        block_mask = BlockMask(seq_lengths=mask[:2], BLOCK_SIZE=mask[-3:-1], mask_mod=mask[-1], **lists)
+        return self._run(query, key, value, score_mod, block_mask, options, returns_sums=returns_sums)
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mapping[str, Any]) -> None:
+    """Refuse what compiled FlexAttention refuses, and what is not simulated."""
+    if not query.dim() == key.dim() == value.dim() == 4:
+        raise _refused(f"queries of {query.dim()} dimensions", "give queries, keys and values four dimensions")
+    if min(query.shape[-1], value.shape[-1]) < _SMALLEST_HEAD:
+        raise SimulationError(
+            f"flex_attention needs heads of at least {_SMALLEST_HEAD}, found {min(query.shape[-1], value.shape[-1])}: "
+            "use sdpa"
+        )
+    if query.shape[0] != key.shape[0]:
+        raise _refused("one batch of keys for several of queries", "expand the keys")
+    if options.get("BACKEND", "AUTO") not in ("AUTO", "TRITON"):
+        raise _refused(f"kernel_options BACKEND={options['BACKEND']!r}", "leave it out")
+    if mask.q_indices is None:
+        raise _refused("a block mask without q_indices", "make it with create_block_mask")
+
+
+def _refuse_trained_captures(score_mod: Any) -> None:
+    """Refuse a ``score_mod`` whose backward scatters into gradients of tensors that it uses."""
+    from trainatomy.simulator.flex.block_mask import captured
+
+    for name, tensor in captured(score_mod):
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise _refused(f"a score_mod that uses {name}, a tensor that needs gradients,", "use sdpa")
+
+
+def _refused(what: str, advice: str) -> SimulationError:
+    return SimulationError(f"flex_attention: {what} is not simulated: {advice}")
