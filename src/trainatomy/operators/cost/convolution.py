@@ -144,7 +144,7 @@ def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep:
     """Return what else decides the kernel: the images' order, groups, dilation, transposition, the weight's size."""
     places, width = prod(weight.shape[2:]), weight.shape[1]
     of_products = groups > 1 and not deep and places == 1
-    parts = ["last" if is_last(x) or of_products and _is_reordered(x) else "first"]
+    parts = ["last" if is_last(x) or (of_products and _is_reordered(x)) else "first"]
     parts += ["volume"] if len(x.shape) == _VOLUME and not deep else []
     if deep:
         kinds = (kind_of(call, x, weight), kind_of_weight(call, x, weight))
@@ -169,7 +169,7 @@ def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep:
 
 
 def is_last(x: Array) -> bool:
-    """Return whether cuDNN gets images channels-last; sequences are made contiguous instead (``determine_memory_format``)."""
+    """Return whether cuDNN gets images channels-last; sequences are made contiguous first."""
     return len(x.shape) > _SEQUENCE and _is_reordered(x)
 
 

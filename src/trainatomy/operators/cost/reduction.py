@@ -73,7 +73,7 @@ def _kind_of_reduction(call: Call) -> str:
 
 
 def _neighbours(source: Array, reduced: set[int], inner: int) -> int:
-    """Return how many numbers lie beside each other of the dimensions that are reduced, or kept, as the innermost is."""
+    """Return the numbers that lie beside each other in dimensions that are reduced, or kept, as the innermost is."""
     if not source.shape or source.strides[inner] != 1:
         return 1
     run = 1

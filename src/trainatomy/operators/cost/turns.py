@@ -8,7 +8,8 @@ Which kernels run:
 
 - *together*: all groups at once, where cuDNN has such a kernel: 16 bits, and the depth or the group is small.
 - *group*: a product on tensor cores for each group.
-- *turns*: the same for small filters in 16 bits: eight groups and more, of more than 48 channels, and few rows.
+- *turns*: the same for small filters in 16 bits: eight groups and more, of more than 48 channels, and few rows. From
+  three images on forward computes wider groups than 64 together, and backward others than these if it has no stride.
 - *direct*, *engine*: the gradient of the input of sequences with a stride, in TF32, by a kernel without tensor cores;
   that of the weight by a product for each group.  *engine* is for fewer than three sequences, *group* from 16 on; in 16
   bits such gradients are *group*, too.
@@ -61,7 +62,8 @@ def kind_of_turns(call: Call, tensors: tuple[Array, Array, Array], groups: int, 
     long = _LONG_IN_FP32 if backward and (strided or precision != "half") else _LONG
     if places < long or len(x.shape) > _ROW:
         wide = groups >= _MANY_GROUPS and width > _WIDE and out.elements // out.shape[1] < _FEW_ROWS
-        together = backward and not strided and x.shape[0] >= _FEWEST
+        usual = width > _EASY if not backward else width <= _EASY and not strided
+        together = usual and x.shape[0] >= _FEWEST
         return "turns" if wide and precision == "half" and not together else "together"
     if precision not in ("half", "tf32"):
         return "together"
