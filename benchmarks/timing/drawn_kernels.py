@@ -39,12 +39,20 @@ ALWAYS = (
     "bitsandbytes.",
     "channels_last_norm.",
     "convolution.",
+    "grouped.",
+    "matmul.",
     "normalisation.native_batch_norm",
     "normalisation.native_group_norm",
+    "parts.",
     "pooling.",
+    "rearranged.",
     "recurrent.",
+    "reduction.",
     "resampling",
-    "table.embedding",
+    "table.",
+    "traffic.broadcast.",
+    "traffic.rows.",
+    "traffic.transposed.",
 )
 """Families that get all points, because a calibration has few kinds of them."""
 _WRAPPERS = ("gemm_4bit", "gemv_4bit", "int8_scaled_mm", "int8_mixed_scaled_mm")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from trainatomy.operators.cost import recurrent
+from trainatomy.operators.cost import convolution, matmul, recurrent
 from trainatomy.operators.operator import LaunchKind
 from trainatomy.operators.registry import launch_kind
 from trainatomy.operators.traffic import is_asynchronous
@@ -25,6 +25,8 @@ _CACHED_BYTES = 2**20
 """What a CPU's caches hold of an operation: its time is in the cost of the launch."""
 _SHARDED_COLLECTIVES = frozenset({"nccl::all_gather", "nccl::reduce_scatter"})
 _COLLATING = frozenset({"aten::stack", "aten::cat"})
+_VIEWS_OF_GROUP = 4
+"""Views for each group's product: both factors and the result, and the end of its rows."""
 _REPLICATE = "python::replicate"
 _RESTORING = frozenset({"backward", "recompute"})
 """Phases in which a copy to the GPU brings back what was saved, and no batch."""
@@ -58,7 +60,7 @@ class CPUCosts:
         replicated_module: ``DataParallel``'s Python for one copy of one module.
         host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU.
         recurrent_layer: Each layer and direction of a recurrent network, by where it is launched.
-        inner_kernel: Each kernel that cuDNN launches in a recurrent network.
+        inner_kernel: Each kernel that cuDNN launches in a recurrent network, or for a group that it convolves alone.
     """
 
     graph: Mapping[str, float]
@@ -195,7 +197,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
                 seconds += costs.list_item * list_length(call)
             if what == "recurrent":
                 seconds += costs.recurrent_layer.get(context, 0.0) * recurrent.layers(call)
-                seconds += seconds_within(call, costs)
+            seconds += seconds_within(call, costs)
             if call.name == _REPLICATE:
                 seconds += costs.replicated_module * int(dict(call.numbers)["modules"])
             if operation.phase not in _RESTORING:
@@ -207,7 +209,23 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
 
 def seconds_within(call: Call, costs: CPUCosts) -> float:
     """Return the CPU time of a call in which its first kernel may already run: that of launching the others."""
-    return costs.inner_kernel * recurrent.launches(call) if kind_of(call) == "recurrent" else 0.0
+    kind = kind_of(call)
+    if kind == "recurrent":
+        return costs.inner_kernel * recurrent.launches(call)
+    if kind == "convolution":
+        return costs.inner_kernel * convolution.launches_of_groups(call)
+    if waits_first(call):
+        return matmul.groups_of(call) * (costs.plain["matmul"] + _VIEWS_OF_GROUP * costs.plain["view"])
+    return 0.0
+
+
+def waits_first(call: Call) -> bool:
+    """Return whether the CPU waits for the GPU before it launches a call: it reads the sizes of experts' groups.
+
+    ``_grouped_mm`` does so where it has no kernel for the types, and multiplies group by group
+    (aten/src/ATen/native/GroupedMMUtils.h).
+    """
+    return call.name == "aten::_grouped_mm" and not matmul.is_grouped_kernel(call)
 
 
 def checkpointed_regions(operations: Operations) -> int:

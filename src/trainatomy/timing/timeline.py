@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from trainatomy.operators.registry import find
 from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operations
-from trainatomy.timing.launch import CPUCosts, batch_bytes, seconds_within
+from trainatomy.timing.launch import CPUCosts, batch_bytes, seconds_within, waits_first
 from trainatomy.timing.one_stream import replay_one_stream
 from trainatomy.timing.replay import COLLECTIVES, Row, StepTimeline
 from trainatomy.timing.streams import replay_streams
@@ -75,6 +75,7 @@ def replay_step(
     loop_position = _position_of_loop_work(operations, order, blocking)
     work = _work_of_loop(operations, loop_position, loop_seconds)
     within = [seconds_within(call, costs) for call in operations.calls]
+    waiting = [waits_first(call) for call in operations.calls]
     rows = [
         Row(
             seconds,
@@ -82,7 +83,7 @@ def replay_step(
             one.phase,
             one.stream,
             blocking[one.call],
-            index in synchronized,
+            index in synchronized or waiting[one.call],
             within[one.call],
         )
         for index, (one, seconds) in enumerate(zip(operations.operations, launch_seconds, strict=True))

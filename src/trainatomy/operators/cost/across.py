@@ -1,4 +1,4 @@
-"""Reductions across rows: the blocks that PyTorch launches for them, and their time.
+"""Reductions across rows, or along rows that do not follow each other: PyTorch's blocks for them, and their time.
 
 A thread adds the numbers of a few neighbouring columns, one row after the other.  The threads of a block share the rows
 of their columns where there are many; where a thread would still have 256 rows, blocks share them too, and the last one
@@ -65,6 +65,36 @@ def across_seconds(chip: Chip, rows: float, columns: int, width: int, moved: flo
     if blocks.sharing > 1:
         seconds += form["sharing_seconds"] + blocks.sharing * form["block_seconds"]
     return seconds + moved / (chip.bandwidth * form["bandwidth"])
+
+
+def scattered_rows_seconds(chip: Chip, rows: float, run: int, results: int, moved: float) -> float:
+    """Return the time of a reduction along rows whose parts lie apart, such as the first and the last dimension.
+
+    Threads of a warp take neighbouring numbers of a part, and a thread computes where each of its numbers lies.
+
+    Args:
+        chip: The GPU.
+        rows: Numbers that are added up for each result.
+        run: Neighbouring numbers of these.
+        results: Results.
+        moved: Bytes that are moved.
+    """
+    form: dict[str, float] = read_yaml("efficiency.yaml")["reduction_along_parts"]
+    across, down = min(_power_of_two(run), _THREADS), min(_power_of_two(results), _THREADS)
+    height = min(down, _THREADS // min(across, _WARP))
+    wide = min(across, _THREADS // height)
+    each, grid, sharing = rows / wide, ceil(results / height), 1
+    if each >= min(height * _FEWEST, _MOST):
+        each, grid = each / height, results
+        target = chip.multiprocessors * (_RESIDENT // (wide * height))
+        if each >= _MOST and grid <= target:
+            sharing = max(min(ceil(target / grid), ceil(each / _FEWEST)), ceil(each / _MOST))
+            each /= sharing
+    threads = grid * sharing * wide * height
+    working = (threads * form["thread_cycles"] + rows * results * form["number_cycles"]) / chip.issue_rate
+    seconds = form["start_seconds"] + max(each * form["waiting_seconds"], working, moved / (chip.bandwidth * 0.8))
+    shared = read_yaml("efficiency.yaml")["reduction_across"]
+    return float(seconds + (shared["sharing_seconds"] + sharing * shared["block_seconds"]) * (sharing > 1))
 
 
 def _power_of_two(number: int) -> int:

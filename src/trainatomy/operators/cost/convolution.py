@@ -27,9 +27,11 @@ from trainatomy.results.operations import Array, Call
 _LAYOUT_TILE, _GATHER_TILE, _KERNELS_OF_GROUP = 32, 128, 4
 _ALIGNED, _LEAST_ALIGNED = 16, 4
 _MOST_ALIGNED = 64
-_WIDE = 4
+_WIDE, _WIDE_GROUP = 4, 16
 _SIZE_WEIGHT = 0.5
 """How much less the size of a convolution says about its kernel than its channels do; chosen as ``_likeness`` was."""
+_SEQUENCE = 3
+"""Dimensions of a batch of sequences."""
 _VOLUME = 5
 """Dimensions of a batch of videos or volumes, for which cuDNN has kernels of their own."""
 
@@ -88,17 +90,39 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
             to_weight = backward and bool(place or not mask[0])
             more, kernels = _product(chip, part, kind, groups, x, backward=backward, to_weight=to_weight)
             seconds, launches = seconds + more, launches + kernels
+    if not is_last(x) and _is_reordered(x):  # made contiguous first
+        seconds, launches = seconds + _layout_seconds(chip, x), launches + 1
     if mask[2] and not (deep and not backward and kind_of(call, x, weight) == "own"):  # which adds it itself
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
     way, form = "backward" if backward else "forward", _form(call, x, weight, groups, turns, deep=deep)
     form = f"{form} stem" if kind == "few" and backward and not mask[0] else form
     family = f"convolution.{way}.{kind}.{form}.{precision}"
+    if turns in ("direct", "engine"):  # of which there are too few to compare others with
+        family = f"strided groups.{turns}"
     moved = (out.bytes + x.bytes + weight.bytes) * max(times, 1)
     sizes = (_SIZE_WEIGHT * log2(max(size, 1)) for size in (flop, moved))
     features = (*sizes, log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")
     at_once = _constants().groups_at_once if turns == "cores" and not backward else 1.0
     return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once)
+
+
+def launches_of_groups(call: Call) -> int:
+    """Return the kernels of a convolution whose groups are computed one after the other, with TF32 in fp32; else 0.
+
+    Forward products of one place are taken to be so from ``_WIDE_GROUP`` channels on, as most random ones on an H200.
+    """
+    groups = int(number(call, "groups", "1"))
+    if groups == 1:
+        return 0
+    backward = "backward" in call.name
+    out, x, weight = call.inputs[:3] if backward else (call.outputs[0], *call.inputs[:2])
+    if weight.shape[1] == 1:
+        return 0
+    times = max(sum(_mask(call)[:2]), 1) if backward else 1
+    turns = kind_of_turns(call, (out, x, weight), groups, "half" if x.dtype in HALVES else "tf32")
+    by_group = prod(weight.shape[2:]) == 1 and (backward or weight.shape[1] >= _WIDE_GROUP)
+    return _KERNELS_OF_GROUP * groups * times if by_group or turns != "together" else 0
 
 
 def _kind(call: Call, weight: Array) -> str:
@@ -118,14 +142,15 @@ def _likeness(call: Call, x: Array, weight: Array) -> tuple[float, ...]:
 
 def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep: bool) -> str:
     """Return what else decides the kernel: the images' order, groups, dilation, transposition, the weight's size."""
-    parts = ["last" if x.strides[1] == 1 and prod(x.shape[2:]) > 1 else "first"]
-    parts += ["volume"] if len(x.shape) == _VOLUME and not deep else []
     places, width = prod(weight.shape[2:]), weight.shape[1]
+    of_products = groups > 1 and not deep and places == 1
+    parts = ["last" if is_last(x) or (of_products and _is_reordered(x)) else "first"]
+    parts += ["volume"] if len(x.shape) == _VOLUME and not deep else []
     if deep:
         kinds = (kind_of(call, x, weight), kind_of_weight(call, x, weight))
         parts += [kind for kind in ("shared", "many", "direct", "products") if kind == kinds["backward" in call.name]]
     if groups > 1 and not deep:
-        parts.append("of products" if places == 1 else "grouped" if width & -width == width else "padded")
+        parts.append("of products" if of_products else "grouped" if width & -width == width else "padded")
     if set(whole_numbers(number(call, "dilation", "1"))) - {1}:
         parts.append("dilated")
     if number(call, "transposed") == "True":
@@ -141,6 +166,16 @@ def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep:
         return f"{' '.join(parts)}.{turns}"
     size = "one" if places == 1 else "wide" if max(weight.shape[2:]) > _WIDE else "small"
     return f"{' '.join(parts)}.{size}"
+
+
+def is_last(x: Array) -> bool:
+    """Return whether cuDNN gets images channels-last; sequences are made contiguous first."""
+    return len(x.shape) > _SEQUENCE and _is_reordered(x)
+
+
+def _is_reordered(x: Array) -> bool:
+    """Return whether the channels of a place lie beside each other."""
+    return x.strides[1] == 1 and prod(x.shape[2:]) > 1
 
 
 def _bias_seconds(chip: Chip, out: Array, backward: bool) -> float:
@@ -180,7 +215,7 @@ def _rows(x: Array) -> str:
     *odd*: at any address.
     """
     size = prod(x.shape[2:]) * x.itemsize
-    if x.strides[1] == 1 or size % _ALIGNED == 0:
+    if is_last(x) or size % _ALIGNED == 0:
         return "aligned"
     return "odd" if size % _LEAST_ALIGNED else "misaligned"
 
@@ -226,7 +261,7 @@ def _product(
         stored = sum(tensor.bytes for tensor in part.rewritten)
         work = product(tf32, rated, x.dtype, "nn", groups, *part[:3], "plain", stored=stored)
         seconds = form.product_seconds + work.seconds / (form.product_weight if to_weight else form.product)
-    if kind == "pointwise" or x.strides[1] == 1:
+    if kind == "pointwise" or is_last(x) or prod(x.shape[2:]) == 1:
         return seconds, 2 if to_weight else 1
     rewritten = [tensor for tensor in part.rewritten if prod(tensor.shape[2:]) > 1]
     return seconds + sum(_layout_seconds(chip, tensor) for tensor in rewritten), 1 + len(rewritten)

@@ -6,7 +6,7 @@ is than memory, is in the measured efficiency of its family, by size relative to
 
 from __future__ import annotations
 
-from math import log2
+from math import log2, prod
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.kernel import (
@@ -18,14 +18,19 @@ from trainatomy.operators.cost.kernel import (
     number,
     on_gpu,
     passes_to,
+    whole_numbers,
 )
 from trainatomy.operators.traffic import is_asynchronous, traffic
 from trainatomy.results.operations import Array, Call
 
 _OWN = frozenset({"glu", "glu_backward", "softplus"})
 """Operators whose kernels are no plain loop over numbers: halves of a tensor, an exponential and a logarithm."""
+_COPIED_FIRST = "masked_fill"
+"""Operator that copies its input and changes the copy (aten/src/ATen/native/TensorAdvancedIndexing.cpp)."""
 _JOINED = frozenset({"cat", "stack"})
 """Operators with a kernel of their own that copies parts (aten/src/ATen/native/cuda/Shape.cu)."""
+_WITHIN_REACH = 4
+"""Numbers between neighbours of another tensor up to which a warp still reads whole sectors of it."""
 _PINNED_SHARE = 0.87
 """Share of the bus that copies of pinned memory reach: 55 of 63 GB/s over PCIe 5, 27 of 31.5 over PCIe 4."""
 _PINNED_SECONDS = 8.7e-6
@@ -59,13 +64,16 @@ def pointwise(call: Call, chip: Chip) -> KernelWork:
         return memory_bound(f"{short}.{_width(call)}", chip, call)
     result_array = call.outputs[0] if call.outputs else call.inputs[call.written[0]] if call.written else device[0]
     layout = _layout(call, result_array)
-    work = memory_bound(f"traffic.{layout}.{_width(call)}.{short}", chip, call)
+    family = f"traffic.{layout}.{_width(call)}.{short}"
+    copied = 2 * result_array.bytes if short == _COPIED_FIRST else 0
+    passes = (("copy before numbers are replaced", copied),) if copied else ()
+    work = memory_bound(family, chip, call, launches=1 + bool(copied), passes=passes)
     if layout == "plain" or short in _JOINED:
         return work
-    return work._replace(seconds=_indexed_seconds(chip, call, result_array, work, layout))
+    return work._replace(seconds=_indexed_seconds(chip, call, result_array, work, copied, layout))
 
 
-def _indexed_seconds(chip: Chip, call: Call, result: Array, work: KernelWork, layout: str) -> float:
+def _indexed_seconds(chip: Chip, call: Call, result: Array, work: KernelWork, copied: int, layout: str) -> float:
     """Return the time of a kernel that computes where each number lies in each tensor.
 
     For every dimension that cannot be joined to its neighbour a thread divides the number's position by the size, and
@@ -78,8 +86,9 @@ def _indexed_seconds(chip: Chip, call: Call, result: Array, work: KernelWork, la
     cycles += form["wide"] * (result.itemsize > 2)
     if layout == "transposed":
         cycles = max(cycles, form["transposed"])
-    moving = work.bytes / (chip.bandwidth * form["bandwidth"])
-    return form["start_seconds"] + max(moving, result.elements * cycles / chip.issue_rate)
+    moving, copying = ((each / (chip.bandwidth * form["bandwidth"])) for each in (work.bytes - copied, copied))
+    seconds = form["start_seconds"] + max(moving, result.elements * cycles / chip.issue_rate)
+    return seconds + form["start_seconds"] * bool(copied) + copying
 
 
 def _joined_dimensions(tensors: list[Array], result: Array) -> int:
@@ -100,6 +109,25 @@ def _strides_as(tensor: Array, result: Array) -> list[int]:
     missing = len(result.shape) - len(tensor.shape)
     own = zip(tensor.shape, tensor.strides, strict=True)
     return ([0] * missing + [stride if size > 1 else 0 for size, stride in own])[-len(result.shape) :]
+
+
+def rearranged(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of ``roll``, ``flip`` and triangles: a thread divides its position by sizes and strides.
+
+    ``roll`` has a kernel for each dimension (``roll_cuda_kernel``), ``triu`` and ``tril`` a thread for each 4 bytes
+    (``triu_tril_kernel``).  Sources: aten/src/ATen/native/cuda/{TensorTransformations,TriangularOps}.cu.
+    """
+    if not call.outputs or not traffic(call).bytes:
+        return NOTHING
+    form: dict[str, float] = read_yaml("efficiency.yaml")["rearranged"]
+    short, result = name_of(call), call.outputs[0]
+    times = max(len(whole_numbers(number(call, "dims"))), 1) if short == "roll" else 1
+    moved = traffic(call).bytes
+    passes = (("further dimensions, one after the other", (times - 1) * moved),) if times > 1 else ()
+    work = memory_bound(f"rearranged.{short}.{_width(call)}", chip, call, launches=times, passes=passes)
+    threads = result.elements / (max(4 // result.itemsize, 1) if short in ("triu", "tril") else 1)
+    working = threads * form[short] / chip.issue_rate
+    return work._replace(seconds=times * (form["start_seconds"] + max(moved / (chip.bandwidth * 0.9), working)))
 
 
 def fill(call: Call, chip: Chip) -> KernelWork:
@@ -155,7 +183,9 @@ def _layout(call: Call, result: Array) -> str:
         if order == result_order and (_is_dense(tensor) or tensor.elements < result.elements):
             continue
         if order[-1:] != result_order[-1:] and tensor.strides[result_order[-1]]:
-            return "transposed"
+            further = result_order[result_order.index(order[-1]) + 1 :] if order and order[-1] in result_order else ()
+            if not further or prod(result.shape[dimension] for dimension in further) > _WITHIN_REACH:
+                return "transposed"
         worst = "rows"
     return worst
 

@@ -30,6 +30,8 @@ _COPY_SECONDS = 2.0e-6
 _IMAGE_BYTES = 72.0
 """Traffic of a place of an image: its class, and the sectors that hold its score, which neighbours of another class do
 not share."""
+_ROW_BYTES = 16
+"""Rows of a multiple of so many bytes are picked whole."""
 _SECTOR_BYTES = 64
 """Traffic of writing one element of a row."""
 
@@ -141,8 +143,39 @@ def embedding_bag_backward(call: Call, chip: Chip) -> KernelWork:
 
 
 def gathered(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of ``index``, ``gather``, ``index_select``: rows and indices read, rows written."""
-    return memory_bound(f"table.{name_of(call)}", chip, call) if traffic(call).written else NOTHING
+    """Return the work of ``index``, ``gather``, ``index_select``: rows and indices read, rows written.
+
+    ``index`` picks whole rows of a multiple of 16 bytes by a block for each, as an embedding; else each number of the
+    result by arithmetic (aten/src/ATen/native/cuda/IndexKernel.cu, ``index_kernel_impl``).
+    """
+    if not traffic(call).written:
+        return NOTHING
+    work = memory_bound(f"table.{name_of(call)}", chip, call)
+    indices = [array for array in call.inputs[1:] if array.dtype.startswith("int")]
+    if name_of(call) != "index" or not indices or len(indices) < len(call.inputs) - 1:
+        return work
+    target, result = call.inputs[0], call.outputs[0]
+    moving = work.bytes / (chip.bandwidth * 0.9)
+    row = prod(target.shape[1:])
+    if _first_indexed(call, indices, result) == 0 and len(indices) == 1 and row * target.itemsize % _ROW_BYTES == 0:
+        picking = indices[0].elements * float(_form()["row_seconds"]) / chip.multiprocessors
+        return work._replace(family="table.index.rows", seconds=1.2e-6 + max(moving, picking))
+    form = _form()["picked"]
+    working = result.elements * form["number_seconds"] / chip.multiprocessors
+    return work._replace(family="table.index.numbers", seconds=float(form["start_seconds"] + max(moving, working)))
+
+
+def _first_indexed(call: Call, indices: list[Array], values: Array) -> int:
+    """Return the first dimension of the target that is indexed, as the call says, or else by the shapes of values."""
+    target = call.inputs[0]
+    if text := number(call, "indices"):
+        given = [part == "*" for part in text.split(", ")]
+        return given.index(True) if True in given else 0
+    shape = max((array.shape for array in indices), key=len)
+    for first in range(len(target.shape) - len(indices) + 1):
+        if values.shape == (*target.shape[:first], *shape, *target.shape[first + len(indices) :]):
+            return first
+    return 0
 
 
 def scattered(call: Call, chip: Chip) -> KernelWork:
@@ -174,8 +207,8 @@ def _accumulated_seconds(chip: Chip, call: Call) -> float:
     """
     form, target = _form()["accumulated"], call.inputs[0]
     indices = [array for array in call.inputs[1:-1] if array.dtype.startswith("int")]
-    given = [part == "*" for part in number(call, "indices", ", ".join("*" * len(indices))).split(", ")]
-    first = given.index(True) if True in given else 0
+    first = _first_indexed(call, indices, call.inputs[-1])
+    given = [part == "*" for part in number(call, "indices", "*").split(", ")]
     beside = all(given[first : first + len(indices)])
     before = prod(target.shape[:first]) if beside else 1
     positions = max((array.elements for array in indices), default=1)
@@ -188,6 +221,9 @@ def _accumulated_seconds(chip: Chip, call: Call) -> float:
 def part_of_zeros(call: Call, chip: Chip) -> KernelWork:
     """Return the work of ``slice_backward``, ``select_backward``, ``constant_pad_nd``: a fill, then a part written."""
     part, out = call.inputs[0].bytes, call.outputs[0].bytes
+    if part >= out:  # a pad below zero: only the copy of what is left
+        passes = passes_to(call, 2 * out, "the part that is left, without the rest")
+        return memory_bound("table.part_left", chip, call, passes=passes)
     wide = part * 8 > out
     family = f"table.part_of_zeros.{'wide' if wide else 'narrow'}"
     passes = passes_to(call, out + 2 * part, "the part written after the fill")

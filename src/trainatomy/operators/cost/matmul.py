@@ -38,6 +38,10 @@ _ALIGNED, _HALF_ALIGNED = 16, 4
 """Alignment of rows in bytes for tensor cores' fastest kernels, and for the next class."""
 
 
+_GROUPED_CAPABILITIES = (9, 10)
+"""Major compute capabilities for which ``_grouped_mm`` has a kernel."""
+
+
 class ProductConstants(NamedTuple):
     """Constants of a kind of product, as in ``catalog/efficiency.yaml``."""
 
@@ -192,13 +196,14 @@ def vector_product(call: Call, chip: Chip) -> KernelWork:
 def grouped_matmul(call: Call, chip: Chip) -> KernelWork:
     """Return the work of ``_grouped_mm``: the experts' products in one kernel, after one that prepares it.
 
-    Groups of equal size are assumed.  Where ranks share the experts of a layer (``shared_by``), the rows of other
-    ranks' experts lie behind the last group, and nothing is computed for them.
+    That is so in bf16 on GPUs that have the kernel; else each group's product is a kernel of its own.  Groups of equal
+    size are assumed.  Where ranks share the experts of a layer (``shared_by``), the rows of other ranks' experts lie
+    behind the last group, and nothing is computed for them.
 
-    Source: aten/src/ATen/native/cuda/GroupedBlas.cpp.
+    Source: aten/src/ATen/native/cuda/GroupedBlas.cpp (``_grouped_mm_cuda``), aten/src/ATen/native/GroupedMMUtils.h.
     """
     a, b = call.inputs[:2]
-    groups = call.inputs[2].shape[0] if len(call.inputs) > 2 else 1
+    groups = groups_of(call)
     parts = groups * int(number(call, "shared_by", "1"))
     if len(a.shape) == 2 and len(b.shape) == 3:  # tokens are grouped
         batch, m, n, k = groups, ceil(a.shape[0] / parts), b.shape[-1], a.shape[1]
@@ -206,8 +211,27 @@ def grouped_matmul(call: Call, chip: Chip) -> KernelWork:
         batch, m, n, k = groups, a.shape[0], b.shape[-1], ceil(a.shape[1] / parts)
     else:
         batch, m, n, k = a.shape[0], a.shape[1], b.shape[-1], a.shape[2]
-    work = product(
-        chip, "half" if a.dtype in HALVES else "fp32", a.dtype, "nn", batch, max(m, 1), n, max(k, 1), "grouped"
-    )
+    layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
+    sizes = (layout, batch, max(m, 1), n, max(k, 1), "grouped")
+    work = product(chip, kind_of(chip, a, b), a.dtype, *sizes)
     passes = passes_to(call, work.bytes, "dense factors and result, without the offsets")
-    return work._replace(family="grouped", launches=2, passes=passes)
+    if is_grouped_kernel(call) and chip.capability[0] in _GROUPED_CAPABILITIES:
+        form: dict[str, float] = read_yaml("efficiency.yaml")["grouped"]
+        seconds = form["start_seconds"] + work.seconds * form["longer"]
+        return work._replace(family=f"grouped.kernel.{layout}", launches=2, passes=passes, seconds=seconds)
+    one = product(chip, kind_of(chip, a, b), a.dtype, layout, 1, *sizes[2:])
+    family = work.family.replace("matmul", "grouped")
+    return work._replace(family=family, launches=batch + 1, passes=passes, seconds=batch * one.seconds)
+
+
+def groups_of(call: Call) -> int:
+    """Return the groups of ``_grouped_mm``: its offsets, or the matrices of an operand or of the result."""
+    if len(call.inputs) > 2:
+        return int(call.inputs[2].shape[0])
+    cubes = [array for array in (*call.inputs[:2], *call.outputs) if len(array.shape) > 2]
+    return int(cubes[0].shape[0]) if cubes else 1
+
+
+def is_grouped_kernel(call: Call) -> bool:
+    """Return whether ``_grouped_mm`` has a kernel for the types of a call."""
+    return all(array.dtype == "bfloat16" for array in call.inputs[:2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, log2
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.across import across_seconds
+from trainatomy.operators.cost.across import across_seconds, scattered_rows_seconds
 from trainatomy.operators.cost.elementwise import memory_bound
 from trainatomy.operators.cost.kernel import (
     NOTHING,
@@ -31,6 +31,8 @@ _CALIBRATED_ROW = 512
 _COLUMNS, _ROWS_OF_TURN, _SHARED_ROWS = 32, 256, 64 * 1024
 """Columns of a block of layer norm's gradients of weight and bias, rows that it takes at a time, and rows from which on
 blocks share them."""
+_INTEGER_BYTES = 8
+"""Of a number to which truth values are converted before they are added up."""
 _WARP_ROW = 1024
 """Softmax keeps rows up to this long in the registers of a warp (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
 
@@ -46,11 +48,40 @@ def reduction(call: Call, chip: Chip) -> KernelWork:
     reduced = {d % max(len(source.shape), 1) for d in dims}
     way = "all" if kept == 1 else "rows" if inner in reduced else "columns"
     depth = max(source.elements / max(kept, 1), 1)
-    work = memory_bound(f"reduction.{way}.{source.itemsize * 8}", chip, call, log2(depth) / 2)
-    if way != "columns":
-        return work
-    width = source.shape[inner] if source.strides[inner] == 1 else 1
-    return work._replace(seconds=across_seconds(chip, depth, kept, width, work.bytes))
+    kind = _kind_of_reduction(call)
+    converted = source.dtype == "bool" and name_of(call) == "sum"
+    passes = (("conversion to 64 bits", 2 * _INTEGER_BYTES * source.elements),) if converted else ()
+    family = f"{kind}.{way}.{source.itemsize * 8}"
+    work = memory_bound(family, chip, call, log2(depth) / 2, launches=1 + converted, passes=passes)
+    run = _neighbours(source, reduced, inner)
+    if way == "columns":
+        return work._replace(seconds=across_seconds(chip, depth, kept, run, work.bytes))
+    if way == "rows" and run < depth:
+        seconds = scattered_rows_seconds(chip, depth, run, kept, work.bytes)
+        return work._replace(family=f"parts.{kind}.{source.itemsize * 8}", seconds=seconds)
+    return work
+
+
+def _kind_of_reduction(call: Call) -> str:
+    """Return the root of the family: sums and the like take a step for a number, others more."""
+    short = name_of(call)
+    if short == "logsumexp":
+        return short
+    if short.startswith(("var", "std")):
+        return "variance"
+    return "extremum" if len(call.outputs) > 1 or short.startswith("arg") else "reduction"
+
+
+def _neighbours(source: Array, reduced: set[int], inner: int) -> int:
+    """Return the numbers that lie beside each other in dimensions that are reduced, or kept, as the innermost is."""
+    if not source.shape or source.strides[inner] != 1:
+        return 1
+    run = 1
+    for dimension in sorted((d for d, size in enumerate(source.shape) if size > 1), key=lambda d: source.strides[d]):
+        if source.strides[dimension] != run or (dimension in reduced) != (inner in reduced):
+            break
+        run *= source.shape[dimension]
+    return run
 
 
 def normalisation(call: Call, chip: Chip) -> KernelWork:

@@ -8,7 +8,11 @@ Which kernels run:
 
 - *together*: all groups at once, where cuDNN has such a kernel: 16 bits, and the depth or the group is small.
 - *group*: a product on tensor cores for each group.
-- *turns*: the same for small filters in 16 bits: eight groups and more, of more than 48 channels, and few rows.
+- *turns*: the same for small filters in 16 bits: eight groups and more, of more than 48 channels, and few rows. From
+  three images on forward computes wider groups than 64 together, and backward others than these if it has no stride.
+- *direct*, *engine*: the gradient of the input of sequences with a stride, in TF32, by a kernel without tensor cores;
+  that of the weight by a product for each group.  *engine* is for fewer than three sequences, *group* from 16 on; in 16
+  bits such gradients are *group*, too.
 - *cores*: without tensor cores (``implicit_convolve_sgemm``; gradients add atomically), up to 20 times as slow: 16 bits
   forward from a depth of 6 000 on, but for groups of 64 channels; 16 bits backward for groups above 64 channels, fewer
   than 16 groups, or fewer than three images; TF32 backward from that depth on.
@@ -21,13 +25,13 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.kernel import HALVES, Chip, number
+from trainatomy.operators.cost.kernel import HALVES, Chip, number, whole_numbers
 from trainatomy.results.operations import Array, Call
 
 _LONG, _LONG_IN_FP32, _SHALLOW, _DEEP = 32, 16, 2048, 6000
 """Places of a filter from which on groups take turns, and in gradients in TF32; the depth that one kernel still covers,
 and the one that is too deep for tensor cores."""
-_NARROW, _EASY, _MOST_GROUPS, _FEWEST = 32, 64, 16, 3
+_NARROW, _EASY, _MOST_GROUPS, _FEWEST, _MANY = 32, 64, 16, 3, 16
 _ROW, _MANY_GROUPS, _WIDE, _FEW_ROWS = 3, 8, 48, 2**14
 """Dimensions of a row; from how many groups, of more than how many channels, groups of small filters take turns."""
 _LOAD, _TILE, _H200 = 64, 128, 132
@@ -52,14 +56,19 @@ def kind_of_turns(call: Call, tensors: tuple[Array, Array, Array], groups: int, 
     """
     out, x, weight = tensors
     backward, width, places = "backward" in call.name, weight.shape[1], prod(weight.shape[2:])
+    strided = max(whole_numbers(number(call, "stride", "1")) or [1]) > 1
     if groups == 1 or width == 1 or places == 1 or number(call, "transposed") == "True":
         return "together"
-    long = _LONG if precision == "half" or not backward else _LONG_IN_FP32
+    long = _LONG_IN_FP32 if backward and (strided or precision != "half") else _LONG
     if places < long or len(x.shape) > _ROW:
         wide = groups >= _MANY_GROUPS and width > _WIDE and out.elements // out.shape[1] < _FEW_ROWS
-        return "turns" if wide and precision == "half" else "together"
+        usual = width > _EASY if not backward else width <= _EASY and not strided
+        together = usual and x.shape[0] >= _FEWEST
+        return "turns" if wide and precision == "half" and not together else "together"
     if precision not in ("half", "tf32"):
         return "together"
+    if backward and strided:
+        return "group" if precision == "half" or x.shape[0] >= _MANY else "engine" if x.shape[0] < _FEWEST else "direct"
     deep = width * places >= _DEEP
     if precision != "half":
         return "cores" if deep and backward else "group"
@@ -82,6 +91,9 @@ def turns_seconds(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], g
         kind: As ``kind_of_turns`` returned it: turns, group or cores.
     """
     (out, x, weight), way = tensors, "backward" if "backward" in call.name else "forward"
+    if kind in ("direct", "engine"):
+        seconds: float = read_yaml("efficiency.yaml")["convolution"]["strided_groups"][kind]
+        return out.elements * prod(weight.shape[1:]) * seconds / chip.multiprocessors
     if kind == "cores":
         name, load = x.dtype if way == "backward" and x.dtype in HALVES else _type(x), 1
     else:

@@ -22,7 +22,8 @@ ARITHMETIC = family(
 
 COMPARISONS = family(
     Operator("", "elementwise", 0, "comparisons, selections, signs, roundings", cost="elementwise:pointwise"),
-    row("eq ne lt le gt ge isfinite maximum minimum clamp clamp_min clamp_max abs sign floor ceil tril triu"),
+    row("eq ne lt le gt ge isfinite maximum minimum clamp clamp_min clamp_max abs sign floor ceil"),
+    row("tril triu", cost="elementwise:rearranged"),
     row("logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not"),
     row("isnan", launch="reduction"),
     row("isinf", launch="reduction", allocates="elementwise:isinf"),

@@ -1,0 +1,130 @@
+"""What bounds kernels that rearrange, pick, add up parts of rows, or multiply group by group."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.operators.cost import kernel_work
+from trainatomy.operators.cost.convolution import launches_of_groups
+from trainatomy.operators.cost.kernel import KernelWork
+from trainatomy.timing.cost_model import chip_of, cost_model_of
+from trainatomy.timing.launch import cpu_costs, seconds_within, waits_first
+
+H200 = cost_model_of(find_gpu("h200"))
+
+
+def test_parts_of_rows_are_added_up_by_few_threads():
+    apart = kernel_work(from_text("aten::sum(bf16[32,2,128,96])->bf16[1,2,128,1];dim=[0, 3];keepdim=True"), H200.chip)
+    assert apart.family == "parts.reduction.16"
+    assert apart.seconds == pytest.approx(14.9e-6, rel=0.01)  # 96 numbers of each thread, 1.3e-7 s each; measured: 14.6
+    # rows that lie beside each other are one, whatever dimensions they have
+    whole = kernel_work(from_text("aten::sum(bf16[256,32,96])->bf16[256,1,1];dim=[1, 2];keepdim=True"), H200.chip)
+    assert whole.family == "reduction.rows.16"
+    split, joined = (
+        kernel_work(from_text(f"aten::sum({source})->{result};dim=[0]"), H200.chip).seconds
+        for source, result in (("f32[768,8,197]", "f32[8,197]"), ("f32[768,1576]", "f32[1576]"))
+    )
+    assert split == joined
+
+
+def test_sums_of_truth_values_convert_them_first():
+    work = kernel_work(from_text("aten::sum(b8[3072,32,24])->i64[32,24];dim=[0]"), H200.chip)
+    assert work.launches == 2 and work.bytes > 16 * 3072 * 32 * 24
+
+
+def test_rows_are_picked_whole_and_numbers_one_by_one():
+    def picked(text: str) -> KernelWork:
+        return kernel_work(from_text(text), H200.chip)
+
+    rows = picked("aten::index(f32[961,12],i64[65536])->f32[65536,12];indices=*")
+    assert rows.family == "table.index.rows" and rows.seconds == pytest.approx(41e-6, rel=0.03)  # measured: 40.7
+    assert picked("aten::index(f32[225,3],i64[4096])->f32[4096,3];indices=*").family == "table.index.numbers"
+    pairs = picked("aten::index(f32[4168,31,31],i64[465],i64[465])->f32[4168,465];indices=None, *, *")
+    assert pairs.family == "table.index.numbers" and pairs.seconds == pytest.approx(14.7e-6, rel=0.05)  # measured: 14.7
+    unnamed = picked("aten::index(f32[4168,31,31],i64[465],i64[465])->f32[4168,465]")  # known from the shapes
+    assert unnamed.seconds == pairs.seconds
+
+
+def test_numbers_are_replaced_in_a_copy():
+    text = "aten::masked_fill(f32[64,1024,1024],b8[64,1024,1024])->f32[64,1024,1024];value=0"
+    apart = kernel_work(from_text(text), H200.chip)
+    place = text.replace("masked_fill(f32[64,1024,1024]", "masked_fill_(f32[64,1024,1024]!")
+    within = kernel_work(from_text(place), H200.chip)
+    assert (apart.launches, within.launches) == (2, 1)
+    assert apart.bytes - within.bytes == 2 * 4 * 64 * 1024 * 1024
+
+
+def test_rolling_takes_a_kernel_for_each_dimension():
+    once, twice = (
+        kernel_work(from_text(f"aten::roll(f32[16,14,14,384])->f32[16,14,14,384];{dims}"), H200.chip)
+        for dims in ("shifts=[3];dims=[1]", "shifts=[3, 3];dims=[1, 2]")
+    )
+    assert (once.launches, twice.launches) == (1, 2) and twice.seconds == 2 * once.seconds
+    halves, wide = (
+        kernel_work(from_text(f"aten::triu({kind}[512,512,512])->{kind}[512,512,512]"), H200.chip).seconds
+        for kind in ("bf16", "f32")
+    )
+    assert wide == pytest.approx(2 * halves, rel=0.02)  # a thread for each 4 bytes
+
+
+def test_operands_that_a_warp_reads_in_whole_sectors_are_not_transposed():
+    near = "aten::clone(bf16[12,196,24,197,2|931416,4728,197,1,4728])->bf16[12,196,24,197,2]"
+    far = "aten::clone(bf16[12,196,24,197,64|59610624,4728,197,1,4728])->bf16[12,196,24,197,64]"
+    assert kernel_work(from_text(near), H200.chip).family.startswith("traffic.rows")
+    assert kernel_work(from_text(far), H200.chip).family.startswith("traffic.transposed")
+
+
+def test_experts_products_are_one_kernel_in_bf16_alone():
+    def grouped(kind: str, gpu: str = "h200") -> KernelWork:
+        text = f"aten::_grouped_mm({kind}[2872,2048],{kind}[32,2048,512],i32[32])->{kind}[2872,512]"
+        return kernel_work(from_text(text), chip_of(find_gpu(gpu), None))
+
+    assert grouped("bf16").launches == 2 and grouped("bf16").family == "grouped.kernel.nn"
+    assert grouped("f32").launches == grouped("f16").launches == 33
+    assert grouped("bf16", "a100-80gb").launches == 33
+    one = kernel_work(from_text("aten::mm(f32[90,2048],f32[2048,512])->f32[90,512]"), H200.chip)
+    assert grouped("f32").seconds == pytest.approx(32 * one.seconds)
+    weights = "aten::_grouped_mm(bf16[2048,1024|1,2048],bf16[1024,512])->bf16[8,2048,512]"
+    assert kernel_work(from_text(weights), H200.chip).flop == 2 * 8 * 2048 * 128 * 512  # groups known from the result
+
+
+def test_sequences_are_made_contiguous_and_strided_groups_take_slow_kernels():
+    text = "{name}->f32[8,768,250];stride=[2];padding=[64];dilation=[1];transposed=False;output_padding=[0];groups=16"
+    x = "f32[8,768,499|383232,1,768]"
+    forward = from_text(text.format(name=f"aten::convolution({x},f32[768,48,128])"))
+    assert kernel_work(forward, H200.chip).family == "convolution.forward.spatial.first padded.group.tf32"
+
+    def backward(images: int, kind: str = "f32") -> KernelWork:
+        shapes = f"{kind}[{images},768,250],{kind}[{images},768,499|383232,1,768],{kind}[768,48,128]"
+        results = f"{kind}[{images},768,499],{kind}[768,48,128]"
+        numbers = "bias_sizes=[0];stride=[2];padding=[64];dilation=[1];transposed=False;output_padding=[0];groups=16"
+        text = f"aten::convolution_backward({shapes})->{results};{numbers};output_mask=[True, True, False]"
+        return kernel_work(from_text(text), H200.chip)
+
+    assert backward(8).family == "strided groups.direct"
+    assert backward(8).seconds == pytest.approx(21.5e-3, rel=0.05)  # measured in a training of SEW: 21.5 ms
+    assert backward(2).family == "strided groups.engine"
+    assert backward(16).family.endswith("group.tf32") and backward(8, "bf16").family.endswith("group.half")
+
+
+def test_kernels_of_groups_are_launched_one_by_one():
+    text = "aten::convolution_backward(f16[12,768,256],f16[12,768,256],f16[768,192,1])->f16[12,768,256],f16[768,192,1]"
+    numbers = "bias_sizes=[0];stride=[1];padding=[0];dilation=[1];transposed=False;output_padding=[0]"
+    mask = "output_mask=[True, True, False]"
+    grouped, dense = (from_text(f"{text};{numbers};groups={groups};{mask}") for groups in (4, 1))
+    assert launches_of_groups(grouped) == 32 and launches_of_groups(dense) == 0
+    costs = cpu_costs(reference_host().microseconds)
+    assert seconds_within(grouped, costs) == pytest.approx(32 * costs.inner_kernel)
+    assert seconds_within(dense, costs) == 0
+
+
+def test_the_cpu_reads_the_sizes_of_experts_groups_where_each_is_a_product():
+    texts = [f"aten::_grouped_mm({k}[2872,2048],{k}[32,2048,512],i32[32])->{k}[2872,512]" for k in ("f32", "bf16")]
+    looped, kernel = (from_text(text) for text in texts)
+    costs = cpu_costs(reference_host().microseconds)
+    assert waits_first(looped) and not waits_first(kernel)
+    each = costs.plain["matmul"] + 4 * costs.plain["view"]
+    assert seconds_within(looped, costs) == pytest.approx(32 * each) and seconds_within(kernel, costs) == 0
