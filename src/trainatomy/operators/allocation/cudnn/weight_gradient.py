@@ -28,7 +28,7 @@ _OF_PADDED_PARTS = 128
 _PARTS_OF_STEM, _PADDED_STEM = 8, 4
 _THIN, _LARGE_IMAGE = 40, 3000
 """Channels of the input, and pixels, that fp32 and volumes are transformed for."""
-_THIN_ROWS = 16
+_THIN_ROWS, _MANY_IMAGES = 16, 64
 _LITTLE_WASTE, _WASTE = 2, 2.8
 """How many times the bytes of a copy the sums of all images may take: in 16 bits, and in fp32."""
 _SMALL_IMAGE, _WASTE_OF_SMALL = 49, 25
@@ -84,7 +84,7 @@ def is_by_image(one: Convolution) -> bool:
     images, inside, outside = one.data[0], one.channels, one.weight[0]
     sums, moved = images * inside * outside * _SUM, images * (inside + outside) * places * one.itemsize
     if not one.is_half:
-        return sums <= _WASTE * moved
+        return sums <= _WASTE * moved and not (_is_thin(one) and images < _MANY_IMAGES)
     if places == 1 or (_is_thin(one) and len(one.data) == 5):
         return False
     if places < _SMALL_IMAGE:
