@@ -34,6 +34,7 @@ _WIDE_FORWARD, _WIDE_GRADIENT, _WIDE_STRIDED, _TAPS_OF_WIDE = 30_000, 22_500, 7_
 _TOO_MANY_PRODUCTS = 20_000_000_000
 _MANY_CHANNELS = 112
 _UNEVEN_HALF, _UNEVEN, _MANY_BETWEEN, _MORE_BETWEEN = 70_000_000, 240_000_000, 90_000, 240_000
+_MOST_BETWEEN, _SOME_PLACES = 2**20, 500
 _MANY_IMAGES, _SMALL_HALF_IMAGE, _SMALL_IMAGE = 64, 1.5, 4  # weights for each number that an image has before and after
 _LARGE_FILTER, _LARGER_FILTER = 49, 144
 _NEAR, _ALIGNED_FILTERS = 2, 8
@@ -86,7 +87,7 @@ def is_product(kind: Kind, one: Convolution) -> bool:
 
     Not so where rows are unaligned (an odd number of pixels) and there is much to compute between many channels: in
     fp32, if the images are small beside the weights. In 16 bits that holds forward alone; the gradient is none of
-    cuBLAS where many images are small beside the weights.
+    cuBLAS where many images are small beside the weights, in fp32 between the most channels.
     """
     if not one.is_plain_product or one.channels_last:
         return one.is_plain_product
@@ -94,6 +95,8 @@ def is_product(kind: Kind, one: Convolution) -> bool:
     weights = between / (places * (one.channels + one.weight[0]))
     if one.is_half and kind == "input gradient":
         return one.data[0] <= _MANY_IMAGES or weights <= _SMALL_HALF_IMAGE
+    if kind == "input gradient" and between >= _MOST_BETWEEN and one.places > _SOME_PLACES:
+        return False
     if places % 2 == 0 or min(one.data[2:]) == 1:
         return True
     many = between >= (_MANY_BETWEEN if kind == "forward" else _MORE_BETWEEN)
