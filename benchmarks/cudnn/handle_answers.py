@@ -23,7 +23,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,17 @@ def _key(call: Call) -> str:
     return str([value for name, value in call.items() if name != "side"])
 
 
+def answers_in(files: Iterable[Path]) -> tuple[dict[str, Any], dict[int, list[Any]]]:
+    """Return what files of answers are about, and the answers by the number of the call."""
+    about: dict[str, Any] = {}
+    found = {}
+    for path in files:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            about = json.loads(next(file))
+            found.update({number: answer for number, *answer in map(json.loads, file) if answer[0] != "error"})
+    return about, found
+
+
 def asked(call: Call, cudnn: Any, target: Any, listed: int) -> list[Any]:
     """Return the plans of a call under each of the settings that decide about plans, and their workspaces."""
     one = as_convolution(call)
@@ -254,7 +265,7 @@ def work(source: str, number: int, every: list[Call], options: argparse.Namespac
         about |= {"count": len(every), "part": number, "calls": options.checksum}
         file.write(json.dumps(about) + "\n")
         count = 0
-        for place in range(number, len(every), options.processes):
+        for place in options.places[number :: options.processes]:
             if time.monotonic() > options.deadline:
                 break
             try:
@@ -276,6 +287,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=Path, default=LAYERS)
     parser.add_argument("--sources", default="handle,driverless", help="by what is asked, one after the other")
+    parser.add_argument("--of", type=Path, help="a file of answers: ask for the calls that it answers, and no others")
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--seconds", type=float, default=120, help="after which nothing is asked, for all sources")
     parser.add_argument("--expect", help="the sum of the calls; others are written down")
@@ -285,6 +297,7 @@ def main() -> None:
     began, sources = time.monotonic(), options.sources.split(",")
     every = calls(options.count, options.seed, options.layers)
     options.checksum = checksum(every)
+    options.places = sorted(answers_in([options.of])[1]) if options.of else range(len(every))
     print(f"{len(every)} calls ({options.checksum}) drawn in {time.monotonic() - began:.1f} s", flush=True)
     if options.expect and options.expect != options.checksum:
         print("these are other calls than expected: they are written down", flush=True)

@@ -1,31 +1,46 @@
 """Write the engines that are missing without a driver to src/trainatomy/catalog/cudnn_plans.json.
 
-python benchmarks/cudnn/missing_engines.py [--half 0] [--out FILE]                          (with cuDNN's library)
+python benchmarks/cudnn/missing_engines.py [--lists FOLDER] [--check]                       (with cuDNN's library)
 
 The library is asked, without a GPU, for the first plans of each call that an H200's handle was asked for. Where the
-engine that the GPU runs is not the one that is named first, it is missing. ``--half`` keeps half of the calls, by hash
-of their shapes, and prints how often the table is right about the other half.
+engine that the GPU runs is not the one that is named first, it is missing. The lists of drawn calls may be asked for
+before (``handle_answers.py --sources driverless --of records/answers-published-h200.jsonl.gz``) and read from a folder.
+
+``--check`` makes the table without the configurations that are held out, and prints how often it is right about them.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
-import hashlib
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from handle_answers import answers_in, calls
 from network_calls import HERE, as_convolution
 
 from trainatomy.catalog.cudnn import device_text
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.operators.allocation.cudnn.heuristics import Heuristics
+from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+from trainatomy.operators.allocation.cudnn.heuristics import LISTED, Heuristics
 from trainatomy.operators.allocation.cudnn.library import cudnn_library
-from trainatomy.operators.allocation.cudnn.missing import FILE, NAMED, group_of, keys_of
+from trainatomy.operators.allocation.cudnn.missing import (
+    FILE,
+    NAMED,
+    SIZES,
+    Engine,
+    Row,
+    engine_of,
+    group_of,
+    keys_of,
+    missing_workspace,
+)
 
 OUT = HERE.parents[1] / "src" / "trainatomy" / "catalog" / FILE
 ANSWERS = (
@@ -34,6 +49,8 @@ ANSWERS = (
     ("records/drawn.jsonl.gz", "records/answers-drawn-h200.jsonl.gz"),
 )
 """Calls, and the plan of each by the handle."""
+PUBLISHED = "records/answers-published-h200.jsonl.gz"
+"""The plans of calls that ``handle_answers.py`` draws, by the handle."""
 LISTS = ("records/plans-h200.jsonl.gz",)
 """Calls with all of their plans by the handle."""
 TRACED = "held_out/traced.jsonl"
@@ -46,12 +63,43 @@ METHODS = {
     },
 }  # fmt: skip
 """What the engines do that are missing, and the workspace is computed by."""
-FEWEST = 12
-"""Products that must agree before the first plan alone tells the engine; types count apart."""
+FEWEST, MOST_WRONG = 20, 0.05
+"""Calls of one row that a limit of a size is looked for in, and the share of the row's wrong calls that it may leave."""
+FEWEST_BESIDE = 3
+"""Calls on either side of a limit."""
 SOURCE = (
-    "What an H200 ran (cuDNN 9.19.0, torch 2.11) for calls whose first plans without a driver are these; "
-    "0: the first of them. benchmarks/cudnn/missing_engines.py"
+    "The engine that an H200 ran (cuDNN 9.19.0, torch 2.11) for calls whose first plans without a driver are these; "
+    "0: the first of them; [size, limit, engine below, engine from the limit on]. "
+    "Written by benchmarks/cudnn/missing_engines.py from {calls} calls; of {held} calls that were held out, a table made "
+    "without them named the engine of {right}."
 )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call, the first plans that are named without a driver, and the engine that a GPU runs before, or ``NAMED``."""
+
+    kind: Kind
+    one: Convolution
+    listed: tuple[str, ...]
+    engine: int
+    is_held_out: bool = False
+
+    @cached_property
+    def impossible(self) -> frozenset[int]:
+        """The engines whose method does not compute such a call: in their place runs the plan that is named."""
+        engines = map(int, METHODS[self.kind])
+        return frozenset(engine for engine in engines if missing_workspace(self.kind, self.one, engine) is None)
+
+    def runs(self, entry: Engine) -> bool:
+        """Return whether a row of the table names the engine that runs."""
+        engine = engine_of(entry, self.one)
+        return (NAMED if engine in self.impossible else engine) == self.engine
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """The rows that may hold for the call, that with the most plans first."""
+        return ((self.kind, group_of(self.one), key) for key in keys_of(self.listed))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -62,8 +110,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def answered() -> Iterator[tuple[dict[str, Any], int]]:
     """Yield calls and the engine that an H200 runs."""
-    for calls, answers in ANSWERS:
-        every = lines(HERE / calls)
+    for names, answers in ANSWERS:
+        every = lines(HERE / names)
         for answer in lines(HERE / answers):
             if "engine" in answer:
                 yield every[answer["number"]], answer["engine"]
@@ -76,99 +124,159 @@ def answered() -> Iterator[tuple[dict[str, Any], int]]:
                 yield line, line["plans"][0][0]
 
 
-def half_of(call: Mapping[str, Any]) -> int:
-    """Return 0 or 1, by the shapes of a call: those of other types and operations fall on the same side."""
-    shapes = json.dumps([call[name] for name in ("data", "weight", "strides", "padding")])
-    return int(hashlib.md5(shapes.encode()).hexdigest(), 16) % 2
-
-
-Row = tuple[str, str, tuple[str, ...]]
-"""Operation, group, and the first plans."""
-Asked = tuple[str, str, tuple[str, ...], int, int]
-"""Operation, group, first plans, the engine that is missing or ``NAMED``, half."""
+def published(folder: Path | None) -> Iterator[Asked]:
+    """Yield the drawn calls, with the lists of a folder where there is one."""
+    about, found = answers_in([HERE / PUBLISHED])
+    every = calls(about["count"], about["seed"])
+    named = answers_in(sorted(folder.glob("driverless-*.jsonl.gz")))[1] if folder else {}
+    heuristics = _heuristics()
+    for number, (text, *_) in found.items():
+        call = every[number]
+        one = as_convolution(call)
+        if number in named:
+            listed, first = tuple(named[number][0].split(" | ")[:LISTED]), named[number][1]
+        else:
+            plan = heuristics.plan(call["kind"], one, tf32=True, deterministic=False)
+            listed, first = (plan.listed, str(plan.engine)) if plan and not plan.last else ((), "")
+        if first and text and not first.endswith("last"):
+            engine = int(text.split()[0])
+            engine = NAMED if first.split()[0] == str(engine) else engine
+            yield Asked(call["kind"], one, listed, engine, call["side"] == "held out")
 
 
 def asked() -> Iterator[Asked]:
-    """Yield each call once, with the plans that the library names without a GPU."""
-    text = device_text(find_gpu("h200"))
-    assert text is not None
-    heuristics, seen = Heuristics(cudnn_library(), text), set()
+    """Yield each of the other calls once, with the plans that the library names without a GPU."""
+    heuristics, seen = _heuristics(), set()
     for call, engine in answered():
         one = as_convolution(call)
-        group = group_of(one)
-        if group is None or (call["kind"], one.key) in seen:
+        if (call["kind"], one.key) in seen:
             continue
         seen.add((call["kind"], one.key))
         plan = heuristics.plan(call["kind"], one, tf32=True, deterministic=False)
         if plan is not None and plan.listed and not plan.last:
-            yield call["kind"], group, plan.listed, NAMED if plan.engine == engine else engine, half_of(call)
+            yield Asked(call["kind"], one, plan.listed, NAMED if plan.engine == engine else engine)
 
 
-def table_of(calls: Iterable[Asked]) -> dict[Row, int]:
-    """Return the engine by operation, group and the fewest plans that tell it.
+def _heuristics() -> Heuristics:
+    text = device_text(find_gpu("h200"))
+    assert text is not None
+    return Heuristics(cudnn_library(), text)
 
-    One plan tells it for products only, two or three for all. Of other convolutions, those of which nothing is missing
-    are left out.
-    """
-    engines: dict[Row, set[int]] = defaultdict(set)
-    calls_of: dict[Row, int] = defaultdict(int)
-    by_call = [(engine, [(kind, group, key) for key in keys_of(listed)]) for kind, group, listed, engine, _ in calls]
-    for engine, rows in by_call:
-        for row in rows:
-            engines[row].add(engine)
-            calls_of[row] += 1
-    table = {}
-    for engine, rows in by_call:
-        telling = (row for row in rows if len(engines[row]) == 1 and _is_enough(row, calls_of[row]))
-        told = next(telling, None)
-        if told is not None and (engine != NAMED or not is_usually_named(told[1])):
-            table[told] = engine
+
+def table_of(every: Iterable[Asked]) -> dict[Row, Engine]:
+    """Return the rows that are needed: each is wrong about fewer calls than the row of one plan less would be."""
+    by_row: dict[Row, list[Asked]] = defaultdict(list)
+    for call in every:
+        for row in call.rows:
+            by_row[row].append(call)
+    table: dict[Row, Engine] = {}
+    for row in sorted(by_row, key=lambda row: len(row[2])):
+        shorter = ((*row[:2], row[2][:count]) for count in range(len(row[2]) - 1, -1, -1))
+        inherited = next((table[other] for other in shorter if other in table), None)
+        entry = entry_of(by_row[row])
+        if inherited is None or wrong(entry, by_row[row]) < wrong(inherited, by_row[row]):
+            table[row] = entry
     return table
 
 
-def _is_enough(row: Row, calls: int) -> bool:
-    """Return whether the plans of a row may tell the engine: two or more, or one that many products agree about."""
-    return len(row[2]) > 1 or (row[1].startswith("product") and calls >= FEWEST)
+def entry_of(of: list[Asked]) -> Engine:
+    """Return the engine of most calls, or the limit of a size that tells them apart."""
+    engines = Counter(call.engine for call in of).most_common()
+    usual: Engine = min((engine for engine, _ in engines), key=lambda engine: wrong(engine, of))
+    best, fewest = usual, int(MOST_WRONG * wrong(usual, of))
+    if len(of) < FEWEST or wrong(usual, of) == 0:
+        return usual
+    for entry in limits(of):
+        if (count := wrong(entry, of)) <= fewest:
+            best, fewest = entry, count - 1
+    return best
 
 
-def is_usually_named(group: str) -> bool:
-    """Return whether the plan that is named runs where the table says nothing."""
-    return group.startswith(("other", "groups"))
+def limits(of: list[Asked]) -> Iterator[Engine]:
+    """Yield limits between neighbouring sizes at which the engine changes."""
+    for name, size_of in SIZES.items():
+        sizes = sorted((size_of(call.one), call.engine) for call in of)
+        for place in range(FEWEST_BESIDE, len(sizes) - FEWEST_BESIDE + 1):
+            (size, engine), (next_size, next_engine) = sizes[place - 1], sizes[place]
+            if size < next_size and engine != next_engine:
+                yield name, (size + next_size + 1) // 2, engine, next_engine
 
 
-def check(calls: Iterable[Asked], table: Mapping[Row, int]) -> None:
-    """Print how many of the calls the table knows, and about how many it is right."""
-    known: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    total: dict[tuple[str, str], int] = defaultdict(int)
-    for kind, group, listed, engine, _ in calls:
-        total[kind, group] += 1
-        found = next((table[kind, group, key] for key in keys_of(listed) if (kind, group, key) in table), None)
-        if found is not None or is_usually_named(group):
-            known[kind, group].append((found or NAMED) == engine)
-    for key, count in sorted(total.items()):
-        right = sum(known[key])
-        print(*key, f"{count} calls, {len(known[key])} known, {right} right", sep="; ")
+def wrong(entry: Engine, of: Iterable[Asked]) -> int:
+    """Return how many calls run in another engine."""
+    return sum(not call.runs(entry) for call in of)
+
+
+def found(table: Mapping[Row, Engine], call: Asked) -> Row | None:
+    """Return the row that decides about a call."""
+    return next((row for row in call.rows if row in table), None)
+
+
+def is_right(table: Mapping[Row, Engine], call: Asked) -> bool:
+    """Return whether the table names the engine."""
+    row = found(table, call)
+    return call.runs(NAMED if row is None else table[row])
+
+
+def without_mistaken(table: dict[Row, Engine], held_out: Iterable[Asked]) -> dict[Row, Engine]:
+    """Return the rows but those that are wrong about most of the held-out calls that they decide about."""
+    decided: dict[Row, list[bool]] = defaultdict(list)
+    for call in held_out:
+        if (row := found(table, call)) is not None:
+            decided[row].append(call.runs(table[row]))
+    return {row: entry for row, entry in table.items() if not decided[row] or 2 * sum(decided[row]) > len(decided[row])}
+
+
+def check(every: list[Asked], table: Mapping[Row, Engine]) -> None:
+    """Print how often the table is right, by operation and group."""
+    right: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    named: dict[tuple[str, str], int] = defaultdict(int)
+    for call in every:
+        key = call.kind, group_of(call.one)
+        right[key].append(is_right(table, call))
+        named[key] += call.engine == NAMED
+    for key, of in sorted(right.items()):
+        print(*key, f"{len(of)} calls, {named[key]} in the named engine, {sum(of)} right", sep="; ")
 
 
 def main() -> int:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--half", type=int, choices=(0, 1), help="make the table of this half and check the other")
+    parser.add_argument("--check", action="store_true", help="print how often a table is right about held-out calls")
+    parser.add_argument("--lists", type=Path, help="folder with lists of plans that were asked for before")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    calls = list(asked())
-    made = [call for call in calls if options.half is None or call[4] == options.half]
-    table = table_of(made)
-    if options.half is not None:
-        check([call for call in calls if call[4] != options.half], table)
+    every = [*published(options.lists), *asked()]
+    held_out = [call for call in every if call.is_held_out]
+    tested = table_of(call for call in every if not call.is_held_out)
+    right = sum(is_right(tested, call) for call in held_out)
+    print(f"{len(tested)} rows of {len(every) - len(held_out)} calls; {right} of {len(held_out)} held out are right")
+    if options.check:
+        check(held_out, tested)
         return 0
-    plans: dict[str, dict[str, dict[str, int]]] = {kind: {} for kind in METHODS}
-    for (kind, group, named), engine in sorted(table.items()):
-        plans[kind].setdefault(group, {})[" | ".join(named)] = engine
-    contents = {"source": SOURCE, "methods": METHODS, "plans": plans}
-    options.out.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(table)} lists of plans of {len(calls)} calls")
+    table = without_mistaken(table_of(every), held_out)
+    engines: dict[str, dict[str, dict[str, Engine]]] = {kind: {} for kind in METHODS}
+    for (kind, group, plans), entry in sorted(table.items(), key=lambda item: item[0]):
+        engines[kind].setdefault(group, {})[" | ".join(plans)] = entry
+    source = SOURCE.format(calls=f"{len(every):,}", held=f"{len(held_out):,}", right=f"{right / len(held_out):.1%}")
+    contents = {"source": source, "methods": METHODS, "engines": engines}
+    options.out.write_text(as_text(contents), encoding="utf-8")
+    print(f"{len(table)} rows of {len(every)} calls")
     return 0
+
+
+def as_text(contents: Mapping[str, Any]) -> str:
+    """Return JSON with one row of the table in a line."""
+    text = json.dumps(contents, indent=1)
+    for entry in {json.dumps(entry, indent=1) for entry in _limits_in(contents["engines"])}:
+        text = text.replace(entry.replace("\n", "\n    "), json.dumps(json.loads(entry)))
+    return text + "\n"
+
+
+def _limits_in(engines: Mapping[str, Mapping[str, Mapping[str, Engine]]]) -> Iterator[Engine]:
+    for groups in engines.values():
+        for rows in groups.values():
+            yield from (entry for entry in rows.values() if not isinstance(entry, int))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ Engine = Literal["direct", "padded", "by group"]
 _AT_ONCE, _TILE, _MANY_PLACES = 8, 64, 16_000
 _DEPTHWISE_PARTS_OF_IMAGE = 8
 _NARROWEST, _TOO_WIDE = 4, 32
+_MANY_NARROW_PLACES = 200_000
 _LARGE_DEPTHWISE_PARTS, _MANY_DEPTHWISE_PLACES, _MANY_DEPTHWISE_TAPS = 32, 10_000, 49
 _OF_PARTS, _BYTES_PER_PART = 159, 4
 
@@ -177,7 +178,8 @@ def _of_weight_gradient(group: _Group) -> Engine:
         if one.products < 23_000_000:
             return "direct"
         return "by group" if one.groups <= 3 or group.wide * one.taps >= 4096 else "padded"
-    if group.inside == group.outside == _NARROWEST and group.dimensions == 2:
+    few = one.channels_last or one.places <= _MANY_NARROW_PLACES
+    if group.inside == group.outside == _NARROWEST and group.dimensions == 2 and few:
         return "direct"
     if one.groups > 24:
         return "padded"

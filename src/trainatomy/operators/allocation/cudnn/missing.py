@@ -2,11 +2,11 @@
 
 Engines that hand a product to cuBLASLt, those of many depthwise convolutions and those for FFT and Winograd's method
 ask the driver whether they can run, so that the list of plans without one lacks them. The heuristics look like a
-decision tree: each leaf is one list of plans, and what a GPU runs first is the same for all calls of a leaf. So the
-plans that are named first tell which engine came before them. ``catalog/cudnn_plans.json`` holds what an H200 ran,
-written by ``benchmarks/cudnn/missing_engines.py``. Lists of two plans were enough for nearly all leaves; three tell the
-rest apart. For products, the first plan alone is used where all calls with it agreed. Into how many parts a plan
-divides sums follows from the sizes of a call, and is left out where the rest of the plans tells the engine.
+decision tree: each leaf is one list of plans, and what a GPU runs first is mostly the same for all calls of a leaf.
+``catalog/cudnn_plans.json`` holds what an H200 ran, by the first plans of the list without a driver, up to three: the
+row with the most plans in common decides, the row without any plan holds for lists that were never seen. Calls of one
+leaf that differ in one size, such as the pixels of an image, have the limit in their row. Into how many parts a plan
+divides sums follows from the sizes of a call, and is left out. ``benchmarks/cudnn/missing_engines.py`` writes the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import math
 import re
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_text
 from trainatomy.operators.allocation.arguments import round_up
@@ -23,7 +23,7 @@ from trainatomy.operators.allocation.cudnn.products import bytes_in_cublas
 from trainatomy.operators.allocation.cudnn.unnamed import WINOGRAD_IMAGES, by_tiles, of_whole_images, winograd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
     from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
@@ -31,42 +31,60 @@ if TYPE_CHECKING:
 FILE = "cudnn_plans.json"
 NAMED = 0
 """In place of an engine: none is missing, the plan that is named first runs."""
-PLANS = 3
-"""Plans that tell a leaf from others, at most."""
 _SIZED = re.compile(r" (0|12|17)=-?\d+")
 """``CUDNN_KNOB_TYPE_SPLIT_K``, ``SPLIT_K_BUF`` and ``SPLIT_K_SLC``: into how many parts a sum is divided."""
 _THREADS, _CHANNELS, _SUM = 256, 32, 4
 """Threads of a block and the most channels that share it, of a sum of 16-bit depthwise gradients; bytes of a sum."""
+SIZES: dict[str, Callable[[Convolution], int]] = {
+    "pixels of an image": lambda one: math.prod(one.output[2:]),
+    "images": lambda one: one.data[0],
+    "pixels": lambda one: one.places,
+    "filters": lambda one: one.weight[0],
+    "channels": lambda one: one.channels,
+    "taps": lambda one: one.taps,
+    "products": lambda one: one.products,
+}
+"""Sizes of a call that tell engines apart where the plans do not."""
 
-Key = tuple[str, str, tuple[str, ...]]
+Row = tuple[str, str, tuple[str, ...]]
+"""Operation, group of calls, first plans."""
+Engine = int | tuple[str, int, int, int]
+"""An engine, or a size, its limit, the engine below the limit, and that from the limit on."""
 
 
-def group_of(one: Convolution) -> str | None:
-    """Return the group of calls that one table holds for; None: rows and products of volumes are not in the table."""
+def group_of(one: Convolution) -> str:
+    """Return the group of calls that the rows of one table hold for."""
     size = f"{one.itemsize} bytes{', channels last' if one.channels_last else ''}"
     if one.groups > 1:
         return f"depthwise, {size}" if one.channels == 1 else f"groups, {size}"
     if not one.is_plain_product:
         return f"other, {size}"
-    if len(one.data) != 4 or one.data[2] == 1:
-        return None
+    form = "product of volumes" if len(one.data) == 5 else "product of rows" if one.data[2] == 1 else "product"
     is_aligned = one.channels % one.fill == 0 == one.weight[0] % one.fill
-    return f"product, {size}" if is_aligned else f"product, unaligned, {size}"
+    return f"{form}, {size}" if is_aligned else f"{form}, unaligned, {size}"
 
 
 def missing_engine(kind: Kind, one: Convolution, plan: EnginePlan) -> int | None:
     """Return the engine that runs before a plan is reached, ``NAMED`` where none does, None where it is not known."""
+    if str(plan.engine) in _contents()["methods"][kind]:  # beside a driver, the list lacks no engine
+        return NAMED
     group, table = group_of(one), _table()
-    if group is None:
-        return None
-    return next((table[kind, group, key] for key in keys_of(plan.listed) if (kind, group, key) in table), None)
+    found = next((table[kind, group, key] for key in keys_of(plan.listed) if (kind, group, key) in table), None)
+    return None if found is None else engine_of(found, one)
 
 
 def keys_of(listed: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the first plans of a list as they may be in the table: fewer first, the parts of sums last."""
+    """Yield the first plans of a list as they may be in the table: all of them first, none at last."""
     plain = tuple(_SIZED.sub("", plan) for plan in listed)
-    yield from (plain[:count] for count in range(1, PLANS + 1))
-    yield from (listed[:count] for count in range(2, PLANS + 1) if listed[:count] != plain[:count])
+    yield from (plain[:count] for count in range(len(plain), -1, -1))
+
+
+def engine_of(entry: Engine, one: Convolution) -> int:
+    """Return the engine that a row of the table has for a call."""
+    if isinstance(entry, int):
+        return entry
+    size, limit, below, beyond = entry
+    return below if SIZES[size](one) < limit else beyond
 
 
 def missing_workspace(kind: Kind, one: Convolution, engine: int) -> int | None:
@@ -97,21 +115,21 @@ def _sums_of_images(one: Convolution) -> int:
     return parts * math.prod(one.weight) * _SUM
 
 
-def _contents() -> dict[str, dict[str, dict[str, str]]]:
+def _contents() -> dict[str, Any]:
     return _read()[0]
 
 
-def _table() -> dict[Key, int]:
+def _table() -> dict[Row, Engine]:
     return _read()[1]
 
 
 @cache
-def _read() -> tuple[dict[str, dict[str, dict[str, str]]], dict[Key, int]]:
+def _read() -> tuple[dict[str, Any], dict[Row, Engine]]:
     contents = json.loads(read_text(FILE))
     table = {
-        (kind, group, tuple(plans.split(" | "))): engine
-        for kind, groups in contents["plans"].items()
+        (kind, group, tuple(plans.split(" | ")) if plans else ()): tuple(entry) if isinstance(entry, list) else entry
+        for kind, groups in contents["engines"].items()
         for group, rows in groups.items()
-        for plans, engine in rows.items()
+        for plans, entry in rows.items()
     }
     return contents, table

@@ -33,9 +33,9 @@ _FEW_PRODUCTS_FORWARD, _FEW_PRODUCTS, _SOME_PRODUCTS = 20_000_000, 50_000_000, 2
 _WIDE_FORWARD, _WIDE_GRADIENT, _WIDE_STRIDED, _TAPS_OF_WIDE = 30_000, 22_500, 7_500, 40
 _TOO_MANY_PRODUCTS = 20_000_000_000
 _MANY_CHANNELS = 112
-_UNEVEN_HALF, _UNEVEN, _LARGEST_PRODUCT = 70_000_000, 240_000_000, 4_000_000_000
-_LARGEST_OF_IMAGE = 500_000_000  # 200 million ran in cuBLAS, 1,070 million did not
-_MANY_BETWEEN, _MORE_BETWEEN, _SMALL_IMAGE = 90_000, 240_000, 49
+_UNEVEN_HALF, _UNEVEN, _MANY_BETWEEN, _MORE_BETWEEN = 70_000_000, 240_000_000, 90_000, 240_000
+_MOST_BETWEEN, _SOME_PLACES = 2**20, 500
+_MANY_IMAGES, _SMALL_HALF_IMAGE, _SMALL_IMAGE = 64, 1.5, 4  # weights for each number that an image has before and after
 _LARGE_FILTER, _LARGER_FILTER = 49, 144
 _NEAR, _ALIGNED_FILTERS = 2, 8
 _FEW_INSIDE, _FEW_OUTSIDE, _LARGE_IMAGE = (16, 40), (32, 48), 12_000
@@ -85,21 +85,25 @@ def input_gradient(one: Convolution) -> int:
 def is_product(kind: Kind, one: Convolution) -> bool:
     """Return whether forward or the input gradient is a matrix product of cuBLAS.
 
-    Not so where rows are unaligned (an odd number of pixels) and there is much to compute between many channels, and
-    for the gradient of small images between many channels in 16 bits.
+    Not so where rows are unaligned (an odd number of pixels) and there is much to compute between many channels: in
+    fp32, if the images are small beside the weights. In 16 bits that holds forward alone; the gradient is none of
+    cuBLAS where many images are small beside the weights, in fp32 between the most channels.
     """
     if not one.is_plain_product or one.channels_last:
         return one.is_plain_product
     places, between = math.prod(one.data[2:]), one.channels * one.weight[0]
-    many = between >= (_MANY_BETWEEN if kind == "forward" else _MORE_BETWEEN)
-    if places % 2 == 1 and min(one.data[2:]) > 1:
-        fits = one.is_half or (one.channels % 32 == one.weight[0] % 32 == 0)
-        return not (many and fits and one.products >= (_UNEVEN_HALF if one.is_half else _UNEVEN))
-    if kind == "forward":
+    weights = between / (places * (one.channels + one.weight[0]))
+    if one.is_half and kind == "input gradient":
+        return one.data[0] <= _MANY_IMAGES or weights <= _SMALL_HALF_IMAGE
+    if kind == "input gradient" and between >= _MOST_BETWEEN and one.places > _SOME_PLACES:
+        return False
+    if places % 2 == 0 or min(one.data[2:]) == 1:
         return True
+    many = between >= (_MANY_BETWEEN if kind == "forward" else _MORE_BETWEEN)
     if one.is_half:
-        return not (many and len(one.data) == 4 and _SMALL_IMAGE < places <= 64)
-    return one.products < _LARGEST_PRODUCT or one.products < one.data[0] * _LARGEST_OF_IMAGE
+        return not (many and one.products >= _UNEVEN_HALF)
+    fits = one.channels % 32 == one.weight[0] % 32 == 0
+    return not (many and fits and one.products >= _UNEVEN and weights > _SMALL_IMAGE)
 
 
 def product_bytes(one: Convolution) -> int:

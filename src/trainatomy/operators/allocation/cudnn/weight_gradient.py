@@ -28,9 +28,9 @@ _OF_PADDED_PARTS = 128
 _PARTS_OF_STEM, _PADDED_STEM = 8, 4
 _THIN, _LARGE_IMAGE = 40, 3000
 """Channels of the input, and pixels, that fp32 and volumes are transformed for."""
-_THIN_ROWS = 16
-_LITTLE_WASTE, _WASTE = 2, 3
-"""How many times the bytes of a copy the sums of all images may take: in general, and in fp32 with aligned rows."""
+_THIN_ROWS, _MANY_IMAGES = 16, 64
+_LITTLE_WASTE, _WASTE = 2, 2.8
+"""How many times the bytes of a copy the sums of all images may take: in 16 bits, and in fp32."""
 _SMALL_IMAGE, _WASTE_OF_SMALL = 49, 25
 """Pixels of images with more of such sums, and their bytes for each element that is read."""
 ALIGNED_ANYWAY = 100
@@ -83,14 +83,13 @@ def is_by_image(one: Convolution) -> bool:
     places = math.prod(one.data[2:])
     images, inside, outside = one.data[0], one.channels, one.weight[0]
     sums, moved = images * inside * outside * _SUM, images * (inside + outside) * places * one.itemsize
-    if places == 1:
+    if not one.is_half:
+        return sums <= _WASTE * moved and not (_is_thin(one) and images < _MANY_IMAGES)
+    if places == 1 or (_is_thin(one) and len(one.data) == 5):
         return False
-    if _is_thin(one) and (not one.is_half or len(one.data) == 5):
-        return False
-    aligned = places % 2 == 0 or places >= ALIGNED_ANYWAY
     if places < _SMALL_IMAGE:
         return sums <= _WASTE_OF_SMALL * images * (inside + outside) * places
-    return sums <= (_WASTE if aligned and not one.is_half else _LITTLE_WASTE) * moved
+    return sums <= _LITTLE_WASTE * moved
 
 
 def _is_thin(one: Convolution) -> bool:
