@@ -25,7 +25,7 @@ COSTS = replace(cpu_costs(reference_host().microseconds), launch_delay=0.0, read
 VALUE = Array((), (), "float32", 4, 0)
 KERNEL = Call("aten::mul", (VALUE,), (VALUE,))
 REDUCE = KERNEL._replace(name="nccl::all_reduce")
-A_FIFTH = Contention(100, 1e12, {1: Taken(20, 0.25e12)}, [0.0, 0.0])
+A_FIFTH = Contention(100, 1e12, {1: Taken(20, 0.25e12)}, [(0.0, 1.0)] * 2)
 """A collective takes a fifth of the multiprocessors and a quarter of the bandwidth; kernels are bound by arithmetic."""
 
 
@@ -43,7 +43,7 @@ def replay(
     calls = [KERNEL, REDUCE] * len(rows)
     if contention is not None:
         taken = dict.fromkeys(range(1, len(calls), 2), contention.taken[1])
-        contention = replace(contention, taken=taken, memory_shares=list(contention.memory_shares) * len(rows))
+        contention = replace(contention, taken=taken, shares=list(contention.shares) * len(rows))
     kernels = [(rows[place // 2][1], 1) for place in range(len(calls))]
     step = Operations(calls, described, dependencies=dependencies or {})
     loop = {"step": 0.0, "micro_step": 0.0}
@@ -58,7 +58,7 @@ def test_a_kernel_beside_a_collective_does_its_work_on_what_is_left() -> None:
 
 
 def test_a_kernel_that_moves_data_gets_the_bandwidth_that_is_left() -> None:
-    moving = replace(A_FIFTH, memory_shares=[1.0, 0.0])
+    moving = replace(A_FIFTH, shares=[(1.0, 0.0)] * 2)
     found = replay(("reduce", 100.0), ("kernel", 30.0), contention=moving)
     assert found.slowed_seconds == pytest.approx(30 / 0.75 - 30)
 
@@ -75,6 +75,24 @@ def test_a_kernel_is_slowed_from_when_the_collective_begins() -> None:
     found = replay(("kernel", 10.0), ("kernel", 40.0), ("reduce", 20.0), contention=A_FIFTH, dependencies={2: (0,)})
     assert found.slowed_seconds == pytest.approx(20 * 0.2)
     assert found.seconds == pytest.approx(50 + 4)
+
+
+def test_a_copy_over_pcie_needs_no_multiprocessors() -> None:
+    gpu = find_gpu("h200")
+    host, here = Array((GIB,), (1,), "uint8", 1, 0, on_host=True), Array((GIB,), (1,), "uint8", 1, 1)
+    step = Operations(
+        [
+            Call("aten::copy_", (here, host), (here,)),
+            Call("aten::copy_", (here, here), (here,)),
+            nccl("reduce", GIB, 2),
+        ],
+        [],
+    )
+    cost_model = cost_model_of(gpu, links=links_of(gpu, 2))
+    found = contention_in(step, [kernel_cost(call, cost_model) for call in step.calls], cost_model.chip)
+    assert found is not None
+    assert found.slowdown(0, found.taken[2]) == 1
+    assert found.slowdown(1, found.taken[2]) > 1
 
 
 def test_kernels_after_one_that_was_slowed_begin_later() -> None:
@@ -110,7 +128,7 @@ def test_windows_hold_what_runs_at_each_instant() -> None:
     draw = random.Random(5)
     for _ in range(50):
         spans = [(begin := draw.uniform(0, 50), begin + draw.uniform(0, 20)) for _ in range(6)]
-        windows = Windows(Contention(100, 1.0, {0: Taken(10, 0.0)}, [0.0, 0.0]))
+        windows = Windows(Contention(100, 1.0, {0: Taken(10, 0.0)}, [(0.0, 1.0)] * 2))
         for begin, end in sorted(spans) if draw.random() < 0.5 else spans:
             windows.add(0, begin, end)
         begin, seconds = draw.uniform(0, 40), draw.uniform(1, 30)

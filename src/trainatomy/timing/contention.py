@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.contention import Taken, taken_by
+from trainatomy.operators.traffic import crosses
 
 if TYPE_CHECKING:
     from trainatomy.operators.cost.kernel import Chip
@@ -47,24 +48,24 @@ class Contention:
         multiprocessors: Multiprocessors of the GPU.
         bandwidth: Bytes per second that kernels reach.
         taken: What collectives take, by index of the call.
-        memory_shares: The memory's share of each call's time.
+        shares: Of each call's time, the memory's share and the multiprocessors'; none of what crosses PCIe.
         fixed: Calls whose kernels have one block for each multiprocessor.
     """
 
     multiprocessors: int
     bandwidth: float
     taken: Mapping[int, Taken]
-    memory_shares: Sequence[float]
+    shares: Sequence[tuple[float, float]]
     fixed: frozenset[int] = frozenset()
 
     def slowdown(self, call: int, taken: Taken) -> float:
         """Return how many times as long a call's kernels take where so much is taken from them."""
         if call in self.fixed and taken.multiprocessors:
             return _WAVES
-        memory = self.memory_shares[call]
-        slower = 1 / (1 - min(taken.multiprocessors / self.multiprocessors, MOST_TAKEN))
+        memory, multiprocessors = self.shares[call]
         scarcer = 1 / (1 - min(taken.bytes_per_second / self.bandwidth, MOST_TAKEN))
-        return memory * scarcer + (1 - memory) * slower
+        slower = 1 / (1 - min(taken.multiprocessors / self.multiprocessors, MOST_TAKEN))
+        return 1 + memory * (scarcer - 1) + multiprocessors * (slower - 1)
 
 
 def contention_in(operations: Operations, kernels: Sequence[KernelCost], chip: Chip) -> Contention | None:
@@ -77,7 +78,7 @@ def contention_in(operations: Operations, kernels: Sequence[KernelCost], chip: C
     if not taken:
         return None
     reached = float(read_yaml("efficiency.yaml")["traffic"]["bandwidth"])
-    shares = [_memory_share(kernel, reached) for kernel in kernels]
+    shares = [_shares(call, kernel, reached) for call, kernel in zip(operations.calls, kernels, strict=True)]
     fixed = frozenset(
         index
         for index, (call, kernel) in enumerate(zip(operations.calls, kernels, strict=True))
@@ -90,11 +91,14 @@ def _is_fixed(call: Call, chip: Chip) -> bool:
     return kernel_work(call, chip).family.startswith(_FIXED_SCHEDULE)
 
 
-def _memory_share(kernel: KernelCost, reached: float) -> float:
-    """Return the memory's share of a kernel's time: none where arithmetic bounds it."""
-    if kernel.flop_seconds > kernel.bytes_seconds or not kernel.seconds:
-        return 0.0
-    return min(kernel.bytes_seconds / reached / kernel.seconds, 1.0)
+def _shares(call: Call, kernel: KernelCost, reached: float) -> tuple[float, float]:
+    """Return the shares of the memory and of the multiprocessors in a call's time; copies over PCIe need neither."""
+    if not kernel.seconds or crosses(call):
+        return 0.0, 0.0
+    if kernel.flop_seconds > kernel.bytes_seconds:
+        return 0.0, 1.0
+    memory = min(kernel.bytes_seconds / reached / kernel.seconds, 1.0)
+    return memory, 1 - memory
 
 
 class _Window(NamedTuple):

@@ -104,8 +104,9 @@ class _Run:
 
     def stretch(self, windows: Windows) -> None:
         """Let the kernels end when they do beside the collectives that are known; never earlier than before."""
-        self.end = max(windows.end_of(self.call, self.begin, self.seconds), self.end)
-        self.slowed = max(self.end - self.begin - self.seconds, 0.0)
+        alone, end = self.begin + self.seconds, windows.end_of(self.call, self.begin, self.seconds)
+        self.slowed = max(end - alone, 0.0)
+        self.end = max(end, self.end)
 
 
 @dataclass(slots=True)
