@@ -83,9 +83,9 @@ What is left:
   it; no such case, tuning or held out, went away from its measurement, and no constant was taken from them.
   Collectives overlap with 1 to 10 % of these steps only, and with tensor parallelism with nothing, so that they cannot
   be the rest. Most of it is not the second GPU's: steps that bound one H200 are 3 % too short in the median, too. And
-  in the tuning cases whose clock was recorded, the power limit held it at 1,690 to 1,870 of 1,980 MHz on average, near
-  what the prediction implies (1,660 to 1,950); but there it slows arithmetic only. If the time of other kernels beyond
-  their memory traffic grew with the clock as well, the tuning cases would be 0.2 to 1.6 % longer. That is not done,
+  in seven of the tuning cases, whose clock was recorded, the power limit held it at 1,690 to 1,870 of 1,980 MHz on
+  average, near what the prediction implies (1,660 to 1,950); but there it slows arithmetic only. If the time of other
+  kernels beyond their memory traffic grew with the clock as well, they would be 0.2 to 1.6 % longer. That is not done,
   because it concerns one GPU, too, and is not measured.
 - `ep-qwen3-bf16` reserved 1,188 MiB less than predicted because its memory lay at other addresses, which decide
   between free blocks of one size. With the addresses of a run, recorded later, the prediction is exact; tensors of the
