@@ -79,8 +79,14 @@ What is left:
   runs had half of the machine's cores.
 - Steps in bfloat16 with large batches are predicted up to 10 % too short with every strategy (20 % with sequence
   parallelism, where the slow CPU is a third of it), those in fp32 within 2 %. The power limit, which the prediction
-  counts since 2026-11-23, was 2 to 3 % of it; one of them, run on a single H200 that day, was within 2 %, so that the
-  rest is the second GPU's: waits for each other and multiprocessors shared with NCCL are not simulated.
+  counts since 2026-11-23, was 2 to 3 % of it. Since 2026-11-24 kernels beside NCCL take longer, which was 0 to 1.9 % of
+  it; no such case, tuning or held out, went away from its measurement, and no constant was taken from them.
+  Collectives overlap with 1 to 10 % of these steps only, and with tensor parallelism with nothing, so that they cannot
+  be the rest. Most of it is not the second GPU's: steps that bound one H200 are 3 % too short in the median, too. And
+  in seven of the tuning cases, whose clock was recorded, the power limit held it at 1,690 to 1,870 of 1,980 MHz on
+  average, near what the prediction implies (1,660 to 1,950); but there it slows arithmetic only. If the time of other
+  kernels beyond their memory traffic grew with the clock as well, they would be 0.2 to 1.6 % longer. That is not done,
+  because it concerns one GPU, too, and is not measured.
 - `ep-qwen3-bf16` reserved 1,188 MiB less than predicted because its memory lay at other addresses, which decide
   between free blocks of one size. With the addresses of a run, recorded later, the prediction is exact; tensors of the
   host that were freed while the model moved to the GPU had left the gaps.

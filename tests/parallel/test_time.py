@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from trainatomy.api.predicting import predict
+from trainatomy.reporters.text.prediction import prediction_page
+from trainatomy.reporters.text.rendering import render
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import Communication
 from trainatomy.simulator.simulate import simulate
+from trainatomy.timing import step
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.launch import batch_bytes
 from trainatomy.timing.timeline import blocks_cpu
@@ -52,6 +55,25 @@ def test_a_slower_link_makes_the_step_longer(strategy: str) -> None:
     assert slow.time.bound_by == "communication"
     assert shared(slow).scaling_efficiency < 0.5 < shared(fast).scaling_efficiency <= 1
     assert shared(slow).exposed_seconds <= shared(slow).seconds
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_kernels_beside_collectives_take_longer(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = workload(gpus=2, strategy=strategy, link={"intra": "20 GB/s"})
+    found = predict(described)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "contention_in", lambda *_: None)
+        alone = predict(described)
+    assert found.time is not None and alone.time is not None
+    assert shared(found).slowed_seconds > 0 == shared(alone).slowed_seconds
+    assert alone.time.step_seconds <= found.time.step_seconds
+    assert sum(found.time.phases.values()) == pytest.approx(
+        sum(alone.time.phases.values()) + shared(found).slowed_seconds
+    )
+    lost = shared(found).exposed_seconds + shared(found).slowed_seconds
+    assert shared(found).scaling_efficiency == pytest.approx(1 - lost / found.time.step_seconds)
+    assert "slows kernels by" in render(prediction_page(found))
+    assert "slows kernels by" not in render(prediction_page(alone))
 
 
 def test_totals_count_ranks_that_process_different_samples() -> None:

@@ -101,6 +101,15 @@ def test_older_kernels_lose_nothing_on_older_gpus():
     assert taken == pytest.approx(1e-3 * share * extrapolation.products["half"])
 
 
+@pytest.mark.parametrize("size", [8192, 16384, 32768])
+def test_no_product_is_faster_than_the_fastest_published(size):
+    """On the calibrated GPU, efficiencies that are interpolated for large products exceed all that it measured."""
+    product = f"aten::mm(bf16[{size},{size}],bf16[{size},{size}|1,{size}])->bf16[{size},{size}]"
+    a100, share = find_gpu("a100-80gb"), read_yaml("efficiency.yaml")["attained"]["a100-80gb"]["half"]
+    rate = 2 * size**3 / seconds(product, "a100-80gb")
+    assert 0.95 * share < rate / a100.rates["bf16"] <= share * (1 + 1e-9)
+
+
 def test_attained_shares_are_of_known_gpus():
     known = {one.id for one in gpus()}
     shares = {name: one for name, one in read_yaml("efficiency.yaml")["attained"].items() if name != "source"}

@@ -188,6 +188,7 @@ TIMES = {
     "gpu_seconds": "GPU time",
     "communication": "communication",
     "exposed": "  of it exposed",
+    "slowed": "  slows kernels by",
     "scaling": "scaling efficiency",
     "bubble": "pipeline bubble",
     "host_seconds": "CPU time",

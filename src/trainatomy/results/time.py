@@ -18,14 +18,16 @@ class Communication:
     Attributes:
         seconds: Sum of the durations of this rank's collectives.
         exposed_seconds: Time in which the GPU does nothing else: a collective runs and no kernel of the model.
-        scaling_efficiency: The step's time without exposed communication, and without the bubble of a pipeline, over
-            the step's time: the rate of one of these GPUs relative to one that does the same work and waits for nobody.
+        scaling_efficiency: The step's time without exposed communication, without the time that kernels take longer
+            beside it, and without the bubble of a pipeline, over the step's time: the rate of one of these GPUs
+            relative to one that does the same work and waits for nobody.
         gpus: GPUs of the training.
         data_parallel_size: Ranks that process different samples.
         total_samples_per_second: Samples that all ranks process per second.
         total_tokens_per_second: Tokens that all ranks process per second; None if samples are not text.
         links: Names of the links: inside a machine, then between machines.
         links_assumed: True if nobody said what joins the machines.
+        slowed_seconds: Time that the model's kernels take longer because collectives run beside them.
     """
 
     seconds: float
@@ -37,6 +39,7 @@ class Communication:
     total_tokens_per_second: float | None
     links: tuple[str, ...]
     links_assumed: bool = False
+    slowed_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class Extrapolation:
         compute_speed: Instruction rate of all multiprocessors, target over source.
         source_bandwidth: Memory bandwidth of the source, bytes per second.
         top_share: Share of the bandwidth that kernels reach which only move data.
+        attained: Share of the target's peak that its fastest published products attain, by kind.
     """
 
     products: Mapping[str, float] = field(default_factory=dict)
@@ -54,22 +55,29 @@ class Extrapolation:
     compute_speed: float = 1.0
     source_bandwidth: float = 1.0
     top_share: float = 1.0
+    attained: Mapping[str, float] = field(default_factory=dict)
 
     def arithmetic_seconds(self, work: KernelWork, seconds: float, chip: Chip) -> float:
         """Return the time of a matrix product on the target, but no less than its memory traffic takes.
+
+        Nor is it faster than the fastest products that were published of the target: a calibration knows no products
+        as large as those of large models, and what is interpolated for these may exceed all that it measured.
 
         Args:
             work: The product.
             seconds: Its time by the source's efficiency and the target's data sheet.
             chip: The target.
         """
-        scale = self.products.get(_precision_kind(work), 1.0)
+        kind = _precision_kind(work)
+        scale = self.products.get(kind, 1.0)
         if work.family.startswith("attention.fp32"):
             scale *= self.fp32_attention
         elif work.family.startswith(_WRITTEN_FOR_AMPERE) and "cudnn" not in work.family:
             scale *= self.older_kernels
         least = work.bytes / (chip.bandwidth * self.top_share)
-        return max(seconds * scale, min(seconds, least))
+        share = self.attained.get(kind) if work.family.startswith("matmul.") else None
+        fastest = work.flop / (chip.rate(work.rate) * share) if share else 0.0
+        return max(seconds * scale, min(seconds, least), fastest)
 
     def traffic_seconds(self, work: KernelWork, seconds: float, chip: Chip) -> float:
         """Return the time that moving data takes on the target: memory time plus the multiprocessors' own.
@@ -97,10 +105,12 @@ SAME_GPU = Extrapolation()
 def extrapolation_between(source: GPU, target: GPU) -> Extrapolation:
     """Return the factors from the calibrated GPU ``source`` to ``target``."""
     facts = read_yaml("efficiency.yaml")
-    products = {}
+    products, attained = {}, {}
     for kind in ("half", "tf32", "fp32"):
         measured, other = _attained_share(facts, source, kind), _attained_share(facts, target, kind)
         products[kind] = measured / other if measured and other else 1.0
+        if other:
+            attained[kind] = other
     gains = (
         source.capability[0] in _ASYNCHRONOUS_TENSOR_CORES and target.capability[0] not in _ASYNCHRONOUS_TENSOR_CORES
     )
@@ -112,6 +122,7 @@ def extrapolation_between(source: GPU, target: GPU) -> Extrapolation:
         _instruction_rate(target) / _instruction_rate(source),
         source.bandwidth_bytes_per_second,
         facts["traffic"]["bandwidth"],
+        attained,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.results.detail import TimedOperation
 from trainatomy.results.operations import Operations
-from trainatomy.timing.cost_model import cost_model_of, kernel_cost
+from trainatomy.timing.cost_model import cost_model_of
 from trainatomy.timing.step import replayed
 
 if TYPE_CHECKING:
@@ -33,11 +33,9 @@ def timed_operations(
     as if it never waited for another.
     """
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
-    kernels = [kernel_cost(call, cost_model) for call in operations.calls]
-    busy = [cost_model.busy_seconds(kernel) if kernel.launches else 0.0 for kernel in kernels]
     found: list[TimedOperation] = []
 
-    def note(index: int, launched: float, launch_end: float, begin: float) -> None:
+    def note(index: int, launched: float, launch_end: float, begin: float, seconds: float) -> None:
         operation = operations.operations[index]
         call = operations.calls[operation.call]
         if call.is_view:
@@ -51,7 +49,7 @@ def timed_operations(
                 launched=launched,
                 launch_seconds=launch_end - launched,
                 begin=begin,
-                seconds=busy[operation.call],
+                seconds=seconds,
                 event=operation.event,
             )
         )

@@ -51,6 +51,7 @@ class StepTimeline:
         phase_gpu_seconds: Sum of kernel durations by phase.
         communication_seconds: Sum of the durations of collectives.
         exposed_seconds: Time during which collectives were executing and nothing else.
+        slowed_seconds: Time that other kernels took longer because collectives ran beside them.
         stage_seconds: In a pipeline, when the first of ``Operations.stage_runs`` began and each of them was over.
         power: The GPU's mean power, where it is known.
     """
@@ -61,5 +62,6 @@ class StepTimeline:
     phase_gpu_seconds: dict[str, float]
     communication_seconds: float = 0.0
     exposed_seconds: float = 0.0
+    slowed_seconds: float = 0.0
     stage_seconds: tuple[float, ...] = ()
     power: Power | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from trainatomy.catalog.hosts import reference_host
 from trainatomy.operators.traffic import crosses
 from trainatomy.results.operations import Operations
 from trainatomy.results.time import Bound, Communication, PacedStep, Pipeline, Time
+from trainatomy.timing.contention import contention_in
 from trainatomy.timing.cost_model import (
     CostModel,
     KernelCost,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
     from trainatomy.catalog.links import Links
     from trainatomy.results.trace import DriverCall
+    from trainatomy.timing.streams import OnLaunch
 
 
 def predict_step_time(
@@ -128,7 +130,7 @@ def replayed(
     driver_calls: Sequence[DriverCall],
     at_once: Collection[str] = (),
     pace: float = 1.0,
-    on_launch: Callable[[int, float, float, float], None] | None = None,
+    on_launch: OnLaunch | None = None,
     collated: bool = True,
 ) -> StepTimeline:
     """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long.
@@ -167,10 +169,12 @@ def _communication(
     """Return the figures of a training on several GPUs."""
     if links is None:
         return None
+    lost = timeline.exposed_seconds + timeline.slowed_seconds
     return Communication(
         seconds=timeline.communication_seconds,
         exposed_seconds=timeline.exposed_seconds,
-        scaling_efficiency=max(1 - timeline.exposed_seconds / timeline.seconds - bubble_share, 0.0),
+        slowed_seconds=timeline.slowed_seconds,
+        scaling_efficiency=max(1 - lost / timeline.seconds - bubble_share, 0.0),
         gpus=gpus,
         data_parallel_size=data_parallel_size,
         total_samples_per_second=samples_per_second * data_parallel_size,
@@ -187,7 +191,7 @@ def _replay(
     costs: CPUCosts,
     loop: str,
     driver: Mapping[int, DriverWork],
-    on_launch: Callable[[int, float, float, float], None] | None = None,
+    on_launch: OnLaunch | None = None,
 ) -> StepTimeline:
     """Replay the step with the driver's work added to the launches that cause it."""
     launches = list(launch_seconds(operations, costs, loop))
@@ -201,6 +205,7 @@ def _replay(
         loop_seconds(operations, costs, loop),
         {index for index, work in driver.items() if work.waits},
         on_launch,
+        contention_in(operations, kernels, cost_model.chip),
     )
 
 

@@ -1,4 +1,9 @@
-"""Replay a step with any number of streams, and with waits between them."""
+"""Replay a step with any number of streams, and with waits between them.
+
+Kernels beside a collective take longer (``contention.py``).  Where a collective begins while kernels run that were
+launched before it, these end later than was known when they were launched; what the CPU or other streams have done by
+then stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trainatomy.results.operations import Operations
+from trainatomy.timing.contention import Contention, Windows
 from trainatomy.timing.launch import CPUCosts
 from trainatomy.timing.replay import COLLECTIVES, LAUNCH_QUEUE_DEPTH, Row, StepTimeline
+
+OnLaunch = Callable[[int, float, float, float, float], None]
+"""Called with an operation's index, when its launch began and ended, when its kernels began, and how long they took."""
 
 
 def replay_streams(
@@ -17,7 +26,8 @@ def replay_streams(
     rows: Sequence[Row],
     work: Mapping[int, Sequence[float]],
     costs: CPUCosts,
-    on_launch: Callable[[int, float, float, float], None] | None = None,
+    on_launch: OnLaunch | None = None,
+    contention: Contention | None = None,
 ) -> StepTimeline:
     """Replay a step with any number of streams.
 
@@ -27,11 +37,13 @@ def replay_streams(
         rows: The costs of each.
         work: CPU time of the loop before operations, by their places in ``order``.
         costs: CPU costs.
-        on_launch: Called in the step that counts with each operation's index, and when its launch began and ended and
-            its kernels began, in seconds from the begin of that step.
+        on_launch: Called for each operation of the step that counts, in its order; times in seconds from the begin of
+            that step.
+        contention: How collectives slow the kernels beside them; None: they do not.
     """
-    timelines = _Timelines(operations, costs.launch_delay)
+    timelines = _Timelines(operations, costs.launch_delay, contention)
     bounds = [run.begin for run in operations.stage_runs[:1]] + [run.end for run in operations.stage_runs]
+    launches: list[tuple[int, float, float, _Run]] = []
     for is_second in (False, True):
         began, passed = timelines.end, list[float]()
         timelines.start_recording()
@@ -47,23 +59,54 @@ def replay_streams(
             launched = timelines.cpu
             timelines.run_on_cpu(row.launch)
             launch_end = timelines.cpu
-            timelines.launch(index, row)
+            run = timelines.launch(index, row)
             if is_second and on_launch is not None:
-                begin = timelines.streams[row.stream].end - (row.seconds if row.kernels else 0.0)
-                on_launch(index, launched - began, launch_end - began, begin - began)
+                launches.append((index, launched, launch_end, run))
             if row.blocks:
                 timelines.wait_for([timelines.streams[row.stream]])
                 timelines.run_on_cpu(costs.read)
+    if on_launch is not None:
+        for index, launched, launch_end, run in launches:
+            taken = run.seconds + run.slowed
+            on_launch(index, launched - began, launch_end - began, run.end - taken - began, taken)
     busy = timelines.gpu_busy()
     return StepTimeline(
         timelines.end - began,
         timelines.cpu_busy,
         busy,
-        timelines.phase_gpu_seconds,
+        timelines.phase_gpu_seconds(),
         timelines.communication_seconds,
-        max(busy - _covered(timelines.computing), 0.0) if timelines.communication_seconds else 0.0,
+        max(busy - timelines.computing(), 0.0) if timelines.communication_seconds else 0.0,
+        timelines.slowed_seconds(),
         tuple(passed),
     )
+
+
+@dataclass(slots=True)
+class _Run:
+    """The kernels of an operation on its stream.
+
+    Attributes:
+        call: Index of the operation's call.
+        begin: When the first one starts.
+        end: When the last one is done.
+        seconds: How long they take alone.
+        phase: Phase of the step.
+        slowed: How much longer they take beside collectives.
+    """
+
+    call: int
+    begin: float
+    end: float
+    seconds: float
+    phase: str = ""
+    slowed: float = 0.0
+
+    def stretch(self, windows: Windows) -> None:
+        """Let the kernels end when they do beside the collectives that are known; never earlier than before."""
+        alone, end = self.begin + self.seconds, windows.end_of(self.call, self.begin, self.seconds)
+        self.slowed = max(end - alone, 0.0)
+        self.end = max(end, self.end)
 
 
 @dataclass(slots=True)
@@ -72,40 +115,40 @@ class _Stream:
 
     Attributes:
         end: When everything launched so far is done.
-        queue: End and number of kernels of each operation that has not started, as far as the CPU knows.
+        queue: Each operation that has not started, as far as the CPU knows, and its number of kernels.
         queued: Number of kernels in ``queue``.
+        beside: Kernels since the last collective of the stream that may not be done, as far as the CPU knows.
     """
 
     end: float = 0.0
-    queue: deque[tuple[float, int]] = field(default_factory=deque)
+    queue: deque[tuple[_Run, int]] = field(default_factory=deque)
     queued: int = 0
+    beside: deque[_Run] = field(default_factory=deque)
 
 
 class _Timelines:
     """The CPU's timeline and one for each stream, in seconds from the start of the replay.
 
     Attributes:
-        intervals: Begin and end of each operation on any stream since recording started.
-        computing: The same of those that are no collectives.
+        runs: The kernels of each operation on any stream since recording started.
         communication_seconds: Sum of the durations of collectives since then.
     """
 
-    def __init__(self, operations: Operations, launch_delay: float) -> None:
+    def __init__(self, operations: Operations, launch_delay: float, contention: Contention | None = None) -> None:
         self.cpu = self.cpu_busy = 0.0
         self.streams = {stream: _Stream() for stream in {operation.stream for operation in operations.operations}}
-        self.phase_gpu_seconds: dict[str, float] = {}
         self.communication_seconds = self._kernel_seconds = 0.0
-        self.intervals: list[tuple[float, float]] = []
-        self.computing: list[tuple[float, float]] = []
-        self._communicates = [
-            operations.calls[operation.call].name.startswith(COLLECTIVES) for operation in operations.operations
-        ]
+        self.runs: list[_Run] = []
+        self._phases: dict[str, float] = {}
+        self._is_collective = [call.name.startswith(COLLECTIVES) for call in operations.calls]
+        self._operations = operations.operations
+        self._windows = None if contention is None else Windows(contention)
         self._launch_delay = launch_delay
         self._dependencies = operations.dependencies
         self._cpu_waits = operations.cpu_waits
         waits = (*operations.dependencies.values(), *operations.cpu_waits.values())
         self._awaited = {index for indices in waits for index in indices}
-        self._ends: dict[int, float] = {}
+        self._ends: dict[int, _Run] = {}
 
     @property
     def end(self) -> float:
@@ -120,45 +163,75 @@ class _Timelines:
     def start_recording(self) -> None:
         """Reset the busy times of the CPU and the streams."""
         self.cpu_busy = self.communication_seconds = self._kernel_seconds = 0.0
-        self.phase_gpu_seconds = {}
-        self.intervals.clear()
-        self.computing.clear()
+        self._phases = {}
+        self.runs = []
 
     def run_on_cpu(self, seconds: float) -> None:
         """Let the CPU work."""
         self.cpu += seconds
         self.cpu_busy += seconds
 
-    def launch(self, index: int, row: Row) -> None:
+    def launch(self, index: int, row: Row) -> _Run:
         """Queue the kernels of an operation on its stream; the CPU waits while the queue is full."""
-        stream = self.streams[row.stream]
+        stream, call = self.streams[row.stream], self._operations[index].call
         for dependency in self._dependencies.get(index, ()):  # a view waits, too: what comes after it has to
-            stream.end = max(stream.end, self._ends.get(dependency, 0.0))
+            if dependency in self._ends:
+                stream.end = max(stream.end, self._ends[dependency].end)
+        self._phases.setdefault(row.phase, 0.0)
         if row.kernels:
+            run = self._run(stream, call, row)
+            stream.end = run.end
+            stream.queue.append((run, row.kernels))
             stream.queued += row.kernels
-            ready = self.cpu + self._launch_delay
-            begin = max(stream.end, ready - row.within)
-            stream.end = max(begin + row.seconds, ready) if row.within else begin + row.seconds
-            stream.queue.append((stream.end, row.kernels))
-            self.intervals.append((begin, stream.end))
-            self._kernel_seconds += row.seconds
-            if self._communicates[index]:
-                self.communication_seconds += row.seconds
-            else:
-                self.computing.append((begin, stream.end))
-            while stream.queue and (stream.queue[0][0] <= self.cpu or stream.queued > LAUNCH_QUEUE_DEPTH):
+            while stream.queue and (stream.queue[0][0].end <= self.cpu or stream.queued > LAUNCH_QUEUE_DEPTH):
                 done, count = stream.queue.popleft()
-                self.cpu = max(self.cpu, done)
+                self.cpu = max(self.cpu, done.end)
                 stream.queued -= count
+        else:
+            run = _Run(call, stream.end, stream.end, 0.0)
         if index in self._awaited:
-            self._ends[index] = stream.end
-        spent = self.phase_gpu_seconds.get(row.phase, 0.0)
-        self.phase_gpu_seconds[row.phase] = spent + (row.seconds if row.kernels else 0.0)
+            self._ends[index] = run
+        return run
+
+    def _run(self, stream: _Stream, call: int, row: Row) -> _Run:
+        """Execute the kernels of an operation on a stream."""
+        ready = self.cpu + self._launch_delay
+        begin = max(stream.end, ready - row.within)
+        run = _Run(call, begin, begin + row.seconds, row.seconds, row.phase)
+        self.runs.append(run)
+        self._kernel_seconds += row.seconds
+        self._phases[row.phase] += row.seconds
+        if self._is_collective[call]:
+            self.communication_seconds += row.seconds
+            stream.beside.clear()
+            if self._windows is not None and self._windows.add(call, run.begin, run.end):
+                self._slow_those_launched(run.begin)
+        elif self._windows is not None:
+            run.stretch(self._windows)
+            while stream.beside and stream.beside[0].end <= self.cpu:
+                stream.beside.popleft()
+            stream.beside.append(run)
+        if row.within:
+            run.end = max(run.end, ready)
+        return run
+
+    def _slow_those_launched(self, begin: float) -> None:
+        """Let kernels that were launched before a collective, and end after it begins, take longer."""
+        assert self._windows is not None
+        for stream in self.streams.values():
+            running = [run for run in stream.beside if run.end > begin]
+            for run, before in zip(running, (None, *running), strict=False):
+                if before is not None:
+                    run.begin = max(run.begin, before.end)
+                run.stretch(self._windows)
+            if running:
+                stream.end = max(stream.end, running[-1].end)
 
     def await_operations(self, index: int) -> None:
         """Let the CPU wait for the operations that it has to wait for before it launches one."""
         for awaited in self._cpu_waits.get(index, ()):
-            self.cpu = max(self.cpu, self._ends.get(awaited, 0.0))
+            if awaited in self._ends:
+                self.cpu = max(self.cpu, self._ends[awaited].end)
 
     def wait_for(self, streams: Iterable[_Stream]) -> None:
         """Let the CPU wait until these streams are done."""
@@ -171,7 +244,23 @@ class _Timelines:
         """Return the time during which at least one stream was executing."""
         if len(self.streams) == 1:
             return self._kernel_seconds
-        return _covered(self.intervals)
+        return _covered((run.begin, run.end) for run in self.runs)
+
+    def computing(self) -> float:
+        """Return the time during which at least one stream was executing something else than a collective."""
+        return _covered((run.begin, run.end) for run in self.runs if not self._is_collective[run.call])
+
+    def slowed_seconds(self) -> float:
+        """Return how much longer kernels took beside collectives."""
+        return sum(run.slowed for run in self.runs)
+
+    def phase_gpu_seconds(self) -> dict[str, float]:
+        """Return the sum of the durations of kernels by phase."""
+        found = dict(self._phases)
+        for run in self.runs:
+            if run.slowed:
+                found[run.phase] += run.slowed
+        return found
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:

@@ -2,8 +2,8 @@
 
 A kernel starts when the CPU has launched it, the kernel before it in the same stream has finished, and so have the
 operations of other streams that it depends on (``Operations.dependencies``).  The many kernels of a recurrent layer
-start with the first one, and end no earlier than the last one is launched.  Streams run side by side at full speed;
-that kernels share the GPU's multiprocessors is not modelled.
+start with the first one, and end no earlier than the last one is launched.  Streams run side by side at full speed,
+except that kernels beside a collective take longer (``contention.py``).
 
 A collective takes its stream as a kernel does; other ranks are taken to be as fast as this one, so that none waits for
 another.
@@ -18,15 +18,16 @@ The step ends when the CPU and every stream are done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from trainatomy.operators.registry import find
 from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operations
+from trainatomy.timing.contention import Contention
 from trainatomy.timing.launch import CPUCosts, batch_bytes, seconds_within, waits_first
 from trainatomy.timing.one_stream import replay_one_stream
 from trainatomy.timing.replay import COLLECTIVES, Row, StepTimeline
-from trainatomy.timing.streams import replay_streams
+from trainatomy.timing.streams import OnLaunch, replay_streams
 
 _BACKWARD_PHASES = frozenset({"backward", "recompute"})
 
@@ -57,7 +58,8 @@ def replay_step(
     costs: CPUCosts,
     loop_seconds: Mapping[str, float],
     synchronized: Collection[int] = (),
-    on_launch: Callable[[int, float, float, float], None] | None = None,
+    on_launch: OnLaunch | None = None,
+    contention: Contention | None = None,
 ) -> StepTimeline:
     """Replay the step twice, so that it starts as in the middle of a training, and return the second timeline.
 
@@ -69,6 +71,7 @@ def replay_step(
         loop_seconds: CPU time that the training loop adds to each ``step`` and ``micro_step``.
         synchronized: Indices of operations before which the CPU waits for all streams, because memory is freed.
         on_launch: See ``replay_streams``.
+        contention: See ``replay_streams``.
     """
     order = operations.unrolled()
     blocking = [blocks_cpu(call) for call in operations.calls]
@@ -93,7 +96,7 @@ def replay_step(
     is_alone = len({one.stream for one in operations.operations}) == 1 and not waits
     if is_alone and not communicates and on_launch is None:
         return replay_one_stream(operations, order, rows, work, costs)
-    return replay_streams(operations, order, rows, work, costs, on_launch)
+    return replay_streams(operations, order, rows, work, costs, on_launch, contention)
 
 
 def _work_of_loop(

@@ -121,8 +121,10 @@ def _time(time: Time) -> Table:
     if (shared := time.communication) is not None:
         table.add_row(TIMES["communication"], seconds(shared.seconds), f"over {sentences.links(shared)}")
         table.add_row(TIMES["exposed"], seconds(shared.exposed_seconds), "the GPU does nothing else")
+        if shared.slowed_seconds:
+            table.add_row(TIMES["slowed"], seconds(shared.slowed_seconds), "beside it, with fewer multiprocessors")
         efficiency = percent(shared.scaling_efficiency, 1)
-        table.add_row(TIMES["scaling"], efficiency, "of the same step without exposed communication")
+        table.add_row(TIMES["scaling"], efficiency, "of the same step if communication cost nothing")
     if (pipeline := time.pipeline) is not None:
         table.add_row(TIMES["bubble"], percent(pipeline.bubble_share, 1), sentences.pipeline(pipeline))
     table.add_row(TIMES["host_seconds"], seconds(time.host_seconds), f"to launch the kernels, on {time.host}")

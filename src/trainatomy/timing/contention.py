@@ -1,0 +1,155 @@
+"""How much longer kernels take while collectives run beside them.
+
+A collective holds multiprocessors for itself and takes a part of the memory's bandwidth
+(``operators/cost/contention.py``).  A kernel that arithmetic bounds does the same work on the multiprocessors that are
+left.  One that moves data takes the memory's time, which grows with the share of the bandwidth that is gone, and beyond
+that the multiprocessors' own.
+
+Products on Hopper's tensor cores start one block of threads for each multiprocessor and divide the tiles among them
+beforehand.  Blocks for which no multiprocessor is left begin when others are done, so that such a product takes twice
+as long, however few multiprocessors are missing (https://github.com/pytorch/pytorch/issues/143988,
+https://github.com/NVIDIA/cutlass/issues/2471).
+
+Simplified: the collective itself is not slowed, and does not wait for multiprocessors.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainatomy.catalog.files import read_yaml
+from trainatomy.operators.cost import kernel_work
+from trainatomy.operators.cost.contention import Taken, taken_by
+from trainatomy.operators.traffic import crosses
+
+if TYPE_CHECKING:
+    from trainatomy.operators.cost.kernel import Chip
+    from trainatomy.results.operations import Call, Operations
+    from trainatomy.timing.cost_model import KernelCost
+
+_FIXED_SCHEDULE = ("matmul.half.",)
+"""Families of kernels that start one block for each multiprocessor on Hopper."""
+_WAVES = 2.0
+"""How many times as long they take where some of these have to wait."""
+HOPPER = 9
+"""Major compute capability of Hopper."""
+MOST_TAKEN = 0.5
+"""Largest share of the multiprocessors, and of the bandwidth, that is taken from a kernel: it gets its half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """What the calls of a step take from each other.
+
+    Attributes:
+        multiprocessors: Multiprocessors of the GPU.
+        bandwidth: Bytes per second that kernels reach.
+        taken: What collectives take, by index of the call.
+        shares: Of each call's time, the memory's share and the multiprocessors'; none of what crosses PCIe.
+        fixed: Calls whose kernels have one block for each multiprocessor.
+    """
+
+    multiprocessors: int
+    bandwidth: float
+    taken: Mapping[int, Taken]
+    shares: Sequence[tuple[float, float]]
+    fixed: frozenset[int] = frozenset()
+
+    def slowdown(self, call: int, taken: Taken) -> float:
+        """Return how many times as long a call's kernels take where so much is taken from them."""
+        if call in self.fixed and taken.multiprocessors:
+            return _WAVES
+        memory, multiprocessors = self.shares[call]
+        scarcer = 1 / (1 - min(taken.bytes_per_second / self.bandwidth, MOST_TAKEN))
+        slower = 1 / (1 - min(taken.multiprocessors / self.multiprocessors, MOST_TAKEN))
+        return 1 + memory * (scarcer - 1) + multiprocessors * (slower - 1)
+
+
+def contention_in(operations: Operations, kernels: Sequence[KernelCost], chip: Chip) -> Contention | None:
+    """Return the contention of a step's calls; None if no collective takes anything."""
+    taken = {
+        index: found
+        for index, (call, kernel) in enumerate(zip(operations.calls, kernels, strict=True))
+        if (found := taken_by(call, kernel.seconds, chip)) is not None
+    }
+    if not taken:
+        return None
+    reached = float(read_yaml("efficiency.yaml")["traffic"]["bandwidth"])
+    shares = [_shares(call, kernel, reached) for call, kernel in zip(operations.calls, kernels, strict=True)]
+    fixed = frozenset(
+        index
+        for index, (call, kernel) in enumerate(zip(operations.calls, kernels, strict=True))
+        if chip.capability[0] == HOPPER and kernel.flop_seconds > kernel.bytes_seconds and _is_fixed(call, chip)
+    )
+    return Contention(chip.multiprocessors, chip.bandwidth * reached, taken, shares, fixed)
+
+
+def _is_fixed(call: Call, chip: Chip) -> bool:
+    return kernel_work(call, chip).family.startswith(_FIXED_SCHEDULE)
+
+
+def _shares(call: Call, kernel: KernelCost, reached: float) -> tuple[float, float]:
+    """Return the shares of the memory and of the multiprocessors in a call's time; copies over PCIe need neither."""
+    if not kernel.seconds or crosses(call):
+        return 0.0, 0.0
+    if kernel.flop_seconds > kernel.bytes_seconds:
+        return 0.0, 1.0
+    memory = min(kernel.bytes_seconds / reached / kernel.seconds, 1.0)
+    return memory, 1 - memory
+
+
+class _Window(NamedTuple):
+    """A time in which collectives take the same all the while."""
+
+    begin: float
+    end: float
+    taken: Taken
+
+
+class Windows:
+    """The times in which collectives run, and when kernels end that run beside them."""
+
+    def __init__(self, contention: Contention) -> None:
+        self._contention = contention
+        self._windows: list[_Window] = []  # none overlaps another; by time
+        self._ends: list[float] = []
+
+    def add(self, call: int, begin: float, end: float) -> bool:
+        """Add the time of a collective, by the index of its call; return whether it takes anything."""
+        taken = self._contention.taken.get(call)
+        if taken is None or end <= begin:
+            return False
+        first = bisect_right(self._ends, begin)
+        last, pieces, at = first, list[_Window](), begin
+        while last < len(self._windows) and self._windows[last].begin < end:
+            one = self._windows[last]
+            pieces.append(_Window(at, one.begin, taken))
+            pieces.append(_Window(one.begin, begin, one.taken))
+            pieces.append(_Window(max(one.begin, begin), min(one.end, end), one.taken + taken))
+            pieces.append(_Window(end, one.end, one.taken))
+            at = one.end
+            last += 1
+        pieces.append(_Window(at, end, taken))
+        self._windows[first:last] = [piece for piece in pieces if piece.begin < piece.end]
+        self._ends[first:last] = [piece.end for piece in pieces if piece.begin < piece.end]
+        return True
+
+    def end_of(self, call: int, begin: float, seconds: float) -> float:
+        """Return when a kernel ends that begins then and would take ``seconds`` alone."""
+        at, left = begin, seconds
+        for place in range(bisect_right(self._ends, begin), len(self._windows)):
+            one = self._windows[place]
+            if one.begin >= at + left:
+                break
+            if one.begin > at:
+                left -= one.begin - at
+                at = one.begin
+            slowdown = self._contention.slowdown(call, one.taken)
+            if left * slowdown <= one.end - at:
+                return at + left * slowdown
+            left -= (one.end - at) / slowdown
+            at = one.end
+        return at + left
