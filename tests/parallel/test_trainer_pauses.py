@@ -171,3 +171,15 @@ def test_ranks_of_ddp_save_tied_weights_once() -> None:
     files = [found.saving.files for found in map(simulated, (described, tied)) if found.saving is not None]
     saved_bytes = files[0]["model.safetensors"] - files[1]["model.safetensors"]
     assert saved_bytes == pytest.approx(VOCABULARY * HIDDEN * 4, rel=0.001)
+
+
+def test_gathering_outputs_takes_time_by_the_link() -> None:
+    def seconds(link: str) -> float:
+        described = evaluated(64).replace({"parallel.link": {"intra": link}, "data.sequence_length": 512})
+        found = predict(described).evaluation
+        assert found is not None and found.seconds is not None
+        return found.seconds
+
+    fast, slow = seconds("100 GB/s"), seconds("1 GB/s")
+    sent = 64 * 512 * VOCABULARY * 4 / 2  # half of all logits comes from the other rank
+    assert slow - fast == pytest.approx(sent / 1e9 - sent / 1e11, rel=0.35)

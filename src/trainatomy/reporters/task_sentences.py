@@ -17,8 +17,9 @@ def evaluation(found: Evaluation) -> list[str]:
     batches = f"{found.batches:,} batch{'' if found.batches == 1 else 'es'} of {found.batch_size}"
     count = f"{many(found.samples, 'sample')} in {batches}"
     own, before = found.own_allocated_bytes, found.allocated_before_bytes
-    least = "" if own is None else "at least "  # a prediction leaves out what Python does on the host
-    spent = "" if found.seconds is None else f", {least}{seconds(found.seconds)}"
+    spent = "" if found.seconds is None else f", {seconds(found.seconds)}"
+    if found.first_extra_seconds:
+        spent += f" (the first one {seconds(found.first_extra_seconds)} longer)"
     lines = [f"one evaluation: {count}{spent}"]
     if own is not None:
         peaks = "the evaluation" if own > before else "the training step"

@@ -60,6 +60,11 @@ class SyntheticDataset(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         return self.draw(index)
 
+    def draw_kept(self) -> None:
+        """Draw the samples that are kept: an evaluation, which uses most of them once, would seem to wait for them."""
+        for index in range(min(self.size, getattr(self.draw, "pool", 0))):
+            self.draw(index)
+
 
 def build_dataset(
     workload: Workload, model: nn.Module, size: int, make_batch: MakeBatch | BatchesOfLengths | None = None
