@@ -20,6 +20,7 @@ from trainatomy.measurement.calibration import collectives
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step import group, runner
+from trainatomy.measurement.step.communication import followed
 from trainatomy.simulator.parallel.recorder import local
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
@@ -106,6 +107,36 @@ def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) 
         "difference": max(differences),
         "shapes": {name: list(local(parameter).shape) for name, parameter in model.named_parameters()},
     }
+
+
+def communication_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Train on the CPU; return the sizes of weights that were gathered, and how often a collective or buckets came."""
+    group.BACKEND = "gloo"
+    workload = Workload.from_mapping(arguments["workload"])
+    group.join(group.place_of(workload.parallel))
+    observer = Communication()
+    with followed(observer):
+        run(workload, build_model(workload), device="cpu", steps=workload.steps or 1, observer=Silent())
+    return {"gathered": sorted(observer.sizes), "collectives": observer.collectives, "buckets": observer.buckets}
+
+
+class Communication:
+    """Counts what it is told of communication."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.collectives = self.buckets = 0
+
+    def communicates(self, tensors: list[torch.Tensor]) -> None:
+        self.collectives += bool(tensors)
+
+    def gathered(self, storage: torch.UntypedStorage) -> None:
+        self.sizes.append(storage.nbytes())
+
+    def buckets_begin(self) -> None:
+        self.buckets += 1
+
+    def buckets_end(self) -> None: ...
 
 
 def _differences(model: torch.nn.Module, whole: torch.nn.Module) -> list[float]:
