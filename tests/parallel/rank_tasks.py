@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import os
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,6 +120,38 @@ def communication_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[
     with followed(observer):
         run(workload, build_model(workload), device="cpu", steps=workload.steps or 1, observer=Silent())
     return {"gathered": sorted(observer.sizes), "collectives": observer.collectives, "buckets": observer.buckets}
+
+
+def adapters_saved_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Save and load adapters and their optimizer by accelerate's functions for FSDP; return the sizes of files."""
+    from accelerate import PartialState
+    from accelerate.utils import FullyShardedDataParallelPlugin, fsdp_utils
+
+    group.BACKEND = "gloo"
+    workload = Workload.from_mapping(arguments["workload"])
+    place = group.join(group.place_of(workload.parallel))
+    PartialState(cpu=True)
+    version, kind, folder = arguments["version"], arguments["kind"], arguments["folder"]
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type=kind)
+    model: Any = build_model(workload)
+    spread = spread_over_gpus(model, workload.parallel, "cpu")
+    ids = torch.randint(0, 100, (1, 8))
+    optimizer = torch.optim.AdamW([each for each in spread.module.parameters() if each.requires_grad])
+    loss_of(spread.module(input_ids=ids, labels=ids)).backward()
+    optimizer.step()
+    accelerator: Any = SimpleNamespace(
+        num_processes=place.size, process_index=place.rank, is_fsdp2=version == 2, is_main_process=place.rank == 0,
+        wait_for_everyone=dist.barrier, device=torch.device("cpu"),
+    )  # fmt: skip
+    given = (plugin, accelerator)
+    fsdp_utils.save_fsdp_model(*given, spread.module, folder, adapter_only=True)
+    fsdp_utils.save_fsdp_optimizer(*given, optimizer, spread.module, folder)
+    dist.barrier()
+    fsdp_utils.load_fsdp_model(*given, spread.module, folder, adapter_only=True)
+    fsdp_utils.load_fsdp_optimizer(*given, optimizer, spread.module, folder, adapter_only=True)
+    files = {str(each.relative_to(folder)): each.stat().st_size for each in Path(folder).rglob("*") if each.is_file()}
+    dist.barrier()
+    return {"files": files}
 
 
 class Communication:
