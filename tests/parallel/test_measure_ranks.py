@@ -103,6 +103,13 @@ def test_the_trainer_is_measured_in_every_rank(processes: RankProcesses, train: 
     assert (found.status, [one.steps for one in found.ranks.values()]) == ("completed", [5, 5])
 
 
+@pytest.mark.parametrize("loop", ["pytorch", "trainer"])
+def test_ranks_train_on_samples_of_different_lengths(processes: RankProcesses, loop: str) -> None:
+    lengths = {"data": {"lengths": {3: 8, 5: 8, 8: 8}}, "steps": 5}
+    found = measuring.gathered(run(processes, workload(loop=loop).replace(lengths)))
+    assert (found.status, [one.steps for one in found.ranks.values()]) == ("completed", [5, 5])
+
+
 def test_a_rank_that_runs_out_of_memory_is_the_result(
     processes: RankProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,10 +131,12 @@ def worst_order(lengths: LengthsPrediction) -> str:
             f" Of each epoch about {count:,} steps were replayed: the first ones, and those that bring a longer batch "
             "than any before."
         )
-    fitting = sum(order.fits for order in lengths.orders)
-    found = many(len(lengths.orders), "order")
+    fitting, ranks = sum(order.fits for order in lengths.orders), len({order.rank for order in lengths.orders})
+    found = many(len({order.seed for order in lengths.orders}), "order")
+    found += f" of {ranks} ranks" if ranks > 1 else ""
     orders = f"{found}, {lengths.sampling}" + ("" if fitting == len(lengths.orders) else f" ({fitting} of them fit)")
-    return f"{orders}; memory above is that of the worst, seed {lengths.worst_seed}.{replayed}"
+    worst = f"seed {lengths.worst_seed}" + (f", rank {lengths.worst_rank}" if ranks > 1 else "")
+    return f"{orders}; memory above is that of the worst, {worst}.{replayed}"
 
 
 def padding_of_lengths(lengths: LengthsPrediction) -> str:
@@ -143,6 +145,8 @@ def padding_of_lengths(lengths: LengthsPrediction) -> str:
         f"{lengths.tokens_per_step:,.0f} tokens of samples in a step of {lengths.padded_tokens_per_step:,.0f}: "
         f"{percent(lengths.padding_share, 1)} is padding"
     )
+    if lengths.waiting_share:
+        text += f"; ranks wait {percent(lengths.waiting_share, 1)} of the time for the one with the longest batch"
     if lengths.tokens_per_second is None or lengths.padded_tokens_per_second is None:
         return text
     padded = rate(lengths.padded_tokens_per_second)
