@@ -111,6 +111,44 @@ def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) 
     }
 
 
+def packed_weights_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Shard a small Llama with 4-bit weights by FSDP2 on the CPU; return its loss, and what this rank holds."""
+    import bitsandbytes
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    group.BACKEND = "gloo"
+    group.join(group.RankGroup(int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), 2))
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(LlamaConfig(**arguments["config"])).to(torch.bfloat16)
+    layers = [
+        (parent, name, child) for parent in model.model.layers.modules() for name, child in parent.named_children()
+    ]
+    for parent, name, child in layers:
+        if isinstance(child, torch.nn.Linear):
+            made = bitsandbytes.nn.Linear4bit(
+                child.in_features, child.out_features, bias=False, quant_type="nf4", quant_storage=torch.bfloat16
+            )
+            made.weight.data = child.weight.data
+            setattr(parent, name, made.to("cpu"))
+    model.requires_grad_(False)
+    ids = torch.randint(0, 100, (1, 8))
+    whole = loss_of(model(input_ids=ids, labels=ids)).item()
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    loss = loss_of(model(input_ids=ids, labels=ids)).item()
+    packed = [each for each in model.modules() if isinstance(each, bitsandbytes.nn.Linear4bit)]
+    return {
+        "loss": loss,
+        "loss of whole": whole,
+        "packed": sum(int(local(each.weight).nbytes) for each in packed),
+        "scales": sum(each.quant_state.absmax.numel() for each in packed),
+    }
+
+
 def communication_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Train on the CPU; return the sizes of weights that were gathered, and how often a collective or buckets came."""
     group.BACKEND = "gloo"
