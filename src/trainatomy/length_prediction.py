@@ -13,17 +13,19 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.epochs import replay_order, steps_to_replay, worst_of
 from trainatomy.catalog.first_calls import first_call_seconds
 from trainatomy.errors import WorkloadError
-from trainatomy.prediction import context_bytes, prediction_of, time_of
+from trainatomy.prediction import context_bytes, prediction_of, rank_prediction_of, time_of
 from trainatomy.results.lengths import Batching, Distribution, LengthsPrediction, OrderPrediction, SampleLengths
 from trainatomy.training.lengths import BatchShape, Order, sample_lengths
+from trainatomy.training.lengths_of_ranks import first_occurrences, replayed_orders, slowest_batches, waiting_share
 from trainatomy.training.throughput import samples_per_step
 from trainatomy.workload.batching import batching_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.results.prediction import Prediction
+    from trainatomy.results.prediction import Prediction, RankPrediction
     from trainatomy.results.time import Bound, Time
     from trainatomy.simulator.lengths import Epochs
+    from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
 
 MOST_STEPS = 1_000
@@ -44,6 +46,7 @@ def prediction_of_lengths(
     timeline: bool,
     started: float,
     tell: Callable[[str], None] = lambda message: None,
+    ranks: Sequence[int] = (),
 ) -> Prediction:
     """Return the prediction for epochs that were simulated: the memory of the worst order, the time of the mean step.
 
@@ -55,20 +58,27 @@ def prediction_of_lengths(
         timeline: Whether to include memory by component over the steps of the worst order.
         started: See ``prediction_of``.
         tell: Is told the progress.
+        ranks: Ranks whose memory is wanted beside that of the fullest one.
     """
-    replayed = []
-    for place, order in enumerate(epochs.orders):
-        tell(f"replaying orders of the samples: {place + 1} of {len(epochs.orders)}")
-        replayed.append(_replayed(workload, epochs, order))
+    replayed, chosen = [], replayed_orders(epochs.orders, ranks)
+    for place, order in enumerate(chosen):
+        tell(f"replaying orders of the samples: {place + 1} of {len(chosen)}")
+        replayed.append(_replayed(workload, epochs, order, len(chosen)))
     worst = worst_of(replayed)
     prediction = _of_worst(workload, epochs, worst, timeline=timeline, started=started)
     times = _times(workload, epochs, calibration) if timed else {}
-    mean = _mean_time(workload, epochs, times) if times else None
+    slowest = slowest_batches(epochs.orders, _costs(epochs, times), waits_in_step=_waits_in_step(workload))
+    mean = _mean_time(workload, epochs, times, slowest) if times else None
+    others = [
+        _of_rank(workload, epochs, worst_of([one for one in replayed if one.rank == rank]), timeline=timeline)
+        for rank in (sorted({0, *ranks} - {worst.rank}) if ranks else ())
+    ]
     return replace(
         prediction,
         time=mean,
-        lengths=_summary(workload, epochs, replayed, worst, times, mean),
-        notes=(*_notes(epochs), *prediction.notes),
+        other_ranks=tuple(others),
+        lengths=_summary(workload, epochs, replayed, worst, times, mean, slowest),
+        notes=(*_notes(epochs), *_rank_notes(epochs.orders, chosen), *prediction.notes),
         seconds_taken=time.perf_counter() - started,
     )
 
@@ -82,10 +92,11 @@ def with_lengths(workload: Workload, prediction: Prediction) -> Prediction:
     padded = batch * data.sequence_length
     packs = sum(lengths) // data.sequence_length
     real = padded if data.packing else batch * fmean(lengths)
-    steps = (packs if data.packing else len(lengths)) // batch
+    steps = (packs if data.packing else len(lengths)) // (batch * workload.parallel.data_parallel_size)
     if steps == 0:
         count = f"{packs} packs" if data.packing else f"{len(lengths)} samples"
-        raise WorkloadError(f"data.lengths: {count} do not fill one step of {batch}", key="data.lengths")
+        needed = batch * workload.parallel.data_parallel_size
+        raise WorkloadError(f"data.lengths: {count} do not fill one step of {needed}", key="data.lengths")
     rates = (None, None) if step_time is None else (real / step_time.step_seconds, padded / step_time.step_seconds)
     found = LengthsPrediction(
         samples=_samples(lengths),
@@ -112,9 +123,9 @@ def with_lengths(workload: Workload, prediction: Prediction) -> Prediction:
     )
 
 
-def _replayed(workload: Workload, epochs: Epochs, order: Order) -> OrderPrediction:
-    """Replay the steps of an order."""
-    steps = _chosen(epochs, order)
+def _replayed(workload: Workload, epochs: Epochs, order: Order, count: int) -> OrderPrediction:
+    """Replay the steps of an order, one of so many."""
+    steps = steps_to_replay(_longest(order), max(FEWEST_STEPS, MOST_STEPS // count))
     shapes = epochs.shapes(order)
     stitched = epochs.stitched([shapes[step] for step in steps])
     gpu = workload.resolve_gpu()
@@ -127,6 +138,7 @@ def _replayed(workload: Workload, epochs: Epochs, order: Order) -> OrderPredicti
         seed=order.seed,
         steps=steps,
         longest=tuple(_longest(order)[step] for step in steps),
+        rank=order.rank,
     )
 
 
@@ -135,15 +147,22 @@ def _longest(order: Order) -> list[int]:
     return [max(batch.shape.length for batch in step) for step in order.steps]
 
 
-def _chosen(epochs: Epochs, order: Order) -> tuple[int, ...]:
-    return steps_to_replay(_longest(order), max(FEWEST_STEPS, MOST_STEPS // len(epochs.orders)))
-
-
 def _of_worst(
     workload: Workload, epochs: Epochs, worst: OrderPrediction, *, timeline: bool, started: float
 ) -> Prediction:
     """Return the prediction of the worst order, up to the step at which its peaks are reached."""
-    order = next(each for each in epochs.orders if each.seed == worst.seed)
+    simulation = _up_to_peaks(epochs, worst)
+    return prediction_of(workload, simulation, calibration=None, timed=False, timeline=timeline, started=started)
+
+
+def _of_rank(workload: Workload, epochs: Epochs, worst: OrderPrediction, *, timeline: bool) -> RankPrediction:
+    """Return the memory of a rank in the worst of its orders."""
+    return rank_prediction_of(workload, _up_to_peaks(epochs, worst), timeline=timeline)
+
+
+def _up_to_peaks(epochs: Epochs, worst: OrderPrediction) -> Simulation:
+    """Return a simulation of an order, up to the step at which its peaks are reached."""
+    order = next(each for each in epochs.orders if (each.seed, each.rank) == (worst.seed, worst.rank))
     peaks = (worst.allocated_bytes, worst.reserved_bytes)
     last = (
         len(worst.steps)
@@ -151,9 +170,10 @@ def _of_worst(
         else max(series.index(max(series)) + 1 for series in peaks)
     )
     shapes = epochs.shapes(order)
-    stitched = epochs.stitched([shapes[step] for step in worst.steps[:last]], detailed=True)
-    simulation = replace(epochs.simulation, trace=stitched.trace, steps=epochs.executed_steps)
-    return prediction_of(workload, simulation, calibration=None, timed=False, timeline=timeline, started=started)
+    steps = worst.steps[: max(last, epochs.begun)]
+    trace = epochs.stitched([shapes[step] for step in steps], detailed=True).trace
+    trace.rank = worst.rank
+    return replace(epochs.simulation, trace=trace, steps=epochs.executed_steps)
 
 
 def _times(workload: Workload, epochs: Epochs, calibration: Calibration | None) -> dict[BatchShape, Time]:
@@ -164,7 +184,17 @@ def _times(workload: Workload, epochs: Epochs, calibration: Calibration | None) 
     }
 
 
-def _weights(epochs: Epochs) -> Weights:
+def _costs(epochs: Epochs, times: Mapping[BatchShape, Time]) -> Callable[[BatchShape], float]:
+    """Return how long a step with batches of a shape takes; its size where no time is predicted."""
+    return lambda shape: times[epochs.stand_ins[shape]].step_seconds if times else float(shape.size)
+
+
+def _waits_in_step(workload: Workload) -> bool:
+    """Return whether ranks wait for each other in every micro-batch: where FSDP gathers weights for it."""
+    return bool(workload.train.fsdp) or workload.parallel.strategy == "fsdp2"
+
+
+def _weights(epochs: Epochs, orders: Sequence[Order]) -> Weights:
     """Return how often each executed shape occurs in the orders.
 
     A shape that was not executed counts for the one that stands for it and the next smaller one, by its distance from
@@ -172,9 +202,7 @@ def _weights(epochs: Epochs) -> Weights:
     """
     weights: Counter[BatchShape] = Counter()
     executed = sorted(set(epochs.stand_ins.values()))
-    for shape, count in Counter(
-        batch.shape for order in epochs.orders for step in order.steps for batch in step
-    ).items():
+    for shape, count in Counter(batch.shape for order in orders for step in order.steps for batch in step).items():
         longer = epochs.stand_ins[shape]
         smaller = (one for one in executed if one.kind == shape.kind and one.size < shape.size)
         shorter = longer if longer == shape else max(smaller, key=lambda one: one.size, default=longer)
@@ -184,9 +212,9 @@ def _weights(epochs: Epochs) -> Weights:
     return {shape: weight for shape, weight in weights.items() if weight > 0}
 
 
-def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Time]) -> Time:
+def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Time], slowest: Sequence[Order]) -> Time:
     """Return the time of the mean step: means of what is in seconds, and rates that follow from them."""
-    weights = _weights(epochs)
+    weights = _weights(epochs, slowest)
     total = sum(weights.values())
     longest = max(weights, key=lambda shape: times[shape].step_seconds * weights[shape])
 
@@ -202,15 +230,30 @@ def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Ti
         phase: mean({shape: one.phases.get(phase, 0.0) for shape, one in times.items()})
         for phase in times[longest].phases
     }
+    samples, tokens = samples_per_step(workload) / seconds, _tokens(epochs, "tokens") / seconds
+    waiting, new = waiting_share(epochs.orders, slowest, _costs(epochs, times)), first_occurrences(epochs.orders)
+    communication = times[longest].communication
+    if communication is not None:
+        of_shapes = {shape: one.communication for shape, one in times.items() if one.communication is not None}
+        exposed = mean({shape: one.exposed_seconds for shape, one in of_shapes.items()})
+        communication = replace(
+            communication,
+            seconds=mean({shape: one.seconds for shape, one in of_shapes.items()}),
+            exposed_seconds=exposed,
+            scaling_efficiency=max(1 - exposed / seconds - waiting, 0.0),
+            total_samples_per_second=samples * communication.data_parallel_size,
+            total_tokens_per_second=tokens * communication.data_parallel_size,
+        )
     return replace(
         times[longest],
         step_seconds=seconds,
+        communication=communication,
         interval_seconds=(
             mean({shape: one.interval_seconds[0] for shape, one in times.items()}),
             mean({shape: one.interval_seconds[1] for shape, one in times.items()}),
         ),
-        samples_per_second=samples_per_step(workload) / seconds,
-        tokens_per_second=_tokens(epochs, "tokens") / seconds,
+        samples_per_second=samples,
+        tokens_per_second=tokens,
         bound_by=bounds.most_common(1)[0][0],
         gpu_seconds=mean({shape: one.gpu_seconds for shape, one in times.items()}),
         host_seconds=mean({shape: one.host_seconds for shape, one in times.items()}),
@@ -224,7 +267,7 @@ def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Ti
             {s: one.attainable_utilisation for s, one in times.items()}, times, weights
         ),
         launches=round(mean({shape: float(one.launches) for shape, one in times.items()})),
-        first_epoch_extra_seconds=_new_shape_seconds(epochs) * _new_shapes(epochs) / len(epochs.orders[0].steps),
+        first_epoch_extra_seconds=_new_shape_seconds(epochs) * new / len(epochs.orders[0].steps),
         power=None,  # it differs from batch to batch
         general_rule_only=tuple(sorted({name for one in times.values() for name in one.general_rule_only})),
     )
@@ -254,6 +297,7 @@ def _summary(
     worst: OrderPrediction,
     times: Mapping[BatchShape, Time],
     mean: Time | None,
+    slowest: Sequence[Order],
 ) -> LengthsPrediction:
     tokens, padded = _tokens(epochs, "tokens"), _tokens(epochs, "padded_tokens")
     return LengthsPrediction(
@@ -267,14 +311,16 @@ def _summary(
         worst_seed=worst.seed,
         peak_allocated_bytes=Distribution.of([float(one.peak_allocated_bytes) for one in replayed]),
         peak_reserved_bytes=Distribution.of([float(one.peak_reserved_bytes) for one in replayed]),
-        step_seconds=_step_seconds(epochs, times) if times else None,
+        step_seconds=_step_seconds(epochs, times, slowest) if times else None,
         tokens_per_step=tokens,
         padded_tokens_per_step=padded,
         padding_share=1 - tokens / padded,
         tokens_per_second=None if mean is None else tokens / mean.step_seconds,
         padded_tokens_per_second=None if mean is None else padded / mean.step_seconds,
         new_shape_seconds=_new_shape_seconds(epochs) if times else None,
-        new_shapes=_new_shapes(epochs),
+        new_shapes=first_occurrences(epochs.orders),
+        worst_rank=worst.rank,
+        waiting_share=waiting_share(epochs.orders, slowest, _costs(epochs, times)),
     )
 
 
@@ -283,16 +329,11 @@ def _new_shape_seconds(epochs: Epochs) -> float:
     return fmean(first_call_seconds(operations.calls) for operations in epochs.operations.values())
 
 
-def _new_shapes(epochs: Epochs) -> float:
-    """Return how many shapes occur in an epoch, in the mean of the orders."""
-    return fmean(len({batch.shape[:3] for step in order.steps for batch in step}) for order in epochs.orders)
-
-
-def _step_seconds(epochs: Epochs, times: Mapping[BatchShape, Time]) -> Distribution:
+def _step_seconds(epochs: Epochs, times: Mapping[BatchShape, Time], slowest: Sequence[Order]) -> Distribution:
     """Return the distribution over steps; one with several batches takes the mean of steps with each of them."""
     values = [
         fmean(times[epochs.stand_ins[batch.shape]].step_seconds for batch in step)
-        for order in epochs.orders
+        for order in slowest
         for step in order.steps
     ]
     return Distribution.of(values)
@@ -308,6 +349,21 @@ def _batching(workload: Workload) -> Batching:
     if batching_of(workload).is_joined:
         return "joined"
     return "padded to the maximum" if workload.data.padding == "max_length" else "padded"
+
+
+def _rank_notes(orders: Sequence[Order], chosen: Sequence[Order]) -> tuple[str, ...]:
+    """Return notes on what is assumed of several ranks."""
+    ranks, replayed = max(order.rank for order in orders) + 1, len({order.rank for order in chosen})
+    if ranks == 1:
+        return ()
+    assumed = (
+        "data.lengths: each rank is taken to hold the shards of rank 0, and to let go of DDP's first buckets when the "
+        "second step replaces them"
+    )
+    if replayed == ranks:
+        return (assumed,)
+    few = f"data.lengths: memory is that of {replayed} of {ranks} ranks, whose batches stand for those of the others"
+    return (assumed, few)
 
 
 def _notes(epochs: Epochs) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
 from trainatomy.analysis.page_tables import page_table_bytes
 from trainatomy.catalog.cudnn import is_measured
+from trainatomy.catalog.first_calls import first_call_seconds
 from trainatomy.libraries import installed_versions
 from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
@@ -280,7 +281,8 @@ def _evaluation(
     allocated, reserved = analysis.allocated_bytes, analysis.reserved_bytes
     begin, end = executed.events.start, executed.events.stop
     calls = [call for call in analysis.driver_calls if call.event in executed.events]
-    time = _time_of(workload, software, simulation, executed.operations, calibration, calls) if timed else None
+    operations = executed.operations
+    time = _time_of(workload, software, simulation, operations, calibration, calls, "evaluation") if timed else None
     return Evaluation(
         batch_size=workload.eval_batch_size,
         batches=executed.batches,
@@ -291,6 +293,7 @@ def _evaluation(
         reserved_after_bytes=max(reserved[:end], default=0),
         own_allocated_bytes=max(allocated[begin:end], default=0),
         seconds=None if time is None else time.step_seconds,
+        first_extra_seconds=first_call_seconds(operations.calls, simulation.operations.calls) if timed else None,
     )
 
 
@@ -301,21 +304,24 @@ def _time_of(
     operations: Operations,
     calibration: Calibration | None,
     driver_calls: Sequence[DriverCall] = (),
+    loop: str = "inference",
 ) -> Time:
-    """Return the predicted time of operations without gradients, in a loop that costs the CPU what inference does."""
+    """Return the predicted time of operations without gradients, in a loop with the CPU costs of that name."""
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.step import predict_step_time
 
     return predict_step_time(
         operations,
         workload.resolve_gpu(),
-        loop="inference",
+        loop=loop,
         tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
         samples=1,
         tokens_per_sample=None,
         calibration=calibration,
         driver_calls=driver_calls,
         current_software=software.current,
+        links=workload.parallel.links(workload.resolve_gpu()),
+        gpus=workload.parallel.world_size,
     )
 
 

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
 
 import pytest
+from note_taker import differences, run
 
 from trainatomy.analysis.purposes import lifetimes, purposes
-from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.workspaces import workspaces
-from trainatomy.measurement.step.modules import ModuleTracker
 from trainatomy.measurement.traces import labels
-from trainatomy.measurement.traces.history import AllocationHistory, HistoryEvent, Note
-from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
-from trainatomy.simulator import simulate
-from trainatomy.simulator.watcher import Watcher
-from trainatomy.training.optimizer import tensors_in
-from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import torch
 
 BERT = {
     "class": "BertForSequenceClassification",
@@ -47,109 +33,6 @@ LLAMA = {
 }
 T5 = {"class": "T5ForConditionalGeneration", "config": {"d_model": 32, "num_layers": 1, "d_ff": 64, "num_heads": 2}}
 RESNET = {"class": "ResNetForImageClassification", "config": {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 8, 8]}}
-
-
-class NoteTaker(Watcher):
-    """Takes the notes of a ``RunRecorder`` in a simulated run; addresses are allocation numbers from 1."""
-
-    def __init__(self, recorder: Any, steps: int) -> None:
-        super().__init__(recorder, steps)
-        self.notes: list[Note] = []
-
-    def take(
-        self,
-        name: str,
-        found: dict[str, list[int]] | None = None,
-        module: str = "",
-        copies: tuple[tuple[int, int], ...] = (),
-    ) -> None:
-        at = len(self._recorder.trace.events)
-        self.notes.append(Note(at, name, self._recorder.step, found or {}, module, copies))
-
-    def places(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
-        numbers = [self._recorder.number_of(tensor) for tensor in tensors if tensor is not None]
-        return [number + 1 for number in numbers if number is not None and number >= 0]
-
-    def repeat(self, micro_step: int, batch: Any) -> None:
-        """Copy no micro-batch: a GPU executes every one, and notes are taken of all."""
-
-    def loaded(self, model: Any) -> None:
-        super().loaded(model)
-        self.take("loaded", {"weight": self.places(model.parameters()), "buffer": self.places(model.buffers())})
-        self.tracker = ModuleTracker(model, self.take)
-        self.tracker.start()
-
-    def optimizer_begin(self) -> None:
-        super().optimizer_begin()
-        assert self._model is not None
-        self.take("optimizer", {"gradient": self.places(p.grad for p in self._model.parameters())})
-
-    def optimizer_end(self) -> None:
-        super().optimizer_end()
-        state = getattr(self._optimizer, "state", {})
-        self.take("optimizer end", {"optimizer_state": self.places(tensors_in(list(state.values())))})
-
-    def repeat_evaluation(self, batch: Any) -> None:
-        """Copy no batch, as ``repeat``."""
-        super().repeat_evaluation({})
-        self.take("evaluation forward", {"input": self.places(batch.values())})
-
-    def evaluation_forward_begin(self) -> None:
-        self._operations.stage = "forward"
-
-    def evaluation_forward_end(self, outputs: Any) -> None:
-        self._recorder.mark("evaluation forward end")
-        self.take("evaluation forward end")
-
-    def step_end(self, step: int) -> None:
-        super().step_end(step)
-        self.take("step end")
-        if step == 1:
-            self.tracker.stop()
-
-
-def noted(method: str, name: str) -> Callable[..., None]:
-    """Return a method that passes the loop's event on and notes it as ``name``."""
-
-    def signal(self: NoteTaker, *arguments: int) -> None:
-        getattr(super(NoteTaker, self), method)(*arguments)
-        self.take(name)
-
-    return signal
-
-
-SIGNALS = {
-    "step_begin": "step",
-    "micro_step_begin": "forward",
-    "forward_end": "forward end",
-    "micro_step_end": "backward end",
-    "zero_grad_begin": "zero_grad",
-    "zero_grad_end": "zero_grad end",
-    "evaluation_begin": "evaluation",
-    "evaluation_end": "evaluation end",
-}
-for method, name in SIGNALS.items():
-    setattr(NoteTaker, method, noted(method, name))
-
-
-def run(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[AllocationTrace, AllocationTrace]:
-    """Return the simulated trace with its own labels, and the same events read as a real history."""
-    watchers: list[NoteTaker] = []
-
-    def watcher(recorder: Any, steps: int) -> NoteTaker:
-        watchers.append(NoteTaker(recorder, steps))
-        return watchers[-1]
-
-    workload = Workload.from_mapping({"gpu": "h200", **mapping})
-    simulated = simulate.simulate(workload, workload.resolve_gpu(), watch=watcher).trace
-    events = []
-    for event in simulated.events:
-        kind = "alloc" if event.action == "alloc" else "free_completed"
-        events.append(HistoryEvent(kind, event.allocation + 1, event.bytes, 0))
-    real = to_trace(AllocationHistory({}, events, watchers[0].notes))
-    version = simulate.torch_version(workload)
-    labels.label_remaining(real, workspaces(find_gpu("h200").capability, version), (0, 1))
-    return simulated, real
 
 
 CASES = {
@@ -188,20 +71,9 @@ def test_a_measured_trace_has_the_labels_of_a_simulated_one(monkeypatch: pytest.
         del mapping["data"]
     mapping["train"] = {"per_device_train_batch_size": 2, **mapping.get("train", {})}
     simulated, real = run(monkeypatch, mapping)
-    ours, theirs = (purposes(trace, lifetimes(trace)) for trace in (simulated, real))
-    # Scalars, and the shapes that accelerate copies to the GPU before it gathers outputs.
-    scalars = {event.allocation for event in simulated.events if event.action == "alloc" and event.bytes <= 16}
-    wrong = Counter(
-        ("/".join(one), "/".join(other), simulated.origins[number].phase, simulated.origins[number].step)
-        for number, (one, other) in enumerate(zip(ours, theirs, strict=True))
-        if one != other
-        # except scalars of the loop, whose phase differs, and states created on the CPU
-        and (
-            one.component != "functionality"
-            or (one.line == "inputs" and simulated.origins[number].phase != "optimizer" and number not in scalars)
-        )
-    )
+    wrong = differences(simulated, real)
     assert not wrong, wrong
+    ours, theirs = (purposes(trace, lifetimes(trace)) for trace in (simulated, real))
     workspaces_found = [Counter(purpose for purpose in side if "orkspaces" in purpose.line) for side in (ours, theirs)]
     assert workspaces_found[0] == workspaces_found[1]
     assert [one.module for one in real.origins if one.phase == "forward"] == [

@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import os
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from trainatomy.measurement.calibration import collectives
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.step import group, runner
+from trainatomy.measurement.step.communication import followed
 from trainatomy.simulator.parallel.recorder import local
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
@@ -106,6 +109,106 @@ def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) 
         "difference": max(differences),
         "shapes": {name: list(local(parameter).shape) for name, parameter in model.named_parameters()},
     }
+
+
+def packed_weights_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Shard a small Llama with 4-bit weights by FSDP2 on the CPU; return its loss, and what this rank holds."""
+    import bitsandbytes
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    group.BACKEND = "gloo"
+    group.join(group.RankGroup(int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), 2))
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(LlamaConfig(**arguments["config"])).to(torch.bfloat16)
+    layers = [
+        (parent, name, child) for parent in model.model.layers.modules() for name, child in parent.named_children()
+    ]
+    for parent, name, child in layers:
+        if isinstance(child, torch.nn.Linear):
+            made = bitsandbytes.nn.Linear4bit(
+                child.in_features, child.out_features, bias=False, quant_type="nf4", quant_storage=torch.bfloat16
+            )
+            made.weight.data = child.weight.data
+            setattr(parent, name, made.to("cpu"))
+    model.requires_grad_(False)
+    ids = torch.randint(0, 100, (1, 8))
+    whole = loss_of(model(input_ids=ids, labels=ids)).item()
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    loss = loss_of(model(input_ids=ids, labels=ids)).item()
+    packed = [each for each in model.modules() if isinstance(each, bitsandbytes.nn.Linear4bit)]
+    return {
+        "loss": loss,
+        "loss of whole": whole,
+        "packed": sum(int(local(each.weight).nbytes) for each in packed),
+        "scales": sum(each.quant_state.absmax.numel() for each in packed),
+    }
+
+
+def communication_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Train on the CPU; return the sizes of weights that were gathered, and how often a collective or buckets came."""
+    group.BACKEND = "gloo"
+    workload = Workload.from_mapping(arguments["workload"])
+    group.join(group.place_of(workload.parallel))
+    observer = Communication()
+    with followed(observer):
+        run(workload, build_model(workload), device="cpu", steps=workload.steps or 1, observer=Silent())
+    return {"gathered": sorted(observer.sizes), "collectives": observer.collectives, "buckets": observer.buckets}
+
+
+def adapters_saved_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Save and load adapters and their optimizer by accelerate's functions for FSDP; return the sizes of files."""
+    from accelerate import PartialState
+    from accelerate.utils import FullyShardedDataParallelPlugin, fsdp_utils
+
+    group.BACKEND = "gloo"
+    workload = Workload.from_mapping(arguments["workload"])
+    place = group.join(group.place_of(workload.parallel))
+    PartialState(cpu=True)
+    version, kind, folder = arguments["version"], arguments["kind"], arguments["folder"]
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type=kind)
+    model: Any = build_model(workload)
+    spread = spread_over_gpus(model, workload.parallel, "cpu")
+    ids = torch.randint(0, 100, (1, 8))
+    optimizer = torch.optim.AdamW([each for each in spread.module.parameters() if each.requires_grad])
+    loss_of(spread.module(input_ids=ids, labels=ids)).backward()
+    optimizer.step()
+    accelerator: Any = SimpleNamespace(
+        num_processes=place.size, process_index=place.rank, is_fsdp2=version == 2, is_main_process=place.rank == 0,
+        wait_for_everyone=dist.barrier, device=torch.device("cpu"),
+    )  # fmt: skip
+    given = (plugin, accelerator)
+    fsdp_utils.save_fsdp_model(*given, spread.module, folder, adapter_only=True)
+    fsdp_utils.save_fsdp_optimizer(*given, optimizer, spread.module, folder)
+    dist.barrier()
+    fsdp_utils.load_fsdp_model(*given, spread.module, folder, adapter_only=True)
+    fsdp_utils.load_fsdp_optimizer(*given, optimizer, spread.module, folder, adapter_only=True)
+    files = {str(each.relative_to(folder)): each.stat().st_size for each in Path(folder).rglob("*") if each.is_file()}
+    dist.barrier()
+    return {"files": files}
+
+
+class Communication:
+    """Counts what it is told of communication."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.collectives = self.buckets = 0
+
+    def communicates(self, tensors: list[torch.Tensor]) -> None:
+        self.collectives += bool(tensors)
+
+    def gathered(self, storage: torch.UntypedStorage) -> None:
+        self.sizes.append(storage.nbytes())
+
+    def buckets_begin(self) -> None:
+        self.buckets += 1
+
+    def buckets_end(self) -> None: ...
 
 
 def _differences(model: torch.nn.Module, whole: torch.nn.Module) -> list[float]:

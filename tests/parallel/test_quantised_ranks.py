@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from spread import CONFIG, collectives, labelled, simulated
+from spread import CONFIG, HIDDEN, INNER, LAYERS, collectives, labelled, simulated
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
+from trainatomy.measurement.process.pool import TimeLimit
+from trainatomy.measurement.process.ranks import RankTask
 from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from trainatomy.measurement.process.ranks import RankProcesses
 
 pytest.importorskip("bitsandbytes")
 FOUR = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
@@ -50,10 +55,54 @@ def test_each_rank_holds_all_weights_and_reduces_the_gradients_of_its_adapters(
         ("pytorch", {}, {"strategy": "fsdp2"}),
         ("pytorch", {}, {"strategy": "dp"}),
         ("pytorch", {}, {"tp_size": 2}),
-        ("trainer", {"fsdp": True}, {}),
+        ("trainer", {"fsdp": True, "fsdp_config": {"version": 1}}, {}),
     ],
-    ids=["fsdp2", "dp", "tp", "trainer-fsdp"],
+    ids=["fsdp2", "dp", "tp", "trainer-fsdp1"],
 )
-def test_packed_weights_are_not_sharded(loop: str, train: dict[str, Any], parallel: dict[str, Any]) -> None:
-    with pytest.raises(WorkloadError, match="quantised weights on several GPUs are simulated with DDP only"):
+def test_other_strategies_are_refused(loop: str, train: dict[str, Any], parallel: dict[str, Any]) -> None:
+    with pytest.raises(WorkloadError, match="quantised weights on several GPUs are simulated with DDP, and"):
         predict(workload(FOUR, loop, train, gpus=2, **parallel), timed=False)
+
+
+PACKED = LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * INNER) // 2
+"""Bytes of all quantised weights: half a byte each."""
+BEST = {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps"}
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "uint8"])
+def test_fsdp2_shards_weights_that_are_packed_as_floats(storage: str) -> None:
+    quantization = {**FOUR, "bnb_4bit_quant_storage": storage}
+    alone, shared = (
+        simulated(workload(quantization, "trainer", train, gpus=gpus)) for gpus, train in ((1, {}), (2, {"fsdp": True}))
+    )
+    whole = labelled(alone.trace, "weight")
+    assert labelled(alone.trace, "scale") == labelled(shared.trace, "scale") > 0
+    kept = 0 if storage == "bfloat16" else PACKED
+    assert labelled(shared.trace, "weight") == (whole - kept) // 2 + kept
+    assert labelled(shared.trace, "optimizer_state") == pytest.approx(
+        labelled(alone.trace, "optimizer_state") / 2, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(("storage", "kind"), [("bfloat16", "FULL_STATE_DICT"), ("uint8", "SHARDED_STATE_DICT")])
+def test_fsdp2_saves_and_loads_adapters_beside_packed_weights(storage: str, kind: str) -> None:
+    train = {"fsdp": True, "fsdp_config": {"state_dict_type": kind}, **BEST}
+    found = simulated(workload({**FOUR, "bnb_4bit_quant_storage": storage}, "trainer", train, gpus=2))
+    assert found.saving is not None and list(found.restored) == ["best"]
+    assert sum(found.saving.files.values()) < PACKED, "adapters and their states alone"
+
+
+def test_whole_files_are_not_loaded_beside_weights_that_stay_whole() -> None:
+    """Real ranks raise KeyError for the scales."""
+    with pytest.raises(WorkloadError, match="a checkpoint of whole files cannot be loaded: PyTorch finds no weights"):
+        workload(FOUR, "trainer", {"fsdp": True, **BEST}, gpus=2)
+
+
+def test_real_ranks_hold_half_of_the_packed_weights(processes: RankProcesses) -> None:
+    answers = processes.run(
+        RankTask("packed", "rank_tasks:packed_weights_on_cpu", {"config": CONFIG}), TimeLimit(120.0)
+    )
+    for answer in answers:
+        assert answer.result is not None, answer.log
+        assert answer.result["loss"] == pytest.approx(answer.result["loss of whole"], abs=1e-6)
+        assert answer.result["packed"] == PACKED // 2 and answer.result["scales"] == PACKED * 2 // 64

@@ -175,3 +175,43 @@ def test_predict_with_generate_generates_all_tokens_of_every_batch() -> None:
     assert len(_within(made)) > 5 * len(_within(plain))
     with pytest.raises(WorkloadError, match=r"needs data\.compute_metrics"):
         Workload.from_mapping(described | {"data": {}}).replace("train.predict_with_generate", True)
+
+
+def _calls(simulation: Simulation, name: str) -> list[dict[str, str]]:
+    """Return the numbers of the calls of an operation in an evaluation, as often as it runs."""
+    assert simulation.evaluation is not None
+    operations = simulation.evaluation.operations
+    calls = [operations.calls[one.call] for one in operations.operations]
+    return [dict(call.numbers) for call in calls if call.name == name]
+
+
+def test_what_the_host_joins_and_converts_is_read_and_written_once() -> None:
+    joined = _calls(run(describe({"compute_metrics": True}, eval_accumulation_steps=2)), "numpy::concatenate")
+    assert [int(one["bytes"]) for one in joined if int(one["bytes"]) > LOGITS] == [2 * 4 * LOGITS]
+    assert _calls(run(describe({"compute_metrics": True, "eval_samples": 64})), "numpy::concatenate") == []
+    kept = {"compute_metrics": True, "eval_samples": 32}
+    model = {"class": "GPT2LMHeadModel", "config": CONFIG, "dtype": "bfloat16"}
+    halves = describe(kept).replace("model", model)
+    converted = _calls(run(halves), "numpy::convert")
+    assert max(int(one["bytes"]) for one in converted) == 2 * 3 * LOGITS // 2
+
+
+def test_time_is_that_of_new_host_memory_where_outputs_are_large() -> None:
+    wide = {**CONFIG, "vocab_size": 65_536}
+    model = {"class": "GPT2LMHeadModel", "config": wide}
+    large = describe({"compute_metrics": True, "eval_samples": 64}, bf16=True).replace({"model": model, "gpu": "h200"})
+    losses = large.replace("train.prediction_loss_only", True)
+    found, without = predict(large).evaluation, predict(losses).evaluation
+    assert found is not None and without is not None and found.seconds and without.seconds
+    size = 64 * 64 * 65_536 * 4
+    assert found.seconds - without.seconds == pytest.approx(size / 1.6e9, rel=0.25)
+
+
+def test_the_first_evaluation_plans_attention_for_new_shapes() -> None:
+    described = describe({"compute_metrics": True, "eval_samples": 36}, bf16=True).replace("gpu", "h200")
+    found = predict(described).evaluation
+    assert found is not None and found.first_extra_seconds == pytest.approx(2 * 0.046)  # batches of 16 and of 4
+    whole = predict(described.replace("data.eval_samples", 32)).evaluation
+    assert whole is not None and whole.first_extra_seconds == pytest.approx(0.046)
+    plain = predict(described.replace("model.attn_implementation", "eager")).evaluation
+    assert plain is not None and plain.first_extra_seconds == 0

@@ -41,6 +41,7 @@ def replay_order(
     seed: int,
     steps: tuple[int, ...],
     longest: tuple[int, ...],
+    rank: int = 0,
 ) -> OrderPrediction:
     """Replay an epoch.
 
@@ -53,6 +54,7 @@ def replay_order(
         seed: Seed of the order of samples.
         steps: Numbers of the steps.
         longest: Tokens of the longest row of each.
+        rank: Rank that has these batches.
     """
     unlimited = replay(trace, settings, device_bytes=gpu_bytes)
     starts = (0, *step_ends[:-1])
@@ -72,6 +74,7 @@ def replay_order(
         peak_reserved_bytes=shown.peak_reserved_bytes,
         num_alloc_retries=bounded.num_alloc_retries,
         fits=fits,
+        rank=rank,
     )
 
 

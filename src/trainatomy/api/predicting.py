@@ -101,6 +101,18 @@ def predict(
     return _with_other_ranks(prediction, workload, make_batch, options, started) if ranks else prediction
 
 
+def _refuse_missing(workload: Workload, ranks: Sequence[int]) -> None:
+    """Refuse ranks that a training does not have besides rank 0."""
+    size = workload.parallel.world_size
+    if wrong := [rank for rank in ranks if not 0 < rank < size]:
+        raise WorkloadError(
+            f"ranks: {wrong[0]} is none of this training's other ranks (1 to {size - 1})"
+            if size > 1
+            else f"ranks: {wrong[0]} does not exist: the training is on one GPU (parallel.gpus)",
+            key="ranks",
+        )
+
+
 def _with_other_ranks(
     prediction: Prediction, workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, started: float
 ) -> Prediction:
@@ -108,14 +120,7 @@ def _with_other_ranks(
     from trainatomy.prediction import rank_prediction_of
     from trainatomy.simulator.simulate import simulate, topology_of
 
-    size = workload.parallel.world_size
-    if wrong := [rank for rank in options.ranks if not 0 < rank < size]:
-        raise WorkloadError(
-            f"ranks: {wrong[0]} is none of this training's other ranks (1 to {size - 1})"
-            if size > 1
-            else f"ranks: {wrong[0]} does not exist: the training is on one GPU (parallel.gpus)",
-            key="ranks",
-        )
+    _refuse_missing(workload, options.ranks)
     found = list(prediction.other_ranks)
     for rank in dict.fromkeys(rank for rank in options.ranks if rank not in prediction.ranks):
         simulation = simulate(
@@ -204,6 +209,7 @@ def _predict_lengths(
 
     if make_batch is not None:
         raise WorkloadError("data.lengths: cannot be combined with a batch, which has one length", key="data.lengths")
+    _refuse_missing(workload, options.ranks)
     tell = on_progress or (lambda message: None)
     run = partial(
         simulate_lengths,
@@ -223,6 +229,7 @@ def _predict_lengths(
         timeline=options.timeline,
         started=started,
         tell=tell,
+        ranks=options.ranks,
     )
 
 

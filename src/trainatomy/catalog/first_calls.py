@@ -9,16 +9,19 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.results.operations import Call
 
 
-def first_call_seconds(calls: Iterable[Call]) -> float:
-    """Return the seconds that calls take longer when none of their shapes has occurred before.
+def first_call_seconds(calls: Iterable[Call], before: Iterable[Call] = ()) -> float:
+    """Return the seconds that calls take longer when their shapes have not occurred, except in the calls ``before``.
 
     cuDNN keeps a plan for each shape, order in memory and setting: forward with the sums that backward needs and
     without them are two plans (``MHAParams`` in aten/src/ATen/native/cudnn/MHA.cpp).
     """
     known = cast("dict[str, float]", read_yaml("first_calls.yaml"))
-    new = {
-        (call.name, tuple((array.shape, array.strides) for array in call.inputs), call.numbers)
-        for call in calls
-        if call.name in known
-    }
-    return sum(known[name] for name, *_ in new)
+
+    def kinds(of: Iterable[Call]) -> set[tuple[str, object, object]]:
+        return {
+            (call.name, tuple((array.shape, array.strides) for array in call.inputs), call.numbers)
+            for call in of
+            if call.name in known
+        }
+
+    return sum(known[name] for name, *_ in kinds(calls) - kinds(before))

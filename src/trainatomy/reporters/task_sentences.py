@@ -17,8 +17,9 @@ def evaluation(found: Evaluation) -> list[str]:
     batches = f"{found.batches:,} batch{'' if found.batches == 1 else 'es'} of {found.batch_size}"
     count = f"{many(found.samples, 'sample')} in {batches}"
     own, before = found.own_allocated_bytes, found.allocated_before_bytes
-    least = "" if own is None else "at least "  # a prediction leaves out what Python does on the host
-    spent = "" if found.seconds is None else f", {least}{seconds(found.seconds)}"
+    spent = "" if found.seconds is None else f", {seconds(found.seconds)}"
+    if found.first_extra_seconds:
+        spent += f" (the first one {seconds(found.first_extra_seconds)} longer)"
     lines = [f"one evaluation: {count}{spent}"]
     if own is not None:
         peaks = "the evaluation" if own > before else "the training step"
@@ -130,10 +131,12 @@ def worst_order(lengths: LengthsPrediction) -> str:
             f" Of each epoch about {count:,} steps were replayed: the first ones, and those that bring a longer batch "
             "than any before."
         )
-    fitting = sum(order.fits for order in lengths.orders)
-    found = many(len(lengths.orders), "order")
+    fitting, ranks = sum(order.fits for order in lengths.orders), len({order.rank for order in lengths.orders})
+    found = many(len({order.seed for order in lengths.orders}), "order")
+    found += f" of {ranks} ranks" if ranks > 1 else ""
     orders = f"{found}, {lengths.sampling}" + ("" if fitting == len(lengths.orders) else f" ({fitting} of them fit)")
-    return f"{orders}; memory above is that of the worst, seed {lengths.worst_seed}.{replayed}"
+    worst = f"seed {lengths.worst_seed}" + (f", rank {lengths.worst_rank}" if ranks > 1 else "")
+    return f"{orders}; memory above is that of the worst, {worst}.{replayed}"
 
 
 def padding_of_lengths(lengths: LengthsPrediction) -> str:
@@ -142,6 +145,8 @@ def padding_of_lengths(lengths: LengthsPrediction) -> str:
         f"{lengths.tokens_per_step:,.0f} tokens of samples in a step of {lengths.padded_tokens_per_step:,.0f}: "
         f"{percent(lengths.padding_share, 1)} is padding"
     )
+    if lengths.waiting_share:
+        text += f"; ranks wait {percent(lengths.waiting_share, 1)} of the time for the one with the longest batch"
     if lengths.tokens_per_second is None or lengths.padded_tokens_per_second is None:
         return text
     padded = rate(lengths.padded_tokens_per_second)

@@ -18,7 +18,9 @@ class Evaluation:
         allocated_after_bytes: Peak of allocated memory until it ends.
         reserved_after_bytes: Peak of reserved memory until it ends; the cache keeps what the evaluation took.
         own_allocated_bytes: Peak of allocated memory while it runs; None in a measurement.
-        seconds: Its duration; None where times were not asked for.
+        seconds: Its duration; None where times were not asked for.  A measured one is the first of its training.
+        first_extra_seconds: What the first evaluation takes longer, because of shapes that no step had; None in a
+            measurement.
     """
 
     batch_size: int
@@ -30,6 +32,7 @@ class Evaluation:
     reserved_after_bytes: int
     own_allocated_bytes: int | None = None
     seconds: float | None = None
+    first_extra_seconds: float | None = None
 
     @property
     def added_reserved_bytes(self) -> int:

@@ -46,10 +46,11 @@ class SampleLengths:
 
 @dataclass(frozen=True, slots=True)
 class OrderPrediction:
-    """One epoch: the samples in the order of a seed.
+    """One epoch: the samples in the order of a seed, as one GPU has them.
 
     Attributes:
         seed: Seed of the order.
+        rank: The data-parallel rank that has them.
         steps: Numbers of the steps that were replayed, from 0: all of a short epoch; of a long one the first ones, then
             those that bring a longer batch than any before, each with the step before it.
         longest: Tokens of the longest row of each of these steps.
@@ -70,6 +71,7 @@ class OrderPrediction:
     peak_reserved_bytes: int
     num_alloc_retries: int
     fits: bool
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,9 @@ class LengthsPrediction:
         executed_shapes: Shapes that were executed; the next longer one stands for each of the others.
         orders: The orders of samples; none where all batches have one length.
         worst_seed: Seed of the order that ``Prediction.memory`` is of; None where all batches have one length.
+        worst_rank: Rank that it is of.
+        waiting_share: Share of the time of a step in which a rank waits for the one with the longest batch, in the mean
+            of ranks and steps; 0 on one GPU.
         peak_allocated_bytes: Distribution over the orders; None where all batches have one length.
         peak_reserved_bytes: Distribution over the orders; None where all batches have one length.
         step_seconds: Distribution over steps; None if no time was predicted or all batches have one length.
@@ -120,6 +125,8 @@ class LengthsPrediction:
     padded_tokens_per_second: float | None
     new_shape_seconds: float | None = None
     new_shapes: float | None = None
+    worst_rank: int = 0
+    waiting_share: float = 0.0
 
     @property
     def is_sampled(self) -> bool:

@@ -59,7 +59,7 @@ def _plain(workload: Workload) -> Iterator[Option]:
     parallel = workload.parallel
     ungrouped = without_groups(workload)
     if parallel.tp_size == 1 and parallel.mp_policy is None:
-        for name in ("ddp", "zero1"):
+        for name in ("ddp",) if workload.data.varies else ("ddp", "zero1"):  # see workload.contradictions
             settings = {"parallel.strategy": name, **_reset(parallel, name), **ungrouped}
             yield Option(name, {**settings, "parallel.gradient_as_bucket_view": False})
             yield Option(f"{name}_bucket_view", {**settings, "parallel.gradient_as_bucket_view": True})

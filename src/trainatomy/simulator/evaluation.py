@@ -221,9 +221,10 @@ class RepeatedBatches:
 
 
 @contextlib.contextmanager
-def arrays_without_data() -> Iterator[None]:
+def arrays_without_data(recorder: Recorder) -> Iterator[None]:
     """Let the Trainer's gathered outputs on the host have shapes but no data: they may be larger than this machine.
 
+    What is converted and joined there is written as operations of the CPU, with the bytes that it reads and writes.
     Source: ``nested_numpify`` and ``numpy_pad_and_concatenate`` (transformers/trainer_pt_utils.py, 5.0-5.17).
     """
     import numpy as np
@@ -232,6 +233,9 @@ def arrays_without_data() -> Iterator[None]:
     def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
         return np.broadcast_to(np.zeros((), dtype), shape)
 
+    def work(name: str, moved: int) -> None:
+        recorder.operations.write_one(f"numpy::{name}", (), (), {"bytes": moved}, (), len(recorder.trace.events))
+
     def numpify(tensors: Any) -> Any:
         if isinstance(tensors, list | tuple):
             return type(tensors)(numpify(each) for each in tensors)
@@ -239,13 +243,17 @@ def arrays_without_data() -> Iterator[None]:
             return type(tensors)({name: numpify(each) for name, each in tensors.items()})
         with contextlib.suppress(SimulationError):  # integers whose values nobody knows
             tensors.cpu()
-        kind = torch.float32 if tensors.dtype == torch.bfloat16 else tensors.dtype
-        return zeros(tuple(tensors.shape), str(kind).removeprefix("torch."))
+        if tensors.dtype == torch.bfloat16:  # which NumPy does not have
+            work("convert", 3 * tensors.nbytes)
+            return zeros(tuple(tensors.shape), "float32")
+        return zeros(tuple(tensors.shape), str(tensors.dtype).removeprefix("torch."))
 
     def concatenate(array1: Any, array2: Any, padding_index: int = -100) -> Any:
         one, other = np.shape(np.atleast_1d(array1)), np.shape(np.atleast_1d(array2))
         width = () if len(one) == 1 else (max(one[1], other[1]),)
-        return zeros((one[0] + other[0], *width, *one[2:]), array1.dtype)
+        joined = zeros((one[0] + other[0], *width, *one[2:]), array1.dtype)
+        work("concatenate", np.atleast_1d(array1).nbytes + np.atleast_1d(array2).nbytes + joined.nbytes)
+        return joined
 
     with (
         mock.patch.object(of_trainer, "nested_numpify", numpify),

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.errors import SimulationError
+from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.operations import Operations
 from trainatomy.simulator.pieces import Piece, cut
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.simulate import Simulation, simulate
-from trainatomy.simulator.stitching import FirstStep, StepLibrary, StepShapes, Stitched, same_events
+from trainatomy.simulator.stitching import Beginning, StepLibrary, StepShapes, Stitched, same_events
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.batch import BatchesOfLengths
 from trainatomy.training.labels import IGNORED
@@ -94,7 +94,8 @@ class Epochs:
         stand_ins: The executed shape that stands for each shape of the orders.
         operations: Operations of a step of each executed shape.
         library: The executed steps.
-        firsts: The first step of each order, by the shapes of its batches.
+        firsts: The first steps of each order, by the shapes of their batches.
+        begun: Number of these steps.
     """
 
     simulation: Simulation
@@ -102,20 +103,21 @@ class Epochs:
     stand_ins: dict[BatchShape, BatchShape]
     operations: dict[BatchShape, Operations]
     library: StepLibrary
-    firsts: dict[StepShapes, FirstStep]
+    firsts: dict[tuple[StepShapes, ...], Beginning]
+    begun: int
 
     @property
     def executed_steps(self) -> int:
-        """Return the number of steps that were executed: in the run of all shapes, and two for each first step."""
-        return self.simulation.steps + 2 * len(self.firsts)
+        """Return the number of steps that were executed: in the run of all shapes, and for the first steps."""
+        return self.simulation.steps + (self.begun + 1) * len(self.firsts)
 
     def shapes(self, order: Order) -> list[StepShapes]:
         """Return the executed shapes of each step of an order."""
         return [tuple(self.stand_ins[batch.shape] for batch in step) for step in order.steps]
 
     def stitched(self, steps: Sequence[StepShapes], *, detailed: bool = False) -> Stitched:
-        """Return the trace of these steps, of which the first begins the training."""
-        return self.library.stitch(self.firsts[steps[0]], steps[1:], detailed=detailed)
+        """Return the trace of these steps, of which the first ones begin the training."""
+        return self.library.stitch(self.firsts[tuple(steps[: self.begun])], steps[self.begun :], detailed=detailed)
 
 
 def simulate_lengths(
@@ -135,15 +137,20 @@ def simulate_lengths(
     """
     run = _Run(workload, gpu, model, trust_remote_code)
     taken = orders(workload)
+    if len(taken[0].steps) < run.begun:
+        message = f"an epoch has {len(taken[0].steps)} step, and on several GPUs it needs two: give more `samples`"
+        raise WorkloadError(f"data.lengths: {message}", key="data.lengths")
     stand_ins = stand_ins_of(workload, taken)
     shapes = sorted(set(stand_ins.values()), key=lambda shape: (shape.length, shape.is_mixed, shape.tokens))
     simulation, library, recorded = run.library(shapes, tell, operations=operations)
-    begun = dict.fromkeys(tuple(stand_ins[batch.shape] for batch in order.steps[0]) for order in taken)
+    beginnings = dict.fromkeys(
+        tuple(tuple(stand_ins[batch.shape] for batch in step) for step in order.steps[: run.begun]) for order in taken
+    )
     firsts = {}
-    for place, first in enumerate(begun):
-        tell(f"executing first steps: {place + 1} of {len(begun)}")
-        firsts[first] = run.first_step(first, shapes[0])
-    return Epochs(simulation, taken, stand_ins, recorded, library, firsts)
+    for place, first in enumerate(beginnings):
+        tell(f"executing first steps: {place + 1} of {len(beginnings)}")
+        firsts[first] = run.beginning(first, shapes[0])
+    return Epochs(simulation, taken, stand_ins, recorded, library, firsts, run.begun)
 
 
 def stand_ins_of(workload: Workload, taken: Sequence[Order]) -> dict[BatchShape, BatchShape]:
@@ -213,6 +220,11 @@ class _Run:
     model: Callable[[], nn.Module] | None
     trust_remote_code: bool
 
+    @property
+    def begun(self) -> int:
+        """Return how many steps at the beginning are not repeated: in the second one, DDP makes new buckets."""
+        return 1 if self.workload.parallel.world_size == 1 else 2
+
     def library(
         self, shapes: Sequence[BatchShape], tell: Told, *, operations: bool
     ) -> tuple[Simulation, StepLibrary, dict[BatchShape, Operations]]:
@@ -247,10 +259,10 @@ class _Run:
         executed = list(dict.fromkeys((shortest, *shapes)))
         mixed = tuple(executed[-1 - place % len(executed)] for place in range(accumulation))
         first = (shortest,) * accumulation
-        steps = [first, *((shape,) * accumulation for shape in executed), mixed, first, first]
+        steps = [*[first] * self.begun, *((shape,) * accumulation for shape in executed), mixed, first, first]
         simulation, watcher = self._simulate(steps, operations=operations)
-        pieces = cut(simulation.trace).steps
-        found = dict(zip(executed, pieces[1:], strict=False))
+        pieces = cut(simulation.trace, self.begun).steps
+        found = dict(zip(executed, pieces[self.begun :], strict=False))
         library = StepLibrary(found)
         for place in (-3, -2):
             if not same_events(library.pieces(steps[place]), pieces[place]):
@@ -258,12 +270,12 @@ class _Run:
                     "data.lengths: a step that was executed twice did not allocate the same, so epochs cannot be put "
                     "together from single steps.\nPredict this training with data.sequence_length"
                 )
-        return simulation, found, dict(zip(executed, watcher.operations[1:], strict=False))
+        return simulation, found, dict(zip(executed, watcher.operations[self.begun :], strict=False))
 
-    def first_step(self, shapes: StepShapes, following: BatchShape) -> FirstStep:
-        """Execute the first step of a training, and one more that shows what it keeps."""
-        simulation, _ = self._simulate([shapes, (following,) * len(shapes)], operations=False)
-        return FirstStep.of(simulation.trace, cut(simulation.trace))
+    def beginning(self, steps: Sequence[StepShapes], following: BatchShape) -> Beginning:
+        """Execute the first steps of a training, and one more that shows what the last of them keeps."""
+        simulation, _ = self._simulate([*steps, (following,) * len(steps[0])], operations=False)
+        return Beginning.of(simulation.trace, cut(simulation.trace, self.begun))
 
     def _simulate(self, steps: Sequence[StepShapes], *, operations: bool) -> tuple[Simulation, EveryStep]:
         batching = batching_of(self.workload)

@@ -9,6 +9,7 @@ from torch import nn
 from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.cudnn.library import EXTRA
+from trainatomy.results.plan import fsdp_version
 from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.storages import HostMemory
@@ -143,13 +144,11 @@ def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
 def _evaluation_notes(workload: Workload) -> Iterator[str]:
     """Yield notes on what evaluations and checkpoints leave out."""
     train = workload.train
-    if workload.mode == "training" and workload.leaves_loading_out:
-        for name in ("load_best_model_at_end", "resume_from_checkpoint"):
-            if getattr(train, name):
-                yield (
-                    f"train.{name}: loading a checkpoint with FSDP is not counted with LoRA and quantised weights; "
-                    "it is without them"
-                )
+    if workload.model.lora is not None and (workload.saves or workload.resumes) and _finds_no_adapters(workload):
+        yield (
+            "train.fsdp: this release of peft looks for adapters by the names of modules, which FSDP1 changes: its "
+            "checkpoints hold no adapters, and loading one restores none; with fsdp_config: {version: 2} they do"
+        )
     if not workload.evaluates:
         return
     for name in ("fp16_full_eval", "bf16_full_eval"):
@@ -158,6 +157,14 @@ def _evaluation_notes(workload: Workload) -> Iterator[str]:
                 f"train.{name}: the Trainer casts the weights only for an evaluation outside of train(); evaluations "
                 "during the training run in its precision"
             )
+
+
+def _finds_no_adapters(workload: Workload) -> bool:
+    """Return whether peft takes no adapters from a model of FSDP1 (0.21, ``get_peft_model_state_dict``)."""
+    from peft.tuners import tuners_utils
+
+    is_first = bool(workload.train.fsdp) and fsdp_version(workload.train.fsdp_config) == 1
+    return is_first and hasattr(tuners_utils, "_get_tuner_state_dict_key_prefixes")
 
 
 def _data_parallel(workload: Workload) -> Iterator[str]:

@@ -78,23 +78,30 @@ class CutTrace:
 
     Attributes:
         steps: The pieces of each step.
-        kept: Numbers of the allocations that each piece of the first step keeps.
-        first_step_ends: Number of events up to the end of the first step.
+        kept: Numbers of the allocations that each piece of the last step of the beginning keeps.
+        ends: Number of events up to the end of each step of the beginning.
     """
 
     steps: tuple[tuple[Piece, ...], ...]
     kept: tuple[tuple[int, ...], ...]
-    first_step_ends: int
+    ends: tuple[int, ...]
 
 
-def cut(trace: AllocationTrace) -> CutTrace:
-    """Cut a trace of at least two steps; the pieces of the last one say nothing about what they keep.
+def cut(trace: AllocationTrace, begun: int = 1) -> CutTrace:
+    """Cut a trace of more steps than are its beginning; the pieces of the last one say nothing about what they keep.
+
+    Tensors of collectives are taken as released when they die, as everywhere but at the high end of a range.
+
+    Args:
+        trace: The allocations.
+        begun: Steps at the beginning, which are never repeated: the first, and with DDP the second, whose buckets are
+            made anew.
 
     Raises:
         SimulationError: A step depends on more than the step before it.
     """
-    if trace.stream_uses or trace.collectives:
-        raise _unlike("it uses several streams or GPUs")
+    if trace.stream_uses:
+        raise _unlike("it uses memory on several streams")
     parts = list(_parts(trace))
     made, freed = _owners(trace, parts)
     kept: dict[int, list[int]] = {index: [] for index in range(len(parts))}
@@ -102,19 +109,19 @@ def cut(trace: AllocationTrace) -> CutTrace:
     for number, owner in made.items():
         until = freed.get(number)
         if until is None:
-            if 0 < parts[owner].step < last:
+            if begun <= parts[owner].step < last:
                 raise _unlike(f"{trace.origins[number].operation} keeps memory that no step before did")
         elif until != owner and parts[until].step <= parts[owner].step + 1:
             kept[owner].append(number)
     places = {number: (index, place) for index, numbers in kept.items() for place, number in enumerate(numbers)}
-    pieces = [_piece(trace, index, parts, made, places, kept[index]) for index in range(len(parts))]
+    pieces = [_piece(trace, index, parts, made, places, kept[index], begun) for index in range(len(parts))]
     by_step = [
         [piece for part, piece in zip(parts, pieces, strict=True) if part.step == step] for step in range(last + 1)
     ]
     return CutTrace(
         tuple(map(tuple, by_step)),
-        tuple(tuple(kept[index]) for index, part in enumerate(parts) if part.step == 0),
-        next(part.events.start for part in parts if part.step == 1),
+        tuple(tuple(kept[index]) for index, part in enumerate(parts) if part.step == begun - 1),
+        tuple(next(part.events.start for part in parts if part.step == step + 1) for step in range(begun)),
     )
 
 
@@ -149,6 +156,7 @@ def _piece(
     made: dict[int, int],
     places: dict[int, tuple[int, int]],
     kept: Sequence[int],
+    begun: int,
 ) -> Piece:
     """Return a part with relative names."""
     part, piece = parts[index], Piece()
@@ -168,7 +176,7 @@ def _piece(
         elif number < 0:
             piece.events.append(NamedEvent(event.action, "none", 0, -1, event.bytes, event.stream))
         else:
-            piece.events.append(_foreign(trace, number, event.action, part, parts, made, places))
+            piece.events.append(_foreign(trace, number, event.action, part, parts, made, places, begun))
     piece.marks = [(trace.marks[i].event - part.events.start, trace.marks[i].name) for i in part.marks]
     piece.kept = tuple(own[number] for number in kept)
     return piece
@@ -182,12 +190,13 @@ def _foreign(
     parts: Sequence[_Part],
     made: dict[int, int],
     places: dict[int, tuple[int, int]],
+    begun: int,
 ) -> NamedEvent:
     """Return the release of an allocation that another part made."""
     maker = parts[made[number]]
     if part.step - maker.step > 1 or number not in places:
-        if part.step == 0:
-            return NamedEvent(action, "none", 0, -1, 0, 0)  # the first step is never repeated
+        if part.step < begun:
+            return NamedEvent(action, "none", 0, -1, 0, 0)  # the beginning is never repeated
         raise _unlike(f"{trace.origins[number].operation} keeps memory for more than one step")
     owner: Owner = "this step" if maker.step == part.step else "step before"
     return NamedEvent(action, owner, maker.piece, places[number][1], 0, 0)

@@ -192,7 +192,7 @@ def simulate(
         with (
             software_of(workload.era),
             optimizer_library(workload, process),
-            _pauses(workload, files),
+            _pauses(workload, process, files),
             attention_library(workload, processor),
         ):
             built = _build(workload, model, trust_remote_code)
@@ -364,11 +364,11 @@ def _result(process: SimulatedProcess, described: _Description, steps: int, file
 
 
 @contextlib.contextmanager
-def _pauses(workload: Workload, files: CheckpointFiles) -> Iterator[None]:
+def _pauses(workload: Workload, process: SimulatedProcess, files: CheckpointFiles) -> Iterator[None]:
     """Open a context in which evaluation gathers outputs of any size, and checkpoints are files without data."""
     with contextlib.ExitStack() as stack:
         if workload.evaluates:
-            stack.enter_context(arrays_without_data())
+            stack.enter_context(arrays_without_data(process.recorder))
         if workload.saves or workload.resumes:
             stack.enter_context(files_without_data(files))
         yield

@@ -24,27 +24,37 @@ _APART = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class FirstStep:
-    """The trace of a training up to the end of its first step, and the numbers of what each piece of it keeps."""
+class Beginning:
+    """The first steps of a training, which are not repeated.
+
+    Attributes:
+        trace: Its trace up to the end of them.
+        ends: Number of events up to the end of each.
+        kept: Numbers of what each piece of the last of them keeps.
+        signatures: Labels of what these keep.
+    """
 
     trace: AllocationTrace
+    ends: tuple[int, ...]
     kept: tuple[tuple[int, ...], ...]
     signatures: tuple[tuple[str | None, ...], ...]
 
     @classmethod
-    def of(cls, trace: AllocationTrace, pieces: CutTrace) -> FirstStep:
-        """Return the first step of a trace that was cut."""
-        events = trace.events[: pieces.first_step_ends]
+    def of(cls, trace: AllocationTrace, pieces: CutTrace) -> Beginning:
+        """Return the beginning of a trace that was cut."""
+        last = len(pieces.ends) - 1
+        events = trace.events[: pieces.ends[last]]
         count = 1 + max((event.allocation for event in events), default=-1)
         begun = AllocationTrace(
             events=events,
             origins=trace.origins[:count],
             labels={number: label for number, label in trace.labels.items() if number < count},
-            marks=[mark for mark in trace.marks if mark.step < 1],
+            marks=[mark for mark in trace.marks if mark.step <= last],
             choices={number: choice for number, choice in trace.choices.items() if number < count},
             trials={number: tried for number, tried in trace.trials.items() if number < count},
+            rank=trace.rank,
         )
-        return cls(begun, pieces.kept, tuple(piece.signature for piece in pieces.steps[0]))
+        return cls(begun, pieces.ends, pieces.kept, tuple(piece.signature for piece in pieces.steps[last]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +129,11 @@ class StepLibrary:
             known = self._fetched[shapes] = replace(first, events=events)
         return known
 
-    def stitch(self, first: FirstStep, steps: Sequence[StepShapes], *, detailed: bool = False) -> Stitched:
-        """Return the trace of a first step and the ``steps`` after it.
+    def stitch(self, first: Beginning, steps: Sequence[StepShapes], *, detailed: bool = False) -> Stitched:
+        """Return the trace of the first steps and the ``steps`` after them.
 
         Args:
-            first: The first step.
+            first: The first steps.
             steps: Shapes of the batches of each further step.
             detailed: Whether origins need the number of their step, which takes time.
         """
@@ -138,8 +148,9 @@ class StepLibrary:
             dict(begun.choices),
             dict(begun.trials),
         )
-        kept, ends = list(first.kept), [len(trace.events)]
-        for number, shapes in enumerate(steps, start=1):
+        trace.rank = begun.rank
+        kept, ends = list(first.kept), list(first.ends)
+        for number, shapes in enumerate(steps, start=len(ends)):
             before, kept = kept, []
             for piece in self.pieces(shapes):
                 kept.append(_append(trace, piece, number, kept, before, detailed=detailed))

@@ -28,6 +28,7 @@ _COLLATING = frozenset({"aten::stack", "aten::cat"})
 _VIEWS_OF_GROUP = 4
 """Views for each group's product: both factors and the result, and the end of its rows."""
 _REPLICATE = "python::replicate"
+_ON_ARRAYS = "numpy::"
 _RESTORING = frozenset({"backward", "recompute"})
 """Phases in which a copy to the GPU brings back what was saved, and no batch."""
 _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
@@ -45,7 +46,7 @@ class CPUCosts:
         module_call: Calling one module.
         checkpoint: Entering a checkpointed region, in forward and again in backward (states of random generators).
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
-        step: Time that a loop (trainer, pytorch, inference) adds to each step.
+        step: Time that a loop (trainer, pytorch, inference, evaluation) adds to each step.
         micro_step: Time that a loop adds to each micro-batch.
         module_step: Time that a loop adds to each step for each module (walks over parameters).
         module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
@@ -158,6 +159,8 @@ def _large_host_bytes(call: Call) -> int:
     """
     if call.name in _COLLATING:
         return 0
+    if call.name.startswith(_ON_ARRAYS):
+        return int(dict(call.numbers)["bytes"])
     arrays = call.inputs + call.outputs
     if call.is_view or not all(array.on_host for array in arrays):
         return 0
@@ -178,7 +181,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
     Args:
         operations: The operations of one rank's step.
         costs: CPU costs.
-        loop: trainer, pytorch or inference.
+        loop: trainer, pytorch, inference or evaluation (the Trainer's).
     """
     graph = any(operation.phase == "backward" for operation in operations.operations)
     between = _seconds_between_operations(operations, costs)
@@ -259,7 +262,7 @@ def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict
 
 
 def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str, float]:
-    """Return the CPU time that a loop (trainer, pytorch, inference) adds to each ``step`` and ``micro_step``."""
+    """Return the CPU time that a loop adds to each ``step`` and ``micro_step``; ``loop`` as in ``launch_seconds``."""
     micro_steps = _count_micro_steps(operations)
     modules = operations.module_calls.get("forward", 0) / micro_steps
     optimizes = any(operation.phase == "optimizer" for operation in operations.operations)

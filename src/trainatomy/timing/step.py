@@ -58,7 +58,7 @@ def predict_step_time(
     Args:
         operations: The operations of that rank's step.
         gpu: The GPU it runs on.
-        loop: Key of the CPU costs of the training loop: trainer, pytorch or inference.
+        loop: Key of the CPU costs of the loop: trainer, pytorch, inference or evaluation.
         tf32: Whether fp32 matrix products and convolutions may use tensor cores; None: only convolutions may.
         samples: Samples that the rank processes in a step.
         tokens_per_sample: Tokens of a sample, or ``None`` if samples are not text.

@@ -12,6 +12,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
@@ -60,6 +61,11 @@ class SyntheticDataset(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         return self.draw(index)
 
+    def draw_kept(self) -> None:
+        """Draw the samples that are kept: an evaluation, which uses most of them once, would seem to wait for them."""
+        for index in range(min(self.size, getattr(self.draw, "pool", 0))):
+            self.draw(index)
+
 
 def build_dataset(
     workload: Workload, model: nn.Module, size: int, make_batch: MakeBatch | BatchesOfLengths | None = None
@@ -86,7 +92,7 @@ def build_dataset(
     shape = shape_of(model, lengths(workload, unwrap(model)))
     refuse_unused_lengths(workload.data, shape)
     if workload.data.varies:
-        first = orders(workload, count=1)[0]
+        first = orders(workload, count=1)[_rank()]
         return _of_lengths(workload, model, size, [batch for step in first.steps for batch in step])
     draw = _Drawing(workload, shape, _input_dtype(workload, model))
     draw(0)  # fails here rather than in the loop if a sample cannot be drawn
@@ -170,6 +176,11 @@ def _joined(samples: Sequence[Sample]) -> Batch:
 
     names = ("input_ids", "labels")
     return dict(DataCollatorWithFlattening()([{name: sample[name] for name in names} for sample in samples]))
+
+
+def _rank() -> int:
+    """Return the rank of this process, 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 class _Placeholder(dict[str, Any]):

@@ -48,6 +48,7 @@ def evaluation_of(
         return None
     data = workload.data
     dataset = build_dataset(workload, model, workload.eval_samples, make_batch)
+    dataset.draw_kept()
     reduces = data.preprocess_logits_for_metrics
     return Evaluation(
         dataset,

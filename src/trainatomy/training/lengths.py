@@ -1,8 +1,10 @@
 """The batches of an epoch whose samples differ in length: draws lengths, orders samples, pads or joins batches.
 
 The orders are those of the Trainer: PyTorch's ``RandomSampler``, the samples in sequence, or transformers'
-``LengthGroupedSampler``, each with a seed.  Where TRL packs samples, they are shuffled first, with the same seed, and
-the packs are put in order.  A batch or a step that is not full at the end of an epoch is left out.
+``LengthGroupedSampler``, each with a seed.  On several GPUs, the Trainer deals batches out to its ranks in turn
+(accelerate's ``BatchSamplerShard``), a plain loop deals out samples (PyTorch's ``DistributedSampler``).  Where TRL
+packs samples, they are shuffled first, with the same seed, and the packs are put in order.  A batch or a step that is
+not full at the end of an epoch is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from trainatomy.errors import WorkloadError
 from trainatomy.training.packing import packs
 from trainatomy.workload.batching import Batching, batching_of
+from trainatomy.workload.loops import LOOPS
 
 if TYPE_CHECKING:
     from trainatomy.workload.lengths import LengthsSpec
@@ -132,10 +135,11 @@ Step = tuple[LengthBatch, ...]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The steps of an epoch in the order that a seed gives."""
+    """The steps of an epoch in the order that a seed gives, as one rank has them."""
 
     seed: int
     steps: tuple[Step, ...]
+    rank: int = 0
 
 
 def sample_lengths(workload: Workload) -> list[int]:
@@ -194,7 +198,7 @@ def _of_distribution(spec: LengthsSpec) -> list[int]:
 
 
 def orders(workload: Workload, *, count: int | None = None) -> tuple[Order, ...]:
-    """Return the orders of a workload's epoch, the first ``count`` of them.
+    """Return the orders of a workload's epoch, the first ``count`` of them, each for every data-parallel rank.
 
     Raises:
         WorkloadError: The samples do not fill one step.
@@ -204,27 +208,43 @@ def orders(workload: Workload, *, count: int | None = None) -> tuple[Order, ...]
     lengths = sample_lengths(workload)
     is_fixed = workload.train.train_sampling_strategy == "sequential"
     wanted = 1 if is_fixed else (count or spec.orders)
-    return tuple(Order(seed, _steps(workload, lengths, seed)) for seed in range(spec.seed, spec.seed + wanted))
+    return tuple(
+        Order(seed, steps, rank)
+        for seed in range(spec.seed, spec.seed + wanted)
+        for rank, steps in enumerate(_steps_of_ranks(workload, lengths, seed))
+    )
 
 
-def _steps(workload: Workload, lengths: Sequence[int], seed: int) -> tuple[Step, ...]:
-    size, accumulation = workload.batch_size, workload.train.gradient_accumulation_steps
-    batching = batching_of(workload)
+def _steps_of_ranks(workload: Workload, lengths: Sequence[int], seed: int) -> list[tuple[Step, ...]]:
+    """Return the steps of each rank; a last one that does not fill all ranks is left out."""
+    size, ranks = workload.batch_size, workload.parallel.data_parallel_size
+    accumulation, batching = workload.train.gradient_accumulation_steps, batching_of(workload)
     rows = _rows(batching, lengths, seed)
-    indices = iter(_indices(workload, [sum(row) for row in rows], seed))
-    found: list[Step] = []
-    while workload.steps is None or len(found) < workload.steps:
-        batches = [list(islice(indices, size)) for _ in range(accumulation)]
-        if len(batches[-1]) < size:
-            break
-        found.append(tuple(_batch(batching, [rows[index] for index in batch]) for batch in batches))
-    if not found:
-        what = "packs" if batching.packs else "samples"
+    indices = list(_indices(workload, [sum(row) for row in rows], seed))
+    count = len(indices) // (size * accumulation * ranks)
+    count = count if workload.steps is None else min(count, workload.steps)
+    if not count:
+        what, needed = "packs" if batching.packs else "samples", size * accumulation * ranks
         raise WorkloadError(
-            f"data.lengths: {len(rows)} {what} do not fill one step of {size * accumulation}: give more `samples`",
+            f"data.lengths: {len(rows)} {what} do not fill one step of {needed}: give more `samples`",
             key="data.lengths",
         )
-    return tuple(found)
+    found = []
+    for rank in range(ranks):
+        dealt = iter(_dealt(indices, rank, ranks, size, by_batch=LOOPS[workload.loop].by_trainer))
+        batches = [[rows[index] for index in islice(dealt, size)] for _ in range(count * accumulation)]
+        made = [_batch(batching, each) for each in batches]
+        found.append(tuple(tuple(made[place : place + accumulation]) for place in range(0, len(made), accumulation)))
+    return found
+
+
+def _dealt(indices: Sequence[int], rank: int, ranks: int, size: int, *, by_batch: bool) -> list[int]:
+    """Return the samples of a rank: every so many batches of the order, or every so many samples."""
+    if not by_batch:
+        return list(indices[rank::ranks])
+    return [
+        index for start in range(rank * size, len(indices), ranks * size) for index in indices[start : start + size]
+    ]
 
 
 def _rows(batching: Batching, lengths: Sequence[int], seed: int) -> list[tuple[int, ...]]:

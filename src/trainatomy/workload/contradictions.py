@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainatomy.results.plan import fsdp_version
 from trainatomy.workload.generation import GenerationSpec
 from trainatomy.workload.loops import LOOPS, unsupported_settings
 from trainatomy.workload.quantization import quantised_problems
@@ -132,8 +133,8 @@ def _lengths(workload: Workload) -> list[Problem]:
     problems = []
     if workload.mode != "training":
         problems.append(Problem(here, f"are those of a training; for {workload.mode} give data.sequence_length"))
-    if workload.parallel.world_size > 1:
-        message = "are simulated on one GPU: on several, ranks wait for the one with the longest batch"
+    if workload.parallel.world_size > 1 and not _deals_out_lengths(workload):
+        message = "are simulated on several GPUs with DDP and FSDP2, by loop: trainer and pytorch"
         problems.append(Problem(here, message))
     if workload.evaluates:
         message = "evaluation is not simulated together with data.lengths: predict one without the other"
@@ -148,6 +149,16 @@ def _lengths(workload: Workload) -> list[Problem]:
         message = "cannot be combined with data.lengths, except as 1: steps would differ by their number"
         problems.append(Problem(("train", "torch_empty_cache_steps"), message))
     return problems
+
+
+def _deals_out_lengths(workload: Workload) -> bool:
+    """Return whether every rank takes batches of its own, in a training whose steps can be put together from others."""
+    parallel, train = workload.parallel, workload.train
+    if workload.loop not in ("trainer", "pytorch") or parallel.data_parallel_size < parallel.world_size:
+        return False
+    if workload.loop == "pytorch":
+        return parallel.strategy in (None, "ddp", "fsdp2")
+    return parallel.strategy is None and not (train.fsdp and fsdp_version(train.fsdp_config) == 1)
 
 
 def _average(workload: Workload) -> list[Problem]:

@@ -26,7 +26,8 @@ def measurable(workload: Workload) -> Workload:
         return workload
     if workload.steps is None and packing_strategy(workload) is not None:
         raise WorkloadError("steps: say how many steps to measure of an epoch of packs", key="steps")
-    in_epoch = lengths.count // (workload.batch_size * workload.train.gradient_accumulation_steps)
+    accumulated = workload.train.gradient_accumulation_steps * workload.parallel.data_parallel_size
+    in_epoch = lengths.count // (workload.batch_size * accumulated)
     steps = workload.steps or min(max(in_epoch, 1), MOST_MEASURED_STEPS)
     return workload.replace({"data.lengths.orders": 1, "steps": steps})
 

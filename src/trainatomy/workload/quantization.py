@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from trainatomy.results.plan import fsdp_version
 from trainatomy.workload.quantization_methods import refusal
 from trainatomy.workload.section import Amount, Fraction, Names, Problem, Section, spell_dtype
 
@@ -156,9 +157,19 @@ def quantised_problems(workload: Workload, *, is_quantised: bool) -> list[Proble
     if workload.mode == "training" and workload.model.lora is None:
         reason = "quantised weights cannot be trained: add model.lora, or ask for mode: inference"
         found.append(Problem(("model", "quantization"), reason))
-    if workload.parallel.world_size > 1 and not _is_plain_ddp(workload):
-        reason = "quantised weights on several GPUs are simulated with DDP only (parallel.strategy: ddp, no train.fsdp)"
+    if workload.parallel.world_size > 1 and not (_is_plain_ddp(workload) or _is_sharded_by_trainer(workload)):
+        reason = (
+            "quantised weights on several GPUs are simulated with DDP, and 4-bit ones with the Trainer's FSDP2 "
+            "(train.fsdp: true): PyTorch's FSDP1 refuses adapters in float32 beside packed weights"
+        )
         found.append(Problem(("parallel",), reason))
+    if workload.parallel.world_size > 1 and _is_sharded_by_trainer(workload) and _loads_whole_files(workload):
+        reason = (
+            "with FSDP2 a checkpoint of whole files cannot be loaded: PyTorch finds no weights for the scales of "
+            "layers that stay whole (KeyError, torch 2.13). Store them as bfloat16, or set state_dict_type: "
+            "SHARDED_STATE_DICT"
+        )
+        found.append(Problem(("model", "quantization", "bnb_4bit_quant_storage"), reason))
     if workload.parallel.world_size > 1 and workload.model.quantization is not None:
         method = workload.model.quantization.quant_method
         if method != "bitsandbytes":
@@ -173,6 +184,22 @@ def quantised_problems(workload: Workload, *, is_quantised: bool) -> list[Proble
     if casts and workload.mode == "inference":
         found.append(Problem(("train", casts[0]), "casts the model, which transformers refuses for quantised weights"))
     return found
+
+
+def _is_sharded_by_trainer(workload: Workload) -> bool:
+    """Return whether accelerate's FSDP2 shards layers of 4 bits; weights that are not packed as floats stay whole."""
+    parallel, train, spec = workload.parallel, workload.train, workload.model.quantization
+    is_second = bool(train.fsdp) and fsdp_version(train.fsdp_config) == 2
+    is_alone = parallel.strategy is None and parallel.data_parallel_size == parallel.world_size
+    return workload.loop == "trainer" and is_second and is_alone and spec is not None and bool(spec.load_in_4bit)
+
+
+def _loads_whole_files(workload: Workload) -> bool:
+    """Return whether whole files are loaded of a model some of whose packed weights are not sharded."""
+    spec, config = workload.model.quantization, workload.train.fsdp_config or {}
+    kind = str(config.get("state_dict_type") or config.get("fsdp_state_dict_type") or "FULL_STATE_DICT").upper()
+    is_packed_as_floats = spec is not None and "float" in str(spec.bnb_4bit_quant_storage)
+    return (workload.resumes or workload.loads_best_model) and kind == "FULL_STATE_DICT" and not is_packed_as_floats
 
 
 def _is_plain_ddp(workload: Workload) -> bool:

@@ -147,23 +147,12 @@ class Workload(Section):
     @property
     def resumes(self) -> bool:
         """Return whether the training continues another, whose checkpoint is loaded by the Trainer."""
-        return self._finds_checkpoints and self.train.resume_from_checkpoint is not None
+        return self._is_of_a_trainer and self.train.resume_from_checkpoint is not None
 
     @property
     def loads_best_model(self) -> bool:
         """Return whether the best model is loaded at the end by the Trainer."""
-        return self._finds_checkpoints and self.train.load_best_model_at_end
-
-    @property
-    def _finds_checkpoints(self) -> bool:
-        return self._is_of_a_trainer and not self.leaves_loading_out
-
-    @property
-    def leaves_loading_out(self) -> bool:
-        """Return whether loading a checkpoint is not simulated: of FSDP, other than of plain weights."""
-        if not self.train.fsdp or self.parallel.world_size == 1:
-            return False
-        return self.model.lora is not None or self.model.quantization is not None
+        return self._is_of_a_trainer and self.train.load_best_model_at_end
 
     @property
     def _is_of_a_trainer(self) -> bool:

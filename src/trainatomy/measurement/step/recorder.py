@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainatomy.measurement.process.job import WARM_UP_STEPS
 from trainatomy.measurement.step.modules import ModuleTracker
-from trainatomy.measurement.traces.history import Note
+from trainatomy.measurement.traces.history import BUCKETS, COMMUNICATION, Note
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.packed_weights import numbers
@@ -247,6 +247,23 @@ class RunRecorder(TraceRecorder):
 
     def cached(self, tensors: list[torch.Tensor]) -> None:
         self._note("cached", key_value_cache=addresses(tensors))
+
+    def communicates(self, tensors: list[torch.Tensor]) -> None:
+        """Note the buffers of a collective (see ``communication``)."""
+        self._note(COMMUNICATION, communication_buffer=addresses(tensors))
+
+    def gathered(self, storage: torch.UntypedStorage) -> None:
+        """Note a gathered weight."""
+        if storage.device.type == "cuda":
+            self._note(COMMUNICATION, gathered_weight=[storage.data_ptr()])
+
+    def buckets_begin(self) -> None:
+        """Note that what is allocated from now on are buckets."""
+        self._note(BUCKETS)
+
+    def buckets_end(self) -> None:
+        """Note that they are allocated."""
+        self._note(f"{BUCKETS} end")
 
     def generation_end(self) -> None:
         self._note("generation end")

@@ -18,6 +18,7 @@ from trainatomy.measurement.device.power import sampler_of
 from trainatomy.measurement.device.visible import show_first_gpus
 from trainatomy.measurement.process.job import Job, to_plain, warm_up_steps
 from trainatomy.measurement.process.progress import Reporter
+from trainatomy.measurement.step.communication import followed
 from trainatomy.measurement.step.data_wait import DataWaits
 from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes
 from trainatomy.measurement.step.group import RankGroup, first_collective, join, join_alone, place_of
@@ -210,7 +211,10 @@ def _execute(workload: Workload, timer: StepTimer, recorder: RunRecorder | None,
     tokens = tokens_per_sample(workload, model)
     observer = timer if recorder is None else _Observers(recorder, timer)
     try:
-        with contextlib.suppress(EnoughSteps), timer.meter.reading_before_release():
+        following = (
+            contextlib.nullcontext() if recorder is None or workload.parallel.processes == 1 else followed(recorder)
+        )
+        with contextlib.suppress(EnoughSteps), timer.meter.reading_before_release(), following:
             model = load_on_device(workload, model, "cuda")
             steps.run(workload, model, device="cuda", steps=max_steps, observer=observer)
         torch.cuda.synchronize()
@@ -284,7 +288,7 @@ def _with_breakdown(
         setup = allocator_setup(workload.allocator, device)
         totals = MeasuredTotals.of(measurement)
         breakdown = measured_breakdown(history, setup, totals, recorder.tracked_steps, failure)
-        notes += [*breakdown.notes, *([BUFFERS_NOTE] if workload.parallel.world_size > 1 else [])]
+        notes += [*breakdown.notes, *([BUFFERS_NOTE] if workload.parallel.devices > 1 else [])]
         point = breakdown.out_of_memory or measurement.out_of_memory
         measurement = replace(measurement, memory=breakdown.memory, modules=breakdown.modules, out_of_memory=point)
     return replace(measurement, notes=tuple(notes))

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 COUNTED_ACTIONS = frozenset({"alloc", "free_requested"})
 """Actions that the allocator's own counters count (``allocation.all.allocated`` and ``.freed``)."""
 
+COMMUNICATION, BUCKETS = "communication", "buckets"
+"""Names of notes on collectives and gathered weights, and on the begin of buckets being allocated (``buckets end``)."""
+
 MAX_FRAMES = 8
 MAX_NAME_LENGTH = 110
 

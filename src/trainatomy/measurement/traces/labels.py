@@ -32,10 +32,10 @@ _BETWEEN_STEPS = (
 _BACKWARD_PHASES = ("backward", "recompute")
 _NEVER = 1 << 62
 BUFFERS_NOTE = (
-    "the measured breakdown has no lines for gathered weights and communication buffers: PyTorch shows no addresses of "
-    "the buckets of DDP and of what FSDP gathers, so they are among activations, gradients and temporary buffers"
+    "the measured breakdown has no line for communication buffers: PyTorch shows no addresses of what DataParallel "
+    "flattens for its transfers, so they are among activations, gradients and temporary buffers"
 )
-"""A note on the memory breakdown of a measured rank."""
+"""A note on the memory breakdown of a measured training with DataParallel."""
 
 
 def label_remaining(

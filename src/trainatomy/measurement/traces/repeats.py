@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainatomy.results.trace import AllocationTrace
 
 _RECOMPUTATION = ("recompute", "recompute end")
+_BUFFER = "communication_buffer"
 _PASS_ENDS = ("backward end", "step", "forward", "step end")
 """Marks that end a pass; a pass without one was interrupted."""
 
@@ -27,6 +28,8 @@ _PASS_ENDS = ("backward end", "step", "forward", "step end")
 @dataclass(frozen=True, slots=True)
 class Pass:
     """The forward and backward of one micro-batch: its allocations in order, with their sizes and events.
+
+    Communication buffers are left out: DDP makes its buckets anew in one pass, in which nothing else is different.
 
     Attributes:
         step: Optimizer step.
@@ -100,6 +103,8 @@ def _pass_between(trace: AllocationTrace, begin: Mark, end: int, *, is_complete:
     sizes, events, shape = [], [], []
     for index in range(begin.event, end):
         event = trace.events[index]
+        if trace.labels.get(event.allocation) == _BUFFER:
+            continue
         if event.action == "alloc":
             positions[event.allocation] = len(positions) + 1
             sizes.append(event.bytes)

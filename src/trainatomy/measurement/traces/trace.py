@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from trainatomy.measurement.traces.history import HistoryEvent, Note
+from trainatomy.measurement.traces.history import BUCKETS, COMMUNICATION, HistoryEvent, Note
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def to_trace(history: AllocationHistory) -> AllocationTrace:
     while note.name:
         builder.apply(note)
         note = next(notes)
-    return builder.trace
+    return builder.finished()
 
 
 class _TraceBuilder:
@@ -73,6 +73,14 @@ class _TraceBuilder:
         self._phase, self._step = ("load", -1) if has_notes else ("other", 0)
         self._calls: list[Note] = []
         self._copied: set[int] = set()
+        self._at_end: dict[int, str] = {}
+        self._are_buckets = False
+
+    def finished(self) -> AllocationTrace:
+        """Return the trace with the labels of communication, which only allocations without another label get."""
+        for number, label in self._at_end.items():
+            self.trace.labels.setdefault(number, label)
+        return self.trace
 
     def allocate(self, event: HistoryEvent, stack: str) -> None:
         number = len(self.trace.origins)
@@ -83,6 +91,8 @@ class _TraceBuilder:
         self.trace.origins.append(Origin(stack, module, self._phase, self._step))
         if self._is_weight_copy(event.bytes):
             self.trace.labels[number] = "weight_copy"
+        if self._are_buckets:
+            self._at_end[number] = "communication_buffer"
 
     def free(self, event: HistoryEvent) -> None:
         number = self._live.pop(event.address, None)
@@ -97,6 +107,11 @@ class _TraceBuilder:
         if note.name == "return":
             self._calls = self._calls[:-1]
             return
+        if note.name in (COMMUNICATION, BUCKETS, f"{BUCKETS} end"):
+            self._are_buckets = self._are_buckets if note.name == COMMUNICATION else note.name == BUCKETS
+            for label, addresses in note.addresses.items():
+                self._label(label, addresses, self._at_end)
+            return
         self._phase, self._step = PHASES.get(note.name, self._phase), note.step
         if note.name in ("forward", "recompute", "evaluation forward", "generation", "token"):
             self._copied.clear()
@@ -104,7 +119,7 @@ class _TraceBuilder:
             self._calls.clear()  # a forward that raised returns from none of its modules
         self.trace.marks.append(Mark(len(self.trace.events), note.name, note.step))
         for label, addresses in note.addresses.items():
-            self._label(label, addresses)
+            self._label(label, addresses, self.trace.labels)
 
     def _is_weight_copy(self, size: int) -> bool:
         """Return whether an allocation of ``size`` is autocast's copy of a weight of the current module.
@@ -121,12 +136,12 @@ class _TraceBuilder:
                 return True
         return False
 
-    def _label(self, label: str, addresses: Sequence[int]) -> None:
+    def _label(self, label: str, addresses: Sequence[int], labels: dict[int, str]) -> None:
         """Label the allocations at ``addresses``; a tensor may lie inside another block; first labels stay."""
         missing = []
         for address in addresses:
             if address in self._live:
-                self.trace.labels.setdefault(self._live[address], label)
+                labels.setdefault(self._live[address], label)
             elif address:
                 missing.append(address)
         if not missing:
@@ -136,7 +151,7 @@ class _TraceBuilder:
             at = bisect_right(starts, address) - 1
             number = self._live[starts[at]] if at >= 0 else None
             if number is not None and address < starts[at] + self._sizes[number]:
-                self.trace.labels.setdefault(number, label)
+                labels.setdefault(number, label)
 
 
 def _ends_empty_cache(events: Sequence[HistoryEvent], index: int) -> bool:

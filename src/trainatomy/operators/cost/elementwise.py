@@ -40,6 +40,11 @@ _STAGED_BYTES, _FIRST_STAGED_SECONDS, _STAGED_BYTES_PER_SECOND = 2**20, 2.3e-5, 
 """Pageable memory goes to the GPU through pinned buffers of the driver, which one thread fills.  A batch that is not in
 the processor's caches goes at 8.2 to 10.6 GB/s, of 14 to 120 MB in nine trainings on images on an H200, by the profiler
 (7.1 and 7.6 in two more); copies of the same tensor again and again, as a calibration's, at 14 GB/s."""
+_LARGEST_MEASURED_BYTES, _NEW_MEMORY_BYTES_PER_SECOND = 2**26, 1.6e9
+"""Host memory of more than 32 MiB is new for each tensor: glibc maps it for each request and gives it back
+(``DEFAULT_MMAP_THRESHOLD_MAX``, malloc/malloc.c), so that a copy from the GPU waits for the kernel to clear each page.
+64 MiB took 42.3 ms on an H200's host and 48.7 ms on an H100's (the calibrations of 2026-11-22), 1 MiB, whose memory was
+used before, 20 us on both.  Larger copies go at the rate of the largest that calibrations measure."""
 
 
 def memory_bound(
@@ -158,6 +163,8 @@ def transfer(call: Call, chip: Chip) -> KernelWork:
     if arrives and size > _STAGED_BYTES:
         seconds = _FIRST_STAGED_SECONDS + (size - _STAGED_BYTES) / _STAGED_BYTES_PER_SECOND
         return KernelWork("staged", (log2(size),), seconds=seconds)
+    if not arrives and size > _LARGEST_MEASURED_BYTES:
+        return KernelWork("mapped", (log2(size),), seconds=size / _NEW_MEMORY_BYTES_PER_SECOND)
     return KernelWork(family, (log2(size),), seconds=1.2e-6 + size / 2.0e10)
 
 
