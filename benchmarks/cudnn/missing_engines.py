@@ -64,14 +64,14 @@ METHODS = {
 }  # fmt: skip
 """What the engines do that are missing, and the workspace is computed by."""
 FEWEST, MOST_WRONG = 20, 0.05
-"""Calls of one row that a limit of a size is looked for in, and the share of the row's wrong calls that it may leave."""
+"""Calls of a row that a limit is looked for in, at least, and the share of the wrong ones that it may leave."""
 FEWEST_BESIDE = 3
 """Calls on either side of a limit."""
 SOURCE = (
     "The engine that an H200 ran (cuDNN 9.19.0, torch 2.11) for calls whose first plans without a driver are these; "
     "0: the first of them; [size, limit, engine below, engine from the limit on]. "
-    "Written by benchmarks/cudnn/missing_engines.py from {calls} calls; of {held} calls that were held out, a table made "
-    "without them named the engine of {right}."
+    "Written by benchmarks/cudnn/missing_engines.py from {calls} calls; of {held} calls that were held out, a table "
+    "made without them named the engine of {right}."
 )
 
 
@@ -235,8 +235,8 @@ def check(every: list[Asked], table: Mapping[Row, Engine]) -> None:
         key = call.kind, group_of(call.one)
         right[key].append(is_right(table, call))
         named[key] += call.engine == NAMED
-    for key, of in sorted(right.items()):
-        print(*key, f"{len(of)} calls, {named[key]} in the named engine, {sum(of)} right", sep="; ")
+    for part, of in sorted(right.items()):
+        print(*part, f"{len(of)} calls, {named[part]} in the named engine, {sum(of)} right", sep="; ")
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "everyday"))
 import everyday_cases
 import torch
 from probe import KINDS, SWAPPED, as_called
-from report_text import PAGE_TEXT
+from report_text import DETAILS_TEXT, PAGE_TEXT
 
 from trainatomy.catalog.cudnn import device_text
 from trainatomy.catalog.gpus import find_gpu
@@ -48,39 +48,48 @@ SEEN = tuple(case.name.removesuffix("fp32") for case in everyday_cases.cases(HER
 class Campaign:
     """Networks that were measured together, and the files of their predictions by title, in the folder of this script.
 
-    ``listed`` are the titles whose errors are listed for each network.
+    ``records`` may be several files; ``listed`` are the titles whose errors are listed for each network.
     """
 
+    title: str
     records: str
     predictions: Mapping[str, str]
     listed: tuple[str, ...] = tuple(SOURCES.values())
 
 
+SEEN_SINCE = {"cuDNN's library, seen": "seen/h200-library.jsonl", "the rules, seen": "seen/h200-rules.jsonl"}
+"""Predictions by code that was made with the measurements at hand."""
 CAMPAIGNS = {
-    "sixty": Campaign("records/h200.jsonl", {
-        "cuDNN's library": "predictions/h200-library.jsonl",
-        "the rules": "predictions/h200-rules.jsonl",
-        "cuDNN's library, again after the measurements": "predictions/h200-library-again.jsonl",
-        "the rules, again after the measurements": "predictions/h200-rules-again.jsonl",
+    "fourth": Campaign("Drawn batches and images", "held_out_3/records/*.jsonl", {
+        "cuDNN's library": "held_out_3/predictions/h200-library.jsonl",
+        "the rules": "held_out_3/predictions/h200-rules.jsonl",
     }),
-    "batches": Campaign("records/h100-sxm.jsonl", {
+    "third": Campaign("Yet other batches and images", "held_out_2/records/h200.jsonl", {
+        "cuDNN's library": "held_out_2/predictions/h200-library.jsonl",
+        "cuDNN's library, second": "held_out_2/predictions/h200-library-second.jsonl",
+        "the rules": "held_out_2/predictions/h200-rules.jsonl",
+        **SEEN_SINCE,
+    }),
+    "others": Campaign("Other images", "held_out/records/h200.jsonl", {
+        "cuDNN's library": "held_out/predictions/h200-library.jsonl",
+        "the rules": "held_out/predictions/h200-rules.jsonl",
+        **SEEN_SINCE,
+    }),
+    "batches": Campaign("Other batches, on an H100", "records/h100-sxm.jsonl", {
         "cuDNN's library, first": "predictions/h100-sxm-library.jsonl",
         "the rules, first": "predictions/h100-sxm-rules.jsonl",
         "cuDNN's library": "predictions/h100-sxm-library-second.jsonl",
         "the rules": "predictions/h100-sxm-rules-second.jsonl",
     }),
-    "batches_h200": Campaign("records/h200-batches.jsonl", {
+    "batches_h200": Campaign("Other batches, on an H200", "records/h200-batches.jsonl", {
         "cuDNN's library": "predictions/h200-library.jsonl",
         "the rules": "predictions/h200-rules.jsonl",
+        **SEEN_SINCE,
     }),
-    "third": Campaign("held_out_2/records/h200.jsonl", {
-        "cuDNN's library": "held_out_2/predictions/h200-library.jsonl",
-        "cuDNN's library, second": "held_out_2/predictions/h200-library-second.jsonl",
-        "the rules": "held_out_2/predictions/h200-rules.jsonl",
-    }),
-    "others": Campaign("held_out/records/h200.jsonl", {
-        "cuDNN's library": "held_out/predictions/h200-library.jsonl",
-        "the rules": "held_out/predictions/h200-rules.jsonl",
+    "sixty": Campaign("The sixty", "records/h200.jsonl", {
+        "cuDNN's library": "predictions/h200-library.jsonl",
+        "the rules": "predictions/h200-rules.jsonl",
+        **SEEN_SINCE,
     }),
 }  # fmt: skip
 CALLS = {
@@ -171,7 +180,8 @@ Errors = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 def errors_of(campaign: Campaign) -> Errors:
     """Return the errors of the networks that were measured."""
-    measured = {line["name"]: line for line in everyday_cases.lines(HERE / campaign.records)}
+    files = sorted(HERE.glob(campaign.records))
+    measured = {line["name"]: line for path in files for line in everyday_cases.lines(path)}
     found: dict[str, dict[str, dict[str, float]]] = {}
     for title, file in campaign.predictions.items():
         stored = {line["name"]: line for line in everyday_cases.lines(HERE / file)}
@@ -234,18 +244,21 @@ def signed(share: float) -> str:
 def page() -> str:
     """Return the page."""
     parts = {"calls": calls_table()}
-    counts = {}
+    counts, details = {}, []
     for name, campaign in CAMPAIGNS.items():
-        errors = errors_of(campaign)
-        new = {title: {n: each for n, each in errors[title].items() if is_new(n)} for title in campaign.listed}
-        counts[f"{name}_new"], parts[f"{name}_new_table"] = len(new[campaign.listed[0]]), networks_summary(new)
-        counts[f"{name}_measured"] = len(errors[campaign.listed[0]])
-        if counts[f"{name}_measured"]:
-            parts[name], parts[f"{name}_each"] = networks_summary(errors), networks_table(errors, campaign.listed)
-        else:
-            parts[name], parts[f"{name}_each"] = ["Not measured yet."], []
+        errors = {title: of for title, of in errors_of(campaign).items() if of}
+        first = errors.get(campaign.listed[0], {})
+        errors = {title: of for title, of in errors.items() if title not in SEEN_SINCE or len(of) == len(first)}
+        new = {title: {n: each for n, each in errors[title].items() if is_new(n)} for title in campaign.listed if first}
+        counts[f"{name}_new"] = len(new.get(campaign.listed[0], {}))
+        counts[f"{name}_measured"] = len(first)
+        parts[f"{name}_new_table"] = networks_summary(new)
+        parts[name] = networks_summary(errors) if first else ["Not measured yet."]
+        if first:
+            each = "\n".join(networks_table(errors, campaign.listed))
+            details.append(DETAILS_TEXT.format(title=campaign.title, count=len(first), table=each))
     tables = {name: "\n".join(lines) for name, lines in parts.items()}
-    return PAGE_TEXT.format(**tables, **counts).rstrip() + "\n"
+    return PAGE_TEXT.format(**tables, **counts, details="\n".join(details)).rstrip() + "\n"
 
 
 def main() -> int:

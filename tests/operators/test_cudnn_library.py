@@ -22,11 +22,11 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.operators.allocation.convolution import convolution as plan_of
 from trainatomy.operators.allocation.convolution import workspace_bytes
-from trainatomy.operators.allocation.cudnn import library, workspace
+from trainatomy.operators.allocation.cudnn import library, missing, workspace
 from trainatomy.operators.allocation.cudnn.backend import Backend, BackendError, Mode, Note
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.heuristics import Choice, EnginePlan, Heuristics, mode_of, plans
-from trainatomy.operators.allocation.cudnn.missing import FILE, NAMED
+from trainatomy.operators.allocation.cudnn.missing import FILE, NAMED, SIZES, Engine, Row, missing_engine
 from trainatomy.operators.allocation.cudnn.products import bytes_in_cublas
 from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Scratch
@@ -271,10 +271,33 @@ def test_other_engines_that_are_missing_without_a_driver_have_their_own_workspac
 
 def test_every_engine_in_the_table_has_a_workspace() -> None:
     contents = json.loads(read_text(FILE))
-    for kind, groups in contents["plans"].items():
-        engines = {engine for rows in groups.values() for engine in rows.values()} - {NAMED}
-        assert engines
-        assert {str(engine) for engine in engines} <= set(contents["methods"][kind])
+    for kind, groups in contents["engines"].items():
+        entries = [entry for rows in groups.values() for entry in rows.values()]
+        engines = {engine for entry in entries for engine in (entry[2:] if isinstance(entry, list) else [entry])}
+        assert engines - {NAMED}
+        assert {str(engine) for engine in engines - {NAMED}} <= set(contents["methods"][kind])
+        assert {entry[0] for entry in entries if isinstance(entry, list)} <= set(SIZES)
+
+
+def test_the_row_with_the_most_plans_in_common_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, group = convolution((16, 64, 10, 10), (64, 64, 3, 3), 1, 1), "other, 2 bytes"
+    rows: dict[Row, Engine] = {
+        ("forward", group, ()): 5,
+        ("forward", group, ("7 2=1",)): NAMED,
+        ("forward", group, ("7 2=1", "8 2=1")): ("images", 16, NAMED, 6),
+    }
+    monkeypatch.setattr(missing, "_table", lambda: rows)
+
+    def found(*listed: str, images: int = 16, engine: int = 7) -> int | None:
+        call = replace(one, data=torch.Size((images, *one.data[1:])))
+        return missing_engine("forward", call, EnginePlan(engine, (), (), 0, listed=listed))
+
+    assert found("7 2=1 17=4", "8 2=1 12=9 17=2", "9") == 6  # parts of sums are left out
+    assert found("7 2=1", "8 2=1", images=15) == NAMED
+    assert found("7 2=1", "9") == NAMED
+    assert found("9") == 5
+    assert found("58", "7 2=1", "8 2=1", engine=58) == NAMED  # a driver is there, and the list lacks nothing
+    assert missing_engine("weight gradient", one, EnginePlan(7, (), (), 0, listed=("9",))) is None
 
 
 def test_cublas_sums_contiguous_images_apart_and_divides_channels_last_ones() -> None:
