@@ -175,3 +175,35 @@ def test_on_several_gpus_it_runs_eagerly_or_is_refused(tmp_path: Path) -> None:
     assert found.compiled is False and "torch.compile on several GPUs is not simulated" in reason
     with pytest.raises(SimulationError, match="--no-compile"):
         compiling(replace(job, compiled=True), file)
+
+
+FLEX = """
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+attention = torch.compile(flex_attention)
+masks = torch.compile(create_block_mask)
+net = torch.nn.Linear(64, 64, device="cuda", dtype=torch.bfloat16)
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(4):
+    x = torch.randn(2, 4, 4096, 64, device="cuda", dtype=torch.bfloat16)
+    mask = masks(lambda b, h, q, k: q >= k, None, None, 4096, 4096, device="cuda")
+    states = net(x)
+    attention(states, states, states, block_mask=mask).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("with_compiler", [False, True])
+def test_flex_attention_needs_no_compiler(run_script: RunScript, with_compiler: bool) -> None:
+    if with_compiler:
+        from trainatomy.simulator.compiled import preload_compiler
+
+        pytest.importorskip("triton")
+        preload_compiler()
+    found = run_script(FLEX, compiled=with_compiler, eager="no compiler here").prediction
+    assert found is not None and found.script is not None
+    assert not [one for one in found.script.stand_ins if one.kind == "compiled"]
+    assert any("FlexAttention: its kernels have the efficiency" in note for note in found.notes)
+    assert found.memory.peak_allocated_bytes < 2 * 4 * 4096 * 4096 * 2  # one matrix of all scores

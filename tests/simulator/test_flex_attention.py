@@ -11,6 +11,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.flex.block_mask import kept_share
+from trainatomy.simulator.flex.calls import READS_TENSORS
+from trainatomy.simulator.flex.tuning import Tuning
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.workload import Workload
@@ -79,6 +81,44 @@ def test_a_mask_has_lists_of_blocks_and_no_matrix_of_scores() -> None:
     lists = made(run(), "forward", "inductor::kernel")
     assert max(lists) == BATCH * blocks * blocks * 8  # counts of kept scores, in 64 bits
     assert lists.count(BATCH * blocks * 4) == 4 and lists.count(BATCH * blocks * blocks * 4) == 4
+
+
+def test_kernels_are_tried_in_the_first_step_with_a_buffer_of_the_l2_cache() -> None:
+    trace = run().trace
+    buffers = [event for event in trace.events if trace.origins[event.allocation].operation == "inductor::tuning"]
+    assert {event.bytes for event in buffers if event.action == "alloc"} == {62_914_560}
+    assert {trace.origins[event.allocation].step for event in buffers} == {0}
+    assert {trace.origins[event.allocation].phase for event in buffers} == {"forward", "backward"}
+    assert [event.action for event in buffers] == ["alloc", "free"] * (len(buffers) // 2)
+
+
+def test_a_kernel_is_tried_for_two_sizes(process: SimulatedProcess) -> None:
+    tuning = Tuning(1 << 20)
+    with process.open():
+        for length in (8, 8, 16, 8, 32):
+            tuning.call("cast", torch.empty(length, device="cuda"))
+    assert [event.bytes for event in process.trace.events].count(1 << 20) == 2
+
+
+def test_lists_of_a_mask_are_released_in_backward() -> None:
+    trace = run().trace
+    lists = {
+        number
+        for number, origin in enumerate(trace.origins)
+        if (origin.step, origin.module, origin.operation) == (1, "model", "inductor::kernel")
+    }
+    last = max(
+        index for index, event in enumerate(trace.events) if event.action == "free" and event.allocation in lists
+    )
+    assert any(
+        event.action == "alloc" and trace.origins[event.allocation][2:] == ("backward", 1)
+        for event in trace.events[last:]
+    )
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_a_mask_that_reads_a_tensor_is_noted(padding: bool) -> None:
+    assert (READS_TENSORS in run(data={"padding": padding}).notes) is padding
 
 
 def test_recomputation_runs_forward_again() -> None:

@@ -90,7 +90,9 @@ class Session:
     def __init__(self, gpu: GPU, settings: Settings, script: str = "") -> None:
         self.gpu, self.settings, self.script = gpu, settings, script
         self.version = parse_version(settings.torch or torch.__version__)
-        processor = Processor(gpu.capability, gpu.multiprocessors, self.version, installed_heuristics(gpu))
+        processor = Processor(
+            gpu.capability, gpu.multiprocessors, self.version, installed_heuristics(gpu), gpu.l2_bytes
+        )
         self.process = SimulatedProcess(
             gpu.device_name,
             gpu.memory_bytes,

@@ -22,6 +22,7 @@ from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, install_driver
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.flex.calls import FlexCalls
+from trainatomy.simulator.flex.tuning import Tuning
 from trainatomy.simulator.functions import CudaFunctions, composites
 from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.modules import ModuleTracker
@@ -65,6 +66,7 @@ class SimulatedProcess:
 
     def __post_init__(self) -> None:
         self.current = CurrentDevice(self.topology)
+        self.tuning = Tuning(self.processor.l2_bytes)
         self.storages = Storages()
         self.modules = ModuleTracker(lambda begins: self.recorder.mark("recompute" if begins else "recompute end"))
         parts = (self.storages, self.modules, self.rules, self.processor, self.workspaces, self.current.device)

@@ -178,7 +178,9 @@ def simulate(
         SimulationError: An operation needs data, or this thread is already simulating.
         TrainatomyError: What building the model and the step raises.
     """
-    processor = Processor(gpu.capability, gpu.multiprocessors, torch_version(workload), heuristics_of(workload, gpu))
+    processor = Processor(
+        gpu.capability, gpu.multiprocessors, torch_version(workload), heuristics_of(workload, gpu), gpu.l2_bytes
+    )
     once = partial(
         simulate, gpu=gpu, model=model, make_batch=make_batch, trust_remote_code=trust_remote_code, topology=topology
     )

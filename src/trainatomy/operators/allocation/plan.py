@@ -71,12 +71,14 @@ class Processor:
         multiprocessors: number of multiprocessors.
         torch_version: the version of PyTorch that is simulated, (2, 11).
         cudnn: cuDNN's own heuristics for the GPU; None: the rules in ``cudnn`` stand for them.
+        l2_bytes: size of the L2 cache; None: not known.
     """
 
     capability: tuple[int, int]
     multiprocessors: int
     torch_version: tuple[int, int]
     cudnn: Heuristics | None = None
+    l2_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,4 +16,5 @@ TRITON = family(
     ),
     row("triton::kernel"),
     row("inductor::kernel", cost="elementwise:fused"),
+    row("inductor::tuning", cost="elementwise:fused"),
 )

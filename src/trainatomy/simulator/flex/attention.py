@@ -9,7 +9,7 @@ that Inductor of 2.11, 2.12 and 2.13 wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from trainatomy.catalog.versions import behaviour
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.whole import one_operation
+from trainatomy.simulator.flex.tuning import Tuning
 
 FORWARD, BACKWARD = "flex::attention", "flex::attention_backward"
 _SHORT_QUERIES = 128
@@ -40,6 +41,7 @@ class Kernel:
         held: Tensors of the mask and of ``score_mod``, which backward reads as well.
         kept: Share of the blocks of scores that the mask keeps.
         parts: Parts that the keys are split into for few queries; 0: the kernel for many queries runs.
+        tuning: First calls of kernels.
     """
 
     processor: Processor
@@ -49,6 +51,7 @@ class Kernel:
     held: tuple[Tensor, ...]
     kept: float
     parts: int
+    tuning: Tuning
 
 
 def run(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor | None]:
@@ -99,12 +102,12 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, as_strided: bool) -> Any:
         ctx.dtypes = tuple(each.dtype for each in (query, key, value))
         ctx.cast = [index for index, dtype in enumerate(ctx.dtypes) if kernel.dtype not in (None, dtype)]
-        query, key, value = (_input(each, kernel.dtype) for each in (query, key, value))
+        query, key, value = (_input(each, kernel) for each in (query, key, value))
         compute = _split if kernel.parts else _whole
         out, sums, returned = compute(query, key, value, kernel)
         if kernel.trains:
             ctx.save_for_backward(query, key, value, out, sums, *kernel.held)
-        ctx.kernel, ctx.as_strided = kernel, as_strided
+        ctx.kernel, ctx.as_strided = replace(kernel, held=()), as_strided  # they are released with the saved tensors
         return (out, returned) if returned is not None else (out,)
 
     @staticmethod
@@ -124,12 +127,14 @@ class _Boxed(_Attention):
         return _differentiate(ctx, grads)
 
 
-def _input(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _input(tensor: Tensor, kernel: Kernel) -> Tensor:
     """Return an input as the kernel reads it."""
+    dtype = kernel.dtype
     if dtype is not None and tensor.dtype != dtype:
         with one_operation("inductor::kernel", tensor, bytes=None) as results:
             cast = tensor.new_empty_strided(tensor.shape, dense_strides(tensor.shape, tensor), dtype=dtype)
             results.append(cast)
+        kernel.tuning.call("cast of an input", cast)
         return cast
     if tensor.storage_offset() * tensor.element_size() % _ALIGNMENT_BYTES:
         return tensor.clone(memory_format=torch.preserve_format)
@@ -150,6 +155,7 @@ def _whole(query: Tensor, key: Tensor, value: Tensor, kernel: Kernel) -> tuple[T
         return out, sums, None
     with one_operation("inductor::kernel", sums, bytes=None) as results:
         results.append(maxima)
+    kernel.tuning.call("logarithms", maxima)
     return out, sums, maxima
 
 
@@ -216,6 +222,7 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
     with one_operation("inductor::kernel", out, *grads, bytes=None) as results:
         products = torch.empty_like(sums)
         results.append(products)
+    kernel.tuning.call("products", products)
     del out, grads[1:]
     with one_operation(BACKWARD, grads[0], query, key, value, kept=kernel.kept) as results:
         gradients = [
@@ -243,4 +250,5 @@ def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
                 )
                 wanted[index] = results[0]
             del results
+            kernel.tuning.call("cast of a gradient", wanted[index])
     return (*wanted, None, None)

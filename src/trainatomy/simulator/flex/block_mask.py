@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.allocation.arguments import ceil_div
 from trainatomy.operators.allocation.whole import one_operation
+from trainatomy.simulator.flex.tuning import Tuning
 
 Values = Callable[[Tensor], Tensor | None]
 _POINTS = 8
 """Points of a block in each direction at which a mask is evaluated: its first, its last and some between."""
 _UNROLLED = 8
 """Blocks in a row from which sums over them are reductions (``unroll_reductions_threshold``)."""
+_COUNTS = "counts"
+"""Kernel with one setting, which is not tried: the loop over the scores of a block."""
 _FUSED_SORT = 512
 """Blocks in a row that a fused kernel sorts (``ir.Sort``)."""
 
@@ -40,6 +44,7 @@ def create(
     *,
     separates_full: bool,
     version: Version,
+    tuning: Tuning,
 ) -> Any:
     """Return the block mask that a compiled ``create_block_mask`` makes, of tensors without values.
 
@@ -52,22 +57,24 @@ def create(
         block: Queries and keys of a block.
         separates_full: Blocks that are kept whole are listed apart.
         version: Release of PyTorch.
+        tuning: First calls of kernels.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
     rows, columns = ceil_div(queries, block[0]), ceil_div(keys, block[1])
     lists = 2 if separates_full else 1
     is_sorted_by_aten = behaviour("compiled_block_mask_sorts_with_aten", version) or max(rows, columns) > _FUSED_SORT
-    found = (_with_aten_sort if is_sorted_by_aten else _fused)(batch, heads, rows, columns, lists)
-    partial, full = found[0], found[1] if separates_full else (None, None, None, None)
+    make = _with_aten_sort if is_sorted_by_aten else _fused
+    found = make(batch, heads, rows, columns, lists, partial(_run, tuning))
+    some, full = found[0], found[1] if separates_full else (None, None, None, None)
     return BlockMask(
         seq_lengths=(queries, keys),
-        kv_num_blocks=partial[0],
-        kv_indices=partial[1],
+        kv_num_blocks=some[0],
+        kv_indices=some[1],
         full_kv_num_blocks=full[0],
         full_kv_indices=full[1],
-        q_num_blocks=partial[2],
-        q_indices=partial[3],
+        q_num_blocks=some[2],
+        q_indices=some[3],
         full_q_num_blocks=full[2],
         full_q_indices=full[3],
         BLOCK_SIZE=block,
@@ -79,44 +86,52 @@ Lists = tuple[Tensor, Tensor, Tensor, Tensor]
 """Number of blocks in each row, their columns; number of blocks in each column, their rows."""
 
 
-def _kernel(*sizes: tuple[int, ...], dtype: torch.dtype = torch.int32) -> list[Tensor]:
+Kernel = Callable[..., list[Tensor]]
+"""``_run`` with the first calls of kernels."""
+
+
+def _run(tuning: Tuning, name: str, *sizes: tuple[int, ...], dtype: torch.dtype = torch.int32) -> list[Tensor]:
     """Allocate what a kernel writes to."""
     with one_operation("inductor::kernel", bytes=None) as results:
         made = [torch.empty(size, dtype=dtype, device="cuda") for size in sizes]
         results.extend(made)
+    if name != _COUNTS:
+        tuning.call(f"{name} of a mask", *made)
     return made
 
 
-def _fused(batch: int, heads: int, rows: int, columns: int, lists: int) -> list[Lists]:
+def _fused(batch: int, heads: int, rows: int, columns: int, lists: int, kernel: Kernel) -> list[Lists]:
     """Allocate what kernels that sort themselves do."""
-    counts = _kernel((batch, heads, rows, columns), dtype=torch.int64)
-    dense = _kernel(*[(batch, heads, rows, columns + 1)] * lists)
-    by_row = _kernel(*[(batch, heads, rows)] * lists, *[(batch, heads, rows, columns)] * lists)
+    counts = kernel(_COUNTS, (batch, heads, rows, columns), dtype=torch.int64)
+    dense = kernel("matrix", *[(batch, heads, rows, columns + 1)] * lists)
+    by_row = kernel("rows", *[(batch, heads, rows)] * lists, *[(batch, heads, rows, columns)] * lists)
     del counts
     size, number = (batch, heads, columns, rows), (batch, heads, columns)
     is_short = max(rows, columns) < _UNROLLED
-    sorted_first = _kernel(*[size] * lists) if is_short else []
+    sorted_first = kernel("columns", *[size] * lists) if is_short else []
     found: list[Lists] = []
     for each in range(lists):
-        row, of_column = (sorted_first[each], *_kernel(number)) if is_short else _kernel(size, number)
+        row, of_column = (
+            (sorted_first[each], *kernel("numbers", number)) if is_short else kernel("columns", size, number)
+        )
         dense.pop(0 if min(rows, columns) < _UNROLLED else -1)
         found.append((by_row[each], by_row[lists + each], of_column, row))
     return found
 
 
-def _with_aten_sort(batch: int, heads: int, rows: int, columns: int, lists: int) -> list[Lists]:
+def _with_aten_sort(batch: int, heads: int, rows: int, columns: int, lists: int, kernel: Kernel) -> list[Lists]:
     """Allocate what kernels do between which ``aten::sort`` sorts; it is written over the blocks in the end."""
-    dense = _kernel(*[(batch, heads, rows, columns + 1)] * lists)
-    blocks = _kernel(*[(batch, heads, rows, columns)] * lists)
+    dense = kernel("matrix", *[(batch, heads, rows, columns + 1)] * lists)
+    blocks = kernel(_COUNTS, *[(batch, heads, rows, columns)] * lists)
     if max(rows, columns) < _UNROLLED:
-        return _with_aten_sorts_last(batch, heads, rows, columns, dense, blocks)
+        return _with_aten_sorts_last(batch, heads, rows, columns, dense, blocks, kernel)
     found: list[Lists] = []
     for _ in range(lists):
         unsorted = blocks.pop(0)
         order = _sort(unsorted)
-        number, index = _kernel((batch, heads, rows), (batch, heads, rows, columns))
+        number, index = kernel("rows", (batch, heads, rows), (batch, heads, rows, columns))
         del order
-        (of_column,) = _kernel((batch, heads, columns))
+        (of_column,) = kernel("numbers", (batch, heads, columns))
         dense.pop(0)
         _sort(unsorted.transpose(-2, -1))
         found.append((number, index, of_column, unsorted.view(batch, heads, columns, rows)))
@@ -124,16 +139,16 @@ def _with_aten_sort(batch: int, heads: int, rows: int, columns: int, lists: int)
 
 
 def _with_aten_sorts_last(
-    batch: int, heads: int, rows: int, columns: int, dense: list[Tensor], blocks: list[Tensor]
+    batch: int, heads: int, rows: int, columns: int, dense: list[Tensor], blocks: list[Tensor], kernel: Kernel
 ) -> list[Lists]:
     """Allocate the same where sums over a row are no reductions: the lists of rows are written over the blocks."""
-    numbers = _kernel(*[(batch, heads, rows)] * len(blocks))
+    numbers = kernel("rows", *[(batch, heads, rows)] * len(blocks))
     by_column = []
     for each in blocks:
         _sort(each)
-        (transposed,) = _kernel((batch, heads, columns, rows))
+        (transposed,) = kernel("columns", (batch, heads, columns, rows))
         dense.pop(0)
-        by_column.append((transposed, *_kernel((batch, heads, columns))))
+        by_column.append((transposed, *kernel("numbers", (batch, heads, columns))))
     for transposed, _ in by_column:
         _sort(transposed)
     return [

@@ -33,7 +33,13 @@ _OPTIONS: Mapping[str, tuple[Any, ...]] = {
 """Values of arguments of ``torch.compile`` for which compiled code allocates the same; of others any."""
 ASSUMED_TIME = (
     "FlexAttention: its kernels have the efficiency of FlashAttention's at the blocks that the mask keeps, which is "
-    "assumed and was not measured; compiling it in the first step, and memory that this takes, are not counted"
+    "assumed and was not measured; the time to compile it is not counted; reserved memory is that of a first run: a "
+    "later one finds the settings of its kernels on disk, does not try them, and may reserve more or less"
+)
+READS_TENSORS = (
+    "FlexAttention: the mask reads a tensor, as for padding. The process may hold about 0.5 GiB more outside of "
+    "PyTorch's allocator than device memory counts: so it was in two of three such trainings on an H200, and the "
+    "cause is not known"
 )
 
 
@@ -114,6 +120,7 @@ class FlexCalls:
             (size, size) if isinstance(size, int) else tuple(size),
             separates_full=given.get("separate_full_blocks", True),
             version=self._process.processor.torch_version,
+            tuning=self._process.tuning,
         )
 
     def _kept(self, mask: Any) -> float:
@@ -180,11 +187,13 @@ class FlexCalls:
         _refuse_trained_captures(score_mod)
         tensors = [*captured(score_mod), *captured(mask.mask_mod)]
         lists = [each for each in mask.as_tuple(flatten=True) if isinstance(each, Tensor)]
-        held = (*lists, *(tensor for _, tensor in tensors if tensor.is_meta))
+        held = (*lists, *(tensor for _, tensor in tensors if tensor.is_cuda))
         processor = self._process.processor
         splits = options.get("BACKEND", "AUTO") != "TRITON" and not options.get("FORCE_USE_FLEX_ATTENTION", False)
         parts = parts_of_keys(query, value, mask.kv_indices.shape[1], processor.multiprocessors) if splits else 0
         self._note(ASSUMED_TIME)
+        if any(tensor.is_cuda and tensor.dim() > 0 for _, tensor in captured(mask.mask_mod)):
+            self._note(READS_TENSORS)
         enabled = self._process.autocast.enabled
         kernel = Kernel(
             processor,
@@ -194,6 +203,7 @@ class FlexCalls:
             held,
             self._kept(mask),
             parts,
+            self._process.tuning,
         )
         return run(query, key, value, kernel)
 
