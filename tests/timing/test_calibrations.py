@@ -15,7 +15,8 @@ from trainatomy.catalog.calls import from_text, to_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpu_from_mapping, gpus
 from trainatomy.errors import WorkloadError
-from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost, point_microseconds
+from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost
+from trainatomy.timing.efficiency import point_microseconds
 from trainatomy.timing.findings import findings
 
 TEXT = "aten::baddbmm(f32[8,1]!,bf16[4,8,2|16,1,8]*2,hi64[3])->f32[8,1]@0#2;beta=1"

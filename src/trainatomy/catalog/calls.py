@@ -25,6 +25,7 @@ SHORT = {
 LONG = {short: long for long, short in SHORT.items()}
 BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "i16": 2, "c64": 8}
 
+_IN_HOST_MEMORY = re.compile(r"[(,>]h\w+\[")
 _ARRAY = re.compile(r"(h?)(\w+)\[([\d,]*)(?:\|([\d,]*))?\](?:@(\d+))?(?:\*(\d+))?(!?)")
 
 
@@ -73,6 +74,11 @@ def _joined(words: list[str]) -> str:
         mark = "!" if word.endswith("!") else ""
         parts.append(f"{word.removesuffix('!')}{f'*{count}' if count > 1 else ''}{mark}")
     return ",".join(parts)
+
+
+def has_host_memory(text: str) -> bool:
+    """Return whether a tensor of a line of ``to_text`` lies in host memory, without parsing the line."""
+    return _IN_HOST_MEMORY.search(text) is not None
 
 
 @cache
