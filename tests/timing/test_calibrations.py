@@ -39,6 +39,32 @@ def test_text_keeps_strides_storages_and_written_inputs():
         from_text("nonsense")
 
 
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [
+        (
+            "aten::convolution(f32[1,2,5],f32[2,2,3])->f32[1,2,3];padding=[2]",
+            ["stride=[1]", "padding=[2]", "dilation=[1]", "transposed=False", "output_padding=[0]", "groups=1"],
+        ),
+        (
+            "aten::convolution_backward(f32[1,2,3],f32[1,2,5],f32[2,2,3])->f32[2,2,3];bias_sizes=[0];groups=2;output_mask=[False, True, False]",  # noqa: E501
+            ["bias_sizes=[0]", "stride=[1]", "padding=[0]", "dilation=[1]", "transposed=False", "output_padding=[0]",
+             "groups=2", "output_mask=[False, True, False]"],
+        ),
+    ],
+    ids=["forward", "backward"],
+)  # fmt: skip
+def test_usual_arguments_of_convolutions_are_left_out(short: str, whole: list[str]) -> None:
+    call = from_text(short)
+    assert [f"{key}={value}" for key, value in call.numbers] == whole
+    assert to_text(call) == short
+    assert from_text(";".join([short.partition(";")[0], *whole])) == call
+
+
+def test_a_convolution_without_tensors_has_no_usual_arguments():
+    assert from_text("aten::convolution()->").numbers == ()
+
+
 def test_shipped_calibrations_are_of_known_gpus():
     names = {one.id: one.device_name for one in gpus()}
     assert shipped()
