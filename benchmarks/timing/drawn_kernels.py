@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent / "accuracy"))
 
 import processes  # noqa: E402
 
-from trainatomy.catalog.calls import from_text  # noqa: E402
+from trainatomy.catalog.calls import from_text, to_text  # noqa: E402
 from trainatomy.catalog.gpus import find_gpu  # noqa: E402
 from trainatomy.operators.cost import kernel_work  # noqa: E402
 from trainatomy.operators.cost.kernel import Chip  # noqa: E402
@@ -218,7 +218,8 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
             continue
         if counts[family] < FEWEST or family.startswith(ALWAYS):
             known.add(key)
-            new.append({name: value for name, value in point.items() if name not in ("split", "names")})
+            kept = {name: value for name, value in point.items() if name not in ("split", "names")}
+            new.append(kept | {"call": to_text(from_text(point["call"]))})
     kernels["points"] += new
     lines = (json.loads(line) for line in source.read_text(encoding="utf-8").splitlines())
     measured: dict[str, Any] = next((line["environment"] for line in lines if "environment" in line), {})
@@ -227,8 +228,9 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     print(f"{len(new)} points added")
 
 
-def _without_step(call: str) -> str:
-    return re.sub(r";step=\d+", "", call)
+def _without_step(text: str) -> str:
+    """Return a call as calibrations write it now, without the number of an optimizer's step."""
+    return re.sub(r";step=\d+", "", to_text(from_text(text)))
 
 
 def fell_back(point: dict[str, Any], chip: Chip) -> bool:
@@ -249,7 +251,7 @@ def fell_back(point: dict[str, Any], chip: Chip) -> bool:
         physical = kernel_work(from_text(point["call"]), chip).seconds * 1e6
         if point["us"] > MOST_UNSPLIT * physical:
             return True
-    dense = ";groups=1;" in f"{point['call']};" and point["call"].startswith("aten::convolution")
+    dense = groups == 1 and point["call"].startswith("aten::convolution")
     if not dense or from_text(point["call"]).inputs[1].shape[1] <= MOST_FEW:
         return False
     return any(kernel in name for name in point.get("names", ()) for kernel in FALLBACKS)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from concepts.page import table
 from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.timing.cost_model import cost_model_from, kernel_cost, point_microseconds
+from trainatomy.timing.cost_model import cost_model_from, kernel_cost
+from trainatomy.timing.efficiency import point_microseconds
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "timing"
 LEAST_MICROSECONDS = 10.0

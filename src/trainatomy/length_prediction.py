@@ -13,7 +13,8 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.epochs import replay_order, steps_to_replay, worst_of
 from trainatomy.catalog.first_calls import first_call_seconds
 from trainatomy.errors import WorkloadError
-from trainatomy.prediction import context_bytes, prediction_of, rank_prediction_of, time_of
+from trainatomy.prediction import prediction_of, rank_prediction_of, time_of
+from trainatomy.prediction_inputs import context_bytes
 from trainatomy.results.lengths import Batching, Distribution, LengthsPrediction, OrderPrediction, SampleLengths
 from trainatomy.training.lengths import BatchShape, Order, sample_lengths
 from trainatomy.training.lengths_of_ranks import first_occurrences, replayed_orders, slowest_batches, waiting_share

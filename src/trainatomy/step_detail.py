@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.detail import detail_of
-from trainatomy.prediction import analysis_of, context_bytes, nccl_bytes_of, timed_step
+from trainatomy.prediction import analysis_of, timed_step
+from trainatomy.prediction_inputs import context_bytes, nccl_bytes_of
 from trainatomy.results.detail import Detail
 
 if TYPE_CHECKING:

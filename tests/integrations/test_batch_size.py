@@ -322,7 +322,7 @@ def test_a_search_varies_nothing_that_a_module_or_a_batch_keeps() -> None:
 def test_a_change_of_training_is_announced(monkeypatch: pytest.MonkeyPatch, arguments: TrainingArguments) -> None:
     settings = {"train.optim": "sgd", "train.optim_args": None}
     answered(monkeypatch, Change("optimizer", "sgd", settings, "optimizer"), optim="sgd")
-    with pytest.warns(RuntimeWarning, match="SGD: The update rule is another one"):
+    with pytest.warns(RuntimeWarning, match="SGD: The update rule is different"):
         made = fit_training_arguments(arguments, tiny(), gpu="t4", allow=("optimizer",), print=False)
     assert (made.optim, made.optim_args, arguments.optim) == ("sgd", None, "adamw_torch_fused")
 

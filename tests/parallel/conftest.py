@@ -23,7 +23,7 @@ class ForkedRanks(RankProcesses):
         return [sys.executable, str(HERE / "forked_ranks.py"), str(self._spool), str(self._count)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def processes() -> Iterator[RankProcesses]:
     with _launched(RankProcesses(2)) as launched:
         yield launched

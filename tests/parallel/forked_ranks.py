@@ -1,7 +1,6 @@
 """Ranks that are forks of one process: ``python forked_ranks.py FOLDER COUNT`` stands in for torchrun.
 
-Under torchrun every rank loads the libraries. Here they are loaded once, and only those that the tasks of these tests
-need.
+Under torchrun every rank loads the libraries. Here they are loaded once, in the process that the ranks are forked from.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.distributed import TCPStore
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM  # noqa: F401
 
 from trainatomy.measurement.process import rank
-from trainatomy.training.loops import pipeline, pytorch  # noqa: F401
+from trainatomy.training.loops import pipeline  # noqa: F401
 
 HOST = "127.0.0.1"
 
@@ -25,7 +24,8 @@ HOST = "127.0.0.1"
 def main() -> int:
     folder, count = sys.argv[1], int(sys.argv[2])
     rank.end_with_parent()
-    rank.preload = lambda allocator="": True
+    forks = rank.preload()
+    rank.preload = lambda allocator="": forks
     with socket.socket() as free:
         free.bind((HOST, 0))
         port = free.getsockname()[1]

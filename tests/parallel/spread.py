@@ -9,6 +9,8 @@ from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.workload.schema import Workload
 
 LAYERS = 3
+STEPS = 2
+"""Steps of the plain loop.  The second one is like all that follow: it begins with optimizer states."""
 HIDDEN, INNER, VOCABULARY = 256, 512, 1000
 CONFIG = {
     "num_hidden_layers": LAYERS,
@@ -28,6 +30,7 @@ def workload(loop: str = "pytorch", train: dict[str, Any] | None = None, **paral
             "data": {"sequence_length": 64},
             "train": {"per_device_train_batch_size": 2, **(train or {})},
             "gpu": "h200",
+            "steps": STEPS if loop == "pytorch" else None,
             "parallel": parallel,
         }
     )

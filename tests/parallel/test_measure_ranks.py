@@ -73,8 +73,8 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("parallel", STRATEGIES, ids=lambda one: "-".join(map(str, one)) or "ddp")
-def test_every_strategy_is_measured_in_every_rank(processes: RankProcesses, parallel: dict[str, Any]) -> None:
-    found = measuring.gathered(run(processes, workload(**parallel)))
+def test_every_strategy_is_measured_in_every_rank(two_processes: RankProcesses, parallel: dict[str, Any]) -> None:
+    found = measuring.gathered(run(two_processes, workload(**parallel)))
     assert (found.rank, found.status, found.steps) == (0, "completed", 5)
     assert list(found.ranks) == [0, 1]
     assert [one.nccl_bytes for one in found.ranks.values()] == [100 * MIB, 101 * MIB]
@@ -85,9 +85,9 @@ def test_every_strategy_is_measured_in_every_rank(processes: RankProcesses, para
 
 @pytest.mark.parametrize("parallel", [{}, {"strategy": "fsdp2"}, {"tp_size": 2}, {"pp_size": 2}], ids=str)
 def test_the_recorded_run_adds_a_breakdown_to_every_rank(
-    processes: RankProcesses, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parallel: dict[str, Any]
+    two_processes: RankProcesses, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parallel: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(measuring, "RankProcesses", lambda *_, **__: FakeGpus(processes, {}))
+    monkeypatch.setattr(measuring, "RankProcesses", lambda *_, **__: FakeGpus(two_processes, {}))
     jobs = jobs_for(workload(**parallel), 5, components=True, trace=tmp_path / "trace.json.gz")
     found = measuring.measure_ranks(jobs, 2, TimeLimit(120.0), lambda _: None)
     assert [rank.memory is not None for rank in found.ranks.values()] == [True, True], found.notes
@@ -98,8 +98,8 @@ def test_the_recorded_run_adds_a_breakdown_to_every_rank(
 
 
 @pytest.mark.parametrize("train", [{}, {"fsdp": True}, {"fsdp": True, "fsdp_config": {"version": 1}}], ids=str)
-def test_the_trainer_is_measured_in_every_rank(processes: RankProcesses, train: dict[str, Any]) -> None:
-    found = measuring.gathered(run(processes, workload(train, loop="trainer")))
+def test_the_trainer_is_measured_in_every_rank(two_processes: RankProcesses, train: dict[str, Any]) -> None:
+    found = measuring.gathered(run(two_processes, workload(train, loop="trainer")))
     assert (found.status, [one.steps for one in found.ranks.values()]) == ("completed", [5, 5])
 
 
@@ -111,10 +111,10 @@ def test_ranks_train_on_samples_of_different_lengths(processes: RankProcesses, l
 
 
 def test_a_rank_that_runs_out_of_memory_is_the_result(
-    processes: RankProcesses, monkeypatch: pytest.MonkeyPatch
+    two_processes: RankProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
-    found = measuring.gathered(run(processes, workload(strategy="fsdp2"), fails=1))
+    found = measuring.gathered(run(two_processes, workload(strategy="fsdp2"), fails=1))
     assert (found.rank, found.status) == (1, "out of memory")
     assert found.out_of_memory is not None and found.out_of_memory.requested_bytes == 2 * 2**30
     assert found.other_ranks == ()

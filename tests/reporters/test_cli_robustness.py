@@ -27,7 +27,11 @@ GPT2 = ["predict", "--model", "gpt2"]
     ("arguments", "message"),
     [
         (["predict", "gpt2"], "gpt2: no such file; for a model of that name write --model gpt2"),
+        (["predict", "train.py"], "`trainatomy run train.py`"),
         (["predict", "train.py"], "--model-factory train.py:FUNCTION"),
+        (["ops", "encoder"], "encoder: no such file; did you mean encoder-layer?"),
+        (["compare", "notebooks"], "notebooks: no such file; did you mean notebook?"),
+        (["compare", "gpt2"], "gpt2: no such file; for a model of that name write --model gpt2"),
         ([*GPT2, "--batch-size", "4"], "--per-device-train-batch-size"),
         ([*GPT2, "--lr", "1e-3"], "--learning-rate"),
         ([*GPT2, "--max_length", "128"], "--sequence-length"),

@@ -80,27 +80,6 @@ def assert_predicts_as_here(executor: object, *several: Workload) -> None:
 
 
 @needs_dask
-def test_a_killed_worker_of_a_dask_cluster_loses_nothing(dask_address: str, tmp_path: Path) -> None:
-    assert_nothing_is_lost(dask_address, tmp_path)
-
-
-@needs_dask
-def test_a_search_goes_on_when_a_worker_of_dask_is_killed(dask_address: str, tmp_path: Path) -> None:
-    predict: Any = partial(mortal.die_once, tmp_path)
-    with prediction_pool(predict, None, dask_address.replace("tcp://", "dask://")) as pool:
-        futures: list[Any] = [pool.submit(item) for item in ITEMS]  # type: ignore[arg-type]
-        wait(futures)
-        assert [each.result() for each in futures] == [2 * item for item in ITEMS]
-        assert 1 <= pool.jobs <= 2
-
-
-@needs_dask
-def test_a_prediction_that_kills_every_worker_is_an_error(dask_address: str) -> None:
-    with pytest.raises(TrainatomyError, match=r"its worker died each time that it was repeated.*\(KilledWorker\)"):
-        predict_all(mortal.die, [1], None, dask_address)
-
-
-@needs_dask
 def test_threads_of_a_worker_of_dask_predict_as_here() -> None:
     import distributed
 
@@ -126,6 +105,27 @@ def test_the_profiler_of_a_dask_worker_holds_no_tensors_of_a_prediction(dask_add
 @pytest.mark.slow  # the worker imports torch and transformers
 def test_workers_of_dask_predict_as_here(dask_address: str) -> None:
     assert_predicts_as_here(dask_address, workload())
+
+
+@needs_dask
+def test_a_killed_worker_of_a_dask_cluster_loses_nothing(dask_address: str, tmp_path: Path) -> None:
+    assert_nothing_is_lost(dask_address, tmp_path)
+
+
+@needs_dask
+def test_a_search_goes_on_when_a_worker_of_dask_is_killed(dask_address: str, tmp_path: Path) -> None:
+    predict: Any = partial(mortal.die_once, tmp_path)
+    with prediction_pool(predict, None, dask_address.replace("tcp://", "dask://")) as pool:
+        futures: list[Any] = [pool.submit(item) for item in ITEMS]  # type: ignore[arg-type]
+        wait(futures)
+        assert [each.result() for each in futures] == [2 * item for item in ITEMS]
+        assert 1 <= pool.jobs <= 2
+
+
+@needs_dask
+def test_a_prediction_that_kills_every_worker_is_an_error(dask_address: str) -> None:
+    with pytest.raises(TrainatomyError, match=r"its worker died each time that it was repeated.*\(KilledWorker\)"):
+        predict_all(mortal.die, [1], None, dask_address)
 
 
 @needs_dask

@@ -15,7 +15,8 @@ from trainatomy.catalog.calls import from_text, to_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpu_from_mapping, gpus
 from trainatomy.errors import WorkloadError
-from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost, point_microseconds
+from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost
+from trainatomy.timing.efficiency import point_microseconds
 from trainatomy.timing.findings import findings
 
 TEXT = "aten::baddbmm(f32[8,1]!,bf16[4,8,2|16,1,8]*2,hi64[3])->f32[8,1]@0#2;beta=1"
@@ -36,6 +37,32 @@ def test_text_keeps_strides_storages_and_written_inputs():
     assert (call.written, call.lengths, call.numbers) == ((0,), (2,), (("dim", "[0, 1]"),))
     with pytest.raises(ValueError, match="not a call"):
         from_text("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [
+        (
+            "aten::convolution(f32[1,2,5],f32[2,2,3])->f32[1,2,3];padding=[2]",
+            ["stride=[1]", "padding=[2]", "dilation=[1]", "transposed=False", "output_padding=[0]", "groups=1"],
+        ),
+        (
+            "aten::convolution_backward(f32[1,2,3],f32[1,2,5],f32[2,2,3])->f32[2,2,3];bias_sizes=[0];groups=2;output_mask=[False, True, False]",  # noqa: E501
+            ["bias_sizes=[0]", "stride=[1]", "padding=[0]", "dilation=[1]", "transposed=False", "output_padding=[0]",
+             "groups=2", "output_mask=[False, True, False]"],
+        ),
+    ],
+    ids=["forward", "backward"],
+)  # fmt: skip
+def test_usual_arguments_of_convolutions_are_left_out(short: str, whole: list[str]) -> None:
+    call = from_text(short)
+    assert [f"{key}={value}" for key, value in call.numbers] == whole
+    assert to_text(call) == short
+    assert from_text(";".join([short.partition(";")[0], *whole])) == call
+
+
+def test_a_convolution_without_tensors_has_no_usual_arguments():
+    assert from_text("aten::convolution()->").numbers == ()
 
 
 def test_shipped_calibrations_are_of_known_gpus():

@@ -15,14 +15,13 @@ from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.operators.cost.kernel import KernelWork
 from trainatomy.timing.cost_model import (
     CostModel,
-    EfficiencyPoint,
     chip_of,
     cost_model_from,
     cost_model_of,
     kernel_cost,
     kernel_work,
-    point_microseconds,
 )
+from trainatomy.timing.efficiency import EfficiencyPoint, point_microseconds
 from trainatomy.timing.extrapolation import SAME_GPU, extrapolation_between
 
 H200 = find_gpu("h200")

@@ -24,17 +24,28 @@ class Point(NamedTuple):
     """An operator call that was timed.
 
     Attributes:
+        text: The call, as ``catalog.calls`` writes it.
         hot: Microseconds of its kernels, repeated on the same tensors.
         cold: Microseconds with the L2 cache full of other data, where measured.
         kernels: Number of kernels.
         tf32: fp32 products could use TF32.
     """
 
-    call: Call
+    text: str
     hot: float
     cold: float | None
     kernels: int
     tf32: bool
+
+    @property
+    def call(self) -> Call:
+        """The call; ``ValueError`` where the text is not one."""
+        return from_text(self.text)
+
+    @property
+    def operator(self) -> str:
+        """Name of the operator."""
+        return self.text.partition("(")[0]
 
 
 class CollectivePoint(NamedTuple):
@@ -151,8 +162,17 @@ def load(path: Path) -> Calibration:
     return parse(text, str(path))
 
 
-def parse(text: str, source: str) -> Calibration:
-    """Parse a calibration file; ``source`` names it in errors."""
+def parse(text: str, source: str, *, parses_calls: bool = True) -> Calibration:
+    """Parse a calibration file.
+
+    Args:
+        text: The file.
+        source: Its name in errors.
+        parses_calls: Whether to check each call now.  Without it, a call is parsed when it is first needed.
+
+    Raises:
+        WorkloadError: If it is not a calibration file.
+    """
     try:
         content = json.loads(text)
         if not isinstance(content, dict):
@@ -166,6 +186,8 @@ def parse(text: str, source: str) -> Calibration:
         sections = dict(content["sections"])
         kernels = sections.pop("kernels", {})
         points = tuple(_point(entry) for entry in kernels.get("points", ()))
+        if parses_calls:
+            _ = [point.call for point in points]
         links = sections.pop("collectives", {})
         left_out = tuple(map(str, (*kernels.get("left_out", ()), *links.get("left_out", ()))))
         collectives = tuple(_collective(entry) for entry in links.get("points", ()))
@@ -197,7 +219,7 @@ def _check_numbers(sections: Mapping[str, Any]) -> None:
 def _point(entry: Mapping[str, Any]) -> Point:
     cold = entry.get("cold_us")
     return Point(
-        from_text(entry["call"]),
+        str(entry["call"]),
         _measured(entry["us"]),
         None if cold is None else _measured(cold),
         int(entry["kernels"]),
@@ -227,5 +249,6 @@ def shipped() -> Mapping[str, Calibration]:
     for entry in sorted(files(__package__).joinpath("calibrations").iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".json"):
             text = read_text("calibrations", entry.name)
-            found[entry.name.removesuffix(".json")] = parse(text, f"shipped: {entry.name}")
+            source = f"shipped: {entry.name}"
+            found[entry.name.removesuffix(".json")] = parse(text, source, parses_calls=False)
     return found

@@ -6,11 +6,13 @@ Example: ``aten::mm(bf16[512,1024],bf16[1024,4096|1,1024])->bf16[512,4096];k=v``
 - ``@2``: shares memory with the tensor at position 2 of the line.  ``*3``: three equal tensors, each with own memory.
 - ``h`` in front: lies in host memory.  ``!`` behind: is written to.
 - ``#`` precedes the lengths of list arguments.  The FLOP count is not kept.
+- Arguments of convolutions are left out where they are the usual ones (stride 1, no padding, one group, ...).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 from math import prod
@@ -25,6 +27,15 @@ SHORT = {
 LONG = {short: long for long, short in SHORT.items()}
 BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i64": 8, "i32": 4, "i16": 2, "c64": 8}
 
+_USUAL = {"stride": 1, "padding": 0, "dilation": 1, "transposed": False, "output_padding": 0, "groups": 1}
+"""Arguments of a convolution with their usual values; lists have the value in each dimension."""
+_ARGUMENTS = {
+    "aten::convolution": tuple(_USUAL),
+    "aten::convolution_backward": ("bias_sizes", *_USUAL, "output_mask"),
+}
+"""Arguments of convolutions in the order of their schemas."""
+
+_IN_HOST_MEMORY = re.compile(r"[(,>]h\w+\[")
 _ARRAY = re.compile(r"(h?)(\w+)\[([\d,]*)(?:\|([\d,]*))?\](?:@(\d+))?(?:\*(\d+))?(!?)")
 
 
@@ -53,7 +64,23 @@ def to_text(call: Call) -> str:
     text = f"{call.name}({_joined(words[:count])})->{_joined(words[count:])}"
     if call.lengths:
         text += "#" + ",".join(map(str, call.lengths))
-    return text + "".join(f";{key}={value}" for key, value in call.numbers)
+    usual = _usual_numbers(call.name, call.inputs)
+    return text + "".join(f";{key}={value}" for key, value in call.numbers if usual.get(key) != value)
+
+
+def _usual_numbers(name: str, inputs: Sequence[Array]) -> dict[str, str]:
+    """Return the usual arguments of a convolution of these inputs, as texts; nothing for other operators."""
+    if name not in _ARGUMENTS or not inputs:
+        return {}
+    dimensions = len(inputs[0].shape) - 2
+    single = ("transposed", "groups")
+    return {key: str(value if key in single else [value] * dimensions) for key, value in _USUAL.items()}
+
+
+def _with_usual_numbers(name: str, inputs: Sequence[Array], given: dict[str, str]) -> dict[str, str]:
+    """Return the arguments of a call, and the usual ones that a line leaves out, in the order of the schema."""
+    every = _usual_numbers(name, inputs) | given
+    return {key: every.pop(key) for key in _ARGUMENTS.get(name, ()) if key in every} | every
 
 
 def _word(tensor: Array, shared: int | None, written: bool) -> str:
@@ -75,6 +102,11 @@ def _joined(words: list[str]) -> str:
     return ",".join(parts)
 
 
+def has_host_memory(text: str) -> bool:
+    """Return whether a tensor of a line of ``to_text`` lies in host memory, without parsing the line."""
+    return _IN_HOST_MEMORY.search(text) is not None
+
+
 @cache
 def from_text(text: str) -> Call:
     """Parse a line of ``to_text``; raises ``ValueError`` for any other text."""
@@ -85,7 +117,8 @@ def from_text(text: str) -> Call:
     name, before, after, lengths = matched.groups()
     inputs, written = _arrays(before, [])
     outputs, _ = _arrays(after, inputs)
-    numbers = tuple((pair.partition("=")[0], pair.partition("=")[2]) for pair in pairs)
+    given = {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
+    numbers = tuple(_with_usual_numbers(name, inputs, given).items())
     sizes = tuple(int(size) for size in lengths.split(",")) if lengths else ()
     return Call(name, tuple(inputs), tuple(outputs), sizes, numbers, None, tuple(written))
 

@@ -11,7 +11,7 @@ from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.cli.report import Html, Open, check_report, write_report
 from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.cli.workload_options import with_workload_options
-from trainatomy.cli.workloads import one_workload
+from trainatomy.cli.workloads import one_workload, refuse_misspelt
 from trainatomy.reporters.json import operations_to_json
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.workload.encoder_layer import ENCODER_LAYER, encoder_layer
@@ -51,6 +51,8 @@ def ops(
     that use the GPU badly. `encoder-layer` is the layer of BERT-large whose operators were published in "Data Movement
     Is All You Need" (batch 8, sequence 512, fp16).
     """
+    if file is not None:
+        refuse_misspelt(file, (ENCODER_LAYER,))
     workload = merge(encoder_layer(), flags) if file == ENCODER_LAYER else one_workload(file, flags)
     if not measure:
         skip_unused_imports([workload], trust_remote_code=trust_remote_code)

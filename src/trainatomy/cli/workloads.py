@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from trainatomy.catalog.gpus import find_gpu
@@ -10,6 +11,7 @@ from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.catalog.published import parallel_runs
 from trainatomy.cli.output import note
 from trainatomy.errors import WorkloadError
+from trainatomy.workload.nearest import nearest
 from trainatomy.workload.notebook import NOTEBOOK, NOTEBOOK_FP16, PARALLEL, READY, ready
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read, read_all
@@ -17,6 +19,12 @@ from trainatomy.workload.schema import Workload
 
 _READY_SIZE = {NOTEBOOK: "nine trainings", NOTEBOOK_FP16: "eight trainings", PARALLEL: "three trainings on two GPUs"}
 _MANY_STEPS = 20
+
+
+def refuse_misspelt(name: str, built_in: Collection[str]) -> None:
+    """Refuse the name of a file that is none and is spelt like a built-in workload; raise ``WorkloadError``."""
+    if name not in built_in and not Path(name).exists() and (close := nearest(name, built_in, 1)):
+        raise WorkloadError(f"{name}: no such file; did you mean {close[0]}?")
 
 
 def one_workload(file: str | None, flags: Mapping[str, Any]) -> Workload:
@@ -37,6 +45,8 @@ def several_workloads(files: Sequence[str], flags: Mapping[str, Any], *, today: 
     Raises:
         WorkloadError: A file or a flag is wrong.
     """
+    for file in files:
+        refuse_misspelt(file, READY)
     for name in READY:
         if name in files:
             if len(files) > 1:

@@ -37,13 +37,20 @@ def find(name: str) -> Operator | None:
 
 def operator_of(call: Call) -> Operator:
     """Return the row that serves a call; what no row says is inferred from the form of the call."""
-    row = find(call.name)
-    if row is None:
-        cost = "lists:foreach" if call.name.startswith(f"aten::{_LIST}") else ""
-        row = Operator(call.name.removeprefix("aten::"), launch=launch_kind(call.name), cost=cost)
+    row = row_of(call.name)
     if row.group is not None or not row.kernel:
         return row
     return _inferred(row, call)
+
+
+@cache
+def row_of(name: str) -> Operator:
+    """Return the row of an operator, or one with what its name says."""
+    row = find(name)
+    if row is None:
+        cost = "lists:foreach" if name.startswith(f"aten::{_LIST}") else ""
+        row = Operator(name.removeprefix("aten::"), launch=launch_kind(name), cost=cost)
+    return row
 
 
 def group_of(name: str) -> Group | None:

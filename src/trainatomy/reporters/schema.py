@@ -14,26 +14,15 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from trainatomy.reporters.doctor_json import DIAGNOSIS
-from trainatomy.reporters.json import (
-    COMPARED,
-    COMPARISON,
-    FIT,
-    FIT_ACROSS,
-    LOADER,
-    MEASUREMENT,
-    OPERATIONS,
-    PREDICTION,
-    RECORD,
-    SHORTAGE,
-    SPREADS,
-)
+from trainatomy.reporters.json import COMPARISON, LOADER, MEASUREMENT, OPERATIONS, PREDICTION, RECORD, SPREADS
 from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renamed_v2
+from trainatomy.reporters.search_json import FIT, FIT_ACROSS, SHORTAGE
 from trainatomy.results.comparison import RowStatus, Spread
 from trainatomy.results.diagnosis import Diagnosis
 from trainatomy.results.fit import Change, Goal, Maximum, Permission, RemedyKind, SearchCounts
 from trainatomy.results.loader import LoaderReport
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import STANDARD_COMPONENTS, Components, Memory, OutOfMemoryPoint, Verdict
+from trainatomy.results.memory import STANDARD_COMPONENTS, TOTALS, Components, Memory, OutOfMemoryPoint, Verdict
 from trainatomy.results.operation_breakdown import OperationBreakdown
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import GPUSummary, Prediction
@@ -73,7 +62,7 @@ def comparison_schema() -> Schema:
     more: Schema = {
         "status": {"enum": list(get_args(RowStatus))},
         "measured": _object({name: {"anyOf": [spread, _NULL]} for name in SPREADS}),
-        "gap": _object({name: {"type": ["number", "null"]} for name in COMPARED}),
+        "gap": _object({name: {"type": ["number", "null"]} for name in TOTALS}),
         "measurements": {"type": "array", "items": {"$ref": "#/$defs/Measurement"}},
         "errors": {"type": "array", "items": {"type": "string"}},
         "prediction_error": {"type": "string"},
@@ -114,7 +103,7 @@ def measurement_schema() -> Schema:
     definitions["Prediction"] = _tagged(Prediction, PREDICTION, definitions)
     body = _tagged(Measurement, MEASUREMENT, definitions)
     shares = {"type": ["object", "null"], "additionalProperties": {"type": "number"}}
-    compared: Schema = {name: {"type": ["number", "null"]} for name in COMPARED}
+    compared: Schema = {name: {"type": ["number", "null"]} for name in TOTALS}
     gap = _object({**compared, "components": shares})
     gap["properties"]["ranks"] = {"type": "object", "additionalProperties": _object(compared)}
     maybe: Schema = {"type": ["number", "null"]}
@@ -272,7 +261,7 @@ def _candidate(definitions: Schema, *, whole: bool) -> Schema:
     interval = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
     definitions["Time"]["properties"]["samples_per_second_interval"] = interval
     definitions["Time"]["required"].append("samples_per_second_interval")
-    totals = _object(dict.fromkeys(COMPARED, _INTEGER))
+    totals = _object(dict.fromkeys(TOTALS, _INTEGER))
     name = "Best" if whole else "Candidate"
     definitions[name] = _object(
         {

@@ -14,7 +14,7 @@ FIT_MARKS = {
 
 PERMISSIONS = {
     "precision": "Activations and gradients are rounded differently.",
-    "optimizer": "The update rule is another one: tune the learning rate again.",
+    "optimizer": "The update rule is different: tune the learning rate again.",
     "lora": "Only adapters are trained, not the weights.",
     "quantization": "The frozen weights are rounded to 4 or 8 bits.",
     "sequence-length": "The context is shorter: longer samples are cut.",

@@ -139,6 +139,10 @@ class Memory:
     layouts: PeakRange | None = None
 
 
+TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
+"""The totals of ``Memory``, which a measurement has too."""
+
+
 @dataclass(frozen=True, slots=True)
 class TimelinePoint:
     """Bytes allocated by component after one event; ``event`` counts allocations and releases from the start."""

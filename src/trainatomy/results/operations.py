@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import prod
 from typing import NamedTuple
 
 from trainatomy.results.pipeline import StageRun
@@ -49,10 +50,7 @@ class Array(NamedTuple):
     @property
     def elements(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return prod(self.shape)
 
     @property
     def bytes(self) -> int:

@@ -37,7 +37,7 @@ def _import_bitsandbytes() -> None:
 
 
 def _prepare_costs() -> None:
-    """Read the shipped calibrations, which all workers need."""
+    """Price all points of the shipped calibrations, which all workers need."""
     from trainatomy.catalog.calibrations import shipped
     from trainatomy.timing.cost_model import efficiency_points
     from trainatomy.workload.arguments import arguments
@@ -45,7 +45,7 @@ def _prepare_costs() -> None:
     arguments()
     for calibration in shipped().values():
         if calibration.known_gpu is not None:
-            efficiency_points(calibration.known_gpu, calibration)
+            list(efficiency_points(calibration.known_gpu, calibration))
 
 
 def _import_all() -> None:

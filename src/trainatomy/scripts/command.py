@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.launch import Launch, read_launch
+from trainatomy.workload.launch import read_launch
+from trainatomy.workload.launch_settings import Launch
 
 _LAUNCHERS = {"torchrun": 1, "accelerate": 2, "python": 1, "python3": 1}
 _MOST_NAMES = 6

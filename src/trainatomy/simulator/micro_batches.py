@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator.operations import Recording
 
 OWN, BATCH, LOSS, FIRST, OLDER = "own", "batch", "loss", "first", "older"
@@ -75,6 +76,35 @@ class Window:
             return FIRST, number - self.of_first.start
         return OLDER, number
 
+    def entries(self, trace: AllocationTrace, own: list[int] | None = None) -> Iterator[tuple[Any, ...]]:
+        """Yield what the micro-batch wrote to the trace, with allocations by their names.
+
+        Args:
+            trace: The trace of its run.
+            own: Its allocations that count, by default all.
+        """
+        places = None if own is None else {number: place for place, number in enumerate(own)}
+        marks = iter(trace.marks[self.marks.start : self.marks.stop])
+        mark = next(marks, None)
+        for index in self.events:
+            while mark is not None and mark.event <= index:
+                yield "mark", mark.name
+                mark = next(marks, None)
+            action, number, size, stream = trace.events[index]
+            is_own = number in self.numbers
+            if is_own and places is not None and number not in places:
+                continue
+            name = (OWN, places[number]) if is_own and places is not None else self.name(number)
+            if action != "alloc":
+                yield action, name, size, stream
+                continue
+            origin = trace.origins[number]
+            label, choice = trace.labels.get(number), trace.choices.get(number)
+            yield action, name, size, stream, origin.operation, origin.module, origin.phase, label, choice
+        while mark is not None:
+            yield "mark", mark.name
+            mark = next(marks, None)
+
 
 @dataclass(slots=True)
 class Template:
@@ -83,3 +113,16 @@ class Template:
     window: Window
     entries: list[tuple[Any, ...]]
     outputs: list[tuple[Name, ...]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, window: Window, entries: list[tuple[Any, ...]]) -> Template:
+        """Return a recorded micro-batch as a template."""
+        operations = () if window.recording is None else window.recording.operations
+        return cls(window, entries, [tuple([window.name(number) for number in one.outputs]) for one in operations])
+
+
+def leaves_only(window: Window, entries: list[tuple[Any, ...]], left: set[int]) -> bool:
+    """Return whether a micro-batch released all its allocations but some, and of others only the loss before."""
+    freed = {entry[1] for entry in entries if entry[0] == "free"}
+    survivors = {number for number in range(len(window.numbers)) if (OWN, number) not in freed}
+    return survivors == left and all(name[0] in (OWN, LOSS) for name in freed)

@@ -17,6 +17,7 @@ from trainatomy.results.operations import SAME_ROW, Call, Operation, Operations
 from trainatomy.results.pipeline import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
+from trainatomy.simulator.operation_order import OperationOrder
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.streams import Streams, SyncKind
 
@@ -84,10 +85,7 @@ class OperationWriter:
         self._keys: list[Any] = []
         self._begun: tuple[bool, int, dict[str, int]] | None = None
         self._skips_placeholder = False
-        self._last: dict[int, frozenset[int]] = {}
-        self._awaited: dict[int, frozenset[int]] = {}
-        self._recorded: dict[int, frozenset[int]] = {}
-        self._cpu_awaits: frozenset[int] = frozenset()
+        self._order = OperationOrder()
         self._stage_work: tuple[Work, int] | None = None
 
     # -- control by the loop -------------------------------------------------------------------------------------------
@@ -97,9 +95,9 @@ class OperationWriter:
         if not self.wanted:
             return
         self.operations = Operations(step=step)
-        for table in (self._indices, self._keys, self._last, self._awaited, self._recorded):
-            table.clear()
-        self._cpu_awaits = frozenset()
+        self._indices.clear()
+        self._keys.clear()
+        self._order.clear()
         self.micro_step, self.repeats, self.recording = 0, 1, True
         self._modules.on_call = self._count_module_call
 
@@ -157,7 +155,7 @@ class OperationWriter:
             index = self._indices.get(key)
             if index is None:
                 index = self._add_call(key, call)
-            self._last[one.stream] = frozenset((len(written),))
+            self._order.note_last(len(written), one.stream)
             written.append(
                 Operation(
                     one.event + events, index, one.phase, one.module, self.micro_step, self.repeats, held, one.stream
@@ -301,17 +299,15 @@ class OperationWriter:
         """
         current = self.streams.executing.stream_id
         runs_on = current if stream is None else stream
-        awaited = frozenset(before)
+        self._order.wait_for(before, runs_on)
         if stream is not None:
-            awaited |= self._last.get(current, frozenset()) | self._awaited.get(current, frozenset())
-        self._awaited[runs_on] = self._awaited.get(runs_on, frozenset()) | awaited
+            self._order.wait_for_stream(current, runs_on)
         self.write_one(name, inputs, outputs, numbers, (), event, stream=runs_on)
         return len(self.operations.operations) - 1
 
     def wait_for(self, position: int) -> None:
         """Let the next operation on the current stream wait for the operation of that index."""
-        current = self.streams.executing.stream_id
-        self._awaited[current] = self._awaited.get(current, frozenset()) | {position}
+        self._order.wait_for((position,), self.streams.executing.stream_id)
 
     def enter(self, name: str) -> int:
         """Let what runs until ``leave`` be parts of one operation; returns the number of events before it."""
@@ -325,17 +321,8 @@ class OperationWriter:
 
     def write_sync(self, kind: SyncKind, stream: int, event: int) -> None:
         """Note a synchronisation of streams for the dependencies between operations (see ``Streams``)."""
-        if not self.recording:
-            return
-        if kind == "record":
-            self._recorded[event] = self._last.get(stream, frozenset()) | self._awaited.get(stream, frozenset())
-        elif kind == "wait":
-            self._awaited[stream] = self._awaited.get(stream, frozenset()) | self._recorded.get(event, frozenset())
-        elif event >= 0:
-            self._cpu_awaits |= self._recorded.get(event, frozenset())
-        else:
-            chosen = self._last if stream < 0 else {stream: self._last.get(stream, frozenset())}
-            self._cpu_awaits = self._cpu_awaits.union(*chosen.values())
+        if self.recording:
+            self._order.synchronize(kind, stream, event)
 
     def result_moved_to_device(self) -> None:
         """Let the result of the last operation lie on the GPU: a copy of a tensor that stood for one on the host."""
@@ -357,13 +344,7 @@ class OperationWriter:
         found = [self._number_of(storages[place]) for place in places]
         outputs = tuple([number for number in found if number is not None and number >= 0])
         stream = self.streams.executing.stream_id if stream is None else stream
-        position = len(self.operations.operations)
-        if self._cpu_awaits:
-            self.operations.cpu_waits[position] = tuple(sorted(self._cpu_awaits))
-            self._cpu_awaits = frozenset()
-        if awaited := self._awaited.pop(stream, None):
-            self.operations.dependencies[position] = tuple(sorted(awaited))
-        self._last[stream] = frozenset((position,))
+        self._order.append(self.operations, stream)
         phase = self.phase()
         operation = Operation(
             event,

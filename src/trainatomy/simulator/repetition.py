@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,18 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from trainatomy.results.trace import Event, Mark, Origin
-from trainatomy.simulator.micro_batches import BATCH, FIRST, LOSS, OLDER, OWN, Name, Template, Window, gradients
+from trainatomy.simulator.micro_batches import (
+    BATCH,
+    FIRST,
+    LOSS,
+    OLDER,
+    OWN,
+    Name,
+    Template,
+    Window,
+    gradients,
+    leaves_only,
+)
 from trainatomy.simulator.recollections import Beginning, Recollections, RememberedRun
 from trainatomy.simulator.recorder import Recorder
 
@@ -155,9 +166,9 @@ class Repetition:
         """Return the first micro-batch of a step as a template; None if it left more than gradients and its loss."""
         if window.recording is None or window.gradients is None or window.loss is None:
             return None
-        entries = list(self._entries(window))
+        entries = list(window.entries(self._recorder.trace))
         left = {one.number - window.numbers.start for one in window.gradients} | {window.kept - window.numbers.start}
-        return _template(window, entries) if _leaves_only(window, entries, left) else None
+        return Template.of(window, entries) if leaves_only(window, entries, left) else None
 
     def begin(self, micro_step: int) -> None:
         """Begin to follow a micro-batch that is executed."""
@@ -205,10 +216,10 @@ class Repetition:
             self._recall_or_remember(window)
             return
         self._loads_later = self._loads_later or self._recorder.libraries != self._libraries
-        entries = list(self._entries(window))
+        entries = list(window.entries(self._recorder.trace))
         before, self._further, self._template = self._further, (window, entries), None
         if before is not None and window.recording is not None and self._is_repeated(before, window, entries):
-            self._template = _template(window, entries)
+            self._template = Template.of(window, entries)
 
     # -- earlier runs --------------------------------------------------------------------------------------------------
 
@@ -263,7 +274,7 @@ class Repetition:
             and earlier.shapes == window.shapes
             and window.loss is not None
             and earlier.loss == window.loss
-            and _leaves_only(window, entries, {window.kept - window.numbers.start})
+            and leaves_only(window, entries, {window.kept - window.numbers.start})
             and earlier.functions == window.functions
             and earlier_entries == entries
         )
@@ -289,44 +300,15 @@ class Repetition:
         freed = {event.allocation for event in passed if event.action == "free"} | {then.kept}
         counted = [number for number in then.numbers if number in freed]
         released = "free", (LOSS, 0), 0, 0  # the first micro-batch of the run finds no loss of one before
+        trace = self._recorder.trace
         did_then, did_now = (
             [entry for entry in entries if entry != released]
-            for entries in (self._entries(then, counted), self._entries(now))
+            for entries in (then.entries(trace, counted), now.entries(trace))
         )
         if did_then != did_now:
             return False
         self._renamed, self._aligned = dict(zip(counted, now.numbers, strict=True)), steps
         return True
-
-    def _entries(self, window: Window, own: list[int] | None = None) -> Iterator[tuple[Any, ...]]:
-        """Yield what a micro-batch wrote to the trace, with allocations by their names.
-
-        Args:
-            window: The micro-batch.
-            own: Its allocations that count, by default all.
-        """
-        trace = self._recorder.trace
-        places = None if own is None else {number: place for place, number in enumerate(own)}
-        marks = iter(trace.marks[window.marks.start : window.marks.stop])
-        mark = next(marks, None)
-        for index in window.events:
-            while mark is not None and mark.event <= index:
-                yield "mark", mark.name
-                mark = next(marks, None)
-            action, number, size, stream = trace.events[index]
-            is_own = number in window.numbers
-            if is_own and places is not None and number not in places:
-                continue
-            name = (OWN, places[number]) if is_own and places is not None else window.name(number)
-            if action != "alloc":
-                yield action, name, size, stream
-                continue
-            origin = trace.origins[number]
-            label, choice = trace.labels.get(number), trace.choices.get(number)
-            yield action, name, size, stream, origin.operation, origin.module, origin.phase, label, choice
-        while mark is not None:
-            yield "mark", mark.name
-            mark = next(marks, None)
 
     def host_state(self) -> Any:
         """Return the states of the random number generators, hashed, and the plain attributes of all modules."""
@@ -403,16 +385,3 @@ def _number(recorder: Recorder, tensor: torch.Tensor) -> int:
     """Return the allocation of a tensor, -1 if it has none."""
     found = recorder.number_of(tensor)
     return -1 if found is None else found
-
-
-def _template(window: Window, entries: list[tuple[Any, ...]]) -> Template:
-    """Return a recorded micro-batch as a template."""
-    operations = () if window.recording is None else window.recording.operations
-    return Template(window, entries, [tuple([window.name(number) for number in one.outputs]) for one in operations])
-
-
-def _leaves_only(window: Window, entries: list[tuple[Any, ...]], left: set[int]) -> bool:
-    """Return whether a micro-batch released all its allocations but some, and of others only the loss before."""
-    freed = {entry[1] for entry in entries if entry[0] == "free"}
-    survivors = {number for number in range(len(window.numbers)) if (OWN, number) not in freed}
-    return survivors == left and all(name[0] in (OWN, LOSS) for name in freed)

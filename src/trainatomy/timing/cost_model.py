@@ -7,14 +7,13 @@ capability, extrapolated to its own data sheet (``extrapolation.py``).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import exp, inf, log, sqrt
+from math import exp, inf, log
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainatomy.catalog.calibrations import Calibration, Point, shipped
+from trainatomy.catalog.calibrations import Calibration, shipped
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.links import with_points
 from trainatomy.catalog.power import PowerRates, power_of
@@ -22,6 +21,7 @@ from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.results.operations import Call
+from trainatomy.timing.efficiency import EfficiencyPoint, EfficiencyPoints, physical_seconds
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
 from trainatomy.timing.power import joules_of
 
@@ -62,14 +62,6 @@ class KernelCost(NamedTuple):
     joules: float = 0.0
 
 
-class EfficiencyPoint(NamedTuple):
-    """A calibration point: its position in feature space, log(measured / physical time), and its number of kernels."""
-
-    features: tuple[float, ...]
-    log_efficiency: float
-    kernels: int
-
-
 @dataclass(frozen=True)
 class CostModel:
     """The cost model of one GPU.
@@ -97,11 +89,8 @@ class CostModel:
     cache: dict[Call, KernelCost] = field(default_factory=dict, compare=False, repr=False)
 
     def physical_seconds(self, work: KernelWork) -> float:
-        """Return the physical estimate: the operator's own formula, or a minimum per kernel plus memory traffic."""
-        if work.seconds:
-            return work.seconds
-        reach = efficiency_of(work.family)
-        return reach.kernel_seconds * max(work.launches / 2, 1) + work.bytes / (self.chip.bandwidth * reach.share)
+        """Return the time of the call by physics alone, before any measured efficiency."""
+        return physical_seconds(work, self.chip)
 
     def busy_seconds(self, cost: KernelCost) -> float:
         """Return how long a call occupies its stream when other work is queued: its kernels and the gaps after them."""
@@ -295,29 +284,6 @@ def gap_seconds(measured: Calibration | None) -> float:
 
 
 @lru_cache(maxsize=16)
-def efficiency_points(gpu: GPU, measured: Calibration) -> Mapping[str, tuple[EfficiencyPoint, ...]]:
-    """Return the points of a calibration of a GPU by kernel family, each also under all parent families."""
-    chip = chip_of(gpu, None)
-    own = CostModel(chip, gap_seconds(measured))
-    chips = {tf32: chip._replace(tf32=tf32, cudnn_tf32=True) for tf32 in (False, True)}  # as PyTorch's default has it
-    found: dict[str, list[EfficiencyPoint]] = defaultdict(list)
-    for point in measured.points:
-        work = kernel_work(point.call, chips[point.tf32])
-        seconds = point_microseconds(point) * 1e-6
-        if not work.launches or seconds <= 0:
-            continue
-        entry = EfficiencyPoint(work.features, log(seconds / own.physical_seconds(work)), point.kernels)
-        family = work.family
-        while family:
-            found[family].append(entry)
-            family = family.rpartition(".")[0]
-    return {family: tuple(points) for family, points in found.items()}
-
-
-def point_microseconds(point: Point) -> float:
-    """Return the microseconds that represent a point in a real step.
-
-    In a step the previous kernel's output is in the L2 cache and the rest is not, so the geometric mean of the hot and
-    cold times is taken.
-    """
-    return point.hot if point.cold is None else sqrt(point.hot * point.cold)
+def efficiency_points(gpu: GPU, measured: Calibration) -> EfficiencyPoints:
+    """Return the points of a calibration of a GPU by kernel family, which all its cost models share."""
+    return EfficiencyPoints(measured.points, chip_of(gpu, None))

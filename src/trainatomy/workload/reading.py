@@ -76,9 +76,9 @@ def _text(path: FilePath) -> str:
     """Return the text of a file, or raise WorkloadError with the reason why it cannot be read."""
     if path.suffix == ".py":
         raise WorkloadError(
-            f"{path}: is a Python script; a workload is a YAML file. To predict the training of a script, call "
-            "trainatomy.predict(model, batch=…) in it, or write a function that builds the model and pass "
-            f"--model-factory {path}:FUNCTION (and --data-factory {path}:FUNCTION for its batch)"
+            f"{path}: is a Python script; a workload is a YAML file. To predict what the script trains, use "
+            f"`trainatomy run {path}`. To predict a model that it builds, pass --model-factory {path}:FUNCTION (and "
+            f"--data-factory {path}:FUNCTION for its batch)"
         )
     try:
         return path.read_text(encoding="utf-8-sig")

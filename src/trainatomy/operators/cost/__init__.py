@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 
 from trainatomy.operators.cost.elementwise import pointwise, transfer
 from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork
-from trainatomy.operators.registry import operator_of
+from trainatomy.operators.registry import operator_of, row_of
 from trainatomy.operators.traffic import crosses
 from trainatomy.results.operations import Call
 
 CostFunction = Callable[[Call, Chip], KernelWork]
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "": ("mapped", "pinned", "staged", "transfer"),
+    "attention": ("attention",),
+    "batch_norm": ("channels_last_norm", "normalisation"),
+    "bitsandbytes": ("bitsandbytes", "packed", "quantised"),
+    "communication": ("communication",),
+    "convolution": ("convolution",),
+    "elementwise": ("glu", "glu_backward", "rearranged", "softplus", "traffic"),
+    "group_norm": ("normalisation",),
+    "indexing": ("sort", "table"),
+    "lists": ("list",),
+    "matmul": ("grouped", "matmul", "vector product"),
+    "pooling": ("pooling",),
+    "recurrent": ("recurrent",),
+    "reduction": ("columns", "extremum", "logsumexp", "normalisation", "parts", "reduction", "rows", "variance"),
+    "resampling": ("resampling",),
+}
+"""First parts of the names of the families that each module returns; without a name, those of copies from and to the
+host.  A calibration's points are grouped by them."""
 
 
 def kernel_work(call: Call, chip: Chip) -> KernelWork:
@@ -38,3 +58,18 @@ def has_cost(call: Call) -> bool:
     """Return whether the cost of a call rests on more than the general rule of traffic."""
     operator = operator_of(call)
     return call.is_view or not operator.kernel or bool(operator.cost)
+
+
+def cost_module(operator: str) -> str:
+    """Return the module of this package that computes the cost of an operator's calls within GPU memory."""
+    return row_of(operator).cost.partition(":")[0] or "elementwise"
+
+
+def root_of(family: str) -> str:
+    """Return the first part of a family's name."""
+    return family.partition(".")[0]
+
+
+def modules_of(root: str) -> tuple[str, ...]:
+    """Return the modules whose families may begin with a root; all where no module is known to have it."""
+    return tuple(module for module, roots in FAMILIES.items() if root in roots) or tuple(FAMILIES)

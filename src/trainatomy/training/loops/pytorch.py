@@ -24,7 +24,7 @@ from trainatomy.training.precision import autocast
 from trainatomy.training.several_optimizers import each_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from trainatomy.training.batch import Batch, BatchesOfLengths, MakeBatch, SyntheticDataset
     from trainatomy.training.observer import Observer
@@ -92,20 +92,31 @@ def train(
                 scaler.scale(loss / accumulation).backward()
             observer.loss_kept(loss)
             observer.micro_step_end(micro_step)
-        if settings.max_grad_norm > 0:
-            for each in optimizers:
-                scaler.unscale_(each)
-            spread.clip(settings.max_grad_norm)
-        observer.optimizer_begin()
-        for each in optimizers:
-            scaler.step(each)
-        scaler.update()
-        observer.optimizer_end()
+        update_weights(optimizers, scaler, spread, settings, observer)
         average.update_parameters(model)
         observer.zero_grad_begin()
         optimizer.zero_grad(set_to_none=workload.zero_grad_set_to_none)
         observer.zero_grad_end()
         observer.step_end(step)
+
+
+def update_weights(
+    optimizers: Sequence[torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler,
+    spread: Spread,
+    settings: TrainSpec,
+    observer: Observer,
+) -> None:
+    """Clip the gradients of a step and let the optimizers use them."""
+    if settings.max_grad_norm > 0:
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        spread.clip(settings.max_grad_norm)
+    observer.optimizer_begin()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    observer.optimizer_end()
 
 
 class _NoAverage:

@@ -1,0 +1,122 @@
+"""Efficiencies of kernel families from the points of a calibration: measured time over physical estimate.
+
+A calibration has thousands of points, and a training uses a few families of kernels.  The estimate of a point is
+therefore computed when a family that it may belong to is first looked up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from math import log, sqrt
+from typing import NamedTuple
+
+from trainatomy.catalog.calibrations import Point
+from trainatomy.catalog.calls import has_host_memory
+from trainatomy.operators.cost import FAMILIES, cost_module, kernel_work, modules_of, root_of
+from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
+
+
+class EfficiencyPoint(NamedTuple):
+    """A calibration point: its position in feature space, log(measured / physical time), and its number of kernels."""
+
+    features: tuple[float, ...]
+    log_efficiency: float
+    kernels: int
+
+
+class _PricedPoint(NamedTuple):
+    """A point with its kernel family and its place in the calibration."""
+
+    place: int
+    family: str
+    point: EfficiencyPoint
+
+
+class EfficiencyPoints(Mapping[str, tuple[EfficiencyPoint, ...]]):
+    """The points of a calibration by kernel family; a family's points are also listed under its parent families.
+
+    Points of a family are in the order of the calibration, whatever was looked up before.
+
+    Args:
+        points: The points of the calibration.
+        chip: The GPU that they were measured on.
+    """
+
+    def __init__(self, points: Iterable[Point], chip: Chip) -> None:
+        self._chip = chip
+        self._unpriced: dict[str, list[tuple[int, Point]]] = defaultdict(list)
+        for place, point in enumerate(points):
+            module = "" if has_host_memory(point.text) else cost_module(point.operator)
+            self._unpriced[module].append((place, point))
+        self._priced: dict[str, list[_PricedPoint]] = {}
+        self._by_root: dict[str, dict[str, tuple[EfficiencyPoint, ...]]] = {}
+
+    def __getitem__(self, family: str) -> tuple[EfficiencyPoint, ...]:
+        root = root_of(family)
+        if root not in self._by_root:
+            self._by_root[root] = self._below(root)
+        return self._by_root[root][family]
+
+    def __iter__(self) -> Iterator[str]:
+        roots = {root_of(one.family) for module in (*self._unpriced,) for one in self._of_module(module)}
+        return (family for root in sorted(roots) for family in self._below(root))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return bool(self._unpriced)
+
+    def _below(self, root: str) -> dict[str, tuple[EfficiencyPoint, ...]]:
+        """Return the families with a root, each with its points and those of the families below it."""
+        modules = {"", *modules_of(root)}
+        priced = sorted(one for module in modules for one in self._of_module(module) if root_of(one.family) == root)
+        found: dict[str, list[EfficiencyPoint]] = defaultdict(list)
+        for one in priced:
+            family = one.family
+            while family:
+                found[family].append(one.point)
+                family = family.rpartition(".")[0]
+        return {family: tuple(points) for family, points in found.items()}
+
+    def _of_module(self, module: str) -> list[_PricedPoint]:
+        """Return the points of a module of ``operators.cost``; without a name, those with tensors in host memory.
+
+        Raises:
+            ValueError: If the module returns a family that ``FAMILIES`` does not list for it.
+        """
+        if module not in self._priced:
+            found = [_priced(place, point, self._chip) for place, point in self._unpriced.get(module, ())]
+            self._priced[module] = [one for one in found if one is not None]
+            others = {root_of(one.family) for one in self._priced[module]}.difference(FAMILIES.get(module, ()))
+            if module and others:
+                raise ValueError(f"operators.cost.FAMILIES: {module} also returns families of {', '.join(others)}")
+        return self._priced[module]
+
+
+def _priced(place: int, point: Point, chip: Chip) -> _PricedPoint | None:
+    """Return a point with its family and efficiency; ``None`` where nothing ran."""
+    work = kernel_work(point.call, chip._replace(tf32=point.tf32, cudnn_tf32=True))  # as PyTorch's default has it
+    seconds = point_microseconds(point) * 1e-6
+    if not work.launches or seconds <= 0:
+        return None
+    entry = EfficiencyPoint(work.features, log(seconds / physical_seconds(work, chip)), point.kernels)
+    return _PricedPoint(place, work.family, entry)
+
+
+def physical_seconds(work: KernelWork, chip: Chip) -> float:
+    """Return the physical estimate: the operator's own formula, or a minimum per kernel plus memory traffic."""
+    if work.seconds:
+        return work.seconds
+    reach = efficiency_of(work.family)
+    return reach.kernel_seconds * max(work.launches / 2, 1) + work.bytes / (chip.bandwidth * reach.share)
+
+
+def point_microseconds(point: Point) -> float:
+    """Return the microseconds that represent a point in a real step.
+
+    In a step the previous kernel's output is in the L2 cache and the rest is not, so the geometric mean of the hot and
+    cold times is taken.
+    """
+    return point.hot if point.cold is None else sqrt(point.hot * point.cold)
