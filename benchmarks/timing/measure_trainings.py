@@ -127,7 +127,6 @@ def measured(row: grid.Row, part: str, work: Path) -> dict[str, Any]:
     from trainatomy.measurement.process.job import warm_up_steps
     from trainatomy.measurement.step.timer import EnoughSteps
     from trainatomy.training.model import build_model
-    from trainatomy.training.process import isolated_process_settings
     from trainatomy.training.quantization import load_on_device
     from trainatomy.training.run import run
 
@@ -141,7 +140,7 @@ def measured(row: grid.Row, part: str, work: Path) -> dict[str, Any]:
     else:
         with torch.device("cuda"):
             model = build_model(workload)
-    with isolated_process_settings(), suppress(EnoughSteps):  # TF32 is not for the trainings after this one
+    with suppress(EnoughSteps):
         run(workload, model, device="cuda", steps=100, observer=observer)
     return {**observer.result(), "peak_bytes": torch.cuda.max_memory_allocated()}
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from trainatomy import predict
+from trainatomy.training.process import isolated_process_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,3 +37,20 @@ def test_a_model_with_convolutions_takes_tf32_either_way(
     workload = describe(name, train={"tf32": tf32}, data={}, gpu="a100-80gb", **RUNS[run])
     assert predict(workload).memory.peak_allocated_bytes > 0
     assert flags() == before
+
+
+def test_precision_is_put_back_where_cudnn_was_switched_off_meanwhile() -> None:
+    """Losses of CTC switch cuDNN off, which writes the precision of products."""
+    backends: Any = torch.backends
+
+    def levels() -> tuple[str, ...]:
+        cudnn = backends.cudnn
+        return tuple(each.fp32_precision for each in (backends, backends.cuda.matmul, cudnn, cudnn.conv, cudnn.rnn))
+
+    before = levels()
+    with isolated_process_settings():
+        backends.fp32_precision = "tf32"
+        with backends.cudnn.flags(enabled=False):
+            pass
+        assert levels() != before
+    assert levels() == before

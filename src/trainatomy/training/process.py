@@ -47,10 +47,19 @@ def forget_device() -> None:
         state.GradientState._reset_state()
 
 
+def _levels_of_precision() -> tuple[Any, ...]:
+    """Return what has a precision of fp32 operations of its own, the most general first.
+
+    ``torch.backends.cudnn.flags``, which losses of CTC use, writes the more special ones.
+    """
+    cudnn = _backends.cudnn
+    return (_backends, cudnn, _backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+
+
 @contextmanager
 def isolated_process_settings() -> Iterator[None]:
     """Clear device caches before and after, silence transformers' warnings, and restore TF32 and the log level."""
-    precision = _backends.fp32_precision
+    precisions = [each.fp32_precision for each in _levels_of_precision()]
     forget_device()
     log: Any = sys.modules.get("transformers.utils.logging")
     verbosity = None if log is None else log.get_verbosity()
@@ -59,7 +68,9 @@ def isolated_process_settings() -> Iterator[None]:
     try:
         yield
     finally:
-        _backends.fp32_precision = precision
+        for level, precision in zip(_levels_of_precision(), precisions, strict=True):
+            if level.fp32_precision != precision:
+                level.fp32_precision = precision
         if log is not None:
             log.set_verbosity(verbosity)
         forget_device()
