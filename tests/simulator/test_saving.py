@@ -212,13 +212,9 @@ def test_a_best_model_needs_evaluations(train: dict[str, Any], message: str) -> 
         Workload.from_mapping({"model": {"id": "gpt2"}, "train": train})
 
 
-def test_other_loops_and_several_gpus_load_no_checkpoints() -> None:
+def test_a_plain_loop_loads_no_checkpoints() -> None:
     with pytest.raises(WorkloadError, match=r"train\.resume_from_checkpoint: .* saves no checkpoints"):
         Workload.from_mapping({"model": {"id": "gpt2"}, "loop": "pytorch", "train": {"resume_from_checkpoint": True}})
-    sharded = {"parallel.gpus": 2, "train.fsdp": True, "model.lora": {"target_modules": ["c_attn"]}}
-    several = describe("GPT2LMHeadModel", GPT2, save_strategy="no", resume_from_checkpoint=True).replace(sharded)
-    notes = predict(several).notes
-    assert any("train.resume_from_checkpoint: loading a checkpoint with FSDP is not counted" in note for note in notes)
 
 
 def test_ranks_of_ddp_resume_as_one_gpu_does() -> None:

@@ -48,6 +48,14 @@ def test_rows_are_picked_whole_and_numbers_one_by_one():
     assert unnamed.seconds == pairs.seconds
 
 
+def test_a_mask_is_the_rows_that_it_picks():
+    def added(indices: str) -> KernelWork:
+        text = f"aten::index_put_(f32[8,31,64]!,{indices},f32[192,64])->f32[8,31,64];accumulate=True"
+        return kernel_work(from_text(text), H200.chip)
+
+    assert added("b8[8,31]").seconds == added("i64[192],i64[192]").seconds > 0
+
+
 def test_numbers_are_replaced_in_a_copy():
     text = "aten::masked_fill(f32[64,1024,1024],b8[64,1024,1024])->f32[64,1024,1024];value=0"
     apart = kernel_work(from_text(text), H200.chip)

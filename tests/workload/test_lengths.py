@@ -73,7 +73,6 @@ def test_wrong_descriptions_are_refused_by_name(data: dict, message: str) -> Non
     ("more", "message"),
     [
         ({"mode": "inference"}, "data.lengths: are those of a training"),
-        ({"parallel": {"gpus": 2}}, "data.lengths: are simulated on one GPU"),
         ({"train": {"torch_empty_cache_steps": 3}}, "train.torch_empty_cache_steps: cannot be combined"),
         ({"train": {"group_by_length": True}}, "train_sampling_strategy: group_by_length"),
         ({"train": {"train_sampling_strategy": "batch_rebalance"}}, "train.train_sampling_strategy: must be"),

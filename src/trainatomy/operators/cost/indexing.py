@@ -207,11 +207,15 @@ def _accumulated_seconds(chip: Chip, call: Call) -> float:
     """
     form, target = _form()["accumulated"], call.inputs[0]
     indices = [array for array in call.inputs[1:-1] if array.dtype.startswith("int")]
-    first = _first_indexed(call, indices, call.inputs[-1])
-    given = [part == "*" for part in number(call, "indices", "*").split(", ")]
-    beside = all(given[first : first + len(indices)])
-    before = prod(target.shape[:first]) if beside else 1
-    positions = max((array.elements for array in indices), default=1)
+    if indices:
+        first = _first_indexed(call, indices, call.inputs[-1])
+        given = [part == "*" for part in number(call, "indices", "*").split(", ")]
+        beside = all(given[first : first + len(indices)])
+        before = prod(target.shape[:first]) if beside else 1
+        positions = max(array.elements for array in indices)
+    else:  # a mask is the positions where it is true, as many as there are rows of values
+        masked = sum(len(array.shape) for array in call.inputs[1:-1])
+        before, positions = 1, call.inputs[-1].elements // max(prod(target.shape[masked:]), 1)
     values = max(call.inputs[-1].elements, before * positions)
     tasks = before * positions * ceil(values / (before * max(positions, 1)) / 128)
     sorting = form["one_tile_seconds"] if positions <= _form()["one_tile"] else form["sort_seconds"]
