@@ -12,6 +12,7 @@ python benchmarks/timing/trainings.py report FILE [--gpu ID]   # errors, by what
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import sys
@@ -51,10 +52,16 @@ def predictions_of(gpu_id: str) -> Path:
     return PREDICTIONS / f"trainings-{gpu_id}.jsonl"
 
 
+def records_of(gpu_id: str) -> Path:
+    """Return the file with what was measured on a GPU: the lines of ``measure_trainings.py``, compressed."""
+    return HERE / "records" / f"trainings-{gpu_id}.jsonl.gz"
+
+
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of JSON lines; none if there is no file."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    """Return the lines of a file of JSON lines, which may be compressed; none if there is no file."""
+    content = path.read_bytes() if path.exists() else b""
+    text = gzip.decompress(content) if path.suffix == ".gz" and content else content
+    return [json.loads(line) for line in text.decode().splitlines()]
 
 
 def prediction(row: grid.Row, gpu_id: str) -> dict[str, Any]:
@@ -186,7 +193,7 @@ def report(measurements: Path, predictions: Path, quiet_us: float | None) -> Non
 def page(gpu_ids: Sequence[str]) -> None:
     """Print tables of the errors of stored predictions: what bounds the step, then each training, for each GPU."""
     for gpu_id in gpu_ids:
-        every = list(compared(HERE / "records" / f"trainings-{gpu_id}.jsonl", predictions_of(gpu_id), None))
+        every = list(compared(records_of(gpu_id), predictions_of(gpu_id), None))
         print(f"\n### {gpu_id}\n\n| | trainings | median | nine of ten | worst |\n| --- | ---: | ---: | ---: | ---: |")
         for name, errors in groups_of(every).items():
             most = sorted(errors)[int(0.9 * len(errors))]
