@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainatomy.results.memory import Memory
     from trainatomy.results.trace import AllocationTrace
 
-LAYOUTS: Final = 6
+LAYOUTS: Final = 16
 """Replays with other gaps."""
 MOST_EVENTS: Final = 120_000
 """Events that are replayed for it, about a second; a longer trace gets fewer replays, or none."""
