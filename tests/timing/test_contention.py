@@ -182,8 +182,8 @@ def test_what_passes_through_the_memory() -> None:
     assert taken_by(nccl("all_gather", GIB, 2)._replace(name="peer::copy"), 1.0, chip) is None
 
 
-def test_products_of_hopper_take_two_waves() -> None:
-    """Their blocks are as many as there are multiprocessors; those of an A100 take turns on what is left."""
+def test_products_keep_the_multiprocessors_that_are_left() -> None:
+    """Beside 24 blocks that copied, products on an H200 took 1.22 to 1.37 times as long."""
     a, b, out = (Array((4096, 4096), (4096, 1), "bfloat16", 2, storage) for storage in range(3))
     step = Operations([Call("aten::mm", (a, b), (out,), flop=2 * 4096**3), nccl("all_gather", GIB, 2)], [])
     slowdowns = []
@@ -193,7 +193,7 @@ def test_products_of_hopper_take_two_waves() -> None:
         found = contention_in(step, [kernel_cost(call, cost_model) for call in step.calls], cost_model.chip)
         assert found is not None
         slowdowns.append(found.slowdown(0, found.taken[1]))
-    assert slowdowns == [2.0, pytest.approx(108 / (108 - 24))]
+    assert slowdowns == [pytest.approx(132 / (132 - 24)), pytest.approx(108 / (108 - 24))]
 
 
 def test_one_gpu_has_no_contention() -> None:

@@ -5,10 +5,10 @@ A collective holds multiprocessors for itself and takes a part of the memory's b
 left.  One that moves data takes the memory's time, which grows with the share of the bandwidth that is gone, and beyond
 that the multiprocessors' own.
 
-Products on Hopper's tensor cores start one block of threads for each multiprocessor and divide the tiles among them
-beforehand.  Blocks for which no multiprocessor is left begin when others are done, so that such a product takes twice
-as long, however few multiprocessors are missing (https://github.com/pytorch/pytorch/issues/143988,
-https://github.com/NVIDIA/cutlass/issues/2471).
+On an H200 (torch 2.11, CUDA 13.0, 2026-11-24; benchmarks/parallel/records/beside-h200.jsonl), beside blocks of threads
+that copied on 16 or 24 of 132 multiprocessors, kernels that move data or attend took 1.02 to 1.12 or 1.03 to 1.20 times
+as long, products 1.23 to 1.38 times; the multiprocessors that are left say 1.14 or 1.22.  Products did not take two
+waves, as in other reports (https://github.com/pytorch/pytorch/issues/143988).
 
 Simplified: the collective itself is not slowed, and does not wait for multiprocessors.
 """
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.contention import Taken, taken_by
 from trainatomy.operators.traffic import crosses
 
@@ -30,12 +29,6 @@ if TYPE_CHECKING:
     from trainatomy.results.operations import Call, Operations
     from trainatomy.timing.cost_model import KernelCost
 
-_FIXED_SCHEDULE = ("matmul.half.",)
-"""Families of kernels that start one block for each multiprocessor on Hopper."""
-_WAVES = 2.0
-"""How many times as long they take where some of these have to wait."""
-HOPPER = 9
-"""Major compute capability of Hopper."""
 MOST_TAKEN = 0.5
 """Largest share of the multiprocessors, and of the bandwidth, that is taken from a kernel: it gets its half."""
 
@@ -49,19 +42,15 @@ class Contention:
         bandwidth: Bytes per second that kernels reach.
         taken: What collectives take, by index of the call.
         shares: Of each call's time, the memory's share and the multiprocessors'; none of what crosses PCIe.
-        fixed: Calls whose kernels have one block for each multiprocessor.
     """
 
     multiprocessors: int
     bandwidth: float
     taken: Mapping[int, Taken]
     shares: Sequence[tuple[float, float]]
-    fixed: frozenset[int] = frozenset()
 
     def slowdown(self, call: int, taken: Taken) -> float:
         """Return how many times as long a call's kernels take where so much is taken from them."""
-        if call in self.fixed and taken.multiprocessors:
-            return _WAVES
         memory, multiprocessors = self.shares[call]
         scarcer = 1 / (1 - min(taken.bytes_per_second / self.bandwidth, MOST_TAKEN))
         slower = 1 / (1 - min(taken.multiprocessors / self.multiprocessors, MOST_TAKEN))
@@ -79,16 +68,7 @@ def contention_in(operations: Operations, kernels: Sequence[KernelCost], chip: C
         return None
     reached = float(read_yaml("efficiency.yaml")["traffic"]["bandwidth"])
     shares = [_shares(call, kernel, reached) for call, kernel in zip(operations.calls, kernels, strict=True)]
-    fixed = frozenset(
-        index
-        for index, (call, kernel) in enumerate(zip(operations.calls, kernels, strict=True))
-        if chip.capability[0] == HOPPER and kernel.flop_seconds > kernel.bytes_seconds and _is_fixed(call, chip)
-    )
-    return Contention(chip.multiprocessors, chip.bandwidth * reached, taken, shares, fixed)
-
-
-def _is_fixed(call: Call, chip: Chip) -> bool:
-    return kernel_work(call, chip).family.startswith(_FIXED_SCHEDULE)
+    return Contention(chip.multiprocessors, chip.bandwidth * reached, taken, shares)
 
 
 def _shares(call: Call, kernel: KernelCost, reached: float) -> tuple[float, float]:
