@@ -79,8 +79,10 @@ What is left:
   runs had half of the machine's cores.
 - Steps in bfloat16 with large batches are predicted up to 10 % too short with every strategy (20 % with sequence
   parallelism, where the slow CPU is a third of it), those in fp32 within 2 %. The power limit, which the prediction
-  counts since 2026-11-23, was 2 to 3 % of it. Since 2026-11-24 kernels beside NCCL take longer, which was 0 to 1.9 % of
-  it; no such case, tuning or held out, went away from its measurement, and no constant was taken from them.
+  counts since 2026-11-23, was 2 to 3 % of it. Since 2026-11-24 kernels beside NCCL take longer by the multiprocessors
+  and the bandwidth that it takes; no constant was taken from these cases. A rule of two waves for products, tried
+  first, made it 0 to 1.9 %, and the cases to be tuned with were at most 0.6 points shorter without it; a measurement
+  on one H200 showed no such waves.
   Collectives overlap with 1 to 10 % of these steps only, and with tensor parallelism with nothing, so that they cannot
   be the rest. Most of it is not the second GPU's: steps that bound one H200 are 3 % too short in the median, too. And
   in seven of the tuning cases, whose clock was recorded, the power limit held it at 1,690 to 1,870 of 1,980 MHz on
