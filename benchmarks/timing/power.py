@@ -3,6 +3,9 @@
 Each operation is repeated for 4 ms at a time, with pauses, so that the mean power stays below the limit and the clock
 at its maximum.  A line for each: the share of time in which it ran, the mean power by NVML's energy counter, and its
 rates.  The figures of ``src/trainatomy/catalog/power.yaml`` come from these lines.  Needs a GPU that nothing else uses.
+
+``--mixtures`` runs products and other kernels in turns instead, first with pauses and then without, and writes how long
+each took: what lower clocks slow, and how much.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ BURST_SECONDS = 0.004
 DUTY = 0.45
 SECONDS = 3.0
 CLOCK_EVERY = 20
+ROUND_SECONDS = 0.02
+MIXTURES = (1.0, 0.8, 0.6, 0.4)
+"""Shares of products in the time of a mixture."""
 
 
 class Load(NamedTuple):
@@ -130,10 +136,51 @@ def measure(load: Load, handle: Any) -> dict[str, Any]:
     }
 
 
+def parts(share: float) -> list[tuple[Load, float]]:
+    """Return products and four other kernels, with the share of time that each is to take."""
+    image = torch.randn(32, 1024, 28, 28, device="cuda", dtype=torch.bfloat16)
+    small, large = torch.randn(2**22, device="cuda", dtype=torch.bfloat16), torch.randn(2**28, device="cuda")
+    copy, mean, variance = torch.empty_like(large), torch.zeros(1024, device="cuda"), torch.ones(1024, device="cuda")
+    matrix = torch.randn(2048, 2048, device="cuda")
+    others = [
+        Load("gelu bf16 in the cache", lambda: F.gelu(small)),
+        Load("batch norm bf16", lambda: F.batch_norm(image, mean, variance, training=True)),
+        Load("copy", lambda: copy.copy_(large)),
+        Load("fp32 product", lambda: torch.mm(matrix, matrix)),
+    ]
+    first = product(8192, 8192, 8192, torch.bfloat16, "bf16")
+    return [(first, share), *((each, (1 - share) / len(others)) for each in others if share < 1)]
+
+
+def mixture(share: float, handle: Any) -> dict[str, Any]:
+    """Measure parts that run in turns: each with pauses, and without until the power limit has its effect."""
+    found = parts(share)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    times = [max(1, round(part * ROUND_SECONDS / (timed(load.run, 3) / 3))) for load, part in found]
+    line: dict[str, Any] = {"share": share, "times": times, "parts": [load.name for load, _ in found]}
+    for name, pause, seconds in (("paused", 1 / DUTY - 1, 1.0), ("sustained", 0.0, 2.5)):
+        began, joules = time.perf_counter(), nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+        rounds, clocks = [], []
+        while (passed := time.perf_counter() - began) < seconds:
+            rounds.append([timed(load.run, count) / count for (load, _), count in zip(found, times, strict=True)])
+            time.sleep(pause * sum(each * count for each, count in zip(rounds[-1], times, strict=True)))
+            if passed > seconds / 2:
+                clocks.append(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        watts = (nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3 - joules) / (time.perf_counter() - began)
+        late = rounds[len(rounds) // 2 :]
+        line[name] = {
+            "seconds": [sum(column) / len(late) for column in zip(*late, strict=True)],
+            "watts": watts,
+            "mhz": sum(clocks) / max(len(clocks), 1),
+        }
+    return line
+
+
 def main() -> int:
     """Measure all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--mixtures", action="store_true", help="measure what lower clocks slow")
     options = parser.parse_args()
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
@@ -145,7 +192,12 @@ def main() -> int:
     }
     with options.out.open("w", encoding="utf-8") as file:
         file.write(json.dumps({"environment": about}) + "\n")
-        for make in loads():
+        for share in MIXTURES if options.mixtures else ():
+            line = mixture(share, handle)
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            print(line, flush=True)
+        for make in () if options.mixtures else loads():
             line = measure(make(), handle)
             file.write(json.dumps(line) + "\n")
             print(line, flush=True)

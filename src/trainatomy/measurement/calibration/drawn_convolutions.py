@@ -364,6 +364,59 @@ def _grown(random: Random) -> Shape:
     return Shape(image, (before, after, kernel, kernel), 2, (padding,) * 2, bias=True, transposed=True)
 
 
+_OTHER_LAYERS = (
+    # (inside, outside, side, kernel, stride): GoogLeNet, Inception, DenseNet, EfficientNet V2
+    (96, 128, 28, (3, 3), 1), (16, 32, 28, (3, 3), 1), (128, 192, 28, (3, 3), 1), (32, 96, 28, (3, 3), 1),
+    (96, 208, 14, (3, 3), 1), (16, 48, 14, (3, 3), 1), (112, 224, 14, (3, 3), 1), (24, 64, 14, (3, 3), 1),
+    (144, 288, 14, (3, 3), 1), (160, 320, 14, (3, 3), 1), (160, 320, 7, (3, 3), 1), (192, 384, 7, (3, 3), 1),
+    (48, 128, 7, (3, 3), 1), (64, 192, 56, (3, 3), 1), (32, 32, 149, (3, 3), 1), (32, 64, 147, (3, 3), 1),
+    (80, 192, 73, (3, 3), 1), (96, 96, 35, (3, 3), 1), (96, 96, 35, (3, 3), 2), (128, 192, 17, (7, 1), 1),
+    (160, 160, 17, (1, 7), 1), (192, 192, 17, (1, 7), 1), (192, 320, 17, (3, 3), 2), (192, 192, 17, (3, 3), 2),
+    (384, 384, 8, (3, 1), 1), (48, 64, 35, (5, 5), 1), (128, 32, 14, (3, 3), 1), (128, 32, 7, (3, 3), 1),
+    (192, 48, 28, (3, 3), 1), (24, 96, 112, (3, 3), 2), (48, 192, 56, (3, 3), 1), (24, 24, 112, (3, 3), 1),
+    # encoders and decoders of segmentation, detection, depth, super-resolution and diffusion
+    (64, 64, 256, (3, 3), 1), (128, 64, 128, (3, 3), 1), (256, 128, 64, (3, 3), 1), (512, 256, 32, (3, 3), 1),
+    (32, 32, 256, (3, 3), 1), (256, 21, 65, (1, 1), 1), (32, 64, 160, (3, 3), 2), (64, 64, 80, (3, 3), 1),
+    (128, 128, 40, (3, 3), 1), (256, 256, 20, (3, 3), 1), (128, 255, 80, (1, 1), 1), (32, 32, 64, (3, 3), 1),
+    (18, 18, 56, (3, 3), 1), (36, 36, 28, (3, 3), 1), (48, 48, 56, (3, 3), 1), (96, 96, 28, (3, 3), 1),
+    (64, 64, 96, (3, 3), 1), (64, 256, 48, (3, 3), 1), (256, 256, 96, (3, 3), 1), (768, 256, 14, (1, 1), 1),
+    (256, 256, 48, (3, 3), 1), (128, 128, 64, (3, 3), 1), (256, 256, 32, (3, 3), 1), (320, 320, 32, (3, 3), 1),
+    (640, 640, 16, (3, 3), 1), (1280, 1280, 8, (3, 3), 1), (512, 512, 32, (3, 3), 1), (4, 320, 32, (3, 3), 1),
+    # adversarial networks, transformers on images, large kernels
+    (64, 128, 64, (4, 4), 2), (128, 256, 32, (4, 4), 2), (256, 512, 16, (4, 4), 2), (96, 192, 56, (2, 2), 2),
+    (192, 384, 28, (2, 2), 2), (384, 768, 14, (2, 2), 2), (32, 64, 14, (5, 5), 1), (64, 64, 32, (5, 5), 1),
+    (64, 64, 56, (7, 7), 1),
+)  # fmt: skip
+"""Further layers of published networks on images."""
+
+
+def _other_layer(random: Random) -> Shape:
+    """Draw one of ``_OTHER_LAYERS``, for a batch of any size."""
+    before, after, side, kernel, stride = random.choice(_OTHER_LAYERS)
+    padding = (0, 0) if kernel == (2, 2) else tuple(size // 2 for size in kernel)
+    image = (round(2 ** random.uniform(1, 7)), before, side, side)
+    return Shape(
+        image, (after, before, *kernel), stride, padding, bias=random.random() < 0.3,
+        channels_last=random.random() < 0.1,
+    )  # fmt: skip
+
+
+def _published_dilated(random: Random) -> Shape:
+    """Draw a dilated layer of a network on images that keeps their size, or on sequences as WaveNet has them."""
+    batch, bias = round(2 ** random.uniform(1, 6)), random.random() < 0.3
+    if random.random() < 0.6:
+        before, after, rates = random.choice((
+            (256, 256, (2,)), (512, 512, (2, 4)), (512, 512, (4,)), (2048, 256, (6, 12, 18)), (2048, 256, (12, 24, 36)),
+            (960, 256, (6, 12, 18)), (128, 128, (2, 4)), (64, 64, (2, 4, 8)), (320, 256, (6, 12, 18)),
+        ))  # fmt: skip
+        side, rate = random.choice((24, 28, 32, 32, 33, 41, 48, 60, 64, 65)), random.choice(rates)
+        return Shape((batch, before, side, side), (after, before, 3, 3), 1, (rate, rate), rate, bias=bias)
+    before, after = random.choice(((64, 128), (32, 64), (128, 128), (256, 256), (512, 512), (128, 512), (64, 64)))
+    kernel, rate, length = random.choice((2, 3, 3, 5)), 2 ** random.randint(1, 9), round(2 ** random.uniform(10, 15))
+    padding = (rate * (kernel - 1) // 2,)
+    return Shape((batch, before, length), (after, before, kernel), 1, padding, rate, bias=bias)
+
+
 _DRAWS: dict[str, Callable[[Random], Shape]] = {
     "depthwise": _depthwise,
     "wide depthwise": _wide_depthwise,
@@ -387,5 +440,7 @@ _DRAWS: dict[str, Callable[[Random], Shape]] = {
     "strided groups": _strided_groups,
     "published groups": _published_groups,
     "published 1 x 1": _product,
+    "published others": _other_layer,
+    "published dilated": _published_dilated,
 }
 KINDS = tuple(_DRAWS)

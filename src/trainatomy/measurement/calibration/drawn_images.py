@@ -69,6 +69,24 @@ def norm_of_channels_last(random: Random) -> Case:
     return Case(partial(batch_norm, shape, dtype, True), runs=3)
 
 
+def published_norm(random: Random) -> Case:
+    """Draw a batch norm of a published network for a batch of any size, mostly in bfloat16 (PyTorch's own kernels)."""
+    while True:
+        channels = random.choice(
+            (16, 24, 32, 48, 64, 80, 96, 128, 144, 192, 240, 256, 384, 512, 576, 768, 960, 1024, 2048)
+        )
+        side, batch = (
+            random.choice((4, 7, 8, 14, 17, 20, 28, 32, 35, 56, 64, 73, 112, 149)),
+            round(2 ** random.uniform(1, 8)),
+        )
+        dtype = random.choice((BF16, BF16, BF16, F16, F32))
+        if LEAST <= batch * channels * side**2 * dtype.itemsize <= MOST:
+            break
+    shape: tuple[int, ...] = (batch, channels, side, side)
+    last = random.random() < 0.25
+    return Case(partial(batch_norm, shape, dtype, last), runs=3)
+
+
 def batch_norm(*drawn: Any) -> Work:
     """Return batch norm in training, with fp32 weights as under autocast."""
     x = feature_maps(*drawn)
@@ -131,6 +149,21 @@ def interpolation(random: Random) -> Case:
     corners = None if mode == "nearest" else random.random() < 0.3
     enlarge = partial(F.interpolate, scale_factor=scale, mode=mode, align_corners=corners)
     return Case(partial(of_maps, enlarge, shape, dtype, last), runs=3)
+
+
+def enlarged_images(random: Random) -> Case:
+    """Draw a linear interpolation as heads of segmenters have it: to a size of any ratio, also from a single pixel."""
+    while True:
+        before = random.choice((1, 1, 4, 7, 8, 14, 16, 28, 32, 33, 56, 64))
+        after = random.choice((7, 14, 28, 32, 33, 56, 64, 65, 128, 224, 256, 320, 512))
+        batch, channels = round(2 ** random.uniform(1, 5)), random.choice((1, 3, 19, 20, 21, 64, 128, 256, 512))
+        if before < after and 2**18 <= batch * channels * after**2 <= 2**26:
+            break
+    dtype, last = random.choice((F32, F32, F32, BF16, F16)), random.random() < 0.2
+    mode = "nearest" if random.random() < 0.1 else "bilinear"
+    corners = None if mode == "nearest" else random.random() < 0.3
+    enlarge = partial(F.interpolate, size=(after, after), mode=mode, align_corners=corners)
+    return Case(partial(of_maps, enlarge, (batch, channels, before, before), dtype, last), runs=3)
 
 
 def cubic_interpolation(random: Random) -> Case:

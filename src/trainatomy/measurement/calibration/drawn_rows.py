@@ -172,6 +172,16 @@ def matrices(random: Random) -> Case:
     return Case(partial(linear, rows, before, after, dtype), tf32=random.random() < 0.6, warm=True, runs=3)
 
 
+def large_matrices(random: Random) -> Case:
+    """Draw a linear layer of thousands of rows and columns, as large language models and long batches have them."""
+    while True:
+        step = random.choice((8, 64, 64, 256))
+        rows, before, after = (between(random, 2048, 32768) // step * step for _ in range(3))
+        if 2e11 <= 2 * rows * before * after <= 6e12 and max(rows * before, rows * after, before * after) <= 2**30:
+            break
+    return Case(partial(linear, rows, before, after, random.choice((BF16, BF16, F16, F32))), True, True, runs=3)
+
+
 def linear(rows: int, before: int, after: int, dtype: torch.dtype) -> Work:
     """Return a linear layer, forward and backward."""
     return both_ways(F.linear, leaf(rows, before, dtype=dtype), leaf(after, before, dtype=dtype))
