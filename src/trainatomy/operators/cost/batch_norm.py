@@ -3,7 +3,7 @@
 Three things bound it channels-first: how fast one block gets through a channel (few channels leave multiprocessors
 idle), how many blocks each multiprocessor has to run, and traffic. The second read hits the L2 cache if the
 channel fits. cuDNN runs it in one kernel for all types but bfloat16; PyTorch takes three kernels for a forward in
-bfloat16.
+bfloat16 (``own_batch_norm``).
 
 Channels-last, all multiprocessors share the work however few channels there are. cuDNN keeps of the images what its
 multiprocessors can hold, and reads the rest twice; PyTorch's kernels (bfloat16) read all of them twice and are also
@@ -21,6 +21,7 @@ from typing import Any
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.elementwise import memory_bound
 from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of, number, passes_to
+from trainatomy.operators.cost.own_batch_norm import result_seconds, statistics_seconds
 from trainatomy.results.operations import Array, Call
 
 _LAST_FAMILY = "channels_last_norm"
@@ -51,6 +52,11 @@ def batch_norm(call: Call, chip: Chip) -> KernelWork:
         kept = form["last"]["kept_bytes"] * chip.multiprocessors if by_cudnn else 0.0
         moved = int((read + 1) * x.bytes + max(read * x.bytes - kept, 0))
         seconds = _last_seconds(form["last"]["cudnn" if by_cudnn else "own"][way], x, moved, chip)
+    elif not by_cudnn and len(x.shape) > 2:
+        own = form["own"][way]
+        seconds = statistics_seconds(x, backward, chip, own)
+        if not backward:
+            seconds += own["rest_seconds"] + result_seconds(x, chip, own)
     else:
         known = form[way]
         alone = form["start_seconds"] + channel_elements * known["alone" if fits else "alone_from_memory"]
