@@ -119,8 +119,8 @@ def half_frozen() -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def biases_only() -> nn.Module:
-    """Build the decoder with its norms and its output layer trained only (as BitFit trains biases)."""
+def norms_only() -> nn.Module:
+    """Build the decoder with its norms and its output layer trained only."""
     model = decoder()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("norm" in name or "lm_head" in name)
