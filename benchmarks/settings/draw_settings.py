@@ -20,7 +20,19 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 FOLDER = "benchmarks/settings"
 ADAPTED = (
-    *("ia3", "vera", "prompt_tuning", "prompt_encoder", "prefix_tuning", "adalora", "loha", "lokr", "oft", "boft", "hra"),
+    *(
+        "ia3",
+        "vera",
+        "prompt_tuning",
+        "prompt_encoder",
+        "prefix_tuning",
+        "adalora",
+        "loha",
+        "lokr",
+        "oft",
+        "boft",
+        "hra",
+    ),
     *("ln_tuning", "fourierft", "miss", "randlora", "road", "trainable_tokens", "vblora", "rslora_all", "dora_saved"),
     *("resized", "half_frozen", "norms_only"),
 )
@@ -41,17 +53,19 @@ SMALL = {"hidden_size": 640, "num_hidden_layers": 3, "num_attention_heads": 10, 
 TEXT_MODELS: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {**SMALL, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 20011},
     "Gemma3ForCausalLM": {**SMALL, "num_key_value_heads": 5, "head_dim": 64, "vocab_size": 30000},
-    "Phi3ForCausalLM": {**SMALL, "num_key_value_heads": 10, "vocab_size": 16001, "pad_token_id": 0},
+    "Phi3ForCausalLM": {**SMALL, "num_key_value_heads": 10, "vocab_size": 16001, "pad_token_id": 0, "eos_token_id": 1},
     "GPTNeoXForCausalLM": {**SMALL, "vocab_size": 25003},
     "OPTForCausalLM": {
-        **{"hidden_size": 640, "ffn_dim": 1800, "num_hidden_layers": 3, "num_attention_heads": 10},
-        **{"word_embed_proj_dim": 640, "vocab_size": 20000},
+        **{name: SMALL[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")},
+        "ffn_dim": 1800,
+        "word_embed_proj_dim": 640,
+        "vocab_size": 20000,
     },
     "BloomForCausalLM": {"hidden_size": 640, "n_layer": 3, "n_head": 10, "vocab_size": 20000},
     "FalconForCausalLM": {"hidden_size": 640, "num_hidden_layers": 3, "num_attention_heads": 10, "vocab_size": 20000},
     "MixtralForCausalLM": {**SMALL, "num_key_value_heads": 5, "num_local_experts": 4, "vocab_size": 15000},
     "DebertaV2ForTokenClassification": {**SMALL, "vocab_size": 20000, "relative_attention": True, "num_labels": 9},
-    "ModernBertForMaskedLM": {**SMALL, "vocab_size": 20000},
+    "ModernBertForMaskedLM": {**SMALL, "vocab_size": 20000, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
     "RobertaForSequenceClassification": {**SMALL, "vocab_size": 20000, "max_position_embeddings": 600},
     "ElectraForPreTraining": {**SMALL, "vocab_size": 20000, "embedding_size": 640},
     "T5ForConditionalGeneration": {"d_model": 512, "num_layers": 3, "num_heads": 8, "d_ff": 2048, "vocab_size": 20000},
@@ -112,7 +126,9 @@ def model(random: Random) -> tuple[str, dict[str, Any]]:
         case["train"] |= {"eval_strategy": "steps", "per_device_eval_batch_size": random.choice([2, 9, 16])}
         case["train"] |= random.choice([{"bf16_full_eval": True}, {"fp16_full_eval": True}, {}, {}])
         case.setdefault("data", {}).update(random.choice([{}, {"compute_metrics": True, "eval_samples": 41}]))
-        case["train"] |= random.choice([{}, {"include_for_metrics": ["inputs", "loss"]}, {"eval_do_concat_batches": False}])
+        case["train"] |= random.choice(
+            [{}, {"include_for_metrics": ["inputs", "loss"]}, {"eval_do_concat_batches": False}]
+        )
     elif random.random() < 0.3:
         case["loop"] = "pytorch"
     if "loop" not in case and texts:
@@ -151,7 +167,9 @@ def with_settings(case: dict[str, Any], kind: str, random: Random) -> dict[str, 
     if "loop" not in case and random.random() < 0.15:
         train["torch_empty_cache_steps"] = 2
     if random.random() < 0.2:
-        case["allocator"] = random.choice(["expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:4"])
+        case["allocator"] = random.choice(
+            ["expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:4"]
+        )
     return case
 
 

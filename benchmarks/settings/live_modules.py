@@ -268,7 +268,9 @@ class Volumes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down = nn.Sequential(nn.Conv3d(1, 16, 3, stride=2, padding=1), nn.InstanceNorm3d(16, affine=True), nn.ELU())
+        self.down = nn.Sequential(
+            nn.Conv3d(1, 16, 3, stride=2, padding=1), nn.InstanceNorm3d(16, affine=True), nn.ELU()
+        )
         self.up = nn.ConvTranspose3d(16, 1, 2, stride=2)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
