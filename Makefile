@@ -15,7 +15,7 @@
 #   make regret    compare what the search chose with what an H200 measured, and rewrite docs/fit-accuracy.md
 #   make times     predict published step times of GPUs without a calibration (many minutes)
 #   make several-gpus GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
-#   make scripts   run scripts that nobody here wrote without a GPU (fetches them; many minutes)
+#   make scripts   run scripts of other projects without a GPU (fetches them; many minutes)
 #   make speed     time the command line and compare it with importing the libraries
 #
 # PIP_ARGS is passed to every pip install. On Linux, torch without CUDA is a much smaller download:

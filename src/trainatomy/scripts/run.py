@@ -146,7 +146,7 @@ def _interruptible(is_last: bool) -> Iterator[None]:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raise ``TimeIsUp`` in the block after so many seconds, wherever the script is.
+    """Raise ``TimeIsUp`` in the block after this many seconds, wherever the script is.
 
     It is raised again every second, as a bare ``except:`` of the script may catch it.
     """
