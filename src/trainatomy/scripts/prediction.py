@@ -92,6 +92,7 @@ def prediction_of_script(
         steps=seen.steps,
         torch_version=session.version,
         libraries=frozenset({"kernels", "training"}) | recorder.loaded,
+        stack_bytes=recorder.stack_bytes,
         notes=(
             *version_notes(session.version),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),

@@ -243,6 +243,7 @@ class _Run:
         whole = replace(
             simulations[-1],
             libraries=frozenset().union(*(each.libraries for each in simulations)),
+            stack_bytes=max(each.stack_bytes for each in simulations),
             steps=sum(each.steps for each in simulations),
             operations=recorded.get(shapes[-1], Operations()),
         )

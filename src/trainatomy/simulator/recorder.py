@@ -49,6 +49,7 @@ class Recorder(TorchDispatchMode):
         scalar_reads: Answers where Python reads a value.
         execution: Runs operations on meta tensors.
         libraries: Names of the CUDA libraries that were loaded so far.
+        stack_bytes: Largest stack of a kernel so far, for each thread.
         step: Optimizer step, from 0; -1 before the first.
         stage: Stage of the loop: load, forward, optimizer, zero_grad or other; "host" while a model is built.
         python_adds: True while Python code adds tensors, which the autograd engine's accumulation must not be taken
@@ -95,6 +96,7 @@ class Recorder(TorchDispatchMode):
         self.scalar_reads = ScalarReads(self.values)
         self.execution = MetaExecution(self.values, modules)
         self.libraries: set[str] = set()
+        self.stack_bytes = 0
         self._storages = storages
         storages.host_memory.on_block = self.pin
         self._modules = modules

@@ -75,6 +75,7 @@ class Simulation:
         torch_version: Version of PyTorch that was simulated.
         libraries: Names of the libraries loaded into the GPU's context (see ``catalog.gpus.Context``).
         notes: Sentences about the description for the reader.
+        stack_bytes: Largest stack of a kernel, for each thread; 0: none is known to need one.
         operations: Operations of the last step.
         tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
         communicators: Kinds of collectives by the ranks of each group that this process communicated in.
@@ -97,6 +98,7 @@ class Simulation:
     torch_version: tuple[int, int]
     libraries: frozenset[str]
     notes: tuple[str, ...]
+    stack_bytes: int = 0
     operations: Operations = field(default_factory=Operations)
     tokens_per_sample: int | None = None
     weights_dtype: str = "float32"
@@ -347,6 +349,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int, file
             *process.notes,
             *host_memory_notes(process.storages.host_memory),
         ),
+        stack_bytes=recorder.stack_bytes,
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,
         trials=len(recorder.trace.trials),
