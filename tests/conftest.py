@@ -19,9 +19,14 @@ os.environ["TRAINATOMY_CUDNN"] = "none"  # recorded numbers are those of the rul
 HERE = Path(__file__).parent
 UNIT_FOLDERS = {"allocator", "analysis", "catalog", "doctor", "records", "timing", "workload"}
 """Folders whose tests simulate no training; ``pytest -m unit`` runs them."""
+RANK_FIXTURES = {"two_processes", "four_processes"}
+"""Fixtures that start processes which load the libraries: once, if one process runs all tests that need them."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.pluginmanager.hasplugin("xdist"):
+        _group(items)
     slow_selected = "slow" in config.getoption("-m")
     for item in items:
         slow = item.get_closest_marker("slow")
@@ -31,6 +36,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _group(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process, and those of all files that need the processes of ranks in another."""
+    ranks = {item.path for item in items if RANK_FIXTURES & set(getattr(item, "fixturenames", ()))}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ranks" if item.path in ranks else str(item.path.relative_to(HERE))))
 
 
 @pytest.hookimpl(tryfirst=True)

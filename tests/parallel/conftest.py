@@ -35,7 +35,7 @@ def two_processes() -> Iterator[RankProcesses]:
         yield launched
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def four_processes() -> Iterator[RankProcesses]:
     with _launched(ForkedRanks(4)) as launched:
         yield launched

@@ -10,8 +10,10 @@ import socket
 import sys
 
 # Loaded before the ranks are forked: what the tasks import.
+import peft  # noqa: F401
 import rank_tasks  # noqa: F401
-import torch._dynamo  # noqa: F401
+import torch._dynamo
+import torch._inductor.compile_fx  # noqa: F401
 from torch.distributed import TCPStore
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM  # noqa: F401
 
