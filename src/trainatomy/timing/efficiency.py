@@ -16,7 +16,6 @@ from trainatomy.catalog.calls import has_host_memory
 from trainatomy.operators.cost import FAMILIES, cost_module, kernel_work, modules_of, root_of
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 
-
 PRODUCTS = "matmul."
 """Beginning of the families of matrix products."""
 

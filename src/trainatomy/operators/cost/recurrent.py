@@ -13,9 +13,9 @@ Backward goes through the steps in reverse; the gradients of the weights are pro
 
 Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs" (arXiv 1604.01946), which is
 how cuDNN's standard algorithm works; ``get_algo`` of aten/src/ATen/native/cudnn/RNN.cpp chooses between the two.
-Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own.  The product of a time step
-takes as long as one multiprocessor needs for the depth, or longer where the tiles of all that run at once are more than
-multiprocessors.  The lengths of the parts were read off the numbers of kernels of 270 networks.
+Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own.  The product of a time
+step takes as long as one multiprocessor needs for the depth, or longer where the tiles of all that run at once are more
+than multiprocessors.  The lengths of the parts were read off the numbers of kernels of 270 networks.
 """
 
 from __future__ import annotations
