@@ -393,9 +393,11 @@ COMING: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
             for name, kind in {
                 "apertus": "Apertus", "arcee": "Arcee", "bitnet": "BitNet", "ernie4-5": "Ernie4_5", "glm": "Glm",
                 "hunyuan-dense": "HunYuanDenseV1", "ministral": "Ministral", "olmo": "Olmo", "seed-oss": "SeedOss",
-                "nanochat": "NanoChat", "vaultgemma": "VaultGemma", "doge": "Doge",
+                "vaultgemma": "VaultGemma", "doge": "Doge",
             }.items()
         },
+        "nanochat": (_class("NanoChatForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                            num_attention_heads=16, num_key_value_heads=4, vocab_size=50000) | {"sequence": 600}, 5),
         "biogpt": (_class("BioGptForCausalLM", hidden_size=1024, num_hidden_layers=8, num_attention_heads=16,
                           intermediate_size=4096) | {"sequence": 400}, 8),
         "modernbert-decoder": (_class("ModernBertDecoderForCausalLM", num_hidden_layers=10) | {"sequence": 512}, 8),
