@@ -65,7 +65,7 @@ TURNS = (".group.", ".cores.", ".turns.")
 """Parts of families whose price expects that groups take turns (``operators/cost/turns.py``)."""
 MOST_OFF = 2.5
 """Ratio of such a price and the time from which on cuDNN ran other kernels than expected."""
-UNSPLIT, MOST_UNSPLIT = r"^convolution\.backward\.(pointwise|few)", 4.0
+UNSPLIT, MOST_UNSPLIT = r"^convolution\.backward\.(pointwise|few|spatial\.first dilated)", 4.0
 """Families whose gradient of the weight cuDNN sometimes does not split by depth, which is up to 26 times as slow."""
 MOST_FEW = 3
 """Input channels of a network's first convolution, for which such kernels are usual."""

@@ -384,12 +384,85 @@ LATEST: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
     },
 }  # fmt: skip
 
+COMING: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
+    "language models not drawn before": {
+        **{
+            name: (_class(f"{kind}ForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                          num_attention_heads=16, num_key_value_heads=4, head_dim=64, vocab_size=50000,
+                          pad_token_id=0) | {"sequence": 600}, 5)
+            for name, kind in {
+                "apertus": "Apertus", "arcee": "Arcee", "bitnet": "BitNet", "ernie4-5": "Ernie4_5", "glm": "Glm",
+                "hunyuan-dense": "HunYuanDenseV1", "ministral": "Ministral", "olmo": "Olmo", "seed-oss": "SeedOss",
+                "vaultgemma": "VaultGemma", "doge": "Doge",
+            }.items()
+        },
+        "nanochat": (_class("NanoChatForCausalLM", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8,
+                            num_attention_heads=16, num_key_value_heads=4, vocab_size=50000) | {"sequence": 600}, 5),
+        "biogpt": (_class("BioGptForCausalLM", hidden_size=1024, num_hidden_layers=8, num_attention_heads=16,
+                          intermediate_size=4096) | {"sequence": 400}, 8),
+        "modernbert-decoder": (_class("ModernBertDecoderForCausalLM", num_hidden_layers=10) | {"sequence": 512}, 8),
+        "openai-gpt": (_class("OpenAIGPTForSequenceClassification", n_layer=8, pad_token_id=0)
+                       | {"sequence": 384}, 12),
+        "dots1": (_class("Dots1ForCausalLM", hidden_size=768, intermediate_size=2048, moe_intermediate_size=512,
+                         num_hidden_layers=5, num_attention_heads=12, num_key_value_heads=4, n_shared_experts=1,
+                         n_routed_experts=8, num_experts_per_tok=2, first_k_dense_replace=1, n_group=1, topk_group=1,
+                         vocab_size=40000) | {"sequence": 500}, 5),
+        "ernie4-5-moe": (_class("Ernie4_5_MoeForCausalLM", hidden_size=768, intermediate_size=2048,
+                                moe_intermediate_size=512, num_hidden_layers=6, num_attention_heads=12,
+                                num_key_value_heads=4, moe_num_experts=8, moe_k=2, vocab_size=50000)
+                         | {"sequence": 500}, 5),
+        "granite-moe-shared": (_class("GraniteMoeSharedForCausalLM", hidden_size=768, intermediate_size=1024,
+                                      shared_intermediate_size=1024, num_hidden_layers=6, num_attention_heads=12,
+                                      num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2,
+                                      vocab_size=40000) | {"sequence": 500}, 5),
+    },
+    "encoders and translation not drawn before": {
+        "data2vec-text": (_class("Data2VecTextForMaskedLM", num_hidden_layers=8) | {"sequence": 300}, 12),
+        "flaubert": (_class("FlaubertForSequenceClassification", n_layers=6, emb_dim=1024, n_heads=16)
+                     | {"sequence": 256}, 12),
+        "roberta-prelayernorm": (_class("RobertaPreLayerNormForMaskedLM", num_hidden_layers=8) | {"sequence": 300}, 10),
+        "xlm-roberta": (_class("XLMRobertaForTokenClassification", num_hidden_layers=8) | {"sequence": 384}, 10),
+        "mt5": (_class("MT5ForConditionalGeneration", num_layers=6, vocab_size=60000) | {"sequence": 300, "target": 64},
+                8),
+        "m2m-100": (_class("M2M100ForConditionalGeneration", encoder_layers=5, decoder_layers=5, vocab_size=60000)
+                    | {"sequence": 256, "target": 64}, 8),
+        "esmc": (_class("EsmcForMaskedLM", hidden_size=640, num_hidden_layers=8, num_attention_heads=10)
+                 | {"sequence": 400}, 8),
+    },
+    "images not drawn before": {
+        **{
+            name: ({"of": name}, batch)
+            for name, batch in {
+                "maxvit": 24, "densenet201": 32, "resnet18": 96, "regnet-y-torchvision": 64, "efficientnet-b4": 24,
+                "shufflenet-double": 96, "vgg11": 48, "deeplab-large": 6,
+            }.items()
+        },
+        "vit-masked": (_class("ViTForMaskedImageModeling", num_hidden_layers=8, encoder_stride=16), 24),
+        "convnext-hf": (_class("ConvNextForImageClassification"), 32),
+        "vit-hf": (_class("ViTForImageClassification", num_hidden_layers=8), 32),
+        "eomt": (_class("EomtForUniversalSegmentation", num_hidden_layers=6), 2),
+    },
+    "sound not drawn before": {
+        "lasr": (_class("LasrForCTC"), 4),
+    },
+    "quantised weights not drawn before": {
+        "olmo-nf4": (_quantised("OlmoForCausalLM", _NF4, hidden_size=2048, intermediate_size=5632,
+                                num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=4,
+                                vocab_size=50000), 3),
+        "arcee-int8": (_quantised("ArceeForCausalLM", {"load_in_8bit": True}, hidden_size=2048, intermediate_size=5632,
+                                  num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=4,
+                                  vocab_size=50000), 3),
+    },
+}  # fmt: skip
+"""The newest such architectures."""
+
 SETS = {
     "usual": CANDIDATES,
     "never timed": NEVER_TIMED,
     "further": FURTHER,
     "others": OTHERS,
     "usual and latest": CANDIDATES | LATEST,
+    "usual and coming": CANDIDATES | COMING,
 }
 
 

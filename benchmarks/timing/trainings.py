@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,6 +38,8 @@ TRAININGS = HERE / "trainings.yaml"
 PREDICTIONS = HERE / "predictions"
 PACES = (0.7, 0.85, 1.15, 1.3, 1.5, 2.0, 3.0)
 """Paces of the host for which a step is predicted, besides 1; the measured pace lies between two."""
+PACE_STEP = 1.08
+"""Ratio of paces between which a step's growth says what bounds it."""
 SHOWN_KERNELS = 40
 PAGEABLE_COPY = "Memcpy HtoD (Pageable"
 """How a profiler names a copy of a batch from memory that is not pinned."""
@@ -128,6 +131,13 @@ def at_pace(line: dict[str, Any], pace: float) -> float:
     return float(known[-1][1])
 
 
+def bound_at(line: dict[str, Any], pace: float) -> str:
+    """Return what bounds the predicted step at a pace of the host: the host, if most of a slower pace shows in it."""
+    slower, quicker = pace * PACE_STEP, pace / PACE_STEP
+    grown = log(at_pace(line, slower) / at_pace(line, quicker)) / log(slower / quicker)
+    return "host" if grown > 0.5 else "GPU"
+
+
 def todays(recorded: HostPace) -> HostPace:
     """Return a recorded pace beside what is known of the reference host today."""
     from trainatomy.catalog.hosts import reference_host
@@ -157,6 +167,7 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
             recorded, step = paces[name], line["step_seconds"]
             pace = recorded.beside(recorded.reference_seconds or quickest)
             one |= {"pace": pace, "step": step, "step_error": at_pace(ours, pace) / step - 1}
+            one["bound"] = bound_at(ours, pace)
             one["quiet_error"] = ours["step_seconds"] / step - 1
         yield one
 

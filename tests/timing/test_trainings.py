@@ -72,6 +72,7 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
     drawn = drawing.drawn(25, 32, usual) | drawing.drawn(24, 32, usual)
     drawn |= drawing.drawn(26, 8, usual) | drawing.drawn(26, 26, new) | drawing.drawn(27, 32, drawing.FURTHER)
     drawn |= drawing.drawn(28, 26, drawing.OTHERS) | drawing.drawn(29, 36, usual | drawing.LATEST)
+    drawn |= drawing.drawn(30, 46, usual | drawing.COMING)
     rows = yaml.safe_load(trainings.TRAININGS.read_text(encoding="utf-8"))["rows"]
     assert {name: row for name, row in rows.items() if name.endswith("-drawn") or "-drawn-" in name} == drawn
 
@@ -92,3 +93,8 @@ def test_groups_that_take_turns_as_expected_are_not_left_out(monkeypatch: pytest
     chip = chip_of(find_gpu("h200"), None)
     assert not fell_back({"call": call, "kernels": 65, "us": 31955.2}, chip)
     assert fell_back({"call": call, "kernels": 65, "us": 1600.0}, chip)
+
+
+def test_a_slow_host_bounds_steps_that_the_gpu_bounds_beside_a_quiet_one(trainings: Any) -> None:
+    line = {"step_seconds": 10.0, "at_paces": {"1.5": 10.0, "2.0": 13.0, "3.0": 19.5}}
+    assert [trainings.bound_at(line, pace) for pace in (1.0, 1.3, 2.0, 2.6)] == ["GPU", "GPU", "host", "host"]

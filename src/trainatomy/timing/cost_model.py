@@ -21,7 +21,7 @@ from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.results.operations import Call
-from trainatomy.timing.efficiency import EfficiencyPoint, EfficiencyPoints, physical_seconds
+from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoint, EfficiencyPoints, physical_seconds
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
 from trainatomy.timing.power import joules_of
 
@@ -121,6 +121,15 @@ class CostModel:
         traffic = self.extrapolation.traffic_seconds(work, moving * ratio, self.chip)
         return ((whole - moving) * ratio + traffic) / whole
 
+    def least_seconds(self, work: KernelWork) -> float:
+        """Return the time of a matrix product at the fastest rate that this GPU reached when it was calibrated.
+
+        What an interpolation makes of a formula may be faster.  Other GPUs may reach another share of their peak.
+        """
+        if not self.calibrated or not work.family.startswith(PRODUCTS) or not isinstance(self.points, EfficiencyPoints):
+            return 0.0
+        return work.flop / (self.chip.rate(work.rate) * self.points.largest_share(work.rate))
+
     def _measured_efficiency(self, work: KernelWork) -> float:
         """Look up the efficiency of the family, or of the first parent family with enough points."""
         near = self.points.get(self._known_family(work.family), ())
@@ -153,7 +162,7 @@ def _compute_cost(call: Call, work: KernelWork, cost_model: CostModel) -> Kernel
         return KernelCost(0.0, 0.0, 0.0, 0)
     chip = cost_model.chip
     flop, traffic = work.flop / chip.rate(work.rate), work.bytes / chip.bandwidth
-    seconds = cost_model.physical_seconds(work) * cost_model.efficiency(work)
+    seconds = max(cost_model.physical_seconds(work) * cost_model.efficiency(work), cost_model.least_seconds(work))
     joules = 0.0 if cost_model.power is None else joules_of(call, work, seconds, cost_model.power)
     return KernelCost(seconds, flop, traffic, cost_model.launches(work), work.at_once, joules)
 

@@ -16,6 +16,9 @@ from trainatomy.catalog.calls import has_host_memory
 from trainatomy.operators.cost import FAMILIES, cost_module, kernel_work, modules_of, root_of
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 
+PRODUCTS = "matmul."
+"""Beginning of the families of matrix products."""
+
 
 class EfficiencyPoint(NamedTuple):
     """A calibration point: its position in feature space, log(measured / physical time), and its number of kernels."""
@@ -26,11 +29,13 @@ class EfficiencyPoint(NamedTuple):
 
 
 class _PricedPoint(NamedTuple):
-    """A point with its kernel family and its place in the calibration."""
+    """A point with its kernel family, its place in the calibration, and the share it reached of the peak of a rate."""
 
     place: int
     family: str
     point: EfficiencyPoint
+    rate: str
+    share: float
 
 
 class EfficiencyPoints(Mapping[str, tuple[EfficiencyPoint, ...]]):
@@ -51,6 +56,7 @@ class EfficiencyPoints(Mapping[str, tuple[EfficiencyPoint, ...]]):
             self._unpriced[module].append((place, point))
         self._priced: dict[str, list[_PricedPoint]] = {}
         self._by_root: dict[str, dict[str, tuple[EfficiencyPoint, ...]]] = {}
+        self._largest: dict[str, float] = {}
 
     def __getitem__(self, family: str) -> tuple[EfficiencyPoint, ...]:
         root = root_of(family)
@@ -67,6 +73,14 @@ class EfficiencyPoints(Mapping[str, tuple[EfficiencyPoint, ...]]):
 
     def __bool__(self) -> bool:
         return bool(self._unpriced)
+
+    def largest_share(self, rate: str) -> float:
+        """Return the largest share of the peak of a precision that a matrix product reached; 1 if none was measured."""
+        if not self._largest:
+            for one in self._of_module("matmul"):
+                if one.family.startswith(PRODUCTS):
+                    self._largest[one.rate] = max(self._largest.get(one.rate, 0.0), one.share)
+        return self._largest.get(rate, 1.0)
 
     def _below(self, root: str) -> dict[str, tuple[EfficiencyPoint, ...]]:
         """Return the families with a root, each with its points and those of the families below it."""
@@ -102,7 +116,7 @@ def _priced(place: int, point: Point, chip: Chip) -> _PricedPoint | None:
     if not work.launches or seconds <= 0:
         return None
     entry = EfficiencyPoint(work.features, log(seconds / physical_seconds(work, chip)), point.kernels)
-    return _PricedPoint(place, work.family, entry)
+    return _PricedPoint(place, work.family, entry, work.rate, work.flop / (chip.rate(work.rate) * seconds))
 
 
 def physical_seconds(work: KernelWork, chip: Chip) -> float:

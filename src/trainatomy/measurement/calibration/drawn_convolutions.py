@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from trainatomy.measurement.calibration import published_layers as layers
 from trainatomy.measurement.calibration.cases import Case, both_ways, leaf
 from trainatomy.measurement.calibration.drawn_images import BATCHES, CHANNELS, DTYPES, LEAST, MOST, square_images
 
@@ -182,19 +183,9 @@ def _strided_groups(random: Random) -> Shape:
     return Shape(image, weight, stride, (kernel // 2,), groups=groups, channels_last=random.random() < 0.6, bias=True)
 
 
-_GROUPS = (
-    # (width of a group, groups, side, stride): ResNeXt, wide ResNeXt, RegNet X and Y, SqueezeBERT's and MobileViT's kin
-    (4, 32, 56, 1), (8, 32, 56, 2), (8, 32, 28, 1), (16, 32, 28, 2), (16, 32, 14, 1), (32, 32, 14, 2), (32, 32, 7, 1),
-    (8, 32, 56, 1), (16, 32, 28, 1), (32, 32, 14, 1), (64, 32, 14, 2), (64, 32, 7, 1), (56, 4, 56, 1), (56, 8, 28, 1),
-    (56, 16, 14, 1), (56, 36, 7, 1), (56, 4, 112, 2), (48, 2, 56, 1), (48, 4, 28, 1), (48, 9, 14, 1), (48, 21, 7, 1),
-    (24, 3, 56, 1), (24, 9, 28, 1), (24, 14, 14, 1), (16, 10, 28, 1), (16, 21, 14, 1), (8, 13, 28, 1), (8, 26, 14, 1),
-    (112, 2, 56, 1), (112, 4, 28, 1), (112, 8, 14, 1), (112, 20, 7, 1), (64, 3, 56, 1), (64, 6, 28, 1), (64, 14, 14, 1),
-)  # fmt: skip
-
-
 def _published_groups(random: Random) -> Shape:
     """Draw a layer of a published network of groups, for a batch of any size."""
-    width, groups, side, stride = random.choice(_GROUPS)
+    width, groups, side, stride = random.choice(layers.GROUPS)
     channels = width * groups
     image = (round(2 ** random.uniform(3, 7)), channels, side, side)
     return Shape(image, (channels, width, 3, 3), stride, (1, 1), groups=groups, channels_last=random.random() < 0.1)
@@ -250,38 +241,9 @@ def _transposed(random: Random) -> Shape:
                  bias=random.random() < 0.5, transposed=True)  # fmt: skip
 
 
-_LAYERS: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = (
-    # ((inside, outside, sides of the input), kernel, stride): VGG, AlexNet, super-resolution
-    ((64, 64, 224, 224), (3, 3), 1), ((64, 128, 112, 112), (3, 3), 1), ((128, 128, 112, 112), (3, 3), 1),
-    ((128, 256, 56, 56), (3, 3), 1), ((256, 256, 56, 56), (3, 3), 1), ((256, 512, 28, 28), (3, 3), 1),
-    ((512, 512, 28, 28), (3, 3), 1), ((512, 512, 14, 14), (3, 3), 1), ((64, 192, 27, 27), (5, 5), 1),
-    ((192, 384, 13, 13), (3, 3), 1), ((384, 256, 13, 13), (3, 3), 1), ((64, 64, 64, 64), (3, 3), 1),
-    ((64, 256, 64, 64), (3, 3), 1), ((64, 3, 128, 128), (3, 3), 1),
-    # ResNets, wide ones, SqueezeNet
-    ((64, 64, 56, 56), (3, 3), 1), ((128, 128, 56, 56), (3, 3), 2), ((128, 128, 28, 28), (3, 3), 1),
-    ((256, 256, 28, 28), (3, 3), 2), ((256, 256, 14, 14), (3, 3), 1), ((512, 512, 7, 7), (3, 3), 1),
-    ((64, 256, 56, 56), (1, 1), 1), ((256, 64, 56, 56), (1, 1), 1), ((256, 512, 56, 56), (1, 1), 2),
-    ((512, 128, 28, 28), (1, 1), 1), ((256, 1024, 14, 14), (1, 1), 1), ((1024, 256, 14, 14), (1, 1), 1),
-    ((512, 2048, 7, 7), (1, 1), 1), ((64, 128, 56, 56), (1, 1), 2), ((16, 64, 55, 55), (3, 3), 1),
-    ((48, 192, 27, 27), (3, 3), 1), ((512, 1000, 13, 13), (1, 1), 1),
-    # Inception, DenseNet
-    ((192, 64, 35, 35), (1, 1), 1), ((48, 64, 35, 35), (5, 5), 1), ((64, 96, 35, 35), (3, 3), 1),
-    ((288, 384, 35, 35), (3, 3), 2), ((128, 128, 17, 17), (1, 7), 1), ((160, 192, 17, 17), (7, 1), 1),
-    ((768, 192, 17, 17), (1, 1), 1), ((384, 384, 8, 8), (1, 3), 1), ((448, 384, 8, 8), (3, 3), 1),
-    ((128, 32, 28, 28), (3, 3), 1), ((128, 32, 56, 56), (3, 3), 1), ((512, 128, 14, 14), (1, 1), 1),
-    # R3D, R(2+1)D, S3D
-    ((64, 64, 8, 56, 56), (3, 3, 3), 1), ((128, 128, 4, 28, 28), (3, 3, 3), 1), ((64, 128, 8, 56, 56), (3, 3, 3), 2),
-    ((256, 256, 2, 14, 14), (3, 3, 3), 1), ((64, 144, 16, 56, 56), (1, 3, 3), 1), ((144, 64, 16, 56, 56), (3, 1, 1), 1),
-    ((128, 288, 8, 28, 28), (1, 3, 3), 1), ((288, 128, 8, 28, 28), (3, 1, 1), 1), ((256, 576, 4, 14, 14), (1, 3, 3), 1),
-    ((192, 192, 16, 28, 28), (3, 1, 1), 1), ((96, 128, 16, 28, 28), (1, 3, 3), 1),
-    ((112, 224, 8, 14, 14), (1, 3, 3), 1),
-)  # fmt: skip
-"""Layers of published networks on images and videos."""
-
-
 def _layer(random: Random) -> Shape:
     """Draw a layer of a published network, for a batch of any size."""
-    (before, after, *places), kernel, stride = random.choice(_LAYERS)
+    (before, after, *places), kernel, stride = random.choice(layers.LAYERS)
     image = (round(2 ** random.uniform(1, 8)), before, *places)
     padding = tuple(size // 2 for size in kernel)
     return Shape(
@@ -290,41 +252,16 @@ def _layer(random: Random) -> Shape:
     )  # fmt: skip
 
 
-_PRODUCTS = (
-    # Inception, SqueezeNet, GoogLeNet, ResNets, DenseNet, MobileNets and EfficientNets
-    (64, 80, 73), (192, 48, 35), (256, 64, 35), (288, 64, 35), (768, 128, 17), (768, 160, 17), (768, 192, 17),
-    (1280, 320, 8), (1280, 448, 8), (2048, 192, 8), (2048, 384, 8), (96, 16, 55), (16, 64, 55), (128, 16, 55),
-    (128, 32, 27), (32, 128, 27), (256, 48, 27), (48, 192, 13), (384, 64, 13), (64, 256, 13), (64, 64, 56),
-    (192, 96, 28), (256, 128, 28), (480, 192, 14), (512, 112, 14), (528, 256, 14), (832, 384, 7), (256, 64, 56),
-    (64, 256, 56), (512, 128, 28), (128, 512, 28), (1024, 256, 14), (2048, 512, 7), (512, 2048, 7), (320, 128, 28),
-    (736, 128, 14), (992, 128, 7), (32, 16, 112), (16, 96, 112), (24, 144, 56), (144, 24, 56), (192, 32, 28),
-    (384, 64, 14), (576, 96, 14), (960, 160, 7), (320, 1280, 7), (116, 116, 14), (232, 232, 7), (58, 58, 28),
-)  # fmt: skip
-"""Channels before and after, and side, of 1 x 1 convolutions of published networks."""
-
-
 def _product(random: Random) -> Shape:
     """Draw a 1 x 1 convolution of a published network, for a batch of any size."""
-    before, after, side = random.choice(_PRODUCTS)
+    before, after, side = random.choice(layers.PRODUCTS)
     image = (round(2 ** random.uniform(2, 8)), before, side, side)
     return Shape(image, (after, before, 1, 1), 1, (0, 0), bias=random.random() < 0.3)
 
 
-_STEMS = (
-    (64, 11, 4, 224),
-    (64, 7, 2, 224),
-    (64, 3, 2, 224),
-    (64, 4, 2, 64),
-    (32, 3, 2, 299),
-    (64, 3, 1, 64),
-    (96, 7, 2, 224),
-)
-"""Channels, kernel, stride and side of first layers of published networks."""
-
-
 def _first_layer(random: Random) -> Shape:
     """Draw the first layer of a published network, for a batch of any size."""
-    after, kernel, stride, side = random.choice(_STEMS)
+    after, kernel, stride, side = random.choice(layers.STEMS)
     image = (round(2 ** random.uniform(3, 9)), 3, side, side)
     return Shape(
         image, (after, 3, kernel, kernel), stride, (kernel // 2,) * 2, bias=random.random() < 0.5,
@@ -332,18 +269,9 @@ def _first_layer(random: Random) -> Shape:
     )  # fmt: skip
 
 
-_VIDEO_STEMS = (
-    (64, (3, 7, 7), (1, 2, 2)),
-    (45, (1, 7, 7), (1, 2, 2)),
-    (64, (1, 7, 7), (1, 2, 2)),
-    (32, (3, 3, 3), (1, 1, 1)),
-)
-"""Channels, kernel and stride of first layers of published networks on videos and volumes."""
-
-
 def _first_video_layer(random: Random) -> Shape:
     """Draw the first layer of a published network on videos, for a batch of any size."""
-    after, kernel, stride = random.choice(_VIDEO_STEMS)
+    after, kernel, stride = random.choice(layers.VIDEO_STEMS)
     image = (
         round(2 ** random.uniform(1, 5)),
         3,
@@ -364,35 +292,9 @@ def _grown(random: Random) -> Shape:
     return Shape(image, (before, after, kernel, kernel), 2, (padding,) * 2, bias=True, transposed=True)
 
 
-_OTHER_LAYERS = (
-    # (inside, outside, side, kernel, stride): GoogLeNet, Inception, DenseNet, EfficientNet V2
-    (96, 128, 28, (3, 3), 1), (16, 32, 28, (3, 3), 1), (128, 192, 28, (3, 3), 1), (32, 96, 28, (3, 3), 1),
-    (96, 208, 14, (3, 3), 1), (16, 48, 14, (3, 3), 1), (112, 224, 14, (3, 3), 1), (24, 64, 14, (3, 3), 1),
-    (144, 288, 14, (3, 3), 1), (160, 320, 14, (3, 3), 1), (160, 320, 7, (3, 3), 1), (192, 384, 7, (3, 3), 1),
-    (48, 128, 7, (3, 3), 1), (64, 192, 56, (3, 3), 1), (32, 32, 149, (3, 3), 1), (32, 64, 147, (3, 3), 1),
-    (80, 192, 73, (3, 3), 1), (96, 96, 35, (3, 3), 1), (96, 96, 35, (3, 3), 2), (128, 192, 17, (7, 1), 1),
-    (160, 160, 17, (1, 7), 1), (192, 192, 17, (1, 7), 1), (192, 320, 17, (3, 3), 2), (192, 192, 17, (3, 3), 2),
-    (384, 384, 8, (3, 1), 1), (48, 64, 35, (5, 5), 1), (128, 32, 14, (3, 3), 1), (128, 32, 7, (3, 3), 1),
-    (192, 48, 28, (3, 3), 1), (24, 96, 112, (3, 3), 2), (48, 192, 56, (3, 3), 1), (24, 24, 112, (3, 3), 1),
-    # encoders and decoders of segmentation, detection, depth, super-resolution and diffusion
-    (64, 64, 256, (3, 3), 1), (128, 64, 128, (3, 3), 1), (256, 128, 64, (3, 3), 1), (512, 256, 32, (3, 3), 1),
-    (32, 32, 256, (3, 3), 1), (256, 21, 65, (1, 1), 1), (32, 64, 160, (3, 3), 2), (64, 64, 80, (3, 3), 1),
-    (128, 128, 40, (3, 3), 1), (256, 256, 20, (3, 3), 1), (128, 255, 80, (1, 1), 1), (32, 32, 64, (3, 3), 1),
-    (18, 18, 56, (3, 3), 1), (36, 36, 28, (3, 3), 1), (48, 48, 56, (3, 3), 1), (96, 96, 28, (3, 3), 1),
-    (64, 64, 96, (3, 3), 1), (64, 256, 48, (3, 3), 1), (256, 256, 96, (3, 3), 1), (768, 256, 14, (1, 1), 1),
-    (256, 256, 48, (3, 3), 1), (128, 128, 64, (3, 3), 1), (256, 256, 32, (3, 3), 1), (320, 320, 32, (3, 3), 1),
-    (640, 640, 16, (3, 3), 1), (1280, 1280, 8, (3, 3), 1), (512, 512, 32, (3, 3), 1), (4, 320, 32, (3, 3), 1),
-    # adversarial networks, transformers on images, large kernels
-    (64, 128, 64, (4, 4), 2), (128, 256, 32, (4, 4), 2), (256, 512, 16, (4, 4), 2), (96, 192, 56, (2, 2), 2),
-    (192, 384, 28, (2, 2), 2), (384, 768, 14, (2, 2), 2), (32, 64, 14, (5, 5), 1), (64, 64, 32, (5, 5), 1),
-    (64, 64, 56, (7, 7), 1),
-)  # fmt: skip
-"""Further layers of published networks on images."""
-
-
 def _other_layer(random: Random) -> Shape:
-    """Draw one of ``_OTHER_LAYERS``, for a batch of any size."""
-    before, after, side, kernel, stride = random.choice(_OTHER_LAYERS)
+    """Draw one of ``OTHER_LAYERS``, for a batch of any size."""
+    before, after, side, kernel, stride = random.choice(layers.OTHER_LAYERS)
     padding = (0, 0) if kernel == (2, 2) else tuple(size // 2 for size in kernel)
     image = (round(2 ** random.uniform(1, 7)), before, side, side)
     return Shape(

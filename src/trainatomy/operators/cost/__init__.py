@@ -20,7 +20,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "batch_norm": ("channels_last_norm", "normalisation"),
     "bitsandbytes": ("bitsandbytes", "packed", "quantised"),
     "communication": ("communication",),
-    "convolution": ("convolution",),
+    "convolution": ("convolution", "strided groups"),
     "elementwise": ("glu", "glu_backward", "rearranged", "softplus", "traffic"),
     "group_norm": ("normalisation",),
     "indexing": ("sort", "table"),

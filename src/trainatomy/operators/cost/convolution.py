@@ -152,7 +152,7 @@ def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep:
     if groups > 1 and not deep:
         parts.append("of products" if of_products else "grouped" if width & -width == width else "padded")
     if set(whole_numbers(number(call, "dilation", "1"))) - {1}:
-        parts.append("dilated")
+        parts.append("dilated sequence" if len(x.shape) == _SEQUENCE else "dilated")
     if number(call, "transposed") == "True":
         parts.append("transposed")
     if not deep and _plain(call, weight) and (rows := _rows(x)) != "aligned":

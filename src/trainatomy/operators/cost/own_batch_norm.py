@@ -1,9 +1,9 @@
 """PyTorch's own batch norm, channels-first: the kernels that run in bfloat16, for which cuDNN has none.
 
-The statistics, and the whole gradient, are computed by one block of 512 threads for each channel. A thread walks over its
-share of the channel, one number after the other, and each of them waits for memory; a multiprocessor that holds several
-blocks is bound by their arithmetic instead (running means divide), and four is the most that it holds. The result is
-written by many small blocks, each of which has to start.
+The statistics, and the whole gradient, are computed by one block of 512 threads for each channel. A thread walks over
+its share of the channel, one number after the other, and each of them waits for memory; a multiprocessor that holds
+several blocks is bound by their arithmetic instead (running means divide), and four is the most that it holds. The
+result is written by many small blocks, each of which has to start.
 
 Source: aten/src/ATen/native/cuda/Normalization.cuh, torch 2.11. Constants: ``catalog/efficiency.yaml``.
 """

@@ -4,8 +4,8 @@ Each layer and direction computes gates x hidden numbers from [inputs + hidden].
 [steps x batch, inputs]. The rest is computed in one of two ways:
 
 - *step by step*: a small product [batch, hidden] and a kernel for the gates, which wait for the previous step. The two
-  directions run side by side; a layer runs one step behind the layer below, unless a direction must have seen the last
-  step first.
+  directions run side by side. A layer of one direction follows the layer below, so that the inputs' products of several
+  layers, and the gradients of the inputs, are computed for a few steps at a time.
 - *fused*: narrow layers, but for those in bf16, are one kernel for all steps. A multiprocessor keeps the weights in its
   registers and computes one sample of the batch after the other.
 
@@ -13,8 +13,9 @@ Backward goes through the steps in reverse; the gradients of the weights are pro
 
 Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs" (arXiv 1604.01946), which is
 how cuDNN's standard algorithm works; ``get_algo`` of aten/src/ATen/native/cudnn/RNN.cpp chooses between the two.
-Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own, and the product of a time
-step does not split its depth, so that it takes as long as one multiprocessor needs for the depth.
+Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own.  The product of a time
+step takes as long as one multiprocessor needs for the depth, or longer where the tiles of all that run at once are more
+than multiprocessors.  The lengths of the parts were read off the numbers of kernels of 270 networks.
 """
 
 from __future__ import annotations
@@ -25,13 +26,21 @@ from typing import Any, NamedTuple
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to
-from trainatomy.operators.cost.matmul import constants_of, product
+from trainatomy.operators.cost.matmul import product
 from trainatomy.results.operations import Array, Call
 
 _NARROW = {"LSTM": (192, 128), "GRU": (192, 128), "RNN": (384, 256)}
 """Widest hidden states that PyTorch asks cuDNN to fuse, forward and backward."""
 _TILE, _PADDING = 32, 32
-"""Side of the tiles of products with misaligned rows; hidden states of fused layers are padded to multiples."""
+"""Side of the tiles of a time step's products; hidden states of fused layers are padded to multiples."""
+_LARGE = 270_000
+"""Samples times gates from which on misaligned products in fp16 have larger tiles."""
+_SPLIT_TILES = 21
+"""Tiles up to which these products, in backward and of one direction, split their depth in two."""
+_PARTS = 4
+"""Parts of a sequence for which the inputs of a layer are multiplied, unless `_MOST_STEPS` asks for more."""
+_MOST_STEPS = ((75, 4), (40, 8))
+"""Most time steps of a part from a batch on, of LSTMs and GRUs."""
 _REGISTERS = 65536
 """32-bit registers of a multiprocessor: what exceeds them is read again at each step."""
 _STEP_LAUNCHES, _SPLIT_LAUNCHES = 2, 3
@@ -90,11 +99,22 @@ class _Recurrence(NamedTuple):
         return self.kind != "fp32" and bool(columns * self.data.itemsize % 16)
 
     @property
-    def by_step(self) -> int:
-        """Return for how many layers and directions the inputs' product is computed at each step."""
-        if self.kind != "tf32" or self.is_fused:
-            return 0
-        return sum(self.is_misaligned(of_inputs.shape[1]) for of_inputs, _ in self.pairs)
+    def streams(self) -> int:
+        """Return how many layers and directions run at once."""
+        return 2 if self.directions == 2 else self.layers
+
+    @property
+    def steps_at_a_time(self) -> int:
+        """Return for how many time steps the inputs' product of a layer is computed at once."""
+        if self.is_fused or self.directions == 2 or self.layers == 1:
+            return self.steps
+        most = next((steps for batch, steps in _MOST_STEPS if self.batch >= batch), self.steps)
+        return max(min(self.steps // _PARTS, self.steps if self.mode == "RNN" else most), 1)
+
+    @property
+    def parts(self) -> int:
+        """Return the number of parts of the inputs' product."""
+        return ceil(self.steps / self.steps_at_a_time)
 
     @property
     def launches(self) -> int:
@@ -104,7 +124,7 @@ class _Recurrence(NamedTuple):
             return layers
         splits = self.backward and (self.kind == "tf32" or self.is_misaligned(self.hidden))
         each = _SPLIT_LAUNCHES if splits else _STEP_LAUNCHES
-        return self.steps * (len(self.pairs) * each + self.by_step) + layers
+        return self.steps * len(self.pairs) * each + layers + (self.parts - 1) * len(self.pairs)
 
 
 def recurrent(call: Call, chip: Chip) -> KernelWork:
@@ -122,7 +142,8 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
         step = _step_seconds(chip, one)
         in_row = one.steps * one.layers if one.directions == 2 else one.steps + one.layers - 1
         in_all = one.steps * len(one.pairs)
-    seconds, waited = parallel + in_all * step, parallel + in_row * step
+    beside = 1 if one.parts == 1 else one.layers  # parts of several layers are multiplied at once
+    seconds, waited = parallel + in_all * step, parallel / beside + in_row * step
     weights = sum(weight.elements for pair in one.pairs for weight in pair)
     flop = 2.0 * one.steps * one.batch * weights * (2 if one.backward else 1)
     moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) + one.steps * sum(pair[1].bytes for pair in one.pairs)
@@ -176,33 +197,43 @@ def _fused_seconds(chip: Chip, one: _Recurrence) -> float:
 
 
 def _step_seconds(chip: Chip, one: _Recurrence) -> float:
-    """Return the time of one step: its product, of which one multiprocessor computes each tile, and its gates."""
+    """Return the time of one step: its product and its gates."""
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
-    name, tiles = one.kind, 1.0
-    if one.is_misaligned(one.hidden):
-        name = f"{one.data.dtype.replace('float', 'fp').replace('bfp', 'bf')}" if one.kind == "half" else one.kind
-        name = f"{name}_misaligned"
-        tiles = max(ceil(one.batch / _TILE) * ceil(columns / _TILE) / chip.multiprocessors, 1.0)
-    start, each = _form()["product"][name][one.pass_name]
-    working = _product_seconds(chip, one, one.batch, columns, depth) - constants_of(one.kind).start_seconds
     first, rest = _form()["gates"][one.mode][one.pass_name]
     gates = first + rest * one.batch * one.hidden * 1e-5
-    return float((start + gates) * 1e-6 + max(working, depth * each * 1e-9 * (tiles if one.kind == "half" else 1)))
+    return _small_seconds(chip, one, one.batch, columns, depth) + float(gates * 1e-6)
+
+
+def _small_seconds(chip: Chip, one: _Recurrence, rows: int, columns: int, depth: int) -> float:
+    """Return the time of a product of few tiles, each of which walks over the depth beside those of other layers."""
+    misaligned = one.is_misaligned(one.hidden)
+    name = one.kind if one.kind != "half" else one.data.dtype.replace("bfloat", "bf").replace("float", "fp")
+    tiles = ceil(rows / _TILE) * ceil(columns / _TILE)
+    if misaligned:
+        name += "_misaligned"
+        if one.data.dtype == "float16" and rows * one.gates >= _LARGE:
+            name += "_large"
+        elif one.data.dtype == "float16" and one.backward and one.directions == 1 and tiles <= _SPLIT_TILES:
+            depth = ceil(depth / 2)
+    start, each, crowded, together = _form()["product"][name][one.pass_name]
+    busy = max(one.streams**together * tiles / chip.multiprocessors * crowded, 1.0)
+    return float(start * 1e-6 + depth * each * 1e-9 * busy)
 
 
 def _parallel_seconds(chip: Chip, one: _Recurrence, pair: tuple[Array, Array]) -> float:
-    """Return the time of products over all steps: of the inputs; in backward of their gradient and of both weights'.
-
-    The inputs' product, and that of their gradient, is computed step by step in TF32 where rows are not aligned.
-    """
+    """Return the time of products that wait for no step: of the inputs; in backward of all gradients."""
     of_inputs, of_hidden = pair
     (gates, inputs), hidden = of_inputs.shape, of_hidden.shape[1]
-    by_step = one.by_step and one.is_misaligned(inputs)
-    times, rows = (one.steps, one.batch) if by_step else (1, one.steps * one.batch)
+    rows = one.steps_at_a_time * one.batch
+    columns, depth = (inputs, gates) if one.backward else (gates, inputs)
+    if one.parts > 1 and one.is_misaligned(inputs):
+        each = _small_seconds(chip, one, rows, columns, depth)
+    else:
+        each = _product_seconds(chip, one, rows, columns, depth)
     if not one.backward:
-        return times * _product_seconds(chip, one, rows, gates, inputs)
-    weights = sum(_product_seconds(chip, one, gates, columns, one.steps * one.batch) for columns in (inputs, hidden))
-    return weights + times * _product_seconds(chip, one, rows, inputs, gates) + _bias_seconds(one, gates)
+        return one.steps / one.steps_at_a_time * each
+    weights = sum(_product_seconds(chip, one, gates, size, one.steps * one.batch) for size in (inputs, hidden))
+    return weights + one.steps / one.steps_at_a_time * each + _bias_seconds(one, gates)
 
 
 def _bias_seconds(one: _Recurrence, gates: int) -> float:

@@ -6,8 +6,9 @@ order, which cubic interpolation has no kernel for, and for nearest neighbours, 
 index arithmetic bounds it.
 
 The gradient adds to the places that each number was read from, by atomic additions.  In 16 bits those of the same place
-wait for each other, so that a number of the gradient takes longer the more of them share a place; cubic interpolation
-compares and swaps instead, sixteen times one after the other.  Nearest neighbours are gathered, image after image.
+wait for each other, so that a number of the gradient takes longer the more of them share a place, up to the time of
+additions that all go to one; cubic interpolation compares and swaps instead, sixteen times one after the other.
+Nearest neighbours are gathered, image after image.
 
 An image that keeps its size is copied: at once where interpolation is linear, plane after plane where it is cubic.
 
@@ -77,11 +78,17 @@ def _gradient(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, for
     waiting = form["plane_backward_seconds"].get(kind, 0.0) if half else form["plane_seconds"][kind]
     if kind != "linear":
         return _turns(fine, chip) * float(waiting)
-    pooled = prod(coarse.shape[2:]) == 1
-    start, shared = form["atomic_seconds"]["last" if last else "half" if half else "pooled" if pooled else "single"]
-    corners = 2 ** sum(side == 1 for side in coarse.shape[2:])  # of a number, that are one place
-    sharing = corners * fine.elements / max(coarse.elements, 1)
-    return float(fine.elements * (start + shared * sharing) / chip.multiprocessors)
+    known = form["atomic_seconds"]
+    sharing = fine.elements / max(coarse.elements, 1)
+    if last:  # numbers that lie side by side are of other channels, and add to other places
+        start, shared = known["last"]["start"], known["last"]["half" if half else "single"]
+        each = start + shared * (sharing / fine.shape[1]) ** 0.5
+    else:
+        start, shared = known["half" if half else "single"]
+        if prod(coarse.shape[2:]) == 1 and not half:
+            sharing *= form["one_pixel"]  # all four places of a number are one
+        each = start + 1 / (1 / (shared * sharing) + 1 / known["one_place"])
+    return float(fine.elements * each / chip.multiprocessors)
 
 
 def _cubic(fine: Array, coarse: Array, chip: Chip, form: dict[str, Any], *, backward: bool) -> float:
