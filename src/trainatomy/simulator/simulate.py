@@ -187,7 +187,7 @@ def simulate(
     rank = 0 if topology is None else topology.rank
     with continued(workload, files, once, rank) as (workload, files), isolated():
         _prepare(workload)
-        process = _process_on(gpu, processor, topology or topology_of(workload))
+        process = _process_on(gpu, processor, topology or topology_of(workload), workload)
         process.recorder.operations.wanted = operations
         files.open(process)
         steps = steps or steps_needed(workload)
@@ -217,10 +217,17 @@ def _prepare(workload: Workload) -> None:
         preload_compiler()
 
 
-def _process_on(gpu: GPU, processor: Processor, topology: Topology) -> SimulatedProcess:
+def _process_on(gpu: GPU, processor: Processor, topology: Topology, workload: Workload) -> SimulatedProcess:
     """Return a process on a GPU, which is not entered yet."""
-    workspaces = WorkspaceTracker(processor)
-    return SimulatedProcess(gpu.device_name, gpu.memory_bytes, processor, allocation_rules(), workspaces, topology)
+    return SimulatedProcess(
+        gpu.device_name,
+        gpu.memory_bytes,
+        processor,
+        allocation_rules(),
+        WorkspaceTracker(processor),
+        topology,
+        allocator=partial(AllocatorSettings.parse, workload.allocator, processor.torch_version),
+    )
 
 
 def _changes_when_spread(workload: Workload, model: nn.Module) -> bool:
@@ -319,8 +326,7 @@ def _execute(
 
 def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn.Module:
     """Load a model with quantised weights in the simulated process."""
-    settings = AllocatorSettings.parse(workload.allocator, process.processor.torch_version)
-    with loading(process.on_host, process.trace, settings):
+    with loading(process.on_host):
         loaded = load_on_device(workload, model, "cuda")
     process.modules.learn(loaded)
     return loaded
