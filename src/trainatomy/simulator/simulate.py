@@ -22,7 +22,7 @@ from trainatomy.results.experts import Experts
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
-from trainatomy.simulator.compiled import compiles, compiling, preload_compiler
+from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
@@ -215,6 +215,8 @@ def _prepare(workload: Workload) -> None:
         import_liger()
     if compiles(workload):
         preload_compiler()
+    elif (optimizer := optimizer_that_compiles(workload)) is not None:
+        preload_compiler(f"train.optim: {optimizer} compiles its step, and")
 
 
 def _process_on(gpu: GPU, processor: Processor, topology: Topology, workload: Workload) -> SimulatedProcess:
