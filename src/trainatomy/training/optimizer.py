@@ -194,6 +194,13 @@ def create_single(workload: Workload, model: nn.Module) -> torch.optim.Optimizer
         raise WorkloadError(
             f"train.optim: {found}, and loop: {workload.loop} steps one: use loop: pytorch", key="train.optim"
         )
+    if any(state.numel() > 1 for state in tensors_in(list(optimizer.state.values()))):
+        raise WorkloadError(
+            f"train.optim: {workload.train.optim} makes its states when it is made. They stay on the CPU when the "
+            "Trainer moves the model, so that its first step fails: use loop: pytorch, or a name of the Trainer's "
+            "such as adagrad",
+            key="train.optim",
+        )
     return optimizer
 
 

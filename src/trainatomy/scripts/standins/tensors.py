@@ -31,7 +31,7 @@ _IN_ANOTHER_PROCESS: dict[str, Any] = {
 
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
-    _device_constructors()  # a cache, which is to hold PyTorch's own functions: those that torch.device("meta") applies to
+    _device_constructors()  # a cache, which is to hold PyTorch's own functions
     stand_ins.put(nn.Parameter, "__new__", staticmethod(_parameter(stand_ins, nn.Parameter.__new__)))
     stand_ins.put(torch, "empty", _empty(stand_ins, torch.empty))
     stand_ins.put(DataLoader, "__init__", _loader(DataLoader.__init__))
