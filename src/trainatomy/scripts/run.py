@@ -208,6 +208,11 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
             f"{place} calls an operator of an extension without a kernel for meta tensors: {text.partition('. ')[0]}.\n"
             "Register one (torch.library.register_fake), or measure the script: trainatomy run --measure"
         )
+    if "env:// rendezvous" in text:
+        return FactoryError(
+            f"{place} joins a group of processes, which a launcher describes: say how many GPUs it has, "
+            f"trainatomy run --gpus N, or give the whole command, trainatomy run torchrun ... ({text})"
+        )
     if isinstance(error, NotImplementedError) and "meta" in text:
         return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")
     if isinstance(error, EOFError):

@@ -22,7 +22,7 @@ from trainatomy.results.experts import Experts
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
-from trainatomy.simulator.compiled import compiles, compiling, preload_compiler
+from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
@@ -189,7 +189,7 @@ def simulate(
     rank = 0 if topology is None else topology.rank
     with continued(workload, files, once, rank) as (workload, files), isolated():
         _prepare(workload)
-        process = _process_on(gpu, processor, topology or topology_of(workload))
+        process = _process_on(gpu, processor, topology or topology_of(workload), workload)
         process.recorder.operations.wanted = operations
         files.open(process)
         steps = steps or steps_needed(workload)
@@ -217,12 +217,21 @@ def _prepare(workload: Workload) -> None:
         import_liger()
     if compiles(workload):
         preload_compiler()
+    elif (optimizer := optimizer_that_compiles(workload)) is not None:
+        preload_compiler(f"train.optim: {optimizer} compiles its step, and")
 
 
-def _process_on(gpu: GPU, processor: Processor, topology: Topology) -> SimulatedProcess:
+def _process_on(gpu: GPU, processor: Processor, topology: Topology, workload: Workload) -> SimulatedProcess:
     """Return a process on a GPU, which is not entered yet."""
-    workspaces = WorkspaceTracker(processor)
-    return SimulatedProcess(gpu.device_name, gpu.memory_bytes, processor, allocation_rules(), workspaces, topology)
+    return SimulatedProcess(
+        gpu.device_name,
+        gpu.memory_bytes,
+        processor,
+        allocation_rules(),
+        WorkspaceTracker(processor),
+        topology,
+        allocator=partial(AllocatorSettings.parse, workload.allocator, processor.torch_version),
+    )
 
 
 def _changes_when_spread(workload: Workload, model: nn.Module) -> bool:
@@ -321,8 +330,7 @@ def _execute(
 
 def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn.Module:
     """Load a model with quantised weights in the simulated process."""
-    settings = AllocatorSettings.parse(workload.allocator, process.processor.torch_version)
-    with loading(process.on_host, process.trace, settings):
+    with loading(process.on_host):
         loaded = load_on_device(workload, model, "cuda")
     process.modules.learn(loaded)
     return loaded

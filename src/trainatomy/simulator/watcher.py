@@ -23,7 +23,7 @@ from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.saving import ExecutedSaving
 from trainatomy.training.loops.generation import cache_size
-from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.optimizer import states_of
 from trainatomy.training.packed_weights import numbers
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
@@ -175,7 +175,7 @@ class Watcher(PhaseMarker):
         begin = self._recorder.restored.get(self._restoring, events).start
         self._recorder.restored[self._restoring] = range(begin, events.stop)
         if self._optimizer is not None and self._restoring == "resume":  # the states arrived as inputs do
-            for tensor in tensors_in(list(getattr(self._optimizer, "state", {}).values())):
+            for tensor in states_of(self._optimizer):
                 self._recorder.label(tensor, "optimizer_state", again=True)
 
     def _begin_pause(self, mark: str) -> None:
@@ -295,7 +295,7 @@ class Watcher(PhaseMarker):
 
     def states(self) -> Iterator[torch.Tensor]:
         """Yield the optimizer's states."""
-        return tensors_in(list(getattr(self._optimizer, "state", {}).values()))
+        return states_of(self._optimizer)
 
     def _label_gradients(self) -> None:
         super()._label_gradients()
