@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trainatomy.catalog.calls import from_text
@@ -10,7 +12,7 @@ from trainatomy.catalog.hosts import reference_host
 from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.convolution import launches_of_groups
 from trainatomy.operators.cost.kernel import KernelWork
-from trainatomy.timing.cost_model import chip_of, cost_model_of, kernel_cost
+from trainatomy.timing.cost_model import CostModel, chip_of, cost_model_of, kernel_cost
 from trainatomy.timing.launch import cpu_costs, seconds_within, waits_first
 
 H200 = cost_model_of(find_gpu("h200"))
@@ -163,9 +165,11 @@ def test_a_block_walks_over_each_channel_of_a_batch_norm_in_bfloat16(
     assert work.seconds == pytest.approx(measured, rel=0.2)
 
 
-def test_no_product_is_faster_than_the_fastest_of_the_calibration():
+def test_no_product_is_faster_than_the_fastest_of_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     call = from_text("aten::mm(bf16[16384,8192],bf16[8192,8192|1,8192])->bf16[16384,8192]")
-    flop = kernel_work(call, H200.chip).flop
-    fastest = H200.chip.rate("bf16") * H200.points.largest_share("bf16")  # type: ignore[attr-defined]
-    assert 790e12 < fastest < 830e12 and flop / kernel_cost(call, H200).seconds == pytest.approx(fastest)
-    assert not cost_model_of(find_gpu("a100-sxm-80gb")).least_seconds(kernel_work(call, H200.chip))
+    work, other = kernel_work(call, H200.chip), cost_model_of(find_gpu("a100-sxm-80gb"))
+    assert kernel_cost(call, H200).seconds > 1.01 * H200.least_seconds(work) > 0
+    assert not other.least_seconds(work)  # which may reach another share of its peak
+    monkeypatch.setattr(CostModel, "efficiency", lambda *_: 0.5)
+    fast = kernel_cost(call, replace(H200, cache={})).seconds
+    assert fast == H200.least_seconds(work) and 800e12 < work.flop / fast < 850e12
