@@ -134,5 +134,5 @@ def test_classes_are_looked_up_in_torch() -> None:
 
 def test_states_that_a_constructor_makes_stay_on_the_cpu() -> None:
     settings = {"model": {"factory": "mine:model"}, "train": {"optim": "torch.optim.Adagrad"}}
-    with pytest.raises(WorkloadError, match="states when it is made.*loop: pytorch"):
+    with pytest.raises(WorkloadError, match=r"states when it is made.*loop: pytorch"):
         create_single(Workload.from_mapping(settings), Model())

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.allocator.choices import Choices
+from trainatomy.allocator.player import Player
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.simulated import CachingAllocator
 
@@ -33,8 +33,7 @@ class MemoryCounters:
         self._trace = trace
         self._settings = settings
         self._total = total_bytes
-        self._done = 0
-        self._handles: dict[int, int] = {}
+        self._player: Player | None = None
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Return what replaces the functions of ``torch.cuda`` and ``torch.accelerator``."""
@@ -52,23 +51,10 @@ class MemoryCounters:
 
     def _now(self) -> CachingAllocator:
         """Return the allocator after what was allocated and freed so far."""
-        trace = self._trace
-        if not self._done:
-            self._allocator = CachingAllocator(self._settings())
-            largest = self._allocator.largest_possible
-            self._choices = Choices(trace.choices, self._allocator.malloc, trace.trials, largest)
-        allocator, choices, events = self._allocator, self._choices, trace.events
-        for action, allocation, requested, stream in events[self._done :]:
-            if action == "alloc" and allocation in choices.of:
-                self._handles[allocation] = choices.take(allocation, requested, stream)
-            elif action == "alloc":
-                self._handles[allocation] = allocator.malloc(requested, stream)
-            elif action == "free":
-                allocator.free(self._handles.pop(allocation))
-            else:
-                allocator.empty_cache()
-        self._done = len(events)
-        return allocator
+        if self._player is None:
+            self._player = Player(self._trace, CachingAllocator(self._settings()))
+        self._player.play(len(self._trace.events))
+        return self._player.allocator
 
     def _free_and_total(self) -> tuple[int, int]:
         return max(self._total - self._now().reserved_bytes, 0), self._total

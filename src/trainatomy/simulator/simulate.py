@@ -35,6 +35,7 @@ from trainatomy.simulator.foreign_kernels import (
     quantised_kernels,
     triton_kernels,
 )
+from trainatomy.simulator.further_steps import with_further_steps
 from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
@@ -205,7 +206,9 @@ def simulate(
                 built = _execute(workload, process, built, steps, make_batch, watch)
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
-    return _result(process, described or _describe(workload, built), steps, files)
+    goes_on = workload.mode == "training" and workload.steps is None and watch is Watcher and not workload.pauses
+    trace = with_further_steps(process.trace, process.allocator()) if goes_on else process.trace
+    return _result(process, trace, described or _describe(workload, built), steps, files)
 
 
 def _prepare(workload: Workload) -> None:
@@ -336,13 +339,15 @@ def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn
     return loaded
 
 
-def _result(process: SimulatedProcess, described: _Description, steps: int, files: CheckpointFiles) -> Simulation:
+def _result(
+    process: SimulatedProcess, trace: AllocationTrace, described: _Description, steps: int, files: CheckpointFiles
+) -> Simulation:
     """Collect the records of the run."""
     recorder = process.recorder
     read = {"resume": files.found_bytes, "best": files.own_bytes}
     version = process.processor.torch_version
     return Simulation(
-        trace=recorder.trace,
+        trace=trace,
         parameters=described.parameters,
         communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
         communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
