@@ -143,7 +143,8 @@ class SimulatedProcess:
         addresses(stack)
         checkpoint_inputs(stack, self.processor.torch_version)
         blocking_copies(stack, self.processor.torch_version, self.recorder.streams)
-        hooks_in_mode(stack, self.functions, self.storages.host_memory, self.recorder.streams)
+        recorder = self.recorder
+        hooks_in_mode(stack, self.functions, self.storages.host_memory, recorder.streams, recorder.operations)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)
         stack.enter_context(self.functions)

@@ -30,6 +30,7 @@ from trainatomy.training.packed_weights import is_packed_type
 
 if TYPE_CHECKING:
     from trainatomy.results.checkpoint import RestoringPurpose
+    from trainatomy.results.operations import Operations
     from trainatomy.simulator.evaluation import ExecutedEvaluation
     from trainatomy.simulator.generation import ExecutedGeneration
     from trainatomy.simulator.saving import ExecutedSaving
@@ -60,6 +61,7 @@ class Recorder(TorchDispatchMode):
         evaluation: Last evaluation of the training.
         generation: Last call of ``generate()``.
         saving: Last checkpoint that was saved.
+        step_before: Operations of the last step but one, where the observer keeps them.
         restored: Events in which checkpoints were loaded.
         largest_read: Bytes of the largest tensor that was read from a sharded checkpoint.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
@@ -90,6 +92,7 @@ class Recorder(TorchDispatchMode):
         self.evaluation: ExecutedEvaluation | None = None
         self.generation: ExecutedGeneration | None = None
         self.saving: ExecutedSaving | None = None
+        self.step_before: Operations | None = None
         self.restored: dict[RestoringPurpose, range] = {}
         self.largest_read = 0
         self.values = Values()

@@ -78,6 +78,7 @@ class Simulation:
         notes: Sentences about the description for the reader.
         stack_bytes: Largest stack of a kernel, for each thread; 0: none is known to need one.
         operations: Operations of the last step.
+        operations_between: Operations of a step that does not generate, where only every so many steps do (GRPO).
         tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
         communicators: Kinds of collectives by the ranks of each group that this process communicated in.
         communicator_copies: Number of communicators by these ranks, where there are several.
@@ -114,6 +115,7 @@ class Simulation:
     experts: Experts | None = None
     cudnn: str | None = None
     trials: int = 0
+    operations_between: Operations | None = None
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -326,9 +328,18 @@ def _execute(
             lambda: process.recorder.stage,
             own_batch=make_batch is None and workload.data.factory is None,
         ):
-            run_steps(observer=watch(process.recorder, steps))
+            run_steps(observer=_observer(workload, watch(process.recorder, steps)))
     process.recorder.end_run()
+    size = len(list(model.modules())), len(list(model.parameters()))
+    for operations in filter(None, (process.recorder.operations.operations, process.recorder.step_before)):
+        operations.modules, operations.parameters = size
     return model
+
+
+def _observer(workload: Workload, watcher: Watcher) -> Watcher:
+    """Return the observer of a run; where only every so many steps generate, it keeps one of the others, too."""
+    watcher.keeps_step_before = workload.loop == "grpo" and steps_per_generation(workload) > 1
+    return watcher
 
 
 def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn.Module:
@@ -371,6 +382,7 @@ def _result(
         layers=described.layers,
         generation=recorder.generation,
         saving=recorder.saving,
+        operations_between=recorder.step_before,
         restored={
             name: ExecutedRestoring(events, max(read[name], recorder.largest_read))
             for name, events in recorder.restored.items()

@@ -42,10 +42,14 @@ class Watcher(PhaseMarker):
         recorder: Recorder of the run.
         steps: Number of its steps.
         recollections: Earlier runs of the same training with other optimizers.
+
+    Attributes:
+        keeps_step_before: True if the recorder keeps the operations of the last step but one, too.
     """
 
     def __init__(self, recorder: Recorder, steps: int, recollections: Recollections | None = None) -> None:
         super().__init__(recorder)
+        self.keeps_step_before = False
         self._last = steps - 1
         self._micro_steps = 1
         self._begun = (0, 0)
@@ -147,7 +151,10 @@ class Watcher(PhaseMarker):
         super().step_end(step)
         self._executed = self._operations.operations
         self._repetition.between_steps()
-        if step == self._last - 1:  # batches move to the GPU between steps, which belongs to the next step
+        if step == self._last - 2 and self.keeps_step_before:
+            self._operations.start(self._last - 1)
+        elif step == self._last - 1:  # batches move to the GPU between steps, which belongs to the next step
+            self._recorder.step_before = self._executed if self.keeps_step_before else None
             self._operations.start(self._last)
         elif step == self._last:
             self._operations.stop()
