@@ -173,3 +173,30 @@ def test_no_product_is_faster_than_the_fastest_of_the_calibration(monkeypatch: p
     monkeypatch.setattr(CostModel, "efficiency", lambda *_: 0.5)
     fast = kernel_cost(call, replace(H200, cache={})).seconds
     assert fast == H200.least_seconds(work) and 800e12 < work.flop / fast < 850e12
+
+
+@pytest.mark.parametrize(
+    ("shape", "backward", "measured"),
+    [
+        ("8,384,64,64", True, 37.8e-6), ("7,1024,32,32", True, 23.5e-6), ("249,576,14,14", False, 58.9e-6),
+        ("24,192,28,28", False, 8.8e-6), ("24,192,28,28", True, 9.7e-6),
+    ],
+)  # fmt: skip
+def test_cudnn_reads_pairs_of_numbers_in_float16(shape: str, backward: bool, measured: float) -> None:
+    """Calls of an H200, before interpolation; with an odd number of pixels the kernels are others, and slower."""
+    channels = shape.split(",")[1]
+    if backward:
+        text = f"f16[{shape}]*2,f32[{channels}]*5)->f16[{shape}],f32[{channels}]*2;train=True"
+        call = f"aten::native_batch_norm_backward({text};output_mask=[True, True, True]"
+    else:
+        call = f"aten::native_batch_norm(f16[{shape}],f32[{channels}]*4)->f16[{shape}],f32[{channels}]*2;training=True"
+    work = kernel_work(from_text(call), H200.chip)
+    assert work.family.endswith(".16.first pairs") and work.seconds == pytest.approx(measured, rel=0.31)
+
+
+def test_odd_images_and_long_channels_are_not_read_by_pairs() -> None:
+    def family(shape: str) -> str:
+        call = f"aten::native_batch_norm(f16[{shape}],f32[64]*4)->f16[{shape}],f32[64]*2;training=True"
+        return kernel_work(from_text(call), H200.chip).family
+
+    assert [family(shape).endswith("pairs") for shape in ("8,64,28,28", "8,64,29,29", "512,64,28,28")] == [1, 0, 0]
