@@ -51,8 +51,10 @@ def _parts(text: str) -> list[str]:
 
 
 def _unless_empty(value: Any) -> Any:
-    """Return None for all spellings of FSDP that is off, and True for a typed ``true``."""
-    only = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+    """Return None for all spellings of FSDP that is off, True for a typed ``true``, and a list of several options."""
+    if isinstance(value, list | tuple):
+        value = [part for each in value for part in str(each).split()]
+    only = value[0] if isinstance(value, list) and len(value) == 1 else value
     if str(only).lower() in ("true", "false"):
         return str(only).lower() == "true" or None
     return value or None
