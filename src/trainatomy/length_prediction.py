@@ -24,7 +24,7 @@ from trainatomy.workload.batching import batching_of
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.prediction import Prediction, RankPrediction
-    from trainatomy.results.time import Bound, Time
+    from trainatomy.results.time import Bound, Communication, Time
     from trainatomy.simulator.lengths import Epochs
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
@@ -232,29 +232,16 @@ def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Ti
         for phase in times[longest].phases
     }
     samples, tokens = samples_per_step(workload) / seconds, _tokens(epochs, "tokens") / seconds
-    waiting, new = waiting_share(epochs.orders, slowest, _costs(epochs, times)), first_occurrences(epochs.orders)
-    communication = times[longest].communication
-    if communication is not None:
-        of_shapes = {shape: one.communication for shape, one in times.items() if one.communication is not None}
-        exposed = mean({shape: one.exposed_seconds for shape, one in of_shapes.items()})
-        communication = replace(
-            communication,
-            seconds=mean({shape: one.seconds for shape, one in of_shapes.items()}),
-            exposed_seconds=exposed,
-            scaling_efficiency=max(1 - exposed / seconds - waiting, 0.0),
-            total_samples_per_second=samples * communication.data_parallel_size,
-            total_tokens_per_second=tokens * communication.data_parallel_size,
-        )
+    new = first_occurrences(epochs.orders)
+    step = replace(times[longest], step_seconds=seconds, samples_per_second=samples, tokens_per_second=tokens)
+    waiting = waiting_share(epochs.orders, slowest, _costs(epochs, times))
     return replace(
-        times[longest],
-        step_seconds=seconds,
-        communication=communication,
+        step,
+        communication=_mean_communication(step, times, mean, waiting),
         interval_seconds=(
             mean({shape: one.interval_seconds[0] for shape, one in times.items()}),
             mean({shape: one.interval_seconds[1] for shape, one in times.items()}),
         ),
-        samples_per_second=samples,
-        tokens_per_second=tokens,
         bound_by=bounds.most_common(1)[0][0],
         gpu_seconds=mean({shape: one.gpu_seconds for shape, one in times.items()}),
         host_seconds=mean({shape: one.host_seconds for shape, one in times.items()}),
@@ -271,6 +258,29 @@ def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Ti
         first_epoch_extra_seconds=_new_shape_seconds(epochs) * new / len(epochs.orders[0].steps),
         power=None,  # it differs from batch to batch
         general_rule_only=tuple(sorted({name for one in times.values() for name in one.general_rule_only})),
+    )
+
+
+def _mean_communication(
+    step: Time,
+    times: Mapping[BatchShape, Time],
+    mean: Callable[[Mapping[BatchShape, float]], float],
+    waiting: float,
+) -> Communication | None:
+    """Return the communication of the mean step, of which ranks wait a share for the longest batch."""
+    found = step.communication
+    if found is None:
+        return None
+    of_shapes = {shape: one.communication for shape, one in times.items() if one.communication is not None}
+    exposed = mean({shape: one.exposed_seconds for shape, one in of_shapes.items()})
+    tokens = step.tokens_per_second
+    return replace(
+        found,
+        seconds=mean({shape: one.seconds for shape, one in of_shapes.items()}),
+        exposed_seconds=exposed,
+        scaling_efficiency=max(1 - exposed / step.step_seconds - waiting, 0.0),
+        total_samples_per_second=step.samples_per_second * found.data_parallel_size,
+        total_tokens_per_second=None if tokens is None else tokens * found.data_parallel_size,
     )
 
 

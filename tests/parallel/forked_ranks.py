@@ -54,4 +54,4 @@ def _serve(folder: str, number: int, count: int, port: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    os._exit(main())  # without the libraries' farewells, which take seconds

@@ -79,10 +79,6 @@ class Space:
         """Return the axis of that name, if the workload has it."""
         return next((axis for axis in self.axes if axis.name == name), None)
 
-    def by_axis(self, point: Point) -> dict[str, str]:
-        """Return the options of a point by the names of their axes."""
-        return {axis.name: option for axis, option in zip(self.axes, point, strict=True)}
-
     def point(self, **options: str) -> Point:
         """Return the point with the given option of every axis, except for ``options``."""
         return tuple(options.get(axis.name, axis.given) for axis in self.axes)
