@@ -15,7 +15,7 @@
 #   make regret    compare what the search chose with what an H200 measured, and rewrite docs/fit-accuracy.md
 #   make times     predict published step times of GPUs without a calibration (many minutes)
 #   make several-gpus GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
-#   make scripts   run scripts that nobody here wrote without a GPU (fetches them; many minutes)
+#   make scripts   run scripts of other projects without a GPU (fetches them; many minutes)
 #   make speed     time the command line and compare it with importing the libraries
 #
 # PIP_ARGS is passed to every pip install. On Linux, torch without CUDA is a much smaller download:
@@ -35,7 +35,7 @@ PIP_ARGS ?=
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt $(PIP_ARGS)
 SETUP := $(VENV)/.setup-done
 TEST_JOBS ?= auto
-IN_PARALLEL := -n $(TEST_JOBS) --maxprocesses 4 --dist loadfile
+IN_PARALLEL := -n $(TEST_JOBS) --maxprocesses 4 --dist loadgroup
 TEST_SETUP := $(VENV)/.test-setup-done
 DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done

@@ -16,12 +16,19 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read by torch: threads make tiny operatio
 os.environ.pop("COLUMNS", None)  # pages are as wide as without a terminal; processes of pytest-xdist say 80
 os.environ["TRAINATOMY_CUDNN"] = "none"  # recorded numbers are those of the rules, also where the library is installed
 
+gc.disable()  # until all tests are collected: to search what is imported for garbage takes two seconds
+
 HERE = Path(__file__).parent
 UNIT_FOLDERS = {"allocator", "analysis", "catalog", "doctor", "records", "timing", "workload"}
 """Folders whose tests simulate no training; ``pytest -m unit`` runs them."""
+RANK_FIXTURE = "forked"
+"""The fixture that starts a process which loads the libraries: once, if one process runs all tests that need it."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.pluginmanager.hasplugin("xdist"):
+        _group(items)
     slow_selected = "slow" in config.getoption("-m")
     for item in items:
         slow = item.get_closest_marker("slow")
@@ -31,6 +38,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="slow: run with -m slow"))
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def _group(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process, and those of all files that need the processes of ranks in another."""
+    ranks = {item.path for item in items if RANK_FIXTURE in getattr(item, "fixturenames", ())}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ranks" if item.path in ranks else str(item.path.relative_to(HERE))))
 
 
 @pytest.hookimpl(tryfirst=True)

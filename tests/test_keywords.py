@@ -51,6 +51,30 @@ def test_a_batch_is_the_batch_that_is_used() -> None:
         trainatomy.predict(WORKLOAD, batch=batch, per_device_train_batch_size=4)
 
 
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def test_a_live_module_takes_every_key_at_the_top_of_a_workload() -> None:
+    batch = {"x": torch.zeros(4, 64)}
+    alone, sharded, averaged = (
+        trainatomy.predict(Deep(), batch=batch, timed=False, **more).memory.components
+        for more in ({}, {"parallel": {"gpus": 4, "strategy": "fsdp2"}}, {"ema_decay": 0.9, "steps": 3})
+    )
+    weights = 4 * (64 * 64 * 4 + 512)
+    assert alone.weights == weights and averaged.weights == 2 * weights
+    assert sharded.weights < weights and sharded.optimizer_states < alone.optimizer_states
+    with pytest.raises(WorkloadError, match=r"train.gpus: unknown key here; it belongs under `parallel`"):
+        trainatomy.predict(Deep(), batch=batch, gpus=4)
+
+
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [

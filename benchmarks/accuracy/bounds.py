@@ -43,9 +43,9 @@ def _by_what(members: Sequence[Timed], profiled: Sequence[float]) -> list[tuple[
     paced = [error for one in hosts if (error := one.step.error_at_pace()) is not None]
     return [
         ("the GPU's own time", profiled),
-        ("steps that the GPU bounds", others),
-        ("steps that the CPU bounds", [one.error for one in hosts]),
-        ("steps that the CPU bounds, at the recorded pace", paced),
+        ("GPU-bound steps", others),
+        ("CPU-bound steps", [one.error for one in hosts]),
+        ("CPU-bound steps, at the recorded pace", paced),
     ]
 
 

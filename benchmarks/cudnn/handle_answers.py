@@ -187,6 +187,14 @@ def _runs_in_cudnn(call: Call) -> bool:
     return call["groups"] != call["data"][1] or is_cudnn_depthwise(as_convolution(call))
 
 
+def calls_of(trainings: Path, seed: int) -> list[Call]:
+    """Return the distinct calls of trainings, in a random order."""
+    found = {_key(call): call for call in of_trainings(trainings) if _runs_in_cudnn(call)}
+    every = list(found.values())
+    random.Random(f"calls of trainings {seed}").shuffle(every)
+    return every
+
+
 def checksum(every: list[Call]) -> str:
     """Return a sum that is equal where the same calls were drawn."""
     return hashlib.md5("".join(map(_key, every)).encode()).hexdigest()[:12]
@@ -286,6 +294,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300_000, help="calls")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=Path, default=LAYERS)
+    parser.add_argument("--trainings", type=Path, help="ask for the calls of these trainings, and no others")
     parser.add_argument("--sources", default="handle,driverless", help="by what is asked, one after the other")
     parser.add_argument("--of", type=Path, help="a file of answers: ask for the calls that it answers, and no others")
     parser.add_argument("--processes", type=int, default=14)
@@ -295,7 +304,10 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     began, sources = time.monotonic(), options.sources.split(",")
-    every = calls(options.count, options.seed, options.layers)
+    if options.trainings:
+        every = calls_of(options.trainings, options.seed)
+    else:
+        every = calls(options.count, options.seed, options.layers)
     options.checksum = checksum(every)
     options.places = sorted(answers_in([options.of])[1]) if options.of else range(len(every))
     print(f"{len(every)} calls ({options.checksum}) drawn in {time.monotonic() - began:.1f} s", flush=True)

@@ -16,13 +16,14 @@ import gzip
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from handle_answers import answers_in, calls
+from handle_answers import Call, answers_in, calls, calls_of
 from network_calls import HERE, as_convolution
 
 from trainatomy.catalog.cudnn import device_text
@@ -49,8 +50,13 @@ ANSWERS = (
     ("records/drawn.jsonl.gz", "records/answers-drawn-h200.jsonl.gz"),
 )
 """Calls, and the plan of each by the handle."""
-PUBLISHED = "records/answers-published-h200.jsonl.gz"
-"""The plans of calls that ``handle_answers.py`` draws, by the handle."""
+DRAWN: dict[str, Callable[[Mapping[str, Any]], list[Call]]] = {
+    "records/answers-published-h200.jsonl.gz": lambda about: calls(about["count"], about["seed"]),
+    "records/answers-twenty-h200.jsonl.gz": lambda about: calls_of(TWENTY, about["seed"]),
+}
+"""The plans of calls that ``handle_answers.py`` draws, by the handle, and how the calls follow from the first line."""
+TWENTY = HERE / "records" / "layers-of-twenty.jsonl.gz"
+"""Layers of trainings of the twenty networks at drawn batches and images."""
 LISTS = ("records/plans-h200.jsonl.gz",)
 """Calls with all of their plans by the handle."""
 TRACED = "held_out/traced.jsonl"
@@ -124,24 +130,33 @@ def answered() -> Iterator[tuple[dict[str, Any], int]]:
                 yield line, line["plans"][0][0]
 
 
-def published(folder: Path | None) -> Iterator[Asked]:
+def drawn(folder: Path | None) -> Iterator[Asked]:
     """Yield the drawn calls, with the lists of a folder where there is one."""
-    about, found = answers_in([HERE / PUBLISHED])
-    every = calls(about["count"], about["seed"])
-    named = answers_in(sorted(folder.glob("driverless-*.jsonl.gz")))[1] if folder else {}
     heuristics = _heuristics()
-    for number, (text, *_) in found.items():
-        call = every[number]
-        one = as_convolution(call)
-        if number in named:
-            listed, first = tuple(named[number][0].split(" | ")[:LISTED]), named[number][1]
-        else:
-            plan = heuristics.plan(call["kind"], one, tf32=True, deterministic=False)
-            listed, first = (plan.listed, str(plan.engine)) if plan and not plan.last else ((), "")
-        if first and text and not first.endswith("last"):
-            engine = int(text.split()[0])
-            engine = NAMED if first.split()[0] == str(engine) else engine
-            yield Asked(call["kind"], one, listed, engine, call["side"] == "held out")
+    for file, calls_by in DRAWN.items():
+        about, found = answers_in([HERE / file])
+        every, named = calls_by(about), lists_in(folder, about["calls"])
+        for number, (text, *_) in found.items():
+            call = every[number]
+            one = as_convolution(call)
+            if number in named:
+                listed, first = tuple(named[number][0].split(" | ")[:LISTED]), named[number][1]
+            else:
+                plan = heuristics.plan(call["kind"], one, tf32=True, deterministic=False)
+                listed, first = (plan.listed, str(plan.engine)) if plan and not plan.last else ((), "")
+            if first and text and not first.endswith("last"):
+                engine = int(text.split()[0])
+                engine = NAMED if first.split()[0] == str(engine) else engine
+                yield Asked(call["kind"], one, listed, engine, call["side"] == "held out")
+
+
+def lists_in(folder: Path | None, calls_sum: str) -> dict[int, list[Any]]:
+    """Return the lists of plans in a folder that are of the calls with this sum."""
+    found: dict[int, list[Any]] = {}
+    for path in sorted(folder.glob("driverless-*.jsonl.gz")) if folder else ():
+        about, lists = answers_in([path])
+        found |= lists if about["calls"] == calls_sum else {}
+    return found
 
 
 def asked() -> Iterator[Asked]:
@@ -181,25 +196,30 @@ def table_of(every: Iterable[Asked]) -> dict[Row, Engine]:
 
 def entry_of(of: list[Asked]) -> Engine:
     """Return the engine of most calls, or the limit of a size that tells them apart."""
-    engines = Counter(call.engine for call in of).most_common()
-    usual: Engine = min((engine for engine, _ in engines), key=lambda engine: wrong(engine, of))
+    engines = sorted({call.engine for call in of})
+    usual: Engine = min(engines, key=lambda engine: wrong(engine, of))
     best, fewest = usual, int(MOST_WRONG * wrong(usual, of))
     if len(of) < FEWEST or wrong(usual, of) == 0:
         return usual
-    for entry in limits(of):
-        if (count := wrong(entry, of)) <= fewest:
+    for entry, count in limits(of, engines):
+        if count <= fewest:
             best, fewest = entry, count - 1
     return best
 
 
-def limits(of: list[Asked]) -> Iterator[Engine]:
-    """Yield limits between neighbouring sizes at which the engine changes."""
+def limits(of: list[Asked], engines: Sequence[int]) -> Iterator[tuple[Engine, int]]:
+    """Yield limits between neighbouring sizes at which the engine changes, and how many calls they are wrong about."""
     for name, size_of in SIZES.items():
-        sizes = sorted((size_of(call.one), call.engine) for call in of)
-        for place in range(FEWEST_BESIDE, len(sizes) - FEWEST_BESIDE + 1):
-            (size, engine), (next_size, next_engine) = sizes[place - 1], sizes[place]
+        order = sorted(of, key=lambda call: (size_of(call.one), call.engine))
+        sizes = [size_of(call.one) for call in order]
+        right = {engine: [0, *accumulate(int(call.runs(engine)) for call in order)] for engine in engines}
+        for place in range(FEWEST_BESIDE, len(order) - FEWEST_BESIDE + 1):
+            size, engine, next_size, next_engine = (
+                sizes[place - 1], order[place - 1].engine, sizes[place], order[place].engine,
+            )  # fmt: skip
             if size < next_size and engine != next_engine:
-                yield name, (size + next_size + 1) // 2, engine, next_engine
+                are_right = right[engine][place] + right[next_engine][-1] - right[next_engine][place]
+                yield (name, (size + next_size + 1) // 2, engine, next_engine), len(order) - are_right
 
 
 def wrong(entry: Engine, of: Iterable[Asked]) -> int:
@@ -246,7 +266,7 @@ def main() -> int:
     parser.add_argument("--lists", type=Path, help="folder with lists of plans that were asked for before")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    every = [*published(options.lists), *asked()]
+    every = [*drawn(options.lists), *asked()]
     held_out = [call for call in every if call.is_held_out]
     tested = table_of(call for call in every if not call.is_held_out)
     right = sum(is_right(tested, call) for call in held_out)
@@ -259,7 +279,8 @@ def main() -> int:
     for (kind, group, plans), entry in sorted(table.items(), key=lambda item: item[0]):
         engines[kind].setdefault(group, {})[" | ".join(plans)] = entry
     source = SOURCE.format(calls=f"{len(every):,}", held=f"{len(held_out):,}", right=f"{right / len(held_out):.1%}")
-    contents = {"source": source, "methods": METHODS, "engines": engines}
+    counts = {"calls": len(every), "held out": len(held_out), "right": right}
+    contents = {"source": source, "counts": counts, "methods": METHODS, "engines": engines}
     options.out.write_text(as_text(contents), encoding="utf-8")
     print(f"{len(table)} rows of {len(every)} calls")
     return 0

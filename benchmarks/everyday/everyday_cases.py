@@ -14,6 +14,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))  # a checkout that is not installed, such as a GPU machine's
 
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.results.host_pace import HostPace
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
 
@@ -62,6 +64,16 @@ def chosen(every: tuple[Case, ...], names: str | None, kinds: str | None) -> lis
 
 def _listed(text: str | None) -> set[str]:
     return set(text.split(",")) if text else set()
+
+
+def pace_of(record: Mapping[str, Any]) -> float | None:
+    """Return the host's pace during a measured case, beside the reference host's of today; None if it is not known."""
+    recorded, host = record.get("host_pace"), reference_host()
+    if not recorded or recorded["probe"] not in host.probe_seconds:
+        return None
+    probe = recorded["probe"]
+    seconds, exponent = host.probe_seconds[probe], host.pace_exponents[probe]
+    return HostPace(**{**recorded, "reference_seconds": seconds, "exponent": exponent}).relative
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

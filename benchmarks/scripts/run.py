@@ -1,4 +1,4 @@
-"""Run scripts that nobody here wrote without a GPU, and write docs/scripts.md: ``make scripts``.
+"""Run scripts of other projects without a GPU, and write docs/scripts.md: ``make scripts``.
 
 The sources are fetched from GitHub at the commits in ``scripts.yaml``, or taken from bare repositories in a folder
 (``--mirror``, named ``owner+name/repo``), and stay in ``build/scripts``.

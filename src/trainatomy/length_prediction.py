@@ -125,7 +125,7 @@ def with_lengths(workload: Workload, prediction: Prediction) -> Prediction:
 
 
 def _replayed(workload: Workload, epochs: Epochs, order: Order, count: int) -> OrderPrediction:
-    """Replay the steps of an order, one of so many."""
+    """Replay the steps of an order, one of this many."""
     steps = steps_to_replay(_longest(order), max(FEWEST_STEPS, MOST_STEPS // count))
     shapes = epochs.shapes(order)
     stitched = epochs.stitched([shapes[step] for step in steps])

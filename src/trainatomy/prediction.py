@@ -15,7 +15,7 @@ from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.catalog.first_calls import first_call_seconds
 from trainatomy.libraries import installed_versions
-from trainatomy.prediction_inputs import EmulatedSoftware, context_bytes, emulated_software, facts_of, nccl_bytes_of
+from trainatomy.prediction_inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
@@ -80,7 +80,7 @@ def prediction_of(
         paces: Paces of the host for which the step is predicted too (``Time.at_paces``).
         layouts: Whether to try other addresses of segments (``Memory.layouts``).
     """
-    gpu, software = workload.resolve_gpu(), emulated_software(workload)
+    gpu = workload.resolve_gpu()
     analysis = analysis or analysis_of(workload, simulation, layouts=layouts)
     if (executed := _EXECUTED.get()) is not None:
         executed.append(Executed(workload, simulation, analysis))
@@ -110,8 +110,8 @@ def prediction_of(
         versions=installed_versions(),
         without_workspace=len(analysis.skipped_workspaces),
         trials=simulation.trials,
-        evaluation=_evaluation(workload, software, simulation, analysis, calibration, timed=timed),
-        generation=_generation(workload, software, simulation, calibration, time),
+        evaluation=_evaluation(workload, simulation, analysis, calibration, timed=timed),
+        generation=_generation(workload, simulation, calibration, time),
         checkpoint=_checkpoint(workload, simulation, analysis),
         restored=_restored(simulation, analysis),
         experts=simulation.experts,
@@ -199,15 +199,37 @@ def time_of(
 ) -> Time:
     """Return the predicted time of the step whose operations a simulation has.
 
-    ``driver_calls`` are those of replaying its trace.
+    Where only one in so many steps generates, it is that of the mean step.  ``driver_calls`` are those of replaying its
+    trace.
     """
+    from trainatomy.timing.periods import mean_over_period
+    from trainatomy.workload.trl import steps_per_generation
+
+    between = simulation.operations_between
+    found = _time_of_step(workload, simulation, simulation.operations, driver_calls, calibration, pipeline, paces)
+    if between is None:
+        return found
+    other = _time_of_step(workload, simulation, between, (), calibration, pipeline, paces)
+    return mean_over_period(found, other, steps_per_generation(workload))
+
+
+def _time_of_step(
+    workload: Workload,
+    simulation: Simulation,
+    operations: Operations,
+    driver_calls: Sequence[DriverCall],
+    calibration: Calibration | None,
+    pipeline: Pipeline | None,
+    paces: Sequence[float],
+) -> Time:
+    """Return the predicted time of a step of the training with these operations."""
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.step import predict_step_time
     from trainatomy.training.throughput import samples_per_step
     from trainatomy.workload.loops import loop_of
 
     return predict_step_time(
-        simulation.operations,
+        operations,
         workload.resolve_gpu(),
         loop=loop_of(workload).cpu_costs,
         tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
@@ -227,7 +249,6 @@ def time_of(
 
 def _evaluation(
     workload: Workload,
-    software: EmulatedSoftware,
     simulation: Simulation,
     analysis: MemoryAnalysis,
     calibration: Calibration | None,
@@ -240,9 +261,7 @@ def _evaluation(
         return None
     allocated, reserved = analysis.allocated_bytes, analysis.reserved_bytes
     begin, end = executed.events.start, executed.events.stop
-    calls = [call for call in analysis.driver_calls if call.event in executed.events]
-    operations = executed.operations
-    time = _time_of(workload, software, simulation, operations, calibration, calls, "evaluation") if timed else None
+    time = evaluation_time(workload, simulation, analysis, calibration) if timed else None
     return Evaluation(
         batch_size=workload.eval_batch_size,
         batches=executed.batches,
@@ -253,18 +272,44 @@ def _evaluation(
         reserved_after_bytes=max(reserved[:end], default=0),
         own_allocated_bytes=max(allocated[begin:end], default=0),
         seconds=None if time is None else time.step_seconds,
-        first_extra_seconds=first_call_seconds(operations.calls, simulation.operations.calls) if timed else None,
+        first_extra_seconds=first_call_seconds(executed.operations.calls, simulation.operations.calls)
+        if timed
+        else None,
     )
+
+
+def evaluation_time(
+    workload: Workload,
+    simulation: Simulation,
+    analysis: MemoryAnalysis,
+    calibration: Calibration | None = None,
+    paces: Sequence[float] = (),
+) -> Time:
+    """Return the predicted time of the evaluation that a simulation executed: its "step" is the whole of it."""
+    executed = simulation.evaluation
+    assert executed is not None
+    calls = [call for call in analysis.driver_calls if call.event in executed.events]
+    return _time_of(workload, simulation, executed.operations, calibration, calls, loop="evaluation", paces=paces)
+
+
+def first_token_time(
+    workload: Workload, simulation: Simulation, calibration: Calibration | None = None, paces: Sequence[float] = ()
+) -> Time:
+    """Return the predicted time to the first token of the call of ``generate()`` that a simulation executed."""
+    assert simulation.generation is not None
+    prefill = simulation.generation.prefill(simulation.operations)
+    return _time_of(workload, simulation, prefill, calibration, loop="generation", paces=paces)
 
 
 def _time_of(
     workload: Workload,
-    software: EmulatedSoftware,
     simulation: Simulation,
     operations: Operations,
     calibration: Calibration | None,
     driver_calls: Sequence[DriverCall] = (),
-    loop: str = "inference",
+    *,
+    loop: str,
+    paces: Sequence[float] = (),
 ) -> Time:
     """Return the predicted time of operations without gradients, in a loop with the CPU costs of that name."""
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
@@ -279,9 +324,10 @@ def _time_of(
         tokens_per_sample=None,
         calibration=calibration,
         driver_calls=driver_calls,
-        current_software=software.current,
+        current_software=emulated_software(workload).current,
         links=workload.parallel.links(workload.resolve_gpu()),
         gpus=workload.parallel.world_size,
+        paces=paces,
     )
 
 
@@ -319,11 +365,7 @@ def _restored(simulation: Simulation, analysis: MemoryAnalysis) -> tuple[Restore
 
 
 def _generation(
-    workload: Workload,
-    software: EmulatedSoftware,
-    simulation: Simulation,
-    calibration: Calibration | None,
-    time: Time | None,
+    workload: Workload, simulation: Simulation, calibration: Calibration | None, time: Time | None
 ) -> Generation | None:
     """Return what a call of ``generate()`` holds, None without one."""
     executed, tokens = simulation.generation, workload.generation.max_new_tokens
@@ -331,8 +373,7 @@ def _generation(
         return None
     first = rest = None
     if time is not None:
-        prefill = executed.prefill(simulation.operations)
-        first = _time_of(workload, software, simulation, prefill, calibration).step_seconds
+        first = first_token_time(workload, simulation, calibration).step_seconds
         rest = (time.step_seconds - first) / (tokens - 1) if tokens > 1 else None
     return Generation(
         prompts=workload.batch_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainatomy.analysis.local_memory import local_memory_bytes
 from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
 from trainatomy.analysis.page_tables import page_table_bytes
 from trainatomy.catalog.cudnn import is_measured
@@ -39,9 +40,11 @@ def emulated_software(workload: Workload) -> EmulatedSoftware:
 
 
 def context_bytes(workload: Workload, simulation: Simulation) -> int:
-    """Return the bytes of the CUDA context with what the libraries loaded and the pages of pinned memory take."""
-    context = workload.resolve_gpu().context(emulated_software(workload).context)
-    return context.holding(simulation.libraries) + page_table_bytes(sum(one.bytes for one in simulation.trace.pinned))
+    """Return the bytes of the CUDA context with what libraries, local memory and pages of pinned memory take."""
+    gpu = workload.resolve_gpu()
+    loaded = gpu.context(emulated_software(workload).context).holding(simulation.libraries)
+    pages = page_table_bytes(sum(one.bytes for one in simulation.trace.pinned))
+    return loaded + local_memory_bytes(simulation.stack_bytes, gpu) + pages
 
 
 def nccl_bytes_of(workload: Workload, simulation: Simulation) -> int:

@@ -76,7 +76,7 @@ def test_cases_are_predicted_before_they_are_measured(tmp_path: Path, capsys: py
     out.write_text(json.dumps(record) + "\n")
     capsys.readouterr()
     report.main(["--records", str(out), "--predictions", str(stored)])
-    assert "| evaluation | reserved | 1 | 0 | 50.00 % | 50.00 % |" in capsys.readouterr().out
+    assert "| 0 of 1, 50.00 %, 50.00 % |" in capsys.readouterr().out
     assert asdict(outcome)["status"] == "completed"
 
 

@@ -179,9 +179,9 @@ def test_whole_steps_are_compared_by_what_bounds_them_and_at_the_recorded_pace(
     members = [paced, timed_row("y", 2.5, 2.0), timed_row("z", 4.0, 4.4, "arithmetic")]
     text = bounds.section(Run({}, "", members), step_tables.timed(members))
     assert [row for row in text if row.startswith("| Held")] == [
-        "| Held out | steps that the GPU bounds | 1 | 9.1 % | 9.1 % | 9.1 % |",
-        "| Held out | steps that the CPU bounds | 2 | 29.2 % | 33.3 % | 33.3 % |",
-        "| Held out | steps that the CPU bounds, at the recorded pace | 1 | 4.0 % | 4.0 % | 4.0 % |",
+        "| Held out | GPU-bound steps | 1 | 9.1 % | 9.1 % | 9.1 % |",
+        "| Held out | CPU-bound steps | 2 | 29.2 % | 33.3 % | 33.3 % |",
+        "| Held out | CPU-bound steps, at the recorded pace | 1 | 4.0 % | 4.0 % | 4.0 % |",
     ]
 
 

@@ -17,10 +17,25 @@ HERE = Path(__file__).parent
 
 
 class ForkedRanks(RankProcesses):
-    """Ranks that load the libraries once, together; torchrun starts those of ``processes``, as it does for users."""
+    """Ranks that load the libraries once, together; torchrun starts those of ``processes``, as it does for users.
+
+    The process that loads the libraries also forks the ranks of ``others``.
+    """
+
+    def __init__(self, count: int, *others: NeighbouringRanks) -> None:
+        super().__init__(count)
+        self._launches = (self, *others)
 
     def _command(self) -> list[str]:
-        return [sys.executable, str(HERE / "forked_ranks.py"), str(self._spool), str(self._count)]
+        launches = [word for one in self._launches for word in (str(one._spool), str(one._count))]
+        return [sys.executable, str(HERE / "forked_ranks.py"), *launches]
+
+
+class NeighbouringRanks(RankProcesses):
+    """Ranks that the process of ``ForkedRanks`` forks; their own launcher only waits until they shall end."""
+
+    def _command(self) -> list[str]:
+        return ["sh", "-c", f"until [ -e '{self._spool}/end' ]; do sleep 0.1; done"]
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +45,21 @@ def processes() -> Iterator[RankProcesses]:
 
 
 @pytest.fixture(scope="session")
-def two_processes() -> Iterator[RankProcesses]:
-    with _launched(ForkedRanks(2)) as launched:
-        yield launched
+def forked() -> Iterator[dict[int, RankProcesses]]:
+    """Ranks by their number."""
+    with NeighbouringRanks(4) as four, _launched(ForkedRanks(2, four)) as two:
+        yield {2: two, 4: four}
+        (four._spool / "end").touch()  # so that the process that forked them all can end
 
 
-@pytest.fixture(scope="module")
-def four_processes() -> Iterator[RankProcesses]:
-    with _launched(ForkedRanks(4)) as launched:
-        yield launched
+@pytest.fixture(scope="session")
+def two_processes(forked: dict[int, RankProcesses]) -> RankProcesses:
+    return forked[2]
+
+
+@pytest.fixture(scope="session")
+def four_processes(forked: dict[int, RankProcesses]) -> RankProcesses:
+    return forked[4]
 
 
 @contextmanager

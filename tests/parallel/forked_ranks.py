@@ -1,4 +1,4 @@
-"""Ranks that are forks of one process: ``python forked_ranks.py FOLDER COUNT`` stands in for torchrun.
+"""Ranks that are forks of one process: ``python forked_ranks.py FOLDER COUNT …`` stands in for torchrun.
 
 Under torchrun every rank loads the libraries. Here they are loaded once, in the process that the ranks are forked from.
 """
@@ -10,8 +10,10 @@ import socket
 import sys
 
 # Loaded before the ranks are forked: what the tasks import.
+import peft  # noqa: F401
 import rank_tasks  # noqa: F401
-import torch._dynamo  # noqa: F401
+import torch._dynamo
+import torch._inductor.compile_fx  # noqa: F401
 from torch.distributed import TCPStore
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM  # noqa: F401
 
@@ -22,18 +24,25 @@ HOST = "127.0.0.1"
 
 
 def main() -> int:
-    folder, count = sys.argv[1], int(sys.argv[2])
     rank.end_with_parent()
     forks = rank.preload()
     rank.preload = lambda allocator="": forks
+    launches = [
+        (folder, int(count), _free_port()) for folder, count in zip(sys.argv[1::2], sys.argv[2::2], strict=True)
+    ]
+    pids = [
+        os.fork() or _serve(folder, number, count, port) for folder, count, port in launches for number in range(count)
+    ]
+    stores = [TCPStore(HOST, port, is_master=True, wait_for_workers=False) for *_, port in launches]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    del stores
+    return max(codes)
+
+
+def _free_port() -> int:
     with socket.socket() as free:
         free.bind((HOST, 0))
-        port = free.getsockname()[1]
-    pids = [os.fork() or _serve(folder, number, count, port) for number in range(count)]
-    store = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    del store
-    return max(codes)
+        return int(free.getsockname()[1])
 
 
 def _serve(folder: str, number: int, count: int, port: int) -> int:

@@ -21,14 +21,12 @@ CASES: dict[str, Any] = {
     "ddp": {},
     "ddp view": {"gradient_as_bucket_view": True, "train": {"bf16": True}},
     "ddp micro-batches": {"train": {"gradient_accumulation_steps": 2}},
-    "fsdp2": {"strategy": "fsdp2"},
-    "fsdp2 mixed": {
+    "fsdp2": {
         "strategy": "fsdp2",
         "mp_policy": {"param_dtype": "bfloat16"},
         "train": {"gradient_checkpointing": True},
     },
-    "trainer ddp": {"loop": "trainer", "train": {"bf16": True}},
-    "trainer ddp micro-batches": {"loop": "trainer", "train": {"gradient_accumulation_steps": 2}},
+    "trainer ddp": {"loop": "trainer", "train": {"bf16": True, "gradient_accumulation_steps": 2}},
     "trainer fsdp2": {"loop": "trainer", "train": {"fsdp": True, "bf16": True}},
 }
 

@@ -18,6 +18,8 @@ from trainatomy.workload.schema import Workload
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trainatomy.results.measurement import Measurement
+
 MIB = 2**20
 CONFIG = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64, "num_attention_heads": 2,
@@ -59,28 +61,28 @@ def run(processes: RankProcesses, described: Workload, **more: Any) -> measuring
 
 
 STRATEGIES = [
-    {},
     {"gradient_as_bucket_view": True},
     {"static_graph": True},
     {"strategy": "zero1"},
-    {"strategy": "fsdp2"},
     {"strategy": "fsdp2", "reshard_after_forward": False, "mp_policy": {"param_dtype": "bfloat16"}},
     {"strategy": "fsdp1"},
-    {"tp_size": 2},
-    {"pp_size": 2},
     {"pp_size": 2, "pp_schedule": "GPipe"},
 ]
+"""Besides those of which a recorded run is measured, too."""
 
 
-@pytest.mark.parametrize("parallel", STRATEGIES, ids=lambda one: "-".join(map(str, one)) or "ddp")
-def test_every_strategy_is_measured_in_every_rank(two_processes: RankProcesses, parallel: dict[str, Any]) -> None:
-    found = measuring.gathered(run(two_processes, workload(**parallel)))
+def assert_every_rank_is_measured(found: Measurement) -> None:
     assert (found.rank, found.status, found.steps) == (0, "completed", 5)
     assert list(found.ranks) == [0, 1]
     assert [one.nccl_bytes for one in found.ranks.values()] == [100 * MIB, 101 * MIB]
     assert [one.step_seconds for one in found.ranks.values()] == [0.5, 0.5]
     assert found.samples_per_second == 2 / 0.5
     assert [stage.name for stage in found.stages][:3] == ["idle", "first tensor", "process group"]
+
+
+@pytest.mark.parametrize("parallel", STRATEGIES, ids=lambda one: "-".join(map(str, one)))
+def test_every_strategy_is_measured_in_every_rank(two_processes: RankProcesses, parallel: dict[str, Any]) -> None:
+    assert_every_rank_is_measured(measuring.gathered(run(two_processes, workload(**parallel))))
 
 
 @pytest.mark.parametrize("parallel", [{}, {"strategy": "fsdp2"}, {"tp_size": 2}, {"pp_size": 2}], ids=str)
@@ -90,6 +92,7 @@ def test_the_recorded_run_adds_a_breakdown_to_every_rank(
     monkeypatch.setattr(measuring, "RankProcesses", lambda *_, **__: FakeGpus(two_processes, {}))
     jobs = jobs_for(workload(**parallel), 5, components=True, trace=tmp_path / "trace.json.gz")
     found = measuring.measure_ranks(jobs, 2, TimeLimit(120.0), lambda _: None)
+    assert_every_rank_is_measured(found)
     assert [rank.memory is not None for rank in found.ranks.values()] == [True, True], found.notes
     assert [rank.recorded_step_seconds for rank in found.ranks.values()] == [0.5, 0.5]
     assert BUFFERS_NOTE not in found.notes

@@ -50,11 +50,11 @@ def test_a_measured_rank_has_the_labels_of_a_simulated_one(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("parallel", [{}, {"strategy": "fsdp2"}, {"strategy": "fsdp1"}, {"strategy": "zero1"}], ids=str)
 def test_real_ranks_gather_and_make_buckets_as_often_as_simulated_ones(
-    processes: RankProcesses, parallel: dict[str, Any]
+    two_processes: RankProcesses, parallel: dict[str, Any]
 ) -> None:
     described = workload(gpus=2, **parallel).replace({"model.config.num_hidden_layers": 1, "steps": 3})
     task = RankTask("communication", "rank_tasks:communication_on_cpu", {"workload": described.to_mapping()})
-    answers = processes.run(task, TimeLimit(120.0), lambda _: None)
+    answers = two_processes.run(task, TimeLimit(120.0), lambda _: None)
     trace = simulated(described).trace
     sizes = {event.allocation: event.bytes for event in trace.events if event.action == "alloc"}
     gathered = sorted(size for number, size in sizes.items() if trace.origins[number].operation == "resize_")

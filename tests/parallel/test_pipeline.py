@@ -163,11 +163,11 @@ def of_stages(layers: int, ranks: int) -> tuple[int, int]:
     return 4 * (stage + table), 4 * (stage + norm + table // ranks)  # plans of transformers leave the embeddings whole
 
 
-@pytest.mark.parametrize("sequences", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("ranks", "sequences"), [(1, False), (2, False), (4, True)])
 def test_ranks_of_a_stage_share_its_matrices(ranks: int, sequences: bool) -> None:
-    made = workload(gpus=2 * ranks, tp_size=ranks, sequence_parallel=sequences and ranks > 1)
-    for stage, expected in enumerate(of_stages(4, ranks)):
+    made = workload(gpus=2 * ranks, tp_size=ranks, sequence_parallel=sequences)
+    made = made.replace({"model.config.num_hidden_layers": 2})
+    for stage, expected in enumerate(of_stages(2, ranks)):
         for rank in {stage * ranks, stage * ranks + ranks - 1}:
             trace = simulated(made, rank).trace
             assert labelled(trace, "weight") == pytest.approx(expected, rel=0.001)  # and a buffer of the positions

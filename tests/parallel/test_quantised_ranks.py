@@ -98,8 +98,8 @@ def test_whole_files_are_not_loaded_beside_weights_that_stay_whole() -> None:
         workload(FOUR, "trainer", {"fsdp": True, **BEST}, gpus=2)
 
 
-def test_real_ranks_hold_half_of_the_packed_weights(processes: RankProcesses) -> None:
-    answers = processes.run(
+def test_real_ranks_hold_half_of_the_packed_weights(two_processes: RankProcesses) -> None:
+    answers = two_processes.run(
         RankTask("packed", "rank_tasks:packed_weights_on_cpu", {"config": CONFIG}), TimeLimit(120.0)
     )
     for answer in answers:

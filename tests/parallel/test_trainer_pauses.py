@@ -156,7 +156,7 @@ def test_fsdp_saves_and_loads_adapters(version: int, kind: str) -> None:
     ("version", "kind"), [(2, "FULL_STATE_DICT"), (2, "SHARDED_STATE_DICT"), (1, "SHARDED_STATE_DICT")]
 )
 def test_real_ranks_save_adapters_of_the_simulated_sizes(
-    processes: RankProcesses, tmp_path: Path, version: int, kind: str
+    two_processes: RankProcesses, tmp_path: Path, version: int, kind: str
 ) -> None:
     lora = {"model.lora": {"r": 8, "target_modules": ["q_proj", "v_proj"]}}
     config = {"version": version, "state_dict_type": kind, **({"use_orig_params": True} if version == 1 else {})}
@@ -164,7 +164,7 @@ def test_real_ranks_save_adapters_of_the_simulated_sizes(
     found = simulated(workload("trainer", train, gpus=2).replace(lora))
     described = workload(gpus=2, strategy=f"fsdp{version}").replace(lora).to_mapping()
     given = {"workload": described, "version": version, "kind": kind, "folder": str(tmp_path)}
-    answers = processes.run(RankTask("adapters", "rank_tasks:adapters_saved_on_cpu", given), TimeLimit(120.0))
+    answers = two_processes.run(RankTask("adapters", "rank_tasks:adapters_saved_on_cpu", given), TimeLimit(120.0))
     assert found.saving is not None and all(answer.went_well for answer in answers), answers
     assert answers[0].result is not None
     real = answers[0].result["files"]

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from trainatomy.analysis.local_memory import local_memory_bytes
+from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.flex.block_mask import kept_share
-from trainatomy.simulator.flex.calls import READS_TENSORS
+from trainatomy.simulator.flex.calls import MAY_SPILL, SPILLS
 from trainatomy.simulator.flex.tuning import Tuning
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.simulate import Simulation, simulate
@@ -36,6 +38,7 @@ def run(torch_version: str = "2.11", **sections: Any) -> Simulation:
                 "config": LLAMA,
                 "attn_implementation": "flex_attention",
                 "dtype": "bfloat16",
+                **sections.pop("model", {}),
             },
             "data": {"sequence_length": LENGTH, **sections.pop("data", {})},
             "train": {"per_device_train_batch_size": BATCH, **sections.pop("train", {})},
@@ -117,8 +120,27 @@ def test_lists_of_a_mask_are_released_in_backward() -> None:
 
 
 @pytest.mark.parametrize("padding", [False, True])
-def test_a_mask_that_reads_a_tensor_is_noted(padding: bool) -> None:
-    assert (READS_TENSORS in run(data={"padding": padding}).notes) is padding
+def test_a_mask_that_reads_a_tensor_spills_registers(padding: bool) -> None:
+    simulation = run(data={"padding": padding})
+    assert (SPILLS in simulation.notes) is padding
+    assert simulation.stack_bytes == (2960 if padding else 0)
+
+
+def test_wide_heads_spill_none() -> None:
+    simulation = run(data={"padding": True}, model={"config": {**LLAMA, "hidden_size": 512}})
+    assert simulation.stack_bytes == 0
+
+
+def test_a_mask_on_a_gpu_whose_kernels_are_not_known_is_noted() -> None:
+    simulation = run(data={"padding": True}, gpu="a100-80gb")
+    assert MAY_SPILL in simulation.notes
+    assert simulation.stack_bytes == 0
+
+
+def test_local_memory_is_what_an_h200_held() -> None:
+    """NVML's used memory after the first launch of the kernels of BERT and of a Llama (torch 2.11, 2026-11-24)."""
+    gpu = find_gpu("h200")
+    assert [local_memory_bytes(stack, gpu) for stack in (0, 1024, 2944, 2960)] == [0, 0, 520_093_696, 524_288_000]
 
 
 def test_recomputation_runs_forward_again() -> None:

@@ -59,18 +59,24 @@ def assert_equal(executed: Simulation, copied: Simulation) -> None:
     assert copied == executed
 
 
-@pytest.mark.parametrize("loop", ["trainer", "pytorch"])
-@pytest.mark.parametrize(
-    "train", [{}, {"fp16": True}, {"gradient_checkpointing": True}, {"optim": "adamw_bnb_8bit"}], ids=str
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"fp16": True},
+    {"gradient_checkpointing": True},
+    {"optim": "adamw_bnb_8bit"},
 )
-@pytest.mark.parametrize(
-    ("accumulation", "expected"),
-    [(1, 1), (2, 2), (4, 4), (6, 4)],
-    ids=["first of step 3", "all of step 3", "last, and further of step 2", "with some left out"],
-)
+COPIED = {1: 1, 2: 2, 4: 4, 6: 4}
+"""Micro-batches that are copied, by accumulation steps: the first of step 3, all of it, also the last and further ones
+of step 2, and with some left out."""
+
+
+@pytest.mark.parametrize("accumulation", COPIED)
+@pytest.mark.parametrize("train", SETTINGS, ids=str)
 def test_copies_are_what_execution_writes(
-    loop: str, train: dict[str, Any], accumulation: int, expected: int, monkeypatch: pytest.MonkeyPatch
+    train: dict[str, Any], accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Each loop with every setting and every number of steps, though not with every pair of them.
+    loop = ("trainer", "pytorch")[(SETTINGS.index(train) + list(COPIED).index(accumulation)) % 2]
     layers = 2 if "gradient_checkpointing" in train else 1  # as many regions that are recomputed
     described = Workload.from_mapping(
         {
@@ -83,7 +89,7 @@ def test_copies_are_what_execution_writes(
     )
     executed, copied, copies = executed_and_copied(described, monkeypatch)
     assert_equal(executed, copied)
-    assert copies == expected
+    assert copies == COPIED[accumulation]
 
 
 def test_gradients_that_stay_are_not_copied(from_factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,12 @@ MORE_LENGTHS = {5: 2, 9: 2, 40: 3, 64: 3, 65: 2, 120: 2, 203: 2}
 
 LANGUAGE = {"class": "LlamaForCausalLM", "config": LLAMA}
 OF_TRL = {
-    "sft": {"model": LANGUAGE, "loop": "sft", "train": {"gradient_accumulation_steps": 2}},
+    "sft": {
+        "model": LANGUAGE,
+        "loop": "sft",
+        "train": {"gradient_accumulation_steps": 2},
+        "trl": {"pad_to_multiple_of": 16},
+    },
     "sft, answers": {"model": LANGUAGE, "loop": "sft", "data": {"prompt_length": 4}, "trl": {"max_length": 70}},
     "sft, prompts and answers": {
         "model": LANGUAGE,
@@ -48,7 +53,6 @@ OF_TRL = {
         "data": {"prompt_length": 4},
         "trl": {"completion_only_loss": False},
     },
-    "sft, rounded up": {"model": LANGUAGE, "loop": "sft", "trl": {"pad_to_multiple_of": 16}},
     "sft, equal lengths": {"model": LANGUAGE, "loop": "sft", "data": {"lengths": {"histogram": {90: 8}, "orders": 1}}},
     "sft, joined": {
         "model": LANGUAGE,
@@ -71,7 +75,6 @@ OF_TRL = {
         "model": {**LANGUAGE, "lora": {"r": 4}},
         "loop": "dpo",
         "data": {"prompt_length": 3},
-        "train": {"gradient_accumulation_steps": 2},
     },
     "reward": {
         "model": {"class": "LlamaForSequenceClassification", "config": {**LLAMA, "num_labels": 1}},
@@ -89,21 +92,20 @@ OF_TRL = {
 }
 CASES = {
     **OF_TRL,
-    "pytorch": {"loop": "pytorch"},
     "trainer": {},
     "pytorch, micro-batches": {"loop": "pytorch", "train": {"gradient_accumulation_steps": 3}},
-    "trainer, micro-batches": {"train": {"gradient_accumulation_steps": 2}},
     "trainer, many micro-batches": {"train": {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1}},
     "gradient scaler": {"loop": "pytorch", "train": {"fp16": True}},
     "gradient scaler of the trainer": {"train": {"fp16": True, "gradient_accumulation_steps": 2}},
-    "checkpointing": {"train": {"bf16": True, "gradient_checkpointing": True}},
+    "checkpointing, emptied cache": {
+        "train": {"bf16": True, "gradient_checkpointing": True, "torch_empty_cache_steps": 1}
+    },
     "zeros in gradients": {"zero_grad_set_to_none": False, "train": {"gradient_accumulation_steps": 2}},
-    "emptied cache": {"train": {"torch_empty_cache_steps": 1}},
     "joined": {"data": {"padding_free": True}},
-    "rounded up": {"data": {"pad_to_multiple_of": 16}, "train": {"bf16": True}},
-    "grouped": {"train": {"train_sampling_strategy": "group_by_length", "optim": "sgd"}},
-    "llama with lora": {"model": {"class": "LlamaForCausalLM", "config": LLAMA, "lora": {"r": 4}}},
-    "flash attention": {"model": {**LANGUAGE, "attn_implementation": "flash_attention_2"}, "train": {"bf16": True}},
+    "rounded up, grouped": {
+        "data": {"pad_to_multiple_of": 16},
+        "train": {"bf16": True, "train_sampling_strategy": "group_by_length", "optim": "sgd"},
+    },
     "flash attention, rounded up": {
         "model": {**LANGUAGE, "attn_implementation": "flash_attention_2"},
         "loop": "pytorch",

@@ -160,3 +160,24 @@ def test_a_model_with_data_holds_and_trains_the_same() -> None:
     trained = [each for each in model.parameters() if each.requires_grad]
     assert len(trained) == 14
     assert any(bool(each.abs().sum() > 0) for name, each in model.named_parameters() if "lora_B" in name)
+
+
+def test_an_optimizer_that_compiles_its_step() -> None:
+    """Its states are codes and scales of blocks; its compiled step holds no more than the two means in fp32."""
+    pytest.importorskip("triton")
+    batch = {"x": torch.zeros(2, 512)}
+    found = trainatomy.predict(Squared(), batch=batch, optimizer="adamw_torch_8bit", timed=False)
+    numbers = 512 * 512
+    assert found.memory.components.optimizer_states == 2 * (numbers + numbers // 256 * 4)
+    assert found.memory.components.temporary < 2.1 * numbers * 4
+    assert any("adamw_torch_8bit is experimental" in note for note in found.notes)
+
+
+class Squared(torch.nn.Linear):
+    """A layer without a bias that returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__(512, 512, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainatomy.errors import FactoryError, MissingLibrary, WorkloadError
-from trainatomy.training.optimizer import create_custom, optimizer_class
+from trainatomy.training.optimizer import create_custom, create_single, optimizer_class
 from trainatomy.workload import TrainSpec, Workload
 from trainatomy.workload.arguments import arguments
 
@@ -130,3 +130,9 @@ def test_states_are_made_where_the_parameters_went(loop: str) -> None:
 
 def test_classes_are_looked_up_in_torch() -> None:
     assert optimizer_class("torch.optim.RMSprop") is torch.optim.RMSprop
+
+
+def test_states_that_a_constructor_makes_stay_on_the_cpu() -> None:
+    settings = {"model": {"factory": "mine:model"}, "train": {"optim": "torch.optim.Adagrad"}}
+    with pytest.raises(WorkloadError, match=r"states when it is made.*loop: pytorch"):
+        create_single(Workload.from_mapping(settings), Model())

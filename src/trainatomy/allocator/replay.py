@@ -105,7 +105,7 @@ def replay(
                 on_event(allocator, handles.get(some[0].allocation, 0))
 
     try:
-        for event, notify in _library_moments(trace, allocator):
+        for event, notify in library_moments(trace, allocator):
             feed(trace.events[done:event])
             notify()
             done = event
@@ -159,7 +159,7 @@ def _feed(
         reserved.append(allocator.reserved_bytes)
 
 
-def _library_moments(trace: AllocationTrace, allocator: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
+def library_moments(trace: AllocationTrace, allocator: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
     """Return (event, method of the allocator to call before it), in order.
 
     In a trace without labels the handle is made when the first step begins.

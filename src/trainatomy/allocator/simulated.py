@@ -196,6 +196,10 @@ class CachingAllocator:
         """Return the size of the block behind a live handle, with the rest that was not split off; 0 for handle 0."""
         return self._live[handle].size if handle else 0
 
+    def live_blocks(self) -> frozenset[tuple[int, int]]:
+        """Return (address, size) of all blocks in use, which with the segments determine the free ones."""
+        return frozenset((address, block.size) for address, block in self._live.items())
+
     def snapshot(self) -> tuple[SegmentView, ...]:
         """Return all segments by address, with their blocks."""
         free = [block for pools in (self._small, self._large) for pool in pools.values() for block in pool.in_order()]

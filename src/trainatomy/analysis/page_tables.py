@@ -14,5 +14,5 @@ _STEP_BYTES = 2 << 20
 
 
 def page_table_bytes(pinned: int) -> int:
-    """Return the bytes on the GPU for so many bytes of pinned host memory."""
+    """Return the bytes on the GPU for this many bytes of pinned host memory."""
     return pinned // _PAGE_BYTES * _ENTRY_BYTES // _STEP_BYTES * _STEP_BYTES

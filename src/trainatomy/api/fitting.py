@@ -63,7 +63,7 @@ def fit(
         keep: Settings that the search may not vary, such as "gradient_checkpointing" or "attention"
             (``trainatomy.search.axes`` lists them).
         maximize: "throughput", or "batch", "sequence-length", "model-size": the largest one that fits.
-        measure: Run so many of the best candidates on this machine's GPU, which is then the default of ``gpu``.
+        measure: Run this many of the best candidates on this machine's GPU, which is then the default of ``gpu``.
         exhaustive: Execute every candidate instead of leaving out those that cannot win.
         can_apply: A function that gets the settings of an option, keys of the workload with their values, and returns
             whether the caller can apply them; other options are left out.

@@ -104,7 +104,7 @@ def calibrate(
         output: File to write the calibration to, as JSON.
         time_limit: Seconds; measurements that do not fit are left out.
         gpus: GPUs between which collectives are measured, each in a process of its own.
-        force: Calibrate also where the machine is busy with other work, which makes its CPU seem slow.
+        force: Calibrate even if the machine is busy with other work, which makes its CPU seem slow.
 
     Raises:
         DeviceError: There is no GPU, or fewer than ``gpus``.

@@ -51,7 +51,7 @@ def predict(
             an optimizer or several (several need ``loop="pytorch"``).
         gpu: The GPU to predict for.
         timeline: Include memory by component over the step.
-        trust_remote_code: Run code that a model on the hub brings along.
+        trust_remote_code: Run the code that comes with a model on the hub.
         calibration: A calibration of a machine (``trainatomy calibrate``) or its file, for the timing model. By
             default the calibration that ships for the GPU is used, or else its data sheet.
         timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.

@@ -38,13 +38,13 @@ def run_script(
         command: The script with its arguments, ``-m module``, ``torchrun …`` or ``accelerate launch …``: words, or one
             line as in a shell.
         gpu: The GPU to predict for.
-        gpus: Simulate rank 0 of a training on so many GPUs.
+        gpus: Simulate rank 0 of a training on this many GPUs.
         steps: Optimizer steps after which the script is stopped.
         time_limit: Seconds after which it is stopped.
         network: Let it use the network.
         data: A local file whose rows take the place of data sets of a hub.
-        samples: Rows of data sets that are made up.
-        lengths: Words of texts that are made up.
+        samples: Rows of made-up data sets.
+        lengths: Words of made-up texts.
         timeline: Include memory by component over the step.
         compiles: Simulate ``torch.compile``; None: where the script names it and its compiler is installed.
         output: File for what the script prints.

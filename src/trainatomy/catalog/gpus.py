@@ -22,6 +22,10 @@ EXAMPLE = "gpu: {base: rtx-4090, memory_bytes: 24 GiB, multiprocessors: 114, ban
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
+_THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024} | dict.fromkeys(((8, 6), (8, 7), (8, 9), (11, 0), (12, 0), (12, 1)), 1536)
+"""CUDA C++ Programming Guide, "Technical specifications per compute capability"; 2048 for the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Memory that a process holds outside PyTorch's allocator: the CUDA context and the libraries that it loads.
@@ -98,6 +102,11 @@ class GPU:
                 return self.sources[name]
             name = name.rpartition(".")[0]
         return "unknown"
+
+
+def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
+    """Return the threads that a multiprocessor of a compute capability holds at once."""
+    return _THREADS_PER_MULTIPROCESSOR.get(capability, 2048)
 
 
 def find_gpu(name: str) -> GPU:

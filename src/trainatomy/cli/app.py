@@ -37,12 +37,14 @@ COMMANDS = (
     Entry("run", "Trainings", "Run your own training script without a GPU, and predict its memory and time."),
     Entry("fit", "Trainings", "Find the settings that fit a GPU and train fastest."),
     Entry("compare", "Trainings", "Compare several trainings, predicted or measured."),
-    Entry("app", "Trainings", "Predict in the browser: a page with a form, the bill and what fits."),
+    Entry(
+        "app", "Trainings", "Predict in the browser: a page with a form, the memory breakdown and settings that fit."
+    ),
     Entry("measure", "Trainings", "Measure a training step on this machine's GPU, beside the prediction."),
-    Entry("data", "Trainings", "Time a training's DataLoader: how many workers its step needs."),
+    Entry("data", "Trainings", "Time a training's DataLoader, to find how many workers its step needs."),
     Entry("ops", "Operations", "Break a training step down by operation group, phase and module."),
     Entry("calibrate", "Operations", "Calibrate the timing model on this machine's GPU."),
-    Entry("doctor", "Machine", "Look at this machine: what is wrong with it, and what fixes it."),
+    Entry("doctor", "Machine", "Check this machine: what is wrong, and how to fix it."),
     Entry("history", "Records", "List measured runs."),
     Entry("show", "Records", "Show a measured run."),
     Entry("diff", "Records", "Compare two measured runs."),

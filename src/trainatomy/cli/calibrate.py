@@ -15,15 +15,15 @@ Output = Annotated[
 ]
 TimeLimit = Annotated[
     float,
-    time_limit_option("Stop measuring after so many seconds (default: 120).", min=1),
+    time_limit_option("Stop measuring after this many seconds (default: 120).", min=1),
 ]
 Gpus = Annotated[
     int,
-    in_run("--gpus", "Measure collectives between so many GPUs of this machine too (default: 1, none).", min=1),
+    in_run("--gpus", "Also measure collectives between this many GPUs of this machine (default: 1, none).", min=1),
 ]
 Force = Annotated[
     bool,
-    in_run("--force", "Calibrate also where the machine is busy with other work, which makes its CPU seem slow."),
+    in_run("--force", "Calibrate even if the machine is busy with other work, which makes its CPU seem slow."),
 ]
 
 
@@ -35,17 +35,17 @@ def calibrate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure what the timing model needs on this machine's GPU.
+    """Measure the kernel times and launch costs that the timing model uses, on this machine's GPU.
 
-    That is: matrix products by shape and dtype, memory bandwidth by kind of operator and size, attention, optimizers,
-    kernel launches, and the driver's memory functions. With `--gpus 2`, also collectives by size on the links between
-    the GPUs.
+    It measures matrix products by shape and dtype, memory bandwidth by kind of operator and size, attention,
+    optimizers, kernel launches, and the driver's memory functions. With `--gpus 2`, also collectives by size
+    on the links between the GPUs.
 
-    It first waits until the machine does nothing else. If that does not happen, it keeps no file and says why, unless
-    `--force` is given.
+    It first waits until the machine is idle. If that does not happen, it writes no file and says why, unless `--force`
+    is given.
 
-    Predictions of time for this GPU become more accurate with the file, on any machine:
-    `trainatomy predict … --calibration FILE`, and likewise with `ops`, `compare` and `measure`.
+    With the file, predicted times for this GPU are more accurate, on any machine:
+    `trainatomy predict … --calibration FILE`, and likewise `ops`, `compare` and `measure`.
     """
     with quiet_libraries(debug=debug):
         from trainatomy.api import calibrate as run_calibration

@@ -90,7 +90,7 @@ Group = Annotated[
 Fresh = Annotated[bool, in_run("--fresh", "With --measure: run everything again, whatever is on record.")]
 TimeLimit = Annotated[
     float | None,
-    time_limit_option("With --measure: stop a run after so many seconds."),
+    time_limit_option("With --measure: stop a run after this many seconds."),
 ]
 
 

@@ -28,7 +28,7 @@ Workers = Annotated[
 Prefetch = Annotated[
     int, in_run("--prefetch-factor", "Batches that each worker makes ahead (default: 2).", metavar="N", min=1)
 ]
-Pinned = Annotated[bool, in_run("--pin-memory/--no-pin-memory", "Copy batches to pinned memory, where there is a GPU.")]
+Pinned = Annotated[bool, in_run("--pin-memory/--no-pin-memory", "Copy batches to pinned memory, if there is a GPU.")]
 Persistent = Annotated[
     bool, in_run("--persistent-workers/--no-persistent-workers", "Keep the workers from epoch to epoch.")
 ]
@@ -37,7 +37,7 @@ Seconds = Annotated[
 ]
 StepSeconds = Annotated[
     float | None,
-    in_run("--step-seconds", "Duration of the step to feed (default: as predicted).", metavar="SECONDS", min=1e-6),
+    in_run("--step-seconds", "Duration of a training step (default: the predicted one).", metavar="SECONDS", min=1e-6),
 ]
 
 
@@ -59,8 +59,8 @@ def data(
     """Time the DataLoader of a training alone, and say how many workers its step needs.
 
     Batches come from the workload's `data.factory` or, with `--dataset`, from your own dataset or DataLoader. The time
-    of the step is predicted. The command also says what the workers take of host memory and of /dev/shm, and how long
-    they take to start.
+    of the step is predicted. The command also says how much host memory and /dev/shm the workers use, and how long they
+    take to start.
     """
     if file is not None and file.endswith(".py"):
         raise WorkloadError(

@@ -10,13 +10,13 @@ from trainatomy.errors import UnhealthyMachine
 
 Gpu = Annotated[
     list[int] | None,
-    in_run("--gpu", "Look at this GPU only, numbered as in nvidia-smi; repeatable.", min=0, metavar="N"),
+    in_run("--gpu", "Check this GPU only, numbered as in nvidia-smi; repeatable.", min=0, metavar="N"),
 ]
 Bandwidth = Annotated[
     bool,
     in_run(
         "--bandwidth/--no-bandwidth",
-        "Measure copies, and clocks under load: a second for each GPU, never while one is in use (default: on).",
+        "Measure copies, and clocks under load: a second for each GPU that is not in use (default: on).",
     ),
 ]
 WatchPid = Annotated[
@@ -24,7 +24,7 @@ WatchPid = Annotated[
 ]
 Seconds = Annotated[
     float | None,
-    in_run("--seconds", "How long to watch (default: 5 with --watch-pid, else not at all).", metavar="N", min=0.1),
+    in_run("--seconds", "How long to watch (default: 5 with --watch-pid, otherwise not at all).", metavar="N", min=0.1),
 ]
 
 
@@ -36,14 +36,15 @@ def doctor(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Look at this machine: what is wrong, what it costs where that was measured, and what fixes it.
+    """Check this machine: what is wrong, what it costs (if that was ever measured), and how to fix it.
 
-    Links between GPUs and to the host, power and heat, memory errors, driver and libraries, environment variables,
-    other processes, limits of the host. It never changes a setting; without a GPU it looks at software and host.
+    It checks links between GPUs and to the host, power and heat, memory errors, driver and libraries, environment
+    variables, other processes, and limits of the host. It never changes a setting. Without a GPU it
+    checks software and host.
 
     The exit code is 0 if nothing or only notes were found, and 9 with errors or warnings.
     """
-    with progress("looking at this machine") as stage, quiet_libraries(debug=debug):
+    with progress("checking this machine") as stage, quiet_libraries(debug=debug):
         from trainatomy.api.diagnosing import diagnose
         from trainatomy.reporters.doctor_json import diagnosis_to_json
         from trainatomy.reporters.doctor_sentences import verdict

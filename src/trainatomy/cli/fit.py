@@ -90,10 +90,13 @@ Measure = Annotated[
 ]
 WhyOom = Annotated[
     bool,
-    in_run("--why-oom", "Say what holds the memory of this very training, and list the changes that make it fit."),
+    in_run(
+        "--why-oom",
+        "Show what holds the memory of this training as it is, and list the changes that would make it fit.",
+    ),
 ]
 Exhaustive = Annotated[
-    bool, in_run("--exhaustive", "Execute every candidate; takes long, and tells whether the search missed one.")
+    bool, in_run("--exhaustive", "Execute every candidate, which takes long and shows whether the search missed one.")
 ]
 Plot = Annotated[
     list[Path] | None,
@@ -124,7 +127,11 @@ Script = Annotated[
 ]
 ScriptFlags = Annotated[
     list[str] | None,
-    in_run("--flag", "With --script: a flag of it with values to try (repeatable); … goes on.", metavar="NAME=1,2,4,…"),
+    in_run(
+        "--flag",
+        "With --script: a flag of the script with the values to try; `…` continues the series (repeatable).",
+        metavar="NAME=1,2,4,…",
+    ),
 ]
 
 

@@ -35,8 +35,8 @@ def gpus(
 ) -> None:
     """List the known GPUs, or show one with the source of every figure.
 
-    With `--for`, predict a training as it is on each of them; `trainatomy fit --gpu all` also searches the best
-    settings for each.
+    With `--for`, predict a training as it is on each of them; `trainatomy fit --gpu all` also finds the best settings
+    for each.
     """
     if workload is not None:
         _show_for(workload, [gpu] if gpu else None, jobs, json=json, debug=debug)

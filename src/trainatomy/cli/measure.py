@@ -34,7 +34,7 @@ AllocationTrace = Annotated[
     Path | None,
     in_output("--trace", "File for the allocation trace of the recorded run.", metavar="FILE", dir_okay=False),
 ]
-TimeLimit = Annotated[float | None, time_limit_option("Stop after so many seconds.")]
+TimeLimit = Annotated[float | None, time_limit_option("Stop after this many seconds.")]
 Components = Annotated[
     bool,
     in_run("--components/--no-components", "Make a second, recorded run, which attributes memory to components."),

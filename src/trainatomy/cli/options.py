@@ -41,7 +41,7 @@ File = Annotated[
 ]
 Debug = Annotated[bool, in_output("--debug", "Show tracebacks and all logs of the libraries.")]
 Json = Annotated[bool, in_output("--json", "Print one JSON object and nothing else.")]
-TrustRemoteCode = Annotated[bool, in_run("--trust-remote-code", "Run code that a model on the hub brings along.")]
+TrustRemoteCode = Annotated[bool, in_run("--trust-remote-code", "Run the code that comes with a model on the hub.")]
 CalibrationFile = Annotated[
     Path | None,
     in_run(

@@ -74,38 +74,40 @@ GPU = Annotated[
 ]
 GPUs = Annotated[
     int | None,
-    in_run("--gpus", "Simulate rank 0 of a training on so many GPUs, as torchrun starts it.", metavar="N", min=1),
+    in_run("--gpus", "Simulate rank 0 of a training on this many GPUs, as if started by torchrun.", metavar="N", min=1),
 ]
 Steps = Annotated[
     int, in_run("--steps", "Optimizer steps after which the script is stopped (default: 3).", metavar="N", min=1)
 ]
-TimeLimit = Annotated[float, time_limit_option("Stop the script after so many seconds (default: 300).", min=1)]
-Network = Annotated[bool, in_run("--network", "Let the script use the network, such as to download a data set.")]
+TimeLimit = Annotated[float, time_limit_option("Stop the script after this many seconds (default: 300).", min=1)]
+Network = Annotated[bool, in_run("--network", "Let the script use the network, for example to download a data set.")]
 Data = Annotated[
     Path | None,
     in_run(
         "--data",
-        "Use the rows of this file (jsonl, csv, parquet, txt) for data sets of a hub.",
+        "Use the rows of this file (jsonl, csv, parquet, txt) for data sets of the hub.",
         metavar="FILE",
         exists=True,
     ),
 ]
-Samples = Annotated[int, in_run("--samples", "Rows of data sets that are made up (default: 512).", metavar="N", min=1)]
-Lengths = Annotated[int, in_run("--lengths", "Words of texts that are made up (default: 256).", metavar="N", min=1)]
+Samples = Annotated[int, in_run("--samples", "Rows of made-up data sets (default: 512).", metavar="N", min=1)]
+Lengths = Annotated[int, in_run("--lengths", "Words of made-up texts (default: 256).", metavar="N", min=1)]
 Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
 Check = Annotated[bool, check_option("the training does not fit")]
 ScriptOutput = Annotated[
     Path | None,
-    in_output("--script-output", "File for what the script prints (default: stderr).", metavar="FILE", dir_okay=False),
+    in_output(
+        "--script-output", "File for the output of the script (default: stderr).", metavar="FILE", dir_okay=False
+    ),
 ]
 
 
-Measure = Annotated[bool, in_run("--measure", "Run the script for real as well, on this machine's GPU, and compare.")]
+Measure = Annotated[bool, in_run("--measure", "Also run the script on this machine's GPU, and compare.")]
 Compiled = Annotated[
     bool | None,
     in_run(
         "--compile/--no-compile",
-        "Simulate torch.compile (default: where the script names it and its compiler is installed; experimental).",
+        "Simulate torch.compile (experimental; default: if the script names it and its compiler is installed).",
     ),
 ]
 Torch = Annotated[
@@ -138,10 +140,10 @@ def run(
     calibration: CalibrationFile = None,
     debug: Debug = False,
 ) -> None:
-    """Run a training script, unmodified, without a GPU: its memory at the peak, whether it fits, how long a step takes.
+    """Run a training script, unmodified, without a GPU: predict its peak memory, whether it fits, and its step time.
 
-    This executes the script's own code, in a process of its own, on tensors without data, and stops it after a few
-    optimizer steps. Files that it writes go nowhere and are listed, and the network is off.
+    This executes the script's own code, in a separate process, on tensors without data, and stops it after a few
+    optimizer steps. Files that it writes are listed but not kept, and the network is off.
     """
     page = check_report(html, open_report)
     check_folder("--trace", trace)

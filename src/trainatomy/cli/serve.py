@@ -15,8 +15,8 @@ Space = Annotated[
     Path | None,
     in_output("--space", "Write the files of a Hugging Face Space into this folder, and serve nothing.", metavar="DIR"),
 ]
-TimeLimit = Annotated[int, time_limit_option("Longest time for one request (default: 120).", min=1)]
-Memory = Annotated[int, in_run("--memory-limit", "Most host memory of a process, in GiB (default: 8).", min=1)]
+TimeLimit = Annotated[int, time_limit_option("Time limit for one request (default: 120).", min=1)]
+Memory = Annotated[int, in_run("--memory-limit", "Maximum host memory of a process, in GiB (default: 8).", min=1)]
 
 
 def app(

@@ -251,7 +251,7 @@ WORDINGS: Mapping[str, Wording] = {
     ),
     "host_busy": Wording(
         "{busy} of {cpus} processors are in use: {names}",
-        "launches take longer; steps that the CPU bounds are slower, and calibrations are wrong",
+        "launches take longer; CPU-bound steps are slower, and calibrations are wrong",
         "stop other work, or wait",
     ),
     "cpu_throttled": Wording(

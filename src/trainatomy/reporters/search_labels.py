@@ -103,11 +103,11 @@ GOALS = {
 """What is maximised, by the goals of ``results.fit.Fit``."""
 
 REMEDIES = {
-    "same training": "The same is trained:",
-    "changes training": "Something else is trained:",
-    "more GPUs": "More GPUs, the effective batch size as it is:",
-    "larger GPU": "A larger GPU, everything else as it is:",
-    "insufficient": "These help, but do not suffice alone:",
+    "same training": "Without changing what is trained:",
+    "changes training": "Changing what is trained:",
+    "more GPUs": "More GPUs, same effective batch size:",
+    "larger GPU": "A larger GPU, nothing else changed:",
+    "insufficient": "These help, but are not enough alone:",
 }
 """Headings of remedies, by the names of ``results.fit.RemedyKind``, and of those that do not suffice."""
 

@@ -71,9 +71,9 @@ def search_counts(counts: SearchCounts, versions: str) -> list[str]:
     left_out = {
         "left out: their estimated memory exceeds the limit by more than the estimate's margin": counts.too_large,
         "left out: their estimated step takes longer than the best one by more than the margin": counts.slower,
-        "left out: they differ in an option that is slower and only of use where memory is short": counts.dominated,
+        "left out: they use a slower option that only helps if memory is short": counts.dominated,
         "could not be predicted": counts.failed,
-        "not looked at, because the search was interrupted": counts.unexplored,
+        "not tried, because the search was interrupted": counts.unexplored,
     }
     return [first, *(f"{number:,} {reason}" for reason, number in left_out.items() if number)]
 

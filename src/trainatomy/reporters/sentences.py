@@ -86,12 +86,12 @@ def step_time(time: Time, *, fits: bool = True, varies: bool = False) -> str:
 
     ``varies``: steps take different times, and this is the mean.
     """
-    takes = "takes" if fits else "would take, with enough memory,"
     low, high = time.interval_seconds
     tokens = "" if time.tokens_per_second is None else f", {rate(time.tokens_per_second)} tokens/s"
     step = "the mean step" if varies else "a step"
+    takes = f"{step} takes" if fits else f"with enough memory, {step} would take"
     return (
-        f"{step} {takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
+        f"{takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
         f"{rate(time.samples_per_second)} samples/s{tokens}; {BOUNDS[time.bound_by]}"
     )
 

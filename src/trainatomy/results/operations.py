@@ -125,6 +125,10 @@ class Operations:
         calls: Distinct calls.
         operations: Operations in launch order.
         module_calls: Number of calls of modules by phase, for the cost of Python between operations.
+        hook_calls: Number of calls of hooks of saved tensors, by the class that has them and the phase
+            (``_checkpoint_hook.forward``).
+        modules: Number of modules of the model that is trained; 0: not known.
+        parameters: Number of its parameter tensors.
         step: Optimizer step that was recorded.
         sharded_calls: Number of operators that Python calls with sharded tensors (``DTensor``) by phase.
         resized_storages: Number of storages that FSDP takes or frees by phase.
@@ -141,6 +145,9 @@ class Operations:
     calls: list[Call] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     module_calls: dict[str, int] = field(default_factory=dict)
+    hook_calls: dict[str, int] = field(default_factory=dict)
+    modules: int = 0
+    parameters: int = 0
     sharded_calls: dict[str, int] = field(default_factory=dict)
     resized_storages: dict[str, int] = field(default_factory=dict)
     engine_modules: dict[str, int] = field(default_factory=dict)

@@ -26,7 +26,7 @@ class PredictOptions:
     Attributes:
         timeline: Include memory by component over the step.
         timed: Predict the time of a step; False predicts memory only, which is somewhat faster.
-        trust_remote_code: Run code that a model on the hub brings along.
+        trust_remote_code: Run the code that comes with a model on the hub.
         calibration: A calibration or its file, for the timing model; None for the one that ships.
         ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
         host_paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.

@@ -102,7 +102,7 @@ def start_importing(jobs: int | None, hidden: Sequence[str] = ()) -> None:
 
 @contextmanager
 def _processes(*jobs: int) -> Iterator[list[ProcessPoolExecutor]]:
-    """Yield pools of so many processes each, forked from a fresh process that has imported the libraries."""
+    """Yield pools of this many processes each, forked from a fresh process that has imported the libraries."""
     context = get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     is_quiet = logging.root.manager.disable >= logging.ERROR

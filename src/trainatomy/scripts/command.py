@@ -155,7 +155,7 @@ def _nearest(path: Path) -> str:
 
 
 def with_gpus(command: Command, gpus: int | None) -> Command:
-    """Return the command as torchrun would start it on so many GPUs.
+    """Return the command as torchrun would start it on this many GPUs.
 
     Raises:
         WorkloadError: It has a launcher, which says how many.

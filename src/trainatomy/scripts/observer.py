@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -157,10 +157,19 @@ class ScriptObserver(PhaseMarker):
         )
 
     def _bytes(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Return the bytes of tensors on the GPU."""
+        """Return the bytes of tensors on the GPU: of sharded ones, those of this rank's part."""
+        parts = map(self._part(), tensors)
         with torch._C.DisableTorchFunction():
-            known = {number: one.untyped_storage().nbytes() for one in tensors if (number := self._number(one)) >= 0}
+            known = {number: one.untyped_storage().nbytes() for one in parts if (number := self._number(one)) >= 0}
         return sum(known.values())
+
+    def _part(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the function that takes a tensor to what this rank holds of it."""
+        if not self._process.topology.has_group:
+            return lambda tensor: tensor
+        from trainatomy.simulator.parallel.recorder import local
+
+        return local
 
     # -- events of the loop --------------------------------------------------------------------------------------------
 

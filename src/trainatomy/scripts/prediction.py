@@ -12,6 +12,7 @@ import torch
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction import prediction_of
 from trainatomy.results.script import Ending, ScriptRun
+from trainatomy.simulator.further_steps import with_further_steps
 from trainatomy.simulator.notes import host_memory_notes, trial_notes, version_notes
 from trainatomy.simulator.simulate import Simulation
 from trainatomy.workload.schema import Workload
@@ -85,13 +86,16 @@ def prediction_of_script(
     recorder.end_run()
     workload = workload_of(session, name)
     timed = session.settings.timed and bool(operations.operations) and seen.steps > 0
+    goes_on = run.ending == "steps"
+    trace = with_further_steps(recorder.trace, session.process.allocator()) if goes_on else recorder.trace
     simulation = Simulation(
-        trace=recorder.trace,
+        trace=trace,
         parameters=sum(model.parameters for model in run.models),
         trainable_parameters=sum(model.trainable_parameters for model in run.models),
         steps=seen.steps,
         torch_version=session.version,
         libraries=frozenset({"kernels", "training"}) | recorder.loaded,
+        stack_bytes=recorder.stack_bytes,
         notes=(
             *version_notes(session.version),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),

@@ -146,7 +146,7 @@ def _interruptible(is_last: bool) -> Iterator[None]:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raise ``TimeIsUp`` in the block after so many seconds, wherever the script is.
+    """Raise ``TimeIsUp`` in the block after this many seconds, wherever the script is.
 
     It is raised again every second, as a bare ``except:`` of the script may catch it.
     """
@@ -207,6 +207,11 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
         return SimulationError(
             f"{place} calls an operator of an extension without a kernel for meta tensors: {text.partition('. ')[0]}.\n"
             "Register one (torch.library.register_fake), or measure the script: trainatomy run --measure"
+        )
+    if "env:// rendezvous" in text:
+        return FactoryError(
+            f"{place} joins a group of processes, which a launcher describes: say how many GPUs it has, "
+            f"trainatomy run --gpus N, or give the whole command, trainatomy run torchrun ... ({text})"
         )
     if isinstance(error, NotImplementedError) and "meta" in text:
         return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")

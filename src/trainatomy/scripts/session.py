@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.versions import parse_version
+from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
@@ -100,6 +102,7 @@ class Session:
             allocation_rules(),
             WorkspaceTracker(processor),
             settings.topology,
+            allocator=self._allocator_settings,
         )
         self.process.recorder.operations.wanted = settings.timed
         self.observer = ScriptObserver(self.process, settings.steps, script)
@@ -182,12 +185,23 @@ class Session:
         self.observer.look()
         with contextlib.suppress(RuntimeError):
             self.tf32 = bool(torch.backends.cuda.matmul.allow_tf32) or None
-        self.allocator = next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
+        self.allocator = _allocator_variable()
+
+    def _allocator_settings(self) -> AllocatorSettings:
+        """Return the settings of the allocator that the environment has now; PyTorch's own if it would refuse them."""
+        try:
+            return AllocatorSettings.parse(_allocator_variable(), self.version)
+        except TrainatomyError:  # the prediction says so
+            return AllocatorSettings(torch_version=self.version)
 
     def _check(self) -> None:
         """End the run when its time is up."""
         if time.monotonic() - self._began > self.settings.time_limit:
             raise TimeIsUp
+
+
+def _allocator_variable() -> str:
+    return next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
 
 
 @contextlib.contextmanager

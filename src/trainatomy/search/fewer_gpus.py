@@ -98,7 +98,7 @@ def fewer_gpus(workload: Workload) -> Iterator[Change]:
 def _on_fewer(
     workload: Workload, change: Change, full: _Count, options: SearchOptions, executor: Executor, observer: Observer
 ) -> _Count | None:
-    """Return the search on fewer GPUs; ``None`` if the training cannot be spread over so many."""
+    """Return the search on fewer GPUs; ``None`` if the training cannot be spread over this many."""
     if change.option == "1" and workload.parallel.mp_policy is not None:
         return None  # without FSDP there is no reduction in another dtype
     try:

@@ -43,7 +43,7 @@ def more_gpus(exploration: Exploration, options: SearchOptions, given: Outcome) 
 
 
 def _changes(workload: Workload, count: int) -> tuple[Change, ...]:
-    """Return the changes to so many GPUs; none if they do not divide the samples of a step."""
+    """Return the changes to this many GPUs; none if they do not divide the samples of a step."""
     samples, size = effective_batch_size_of(workload), workload.train.per_device_train_batch_size
     if samples % count:
         return ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -19,16 +19,17 @@ from torch.utils import _foreach_utils, checkpoint
 
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Processor
+from trainatomy.simulator.generators import SimulatedGenerator
 from trainatomy.simulator.streams import StreamContext, Streams
 from trainatomy.simulator.topology import Topology
 
 _NO_OPS = (
     "init _lazy_init _lazy_call ipc_collect manual_seed manual_seed_all seed seed_all "
-    "set_rng_state set_rng_state_all reset_peak_memory_stats reset_max_memory_allocated "
-    "reset_accumulated_memory_stats set_per_process_memory_fraction"
+    "set_rng_state set_rng_state_all reset_accumulated_memory_stats set_per_process_memory_fraction"
 ).split()
 """Functions of ``torch.cuda`` that do nothing in a simulation."""
-_MEMORY_COUNTERS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+_MEMORY_HISTORY = ("_record_memory_history", "_dump_snapshot", "_save_memory_usage", "_save_segment_usage")
+"""Functions of ``torch.cuda.memory`` that record allocations or write what was recorded: nothing, here."""
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
@@ -109,12 +110,14 @@ class Hooks:
         clear_autocast_cache: Called when the outermost autocast context ends.
         record_stream: Called with (tensor, stream) by ``Tensor.record_stream``.
         to_device: Moves a tensor to the simulated GPU.
+        counters: The allocator's counters, by the names of ``torch.cuda``.
     """
 
     empty_cache: Callable[[], None]
     clear_autocast_cache: Callable[[], None]
     record_stream: Callable[[torch.Tensor, Any], None]
     to_device: Callable[[torch.Tensor], torch.Tensor]
+    counters: Mapping[str, Callable[..., Any]]
 
 
 class DeviceContext:
@@ -130,6 +133,16 @@ class DeviceContext:
 
     def __exit__(self, *error: object) -> None:
         self._current.index = self.prev_idx
+
+
+def _device_class(current: CurrentDevice) -> type[DeviceContext]:
+    """Return ``torch.cuda.device``, a class: PyTorch asks whether something is an instance of it."""
+
+    class Device(DeviceContext):
+        def __init__(self, device: Any) -> None:
+            super().__init__(current, device)
+
+    return Device
 
 
 class _SilentNvtx:
@@ -172,18 +185,15 @@ def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams
         "get_device_properties": get_device_properties,
         "can_device_access_peer": _always(True),
         "is_bf16_supported": lambda including_emulation=True: capability >= (8, 0) or including_emulation,
-        "mem_get_info": _always((properties.total_memory, properties.total_memory)),
         "get_arch_list": _always([f"sm_{properties.major}{properties.minor}"]),
-        "device": lambda device: DeviceContext(current, device),
+        "device": _device_class(current),
         "device_of": lambda obj: DeviceContext(current, obj),
         "_DeviceGuard": lambda index: DeviceContext(current, index),
         "empty_cache": hooks.empty_cache,
         "get_rng_state": _always(state),
         "get_rng_state_all": _always([state]),
         "initial_seed": _always(0),
-        "memory_stats": _always({}),
         **_cuda_streams(streams),
-        **{name: _always(0) for name in _MEMORY_COUNTERS},
         **{name: _always(None) for name in _NO_OPS},
     }
 
@@ -289,6 +299,14 @@ def install_driver(
     for name, value in _accelerator(current, streams).items():
         if hasattr(torch.accelerator, name):
             patch(torch.accelerator, name, value)
+    for module in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory):
+        for name, value in hooks.counters.items():
+            if hasattr(module, name):
+                patch(module, name, value)
+        patch(module, "empty_cache", hooks.empty_cache)
+    for name in _MEMORY_HISTORY:
+        patch(torch.cuda.memory, name, _always(None))
+    patch(torch.cuda.memory, "_snapshot", _always({"segments": [], "device_traces": [[]]}))
     patch(torch.cuda.nvtx, "_nvtx", _SilentNvtx())
     patch(torch._C, "_get_accelerator", _always(torch.device("cuda")))
     patch(torch._C, "_cuda_getCurrentRawStream", lambda device=0: streams.executing.stream_id)
@@ -296,6 +314,7 @@ def install_driver(
     # C++ parses the stream before it asks a mode, and accepts none of ours.
     patch(torch.Tensor, "record_stream", lambda tensor, stream: hooks.record_stream(tensor, stream))
     patch(torch, "Stream", streams.stream_class)
+    patch(torch, "Generator", SimulatedGenerator)
     patch(torch, "Event", streams.event_class)
     patch(parallel_functions, "_streams", None)  # a cache of streams
     devices = _foreach_utils._get_foreach_kernels_supported_devices()

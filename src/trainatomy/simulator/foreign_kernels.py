@@ -11,7 +11,7 @@ from trainatomy.operators.allocation.plan import Processor
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.flash_attention import simulated_flash_attention
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.triton import simulated_liger, uses_liger
+from trainatomy.simulator.triton import simulated_liger, simulated_triton, uses_liger
 from trainatomy.workload.arguments import arguments, is_factory
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
@@ -57,10 +57,23 @@ def _bitsandbytes(process: SimulatedProcess, outliers: float, *, wanted: bool) -
 def optimizer_library(workload: Workload, process: SimulatedProcess) -> Iterator[None]:
     """Open a context in which optimizers of other libraries run without a GPU."""
     optim = workload.train.optim
-    may_be_any = is_factory(optim) and version_of("bitsandbytes") is not None
-    if arguments().package_of(optim) != "bitsandbytes" and not may_be_any:
+    package = None if is_factory(optim) else arguments().package_of(optim)
+    may_call = is_factory(optim) or package == "galore_torch"
+    with contextlib.ExitStack() as stack:
+        if package in _WITH_TRITON:
+            import_library("triton", "train.optim")
+            stack.enter_context(simulated_triton())
+        if package == "bitsandbytes" or (may_call and version_of("bitsandbytes") is not None):
+            stack.enter_context(_bitsandbytes_optimizer(process))
         yield
-        return
+
+
+_WITH_TRITON = ("torch_optimi", "optimi")
+"""Names of a package of optimizers that run kernels of Triton."""
+
+
+@contextlib.contextmanager
+def _bitsandbytes_optimizer(process: SimulatedProcess) -> Iterator[None]:
     from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes
 
     with simulated_bitsandbytes(process.on_host) as paged:

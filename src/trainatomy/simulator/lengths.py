@@ -170,7 +170,7 @@ def stand_ins_of(workload: Workload, taken: Sequence[Order]) -> dict[BatchShape,
 
 
 def _fewer(shapes: Sequence[BatchShape], most: int, batching: Batching) -> dict[BatchShape, BatchShape]:
-    """Return at most so many stand-ins for the shapes of a kind: each is at least as large in every respect.
+    """Return at most this many stand-ins for the shapes of a kind: each is at least as large in every respect.
 
     Where the number of tokens matters, it is rounded up as the length is, each to a share of the stand-ins.
     """
@@ -189,7 +189,7 @@ def _fewer(shapes: Sequence[BatchShape], most: int, batching: Batching) -> dict[
 
 
 def _spread(lengths: Sequence[int], most: int) -> list[int]:
-    """Return at most so many of the sorted lengths, the longest among them, so that one is near to every length."""
+    """Return at most this many of the sorted lengths, the longest among them, so that one is near to every length."""
     narrow, wide = 0, lengths[-1] - lengths[0]
     while narrow < wide:
         width = (narrow + wide) // 2
@@ -243,6 +243,7 @@ class _Run:
         whole = replace(
             simulations[-1],
             libraries=frozenset().union(*(each.libraries for each in simulations)),
+            stack_bytes=max(each.stack_bytes for each in simulations),
             steps=sum(each.steps for each in simulations),
             operations=recorded.get(shapes[-1], Operations()),
         )

@@ -17,8 +17,8 @@ from trainatomy.training.packed_weights import rebuilt
 from trainatomy.workload.arguments import path_of
 from trainatomy.workload.schema import Workload
 
-_SECTIONS = ("loop", "mode", "allocator", "data", "zero_grad_set_to_none", "activation_offloading", "software")
-"""Keywords that are sections of a workload; every other one is a setting of ``train``."""
+_SECTIONS = frozenset(Workload.model_fields) - {"model", "train", "gpu"}
+"""Keywords that are keys at the top of a workload; every other one is a setting of ``train``."""
 _BATCH_SIZE = "per_device_train_batch_size"
 
 

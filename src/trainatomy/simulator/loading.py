@@ -12,9 +12,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from trainatomy.allocator.replay import replay
-from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator.placement import META, names_cuda
 
 
@@ -44,27 +41,16 @@ class HostTensors(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def loading(
-    on_host: Callable[[], AbstractContextManager[None]], trace: AllocationTrace, settings: AllocatorSettings
-) -> Iterator[None]:
+def loading(on_host: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     """Load a model in the block.
 
-    transformers asks how much memory is allocated and reserved before it allocates room for the weights at once
-    (``caching_allocator_warmup``).  Weights that are stored quantised are copied by several threads at once in a real
+    Weights that are stored quantised are copied by several threads at once in a real
     process, which takes the same memory; here one copies them, because the simulation belongs to one thread.
 
     Args:
         on_host: Context in which meta tensors that are made stand for tensors in host memory.
-        trace: Allocations so far.
-        settings: Settings of PyTorch's allocator.
     """
-    counters = {
-        "memory_allocated": lambda *device: replay(trace, settings).allocated_bytes[-1],
-        "memory_reserved": lambda *device: replay(trace, settings).reserved_bytes[-1],
-    }
     with contextlib.ExitStack() as stack:
-        for name, answer in counters.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         stack.enter_context(mock.patch.dict("os.environ", HF_DEACTIVATE_ASYNC_LOAD="1"))
         stack.enter_context(HostTensors(on_host))
         yield

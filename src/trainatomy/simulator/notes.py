@@ -111,7 +111,10 @@ def _trl_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
             "host that takes no time"
         )
         if (period := steps_per_generation(workload)) > 1:
-            yield f"one of {period} steps generates; memory and time are those of a step that does"
+            yield (
+                f"one of {period} steps generates: the time is that of the mean step; memory, operations and the first "
+                "token are those of a step that generates"
+            )
     elif workload.data.varies:
         yield from _cut_samples(workload)
     elif longest is not None and length > longest and not workload.trl.get("packing"):

@@ -29,12 +29,16 @@ class Recording:
     Attributes:
         operations: The operations.
         calls: Key and call of each.
-        module_calls: Number of calls of modules by phase.
+        counts: What Python does between operations: each of ``_COUNTED``.
     """
 
     operations: Sequence[Operation]
     calls: Sequence[tuple[Any, Call]]
-    module_calls: dict[str, int]
+    counts: tuple[dict[str, int], ...]
+
+
+_COUNTED = ("module_calls", "hook_calls")
+"""Counts in ``Operations`` that a repeated part of a step repeats."""
 
 
 class OperationWriter:
@@ -83,7 +87,7 @@ class OperationWriter:
         self._event = event
         self._indices: dict[Any, int] = {}
         self._keys: list[Any] = []
-        self._begun: tuple[bool, int, dict[str, int]] | None = None
+        self._begun: tuple[bool, int, list[dict[str, int]]] | None = None
         self._skips_placeholder = False
         self._order = OperationOrder()
         self._stage_work: tuple[Work, int] | None = None
@@ -123,12 +127,12 @@ class OperationWriter:
             apart = not self.recording
             if apart:
                 self.start(step)
-            self._begun = apart, len(self.operations.operations), dict(self.operations.module_calls)
+            self._begun = apart, len(self.operations.operations), [dict(one) for one in self._counted()]
 
     def end_recording(self) -> Recording | None:
         """Return what was recorded, None if recording did not begin; empty if nobody needs the operations."""
         if not self.wanted:
-            return Recording((), (), {})
+            return Recording((), (), ())
         if self._begun is None:
             return None
         (apart, start, before), self._begun = self._begun, None
@@ -136,9 +140,11 @@ class OperationWriter:
             self.stop()
         found = self.operations.operations[start:]
         calls = [(self._keys[one.call], self.operations.calls[one.call]) for one in found]
-        after = self.operations.module_calls
-        counts = {phase: (count - before.get(phase, 0)) // self.repeats for phase, count in after.items()}
-        return Recording(found, calls, {phase: count for phase, count in counts.items() if count})
+        counts = tuple(
+            {phase: more for phase, count in now.items() if (more := (count - earlier.get(phase, 0)) // self.repeats)}
+            for earlier, now in zip(before, self._counted(), strict=True)
+        )
+        return Recording(found, calls, counts)
 
     def write_again(self, recording: Recording, events: int, outputs: Sequence[tuple[int, ...]]) -> None:
         """Write recorded operations as those of the current micro-batch, if the current step is written.
@@ -161,9 +167,9 @@ class OperationWriter:
                     one.event + events, index, one.phase, one.module, self.micro_step, self.repeats, held, one.stream
                 )
             )
-        calls = self.operations.module_calls
-        for phase, count in recording.module_calls.items():
-            calls[phase] = calls.get(phase, 0) + count * self.repeats
+        for counted, counts in zip(self._counted(), recording.counts, strict=True):
+            for phase, count in counts.items():
+                counted[phase] = counted.get(phase, 0) + count * self.repeats
 
     def skip_placeholder(self) -> None:
         """Leave out the next ``zeros``, which the Trainer takes for the loss of a micro-batch that was not executed."""
@@ -204,6 +210,15 @@ class OperationWriter:
         """Count a gradient that DeepSpeed's engine takes over."""
         if self.recording:
             self._add(self.operations.engine_gradients, 1)
+
+    def count_hook(self, owner: str) -> None:
+        """Count a call of a hook of saved tensors of the class ``owner``."""
+        if self.recording:
+            key, counts = f"{owner}.{self.phase()}", self.operations.hook_calls
+            counts[key] = counts.get(key, 0) + self.repeats
+
+    def _counted(self) -> list[dict[str, int]]:
+        return [getattr(self.operations, name) for name in _COUNTED]
 
     def _add(self, counts: dict[str, int], more: int) -> None:
         phase = self.phase()

@@ -87,7 +87,7 @@ class CutTrace:
     ends: tuple[int, ...]
 
 
-def cut(trace: AllocationTrace, begun: int = 1) -> CutTrace:
+def cut(trace: AllocationTrace, begun: int = 1, *, is_kept: bool = False) -> CutTrace:
     """Cut a trace of more steps than are its beginning; the pieces of the last one say nothing about what they keep.
 
     Tensors of collectives are taken as released when they die, as everywhere but at the high end of a range.
@@ -96,6 +96,7 @@ def cut(trace: AllocationTrace, begun: int = 1) -> CutTrace:
         trace: The allocations.
         begun: Steps at the beginning, which are never repeated: the first, and with DDP the second, whose buckets are
             made anew.
+        is_kept: Whether what the last step does not release is what it keeps for the next.
 
     Raises:
         SimulationError: A step depends on more than the step before it.
@@ -111,6 +112,8 @@ def cut(trace: AllocationTrace, begun: int = 1) -> CutTrace:
         if until is None:
             if begun <= parts[owner].step < last:
                 raise _unlike(f"{trace.origins[number].operation} keeps memory that no step before did")
+            if is_kept and parts[owner].step == last:
+                kept[owner].append(number)
         elif until != owner and parts[until].step <= parts[owner].step + 1:
             kept[owner].append(number)
     places = {number: (index, place) for index, numbers in kept.items() for place, number in enumerate(numbers)}

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.operators.allocation.meta import meta_kernels
 from trainatomy.operators.allocation.plan import Processor, Rule
 from trainatomy.operators.allocation.recurrent import flattening
@@ -25,6 +26,7 @@ from trainatomy.simulator.flex.calls import FlexCalls
 from trainatomy.simulator.flex.tuning import Tuning
 from trainatomy.simulator.functions import CudaFunctions, composites
 from trainatomy.simulator.isolation import patched
+from trainatomy.simulator.memory_counters import MemoryCounters
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.placement import Handler, Placement
 from trainatomy.simulator.recorder import Recorder
@@ -54,6 +56,7 @@ class SimulatedProcess:
             (operator, whether backward runs).
         topology: Place of the process in a training on several GPUs.
         notes: Sentences for the reader about what happened in the process.
+        allocator: Returns the settings of the process's allocator, for what it says of its memory.
     """
 
     name: str
@@ -63,6 +66,7 @@ class SimulatedProcess:
     workspaces: Callable[[str, bool, int], list[tuple[int, str]]] = lambda name, backward, stream: []
     topology: Topology = field(default_factory=Topology)
     notes: list[str] = field(default_factory=list)
+    allocator: Callable[[], AllocatorSettings] = AllocatorSettings
 
     def __post_init__(self) -> None:
         self.current = CurrentDevice(self.topology)
@@ -71,6 +75,7 @@ class SimulatedProcess:
         self.modules = ModuleTracker(lambda begins: self.recorder.mark("recompute" if begins else "recompute end"))
         parts = (self.storages, self.modules, self.rules, self.processor, self.workspaces, self.current.device)
         self.recorder = self._recorder(parts)
+        self.counters = MemoryCounters(self.recorder.trace, self.allocator, self.total_memory)
         self.autocast = Autocast(
             self.storages, self.processor.torch_version, lambda copy: self.recorder.label(copy, "weight_copy")
         )
@@ -118,6 +123,7 @@ class SimulatedProcess:
             clear_autocast_cache=self.autocast.clear,
             record_stream=self.recorder.use_on_stream,
             to_device=lambda tensor: self.placement.move(tensor, self.current.device),
+            counters=self.counters.functions(),
         )
         stack.enter_context(mock.patch.dict(os.environ, self.topology.environment()))
         install_driver(stack, properties, self.current, self.recorder.streams, hooks)
@@ -137,7 +143,8 @@ class SimulatedProcess:
         addresses(stack)
         checkpoint_inputs(stack, self.processor.torch_version)
         blocking_copies(stack, self.processor.torch_version, self.recorder.streams)
-        hooks_in_mode(stack, self.functions, self.storages.host_memory, self.recorder.streams)
+        recorder = self.recorder
+        hooks_in_mode(stack, self.functions, self.storages.host_memory, recorder.streams, recorder.operations)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)
         stack.enter_context(self.functions)

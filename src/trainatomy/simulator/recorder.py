@@ -30,6 +30,7 @@ from trainatomy.training.packed_weights import is_packed_type
 
 if TYPE_CHECKING:
     from trainatomy.results.checkpoint import RestoringPurpose
+    from trainatomy.results.operations import Operations
     from trainatomy.simulator.evaluation import ExecutedEvaluation
     from trainatomy.simulator.generation import ExecutedGeneration
     from trainatomy.simulator.saving import ExecutedSaving
@@ -49,6 +50,7 @@ class Recorder(TorchDispatchMode):
         scalar_reads: Answers where Python reads a value.
         execution: Runs operations on meta tensors.
         libraries: Names of the CUDA libraries that were loaded so far.
+        stack_bytes: Largest stack of a kernel so far, for each thread.
         step: Optimizer step, from 0; -1 before the first.
         stage: Stage of the loop: load, forward, optimizer, zero_grad or other; "host" while a model is built.
         python_adds: True while Python code adds tensors, which the autograd engine's accumulation must not be taken
@@ -59,6 +61,7 @@ class Recorder(TorchDispatchMode):
         evaluation: Last evaluation of the training.
         generation: Last call of ``generate()``.
         saving: Last checkpoint that was saved.
+        step_before: Operations of the last step but one, where the observer keeps them.
         restored: Events in which checkpoints were loaded.
         largest_read: Bytes of the largest tensor that was read from a sharded checkpoint.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
@@ -89,12 +92,14 @@ class Recorder(TorchDispatchMode):
         self.evaluation: ExecutedEvaluation | None = None
         self.generation: ExecutedGeneration | None = None
         self.saving: ExecutedSaving | None = None
+        self.step_before: Operations | None = None
         self.restored: dict[RestoringPurpose, range] = {}
         self.largest_read = 0
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self.execution = MetaExecution(self.values, modules)
         self.libraries: set[str] = set()
+        self.stack_bytes = 0
         self._storages = storages
         storages.host_memory.on_block = self.pin
         self._modules = modules

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import checkpoint
 
 from trainatomy.catalog.versions import behaviour
+from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.streams import Streams
 
@@ -30,8 +31,14 @@ _SPREAD, _ADDRESSES, _ALIGNED = 0x9E3779B97F4A7C15, 1 << 62, 512
 """An odd factor, the number of addresses and their alignment: storages that lie side by side get distant ones."""
 
 
-def hooks_in_mode(stack: contextlib.ExitStack, mode: TorchFunctionMode, host: HostMemory, streams: Streams) -> None:
-    """Let hooks of saved tensors run with a function mode on; ``stack`` undoes it.
+def hooks_in_mode(
+    stack: contextlib.ExitStack,
+    mode: TorchFunctionMode,
+    host: HostMemory,
+    streams: Streams,
+    operations: OperationWriter,
+) -> None:
+    """Let hooks of saved tensors run with a function mode on, and count them; ``stack`` undoes it.
 
     Args:
         stack: Undoes it.
@@ -39,12 +46,16 @@ def hooks_in_mode(stack: contextlib.ExitStack, mode: TorchFunctionMode, host: Ho
         host: Counts what hooks that pack put into host memory.
         streams: Of the process.  Autograd has made the node already that a tensor is saved for, and no operation of the
             hook: the stream that a hook chooses is not that of the node.
+        operations: Counts the calls of hooks.
     """
     autograd: Any = torch._C._autograd
     push = autograd._push_saved_tensors_default_hooks
 
     def push_in_mode(pack: Hook, unpack: Hook) -> None:
+        owner = getattr(pack, "__qualname__", "").partition(".")[0]
+
         def pack_apart(tensor: Any) -> Any:
+            operations.count_hook(owner)
             before = host.counts, streams.makes_nodes
             host.counts, streams.makes_nodes = True, False
             try:
@@ -52,7 +63,11 @@ def hooks_in_mode(stack: contextlib.ExitStack, mode: TorchFunctionMode, host: Ho
             finally:
                 host.counts, streams.makes_nodes = before
 
-        push(pack_apart, lambda packed: _run(unpack, packed, mode))
+        def unpack_counted(packed: Any) -> Any:
+            operations.count_hook(owner)
+            return _run(unpack, packed, mode)
+
+        push(pack_apart, unpack_counted)
 
     stack.enter_context(mock.patch.object(autograd, "_push_saved_tensors_default_hooks", push_in_mode))
 

@@ -22,7 +22,7 @@ from trainatomy.results.experts import Experts
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
-from trainatomy.simulator.compiled import compiles, compiling, preload_compiler
+from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
@@ -35,6 +35,7 @@ from trainatomy.simulator.foreign_kernels import (
     quantised_kernels,
     triton_kernels,
 )
+from trainatomy.simulator.further_steps import with_further_steps
 from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
@@ -75,7 +76,9 @@ class Simulation:
         torch_version: Version of PyTorch that was simulated.
         libraries: Names of the libraries loaded into the GPU's context (see ``catalog.gpus.Context``).
         notes: Sentences about the description for the reader.
+        stack_bytes: Largest stack of a kernel, for each thread; 0: none is known to need one.
         operations: Operations of the last step.
+        operations_between: Operations of a step that does not generate, where only every so many steps do (GRPO).
         tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
         communicators: Kinds of collectives by the ranks of each group that this process communicated in.
         communicator_copies: Number of communicators by these ranks, where there are several.
@@ -97,6 +100,7 @@ class Simulation:
     torch_version: tuple[int, int]
     libraries: frozenset[str]
     notes: tuple[str, ...]
+    stack_bytes: int = 0
     operations: Operations = field(default_factory=Operations)
     tokens_per_sample: int | None = None
     weights_dtype: str = "float32"
@@ -111,6 +115,7 @@ class Simulation:
     experts: Experts | None = None
     cudnn: str | None = None
     trials: int = 0
+    operations_between: Operations | None = None
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -187,7 +192,7 @@ def simulate(
     rank = 0 if topology is None else topology.rank
     with continued(workload, files, once, rank) as (workload, files), isolated():
         _prepare(workload)
-        process = _process_on(gpu, processor, topology or topology_of(workload))
+        process = _process_on(gpu, processor, topology or topology_of(workload), workload)
         process.recorder.operations.wanted = operations
         files.open(process)
         steps = steps or steps_needed(workload)
@@ -203,7 +208,9 @@ def simulate(
                 built = _execute(workload, process, built, steps, make_batch, watch)
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
-    return _result(process, described or _describe(workload, built), steps, files)
+    goes_on = workload.mode == "training" and workload.steps is None and watch is Watcher and not workload.pauses
+    trace = with_further_steps(process.trace, process.allocator()) if goes_on else process.trace
+    return _result(process, trace, described or _describe(workload, built), steps, files)
 
 
 def _prepare(workload: Workload) -> None:
@@ -215,12 +222,21 @@ def _prepare(workload: Workload) -> None:
         import_liger()
     if compiles(workload):
         preload_compiler()
+    elif (optimizer := optimizer_that_compiles(workload)) is not None:
+        preload_compiler(f"train.optim: {optimizer} compiles its step, and")
 
 
-def _process_on(gpu: GPU, processor: Processor, topology: Topology) -> SimulatedProcess:
+def _process_on(gpu: GPU, processor: Processor, topology: Topology, workload: Workload) -> SimulatedProcess:
     """Return a process on a GPU, which is not entered yet."""
-    workspaces = WorkspaceTracker(processor)
-    return SimulatedProcess(gpu.device_name, gpu.memory_bytes, processor, allocation_rules(), workspaces, topology)
+    return SimulatedProcess(
+        gpu.device_name,
+        gpu.memory_bytes,
+        processor,
+        allocation_rules(),
+        WorkspaceTracker(processor),
+        topology,
+        allocator=partial(AllocatorSettings.parse, workload.allocator, processor.torch_version),
+    )
 
 
 def _changes_when_spread(workload: Workload, model: nn.Module) -> bool:
@@ -312,27 +328,37 @@ def _execute(
             lambda: process.recorder.stage,
             own_batch=make_batch is None and workload.data.factory is None,
         ):
-            run_steps(observer=watch(process.recorder, steps))
+            run_steps(observer=_observer(workload, watch(process.recorder, steps)))
     process.recorder.end_run()
+    size = len(list(model.modules())), len(list(model.parameters()))
+    for operations in filter(None, (process.recorder.operations.operations, process.recorder.step_before)):
+        operations.modules, operations.parameters = size
     return model
+
+
+def _observer(workload: Workload, watcher: Watcher) -> Watcher:
+    """Return the observer of a run; where only every so many steps generate, it keeps one of the others, too."""
+    watcher.keeps_step_before = workload.loop == "grpo" and steps_per_generation(workload) > 1
+    return watcher
 
 
 def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn.Module:
     """Load a model with quantised weights in the simulated process."""
-    settings = AllocatorSettings.parse(workload.allocator, process.processor.torch_version)
-    with loading(process.on_host, process.trace, settings):
+    with loading(process.on_host):
         loaded = load_on_device(workload, model, "cuda")
     process.modules.learn(loaded)
     return loaded
 
 
-def _result(process: SimulatedProcess, described: _Description, steps: int, files: CheckpointFiles) -> Simulation:
+def _result(
+    process: SimulatedProcess, trace: AllocationTrace, described: _Description, steps: int, files: CheckpointFiles
+) -> Simulation:
     """Collect the records of the run."""
     recorder = process.recorder
     read = {"resume": files.found_bytes, "best": files.own_bytes}
     version = process.processor.torch_version
     return Simulation(
-        trace=recorder.trace,
+        trace=trace,
         parameters=described.parameters,
         communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
         communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
@@ -347,6 +373,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int, file
             *process.notes,
             *host_memory_notes(process.storages.host_memory),
         ),
+        stack_bytes=recorder.stack_bytes,
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,
         trials=len(recorder.trace.trials),
@@ -355,6 +382,7 @@ def _result(process: SimulatedProcess, described: _Description, steps: int, file
         layers=described.layers,
         generation=recorder.generation,
         saving=recorder.saving,
+        operations_between=recorder.step_before,
         restored={
             name: ExecutedRestoring(events, max(read[name], recorder.largest_read))
             for name, events in recorder.restored.items()

@@ -23,7 +23,7 @@ from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.saving import ExecutedSaving
 from trainatomy.training.loops.generation import cache_size
-from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.optimizer import states_of
 from trainatomy.training.packed_weights import numbers
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
@@ -42,10 +42,14 @@ class Watcher(PhaseMarker):
         recorder: Recorder of the run.
         steps: Number of its steps.
         recollections: Earlier runs of the same training with other optimizers.
+
+    Attributes:
+        keeps_step_before: True if the recorder keeps the operations of the last step but one, too.
     """
 
     def __init__(self, recorder: Recorder, steps: int, recollections: Recollections | None = None) -> None:
         super().__init__(recorder)
+        self.keeps_step_before = False
         self._last = steps - 1
         self._micro_steps = 1
         self._begun = (0, 0)
@@ -147,7 +151,10 @@ class Watcher(PhaseMarker):
         super().step_end(step)
         self._executed = self._operations.operations
         self._repetition.between_steps()
-        if step == self._last - 1:  # batches move to the GPU between steps, which belongs to the next step
+        if step == self._last - 2 and self.keeps_step_before:
+            self._operations.start(self._last - 1)
+        elif step == self._last - 1:  # batches move to the GPU between steps, which belongs to the next step
+            self._recorder.step_before = self._executed if self.keeps_step_before else None
             self._operations.start(self._last)
         elif step == self._last:
             self._operations.stop()
@@ -175,7 +182,7 @@ class Watcher(PhaseMarker):
         begin = self._recorder.restored.get(self._restoring, events).start
         self._recorder.restored[self._restoring] = range(begin, events.stop)
         if self._optimizer is not None and self._restoring == "resume":  # the states arrived as inputs do
-            for tensor in tensors_in(list(getattr(self._optimizer, "state", {}).values())):
+            for tensor in states_of(self._optimizer):
                 self._recorder.label(tensor, "optimizer_state", again=True)
 
     def _begin_pause(self, mark: str) -> None:
@@ -295,7 +302,7 @@ class Watcher(PhaseMarker):
 
     def states(self) -> Iterator[torch.Tensor]:
         """Yield the optimizer's states."""
-        return tensors_in(list(getattr(self._optimizer, "state", {}).values()))
+        return states_of(self._optimizer)
 
     def _label_gradients(self) -> None:
         super()._label_gradients()

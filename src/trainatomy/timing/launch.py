@@ -28,6 +28,8 @@ _COLLATING = frozenset({"aten::stack", "aten::cat"})
 _VIEWS_OF_GROUP = 4
 """Views for each group's product: both factors and the result, and the end of its rows."""
 _REPLICATE = "python::replicate"
+HOOK = "other"
+"""Name, among the costs of hooks of saved tensors, of those that have none of their own."""
 _ON_ARRAYS = "numpy::"
 _RESTORING = frozenset({"backward", "recompute"})
 """Phases in which a copy to the GPU brings back what was saved, and no batch."""
@@ -44,12 +46,14 @@ class CPUCosts:
         plain: The same outside of both.
         list_item: Each tensor of a list argument.
         module_call: Calling one module.
-        checkpoint: Entering a checkpointed region, in forward and again in backward (states of random generators).
+        checkpoint: A checkpointed region, by where it is entered: forward, or backward, to be recomputed.
+        hook_call: A call of a hook of saved tensors, by the class that has it and the phase; see ``HOOK``.
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
-        step: Time that a loop (trainer, pytorch, inference, evaluation) adds to each step.
+        step: Time that a loop (trainer, trl, pytorch, inference, generation, evaluation) adds to each step.
         micro_step: Time that a loop adds to each micro-batch.
         module_step: Time that a loop adds to each step for each module (walks over parameters).
         module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
+        parameter_step: Time that a loop adds to each step for each parameter tensor (clipping).
         batch_byte: Collating, pinning and copying each byte of a batch to the GPU, by loop.
         read: Waking up after waiting for the GPU.
         launch_delay: From launching a kernel until it can start on an idle GPU.
@@ -69,12 +73,14 @@ class CPUCosts:
     plain: Mapping[str, float]
     list_item: float
     module_call: float
-    checkpoint: float
+    checkpoint: Mapping[str, float]
+    hook_call: Mapping[str, float]
     optimizer_step: Mapping[str, float]
     step: Mapping[str, float]
     micro_step: Mapping[str, float]
     module_step: Mapping[str, float]
     module_micro_step: Mapping[str, float]
+    parameter_step: Mapping[str, float]
     batch_byte: Mapping[str, float]
     read: float
     launch_delay: float
@@ -94,6 +100,7 @@ PARTS = {
         "graph",
         "module_call",
         "checkpoint",
+        "hook_call",
         "sharded_call",
         "sharded_collective",
         "resized_storage",
@@ -103,7 +110,7 @@ PARTS = {
     ),
     "backward": ("backward", "recurrent_layer", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
-    "loop": ("step", "micro_step", "module_step", "module_micro_step"),
+    "loop": ("step", "micro_step", "module_step", "module_micro_step", "parameter_step"),
     "batch": ("batch_byte",),
 }
 """Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
@@ -181,7 +188,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
     Args:
         operations: The operations of one rank's step.
         costs: CPU costs.
-        loop: trainer, pytorch, inference or evaluation (the Trainer's).
+        loop: trainer, trl, pytorch, inference, generation or evaluation (the Trainer's).
     """
     graph = any(operation.phase == "backward" for operation in operations.operations)
     between = _seconds_between_operations(operations, costs)
@@ -255,19 +262,23 @@ def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict
     ):
         for phase, count in counts_of.items():
             work[phase] = work.get(phase, 0.0) + count * cost
-    regions = checkpointed_regions(operations) * costs.checkpoint
-    for phase in ("forward", "recompute") if regions else ():
-        work[phase] = work.get(phase, 0.0) + regions
+    regions = checkpointed_regions(operations)
+    for phase, pass_ in (("forward", "forward"), ("recompute", "backward")) if regions else ():
+        work[phase] = work.get(phase, 0.0) + regions * costs.checkpoint[pass_]
+    for hook, count in operations.hook_calls.items():
+        phase = hook.rpartition(".")[2]
+        work[phase] = work.get(phase, 0.0) + count * costs.hook_call.get(hook, costs.hook_call[HOOK])
     return {phase: seconds / counts[phase] for phase, seconds in work.items() if counts.get(phase)}
 
 
 def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str, float]:
     """Return the CPU time that a loop adds to each ``step`` and ``micro_step``; ``loop`` as in ``launch_seconds``."""
     micro_steps = _count_micro_steps(operations)
-    modules = operations.module_calls.get("forward", 0) / micro_steps
+    modules = operations.modules or operations.module_calls.get("forward", 0) / micro_steps
+    walks = costs.module_step[loop] * modules + costs.parameter_step[loop] * operations.parameters
     optimizes = any(operation.phase == "optimizer" for operation in operations.operations)
     return {
-        "step": costs.step[loop] + costs.module_step[loop] * modules + costs.optimizer_step[loop] * optimizes,
+        "step": costs.step[loop] + walks + costs.optimizer_step[loop] * optimizes,
         "micro_step": costs.micro_step[loop] + costs.module_micro_step[loop] * modules,
     }
 

@@ -115,7 +115,7 @@ def _lengths_of(shape: BatchShape, batching: Batching) -> list[int]:
 
 
 def _shared(tokens: int, count: int) -> list[int]:
-    """Return so many numbers that add up to ``tokens`` and differ by at most one."""
+    """Return this many numbers that add up to ``tokens`` and differ by at most one."""
     return [tokens // count + (place < tokens % count) for place in range(count)]
 
 
@@ -125,7 +125,7 @@ def _fewest(padded: int, batching: Batching) -> int:
 
 
 def fewest_tokens(rows: int, padded: int, batching: Batching) -> int:
-    """Return the fewest tokens of samples in so many rows, the longest of which is padded to a length."""
+    """Return the fewest tokens of samples in this many rows, the longest of which is padded to a length."""
     return _fewest(padded, batching) + (rows - 1) * ((batching.prompt or 0) + 1)
 
 
@@ -239,7 +239,7 @@ def _steps_of_ranks(workload: Workload, lengths: Sequence[int], seed: int) -> li
 
 
 def _dealt(indices: Sequence[int], rank: int, ranks: int, size: int, *, by_batch: bool) -> list[int]:
-    """Return the samples of a rank: every so many batches of the order, or every so many samples."""
+    """Return the samples of a rank: every n-th batch of the order, or every n-th sample."""
     if not by_batch:
         return list(indices[rank::ranks])
     return [

@@ -8,11 +8,11 @@ from statistics import fmean
 from trainatomy.training.lengths import BatchShape, Order
 
 MOST_ORDERS = 16
-"""Orders, each of a rank, that are replayed; with more ranks, every so many of them stand for the others."""
+"""Orders, each of a rank, that are replayed; with more ranks, every n-th stands for the others."""
 
 
 def replayed_orders(orders: Sequence[Order], wanted: Collection[int] = ()) -> list[Order]:
-    """Return the orders whose memory is replayed: those of all ranks, or of every so many and those ``wanted``."""
+    """Return the orders whose memory is replayed: those of all ranks, or of every n-th rank and those ``wanted``."""
     ranks, seeds = max(order.rank for order in orders) + 1, len({order.seed for order in orders})
     apart = -(-ranks * seeds // max(MOST_ORDERS, seeds))
     return [order for order in orders if order.rank % apart == 0 or order.rank in wanted]

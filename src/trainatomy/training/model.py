@@ -204,7 +204,9 @@ def _adapt(model: nn.Module, lora: LoraSpec) -> nn.Module:
     peft = import_library("peft", "model.lora")
     try:
         return peft.get_peft_model(model, peft.LoraConfig(**lora.arguments()))
-    except (ValueError, TypeError) as error:
+    except ImportError as error:
+        raise MissingLibrary(f"model.lora: peft needs a library for this: {error}") from error
+    except (LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise WorkloadError(f"model.lora: peft refuses: {error}", key="model.lora") from error
 
 

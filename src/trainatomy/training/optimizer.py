@@ -26,6 +26,7 @@ from torch import nn
 
 from trainatomy.errors import MissingLibrary, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.training import factory
+from trainatomy.training.packed_weights import parts
 from trainatomy.training.several_optimizers import SeveralOptimizers, optimizers_of
 from trainatomy.workload.arguments import arguments as known_arguments
 from trainatomy.workload.arguments import is_class_path, is_factory, is_own
@@ -193,6 +194,13 @@ def create_single(workload: Workload, model: nn.Module) -> torch.optim.Optimizer
         raise WorkloadError(
             f"train.optim: {found}, and loop: {workload.loop} steps one: use loop: pytorch", key="train.optim"
         )
+    if any(state.numel() > 1 for state in tensors_in(list(optimizer.state.values()))):
+        raise WorkloadError(
+            f"train.optim: {workload.train.optim} makes its states when it is made. They stay on the CPU when the "
+            "Trainer moves the model, so that its first step fails: use loop: pytorch, or a name of the Trainer's "
+            "such as adagrad",
+            key="train.optim",
+        )
     return optimizer
 
 
@@ -269,12 +277,25 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors in nested mappings and sequences; the keys of a mapping (parameters) do not count."""
+    """Yield all tensors in nested mappings and sequences; the keys of a mapping (parameters) do not count.
+
+    A packed tensor is the tensors inside it; an object that an optimizer keeps, such as GaLore's projector, is its
+    attributes.
+    """
     if isinstance(value, torch.Tensor):
-        yield value
+        yield from parts(value)
     elif isinstance(value, dict):
         for item in value.values():
             yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item)
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and not callable(value):
+        yield from tensors_in([each for each in vars(value).values() if isinstance(each, (torch.Tensor, list, tuple))])
+
+
+def states_of(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Yield the states of an optimizer, and those of the optimizers of single layers that it stands for."""
+    plain = getattr(optimizer, "optimizer", optimizer)  # accelerate's has the real one inside
+    for each in (optimizer, *getattr(plain, "optimizer_dict", {}).values()):
+        yield from tensors_in(list(getattr(each, "state", {}).values()))

@@ -106,7 +106,7 @@ def packed_samples(workload: Workload, model: nn.Module, batches: Sequence[Lengt
 
 
 def _rows(documents: Sequence[int], count: int) -> list[Sequence[int]]:
-    """Return so many rows of these documents, one in each but the last."""
+    """Return this many rows of these documents, one in each but the last."""
     return [*([length] for length in documents[: count - 1]), documents[count - 1 :]]
 
 

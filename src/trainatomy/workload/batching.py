@@ -49,7 +49,7 @@ class Batching:
         return self.pack_length // cut * cut
 
     def samples_of(self, rows: int, length: int) -> int:
-        """Return how many samples of one length fill so many rows, and none in part where samples are cut anywhere."""
+        """Return how many samples of one length fill these rows, and none in part where samples are cut anywhere."""
         if self.packs == "wrapped":
             together = self.pack_length // gcd(self.pack_length, length)
             return -(-rows * self.pack_length // (length * together)) * together

@@ -61,12 +61,12 @@ class DataSpec(Section):
     )
     compute_metrics: bool | Factory = Field(
         default=False,
-        description="evaluation gathers logits and labels, as a Trainer with `compute_metrics` does: `true`, or the "
-        "reference of the function, which is called with `batch_eval_metrics` only: otherwise it works on the host",
+        description="gather logits and labels in evaluations, as a Trainer with `compute_metrics` does: `true`, or a "
+        "reference to the function, which is called only with `batch_eval_metrics` (otherwise it works on the host)",
     )
     preprocess_logits_for_metrics: Factory | None = Field(
         default=None,
-        description="reference of the Trainer's `preprocess_logits_for_metrics`, which reduces logits before they "
+        description="reference to the Trainer's `preprocess_logits_for_metrics`, which reduces logits before they "
         "are gathered",
     )
 

@@ -139,7 +139,10 @@ def _elsewhere(name: str, section: Path, root: type[Section]) -> str | None:
     """Return the section that has this key."""
     if section != ("train",) and name in arguments().names():
         return "`train`"
-    places: list[Path] = [("train",), ("model",), ("data",), ("model", "lora"), ("software",), ()]
+    places: list[Path] = [
+        *(("train",), ("model",), ("data",), ("parallel",), ("model", "lora"), ("model", "quantization")),
+        *(("generation",), ("software",), ()),
+    ]
     for place in places:
         there = section_at(root, place)
         if place != section and there is not None and name in keys(there):

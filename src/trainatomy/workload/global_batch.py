@@ -16,7 +16,7 @@ def effective_batch_size_of(workload: Workload) -> int:
 
 
 def accumulation_for(workload: Workload, samples: int, batch_size: int | None = None) -> int | None:
-    """Return the accumulation steps with which a step has so many samples; ``None`` if the batches do not divide them.
+    """Return the accumulation steps that give a step this many samples; ``None`` if the batches do not divide them.
 
     Args:
         workload: The training.
@@ -29,7 +29,7 @@ def accumulation_for(workload: Workload, samples: int, batch_size: int | None = 
 
 
 def with_effective_batch_size(workloads: Iterable[Workload], samples: int) -> tuple[Workload, ...]:
-    """Return trainings with the accumulation steps that give each of them so many samples in an optimizer step.
+    """Return trainings with the accumulation steps that give each of them this many samples in an optimizer step.
 
     Raises:
         WorkloadError: A batch size times the number of data-parallel ranks does not divide ``samples``; lists all.

@@ -40,7 +40,7 @@ class LengthsSpec(Section):
     column: Text | None = Field(default=None, description="column of `file` with the lengths")
     histogram: dict[Count, Count] | None = Field(default=None, description="number of samples of each length")
     distribution: Literal["lognormal", "normal", "uniform"] | None = Field(
-        default=None, description="distribution that lengths are drawn from"
+        default=None, description="distribution from which lengths are drawn"
     )
     mean: Amount | None = Field(
         default=None, description="mean in tokens; of `lognormal`, as in NumPy, the mean of the logarithm"
@@ -48,19 +48,19 @@ class LengthsSpec(Section):
     sigma: Amount | None = Field(
         default=None, description="standard deviation in tokens; of `lognormal` that of the logarithm"
     )
-    minimum: Count | None = Field(default=None, description="shortest length that is drawn")
-    maximum: Count | None = Field(default=None, description="longest length that is drawn")
+    minimum: Count | None = Field(default=None, description="shortest drawn length")
+    maximum: Count | None = Field(default=None, description="longest drawn length")
     samples: Count | None = Field(
         default=None,
         description=f"samples of an epoch (default: those of the histogram, {DEFAULT_SAMPLES} of a distribution)",
     )
-    seed: Index = Field(default=0, description="seed of the lengths that are drawn, and of the first order of samples")
-    orders: Count = Field(default=8, description="orders of the samples, each with a seed of its own, to predict")
+    seed: Index = Field(default=0, description="seed of the drawn lengths, and of the first order of samples")
+    orders: Count = Field(default=8, description="orders of the samples to predict, each with its own seed")
     shapes: Count | None = Field(
         default=None,
-        description="most padded lengths to execute, if not all: the next longer one stands for each left out, with "
-        f"which reserved memory is less exact (default with `loop: sft` and `dpo`: {MOST_COUNTED_SHAPES} combinations "
-        "of padded length and tokens)",
+        description="maximum number of padded lengths to execute; each one left out is replaced by the next longer, "
+        "which makes reserved memory less exact (default: all; with `loop: sft` and `dpo`: "
+        f"{MOST_COUNTED_SHAPES} combinations of padded length and tokens)",
     )
 
     @model_validator(mode="before")

@@ -198,11 +198,17 @@ def _parse_names(value: Any) -> Any:
 def _parse_pairs(texts: Iterable[str]) -> dict[str, Any]:
     """Parse ``["num_labels=3", "vision_config.hidden_size=64"]`` into nested mappings; values are YAML.
 
+    A text in braces is a mapping, as in ``--gradient_checkpointing_kwargs '{"use_reentrant": false}'``, and so is the
+    content of a JSON file, as in ``--fsdp_config fsdp.json``.
+
     Raises:
-        ValueError: A string is not KEY=VALUE.
+        ValueError: A string is neither.
     """
     pairs: dict[str, Any] = {}
     for text in texts:
+        if (mapping := _mapping(str(text))) is not None:
+            pairs |= mapping
+            continue
         key, equals, raw = str(text).partition("=")
         if not equals or not all(key.split(".")):
             raise ValueError(f"must look like KEY=VALUE, found {text!r}")
@@ -212,3 +218,19 @@ def _parse_pairs(texts: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"the value of {key} cannot be read: {raw!r}") from None
         set_key(pairs, tuple(key.split(".")), value)
     return pairs
+
+
+def _mapping(text: str) -> dict[str, Any] | None:
+    """Return a mapping that is written in braces or in a JSON file; None for other texts."""
+    if text.endswith(".json") and "=" not in text:
+        try:
+            text = FilePath(text).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot read {text}: {error.strerror}") from None
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ValueError(f"is not a mapping: {text!r}") from None
+    return found if isinstance(found, dict) else None

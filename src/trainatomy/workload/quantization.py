@@ -43,21 +43,21 @@ class QuantizationSpec(Section):
     ] = Field(default="uint8", description="dtype of the tensors that 4-bit weights are packed into")
     llm_int8_threshold: Amount = Field(
         default=6.0,
-        description="activations from which on a column is multiplied in 16 bits instead of 8; 0: none is",
+        description="columns with an activation of at least this value are multiplied in 16 bits instead of 8; 0: none",
     )
     llm_int8_outlier_columns: Fraction = Field(
         default=0.0,
         description="share of the columns of activations that reach llm_int8_threshold, which depends on their values: "
-        "from 0, the default, to 1, the most (trainatomy's own key)",
+        "from 0, the default, to 1 (trainatomy's own key)",
     )
     llm_int8_skip_modules: Names | None = Field(
         default=None,
-        description="modules that are not quantised, in 4 bits neither (default: the output layer)",
+        description="modules that are not quantised, neither in 8 nor in 4 bits (default: the output layer)",
     )
     quant_type: str | dict[str, Any] | None = Field(
         default=None,
-        description="torchao: the name of its configuration, Int8WeightOnlyConfig or Float8WeightOnlyConfig, or what "
-        "`config.json` says of it",
+        description="torchao: the name of its configuration, Int8WeightOnlyConfig or Float8WeightOnlyConfig, or "
+        "the mapping that `config.json` has for it",
     )
     modules_to_not_convert: Names | None = Field(
         default=None, description="torchao: modules that are not quantised (default: the output layer)"

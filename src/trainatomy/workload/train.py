@@ -51,8 +51,10 @@ def _parts(text: str) -> list[str]:
 
 
 def _unless_empty(value: Any) -> Any:
-    """Return None for all spellings of FSDP that is off, and True for a typed ``true``."""
-    only = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+    """Return None for all spellings of FSDP that is off, True for a typed ``true``, and a list of several options."""
+    if isinstance(value, list | tuple):
+        value = [part for each in value for part in str(each).split()]
+    only = value[0] if isinstance(value, list) and len(value) == 1 else value
     if str(only).lower() in ("true", "false"):
         return str(only).lower() == "true" or None
     return value or None
@@ -96,7 +98,9 @@ class TrainSpec(Section):
     eval_strategy: Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_strategy)] = Field(
         default="no", description="evaluate during the training: `no`, `steps` or `epoch`; one evaluation is executed"
     )
-    do_eval: bool = Field(default=False, description="evaluate, as with `eval_strategy`; what example scripts do last")
+    do_eval: bool = Field(
+        default=False, description="evaluate, as with `eval_strategy` (example scripts do so at the end)"
+    )
     eval_on_start: bool = Field(default=False, description="evaluate before the first step as well")
     eval_accumulation_steps: Count | None = Field(
         default=None, description="batches whose outputs evaluation gathers on the GPU (default: all of them)"
@@ -133,7 +137,7 @@ class TrainSpec(Section):
         description="compute metrics after each evaluation batch, on the GPU, instead of gathering outputs",
     )
     include_for_metrics: Names = Field(
-        default=(), description="what metrics get beside predictions and labels: `inputs`, `loss`"
+        default=(), description="inputs of metrics besides predictions and labels: `inputs`, `loss`"
     )
     gradient_accumulation_steps: Count = Field(
         default=1, description="batches whose gradients are accumulated before an optimizer step"
@@ -203,8 +207,8 @@ class TrainSpec(Section):
     include_num_input_tokens_seen: Annotated[Literal["no", "all", "non_padding"], BeforeValidator(_counted_tokens)] = (
         Field(
             default="no",
-            description="count the tokens seen on the GPU, which waits for it in each micro-batch: `all` (or true), "
-            "`non_padding` or `no`",
+            description="count the input tokens on the GPU, for which the CPU waits in each micro-batch: `all` (or "
+            "true), `non_padding` or `no`",
         )
     )
     torch_empty_cache_steps: Count | None = Field(default=None, description="empty the allocator's cache every N steps")

@@ -33,7 +33,7 @@ _SLEEP_CYCLES = 10_000_000
 """Cycles that the GPU waits, some milliseconds, while the CPU queues the calls that are timed."""
 _MOST_CALLS = 20
 _BYTES_IN_A_ROW = 2**28
-"""Calls that are timed in a row move about so many bytes."""
+"""Calls that are timed in a row move about this many bytes."""
 
 
 def collectives_section(gpus: int, *, time_limit: float, report: Callable[[str], None]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Round:
     pace: HostPace
 
     def at(self, quickest: float) -> dict[str, float]:
-        """Return the microseconds on this host while the probe takes so many seconds and no thread waits."""
+        """Return the microseconds on this host while the probe takes this many seconds and no thread waits."""
         pace = self.pace.beside(quickest)
         return {phase: value / pace for phase, value in self.microseconds.items()}
 

@@ -27,7 +27,7 @@ machine itself ran."""
 
 
 def wait_until_quiet(seconds: float, report: Callable[[str], None]) -> str:
-    """Wait for a quiet moment, for at most so many seconds; return why the last look was not one, or an empty string.
+    """Wait for a quiet moment, for at most this many seconds; return why the last look was not one, or an empty string.
 
     The probe is compared with the quickest time of the whole wait, so the first look at a machine that is slow
     throughout passes; its load does not.

@@ -61,7 +61,7 @@ def has_cuda_tensors(batch: Any) -> bool:
 def timed(
     loader: DataLoader[Any], settings: LoaderSettings, seconds: float, look: Callable[[Any], None] = lambda batch: None
 ) -> LoaderTiming:
-    """Time a DataLoader with some settings for about so many seconds; ``look`` gets the first batch."""
+    """Time a DataLoader with some settings for about this many seconds; ``look`` gets the first batch."""
     chosen = with_settings(loader, settings)
     began = time.perf_counter()
     batches = iter(chosen)

@@ -84,7 +84,7 @@ class Monitors:
         return None if self.data_waits is None else self.data_waits.result(skipped)
 
     def power_use(self, samples: float, tokens: float | None) -> PowerUse | None:
-        """Return the power during the timed steps of so many samples and tokens each."""
+        """Return the power during the timed steps of this many samples and tokens each."""
         if self.power is None or self._stopwatch is None:
             return None
         return power_use(self.power, self._began, self._stopwatch.ends, self._first_step, samples, tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from trainatomy.results.measurement import Measurement, RankMeasurement, Stage
 from trainatomy.training.throughput import samples_per_step, throughput
 from trainatomy.units import human_bytes
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.trl import steps_per_generation
 
 PROCESS_GROUP = "process group"
 """Stage of a run on several GPUs: NCCL has connected them."""
@@ -43,7 +45,7 @@ def measurement_of(
     """Return what was measured, without the memory breakdown."""
     memory = meter.result()
     peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    step_seconds = timer.mean_step_seconds if workload.data.varies else timer.step_seconds
+    step_seconds = _step_seconds(workload, timer)
     rates = throughput(workload, outcome.tokens, step_seconds)
     is_instance = meter.device is not None and meter.device.is_instance
     return Measurement(
@@ -80,6 +82,20 @@ def measurement_of(
         restored=tuple(RestoredCheckpoint(purpose, *held) for purpose, held in timer.restored.items()),
         **_monitored(workload, timer, outcome.tokens),
     )
+
+
+def _step_seconds(workload: Workload, timer: StepTimer) -> float | None:
+    """Return the time of a step: the median; the mean where steps differ.
+
+    Where one in so many steps generates, the mean is that of whole periods, if there is one.
+    """
+    if workload.data.varies:
+        return timer.mean_step_seconds
+    period = steps_per_generation(workload) if workload.loop == "grpo" else 1
+    whole = len(timer.timed_seconds) // period * period
+    if period == 1 or not whole:
+        return timer.step_seconds
+    return fmean(timer.timed_seconds[-whole:])
 
 
 def _compiling_notes(timer: StepTimer) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainatomy.catalog.gpus import threads_per_multiprocessor
 from trainatomy.operators.allocation.arguments import ceil_div, round_up
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ _SCAN_TILE = (128, 15)
 _SELECT_TILE = (128, 10)
 _REDUCE_TILE = (256, 16)
 _REDUCE_WAVES = 5
-_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
-"""Threads that a multiprocessor holds where they are not 2048 (CUDA programming guide, compute capabilities)."""
 
 
 def aliased(sizes: Sequence[int]) -> int:
@@ -89,7 +88,7 @@ def sum_bytes(count: int, value_bytes: int, capability: tuple[int, int], multipr
     threads, _ = _REDUCE_TILE
     if count <= _memory_bound_tile(*_REDUCE_TILE, value_bytes):
         return 1
-    blocks = _THREADS.get(capability, 2048) // threads * multiprocessors * _REDUCE_WAVES
+    blocks = threads_per_multiprocessor(capability) // threads * multiprocessors * _REDUCE_WAVES
     return aliased((blocks * value_bytes,))
 
 

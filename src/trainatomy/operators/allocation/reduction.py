@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainatomy.catalog.gpus import threads_per_multiprocessor
 from trainatomy.operators.allocation.arguments import bound, ceil_div, compute_type, dense_bytes
 from trainatomy.operators.allocation.iterator import (
     InputGeometry,
@@ -26,13 +27,6 @@ _THREADS = 512
 _WARP = 32
 _MIN_VALUES_PER_THREAD = 16
 _MAX_VALUES_PER_THREAD = 256
-# CUDA C++ Programming Guide, "Technical specifications per compute capability": 2048 where nothing is said.
-_THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024} | dict.fromkeys(((8, 6), (8, 7), (8, 9), (11, 0), (12, 0), (12, 1)), 1536)
-
-
-def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
-    """Return the resident threads of one multiprocessor of that compute capability."""
-    return _THREADS_PER_MULTIPROCESSOR.get(capability, 2048)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def blocks_of(rows: float, columns: int, width: int, multiprocessors: int) -> Bl
 
 
 def across_seconds(chip: Chip, rows: float, columns: int, width: int, moved: float) -> float:
-    """Return the time of a reduction that moves so many bytes; the other arguments are those of ``blocks_of``."""
+    """Return the time of a reduction that moves this many bytes; the other arguments are those of ``blocks_of``."""
     form: dict[str, float] = read_yaml("efficiency.yaml")["reduction_across"]
     blocks = blocks_of(rows, columns, width, chip.multiprocessors)
     seconds = form["start_seconds"] + blocks.rows * form["row_seconds"]

@@ -125,7 +125,7 @@ def rearranged(call: Call, chip: Chip) -> KernelWork:
     if not call.outputs or not traffic(call).bytes:
         return NOTHING
     form: dict[str, float] = read_yaml("efficiency.yaml")["rearranged"]
-    short, result = name_of(call), call.outputs[0]
+    short, result = name_of(call).removesuffix("_"), call.outputs[0]
     times = max(len(whole_numbers(number(call, "dims"))), 1) if short == "roll" else 1
     moved = traffic(call).bytes
     passes = (("further dimensions, one after the other", (times - 1) * moved),) if times > 1 else ()

@@ -21,7 +21,7 @@ from trainatomy.operators.traffic import in_memory, traffic
 from trainatomy.results.operations import SAME_ROW, Array, Call
 
 _SMALL_EMBEDDING = 3072
-"""Up to so many tokens, embedding's backward is one kernel without a sort (aten/src/ATen/native/cuda/Embedding.cu)."""
+"""Most tokens for which embedding's backward is one kernel without a sort (aten/src/ATen/native/cuda/Embedding.cu)."""
 _SAME_ROW_SECONDS = 3.6e-8
 """Further time per token in that kernel, which adds tokens of the same row one after the other; measured on an H200 in
 a BERT, where all tokens share a table of two token types."""
@@ -31,7 +31,7 @@ _IMAGE_BYTES = 72.0
 """Traffic of a place of an image: its class, and the sectors that hold its score, which neighbours of another class do
 not share."""
 _ROW_BYTES = 16
-"""Rows of a multiple of so many bytes are picked whole."""
+"""Rows of a multiple of this many bytes are picked whole."""
 _SECTOR_BYTES = 64
 """Traffic of writing one element of a row."""
 

@@ -29,7 +29,7 @@ NAMED = 4
 """Ties that are named; further ones are only marked."""
 
 _BEYOND = 1.6
-"""Candidates that need more than so many times the GPU's memory are left out of the plot, and counted."""
+"""Candidates that need more than this many times the GPU's memory are left out of the plot, and counted."""
 
 _AROUND = ((7, 6), (7, -12), (-12, 6), (-12, -12))
 """Offsets in points of the numbers of ties, so that neighbours do not cover each other."""

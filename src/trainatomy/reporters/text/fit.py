@@ -111,7 +111,7 @@ def _ties(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
     number = max((rank for rank, each in enumerate(fit.runner_ups, 2) if each.workload in tied), default=len(tied) + 1)
     names = [settings.differences(each, best) for each in fit.ties]
     return [
-        Text("These may be as fast: the times differ by less than the error that such differences have."),
+        Text("These may be equally fast: the differences are smaller than the error of predicted differences."),
         bullets(names),
         Text("To decide, measure them on the GPU:"),
         Text(f"{command} --measure {number}", style="bold"),

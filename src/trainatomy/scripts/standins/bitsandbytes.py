@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.libraries import version_of
-from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES
 from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes
 from trainatomy.simulator.bitsandbytes_kernels import no_shared_code_books, quantised_operators
 from trainatomy.simulator.loading import loading
@@ -60,9 +57,7 @@ def load(process: SimulatedProcess, model: Any, settings: Any) -> nn.Module:
     why = refusal(library_of(arguments), dequantize=False)
     if why is not None:
         raise SimulationError(f"quantization_config: {why}")
-    written = next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
-    allocator = AllocatorSettings.parse(written, process.processor.torch_version)
-    with loading(process.on_host, process.trace, allocator):
+    with loading(process.on_host):
         loaded = load_quantised(model, dict(arguments), "cuda", stored=False)
     process.modules.learn(loaded)
     process.notes.extend(quantisation_notes(loaded, _NO_OUTLIERS))

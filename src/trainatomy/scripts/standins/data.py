@@ -1,7 +1,7 @@
 """Data sets of a hub and torchvision's downloads: local files take the real path, else rows are made up.
 
 Rows have the schema of the data set, where it is known, and one length: what a batch holds depends on both, so each is
-a note on the bill.
+a note on the prediction.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
@@ -30,10 +31,10 @@ _IN_ANOTHER_PROCESS: dict[str, Any] = {
 
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
+    _device_constructors()  # a cache, which is to hold PyTorch's own functions
     stand_ins.put(nn.Parameter, "__new__", staticmethod(_parameter(stand_ins, nn.Parameter.__new__)))
     stand_ins.put(torch, "empty", _empty(stand_ins, torch.empty))
     stand_ins.put(DataLoader, "__init__", _loader(DataLoader.__init__))
-    stand_ins.put(torch, "Generator", _Generator)
     stand_ins.process.functions.host_factories = frozenset({"meta"})
     _install_values(stand_ins)
     results = stand_ins.process.recorder.execution.results
@@ -93,13 +94,6 @@ def _loader(original: Any) -> Any:
         original(*bound.args, **bound.kwargs)
 
     return make
-
-
-class _Generator(torch.Generator):
-    """A generator of random numbers; one of the GPU is one of the CPU."""
-
-    def __new__(cls, device: Any = "cpu") -> Any:
-        return torch._C.Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
 def _on_host(stand_ins: StandIns, original: Any) -> Any:

@@ -11,6 +11,7 @@ from trainatomy.errors import SimulationError
 from trainatomy.libraries import import_library, version_of
 from trainatomy.simulator.flex.compiled_before import run_without_compiling
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.workload.arguments import arguments, is_factory
 from trainatomy.workload.schema import Workload
 
 OLDEST, NEWEST = (2, 13), (2, 13)
@@ -20,6 +21,13 @@ OLDEST, NEWEST = (2, 13), (2, 13)
 def compiles(workload: Workload) -> bool:
     """Return whether a training compiles its model."""
     return workload.mode == "training" and workload.train.compiles
+
+
+def optimizer_that_compiles(workload: Workload) -> str | None:
+    """Return the name of an optimizer that compiles its own step, as torchao's do; None for others."""
+    optim = workload.train.optim
+    package = None if is_factory(optim) else arguments().package_of(optim)
+    return optim if workload.mode == "training" and package == "torchao" else None
 
 
 def preload_compiler(asked: str = "train.torch_compile") -> None:
@@ -43,12 +51,25 @@ def preload_compiler(asked: str = "train.torch_compile") -> None:
 
 def compiling(workload: Workload, process: SimulatedProcess) -> contextlib.AbstractContextManager[object]:
     """Return a context in which ``torch.compile`` compiles for the simulated process, where the workload uses it."""
-    return simulated_compiler(process) if compiles(workload) else run_without_compiling(process.notes)
+    if compiles(workload):
+        return simulated_compiler(process)
+    optimizer = optimizer_that_compiles(workload)
+    return run_without_compiling(process.notes) if optimizer is None else _compiling_optimizer(process, optimizer)
+
+
+@contextlib.contextmanager
+def _compiling_optimizer(process: SimulatedProcess, optim: str) -> Iterator[None]:
+    from trainatomy.simulator.packed import packed_weights
+
+    with simulated_compiler(process, asked=f"train.optim: {optim}"), packed_weights(process):
+        yield
 
 
 @contextlib.contextmanager
 def simulated_compiler(
-    process: SimulatedProcess, fails: Callable[[Any, SimulationError], None] | None = None
+    process: SimulatedProcess,
+    fails: Callable[[Any, SimulationError], None] | None = None,
+    asked: str = "train.torch_compile",
 ) -> Iterator[None]:
     """Let ``torch.compile`` compile for a simulated process; notes of the process say what happened.
 
@@ -58,6 +79,7 @@ def simulated_compiler(
         process: The simulated process.
         fails: Called with a model or function that the compiler cannot compile, which runs eagerly from then on;
             without it, that is an error.
+        asked: What asks for it, for notes.
     """
     from trainatomy.simulator.compiled.module import Compiler
 
@@ -66,7 +88,7 @@ def simulated_compiler(
         compiler.install(stack)
         yield
         if compiler.wrappers:
-            asked = "train.torch_compile" if fails is None else "torch.compile"
+            asked = asked if fails is None else "torch.compile"
             process.notes += compiled_notes(len(compiler.wrappers), compiler.graph_breaks(), asked)
         if compiler.eager:
             process.notes.append(

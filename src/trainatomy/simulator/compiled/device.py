@@ -43,27 +43,6 @@ class CompilerProperties(DeviceProperties):
         self.L2_cache_size = 50 << 20
 
 
-class GPUGenerator(torch.Generator):
-    """Random number generator of the simulated GPU, which the compiler copies for each random operator."""
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """The simulated GPU."""
-        return torch.device("cuda", 0)
-
-    def clone_state(self) -> GPUGenerator:
-        """Return a copy."""
-        return GPUGenerator()
-
-    def graphsafe_get_state(self) -> GPUGenerator:
-        """Return itself: its state is on the host."""
-        return self
-
-    def graphsafe_set_state(self, state: torch.Generator) -> GPUGenerator:
-        """Change nothing."""
-        return self
-
-
 def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties) -> None:
     """Let Inductor generate code for the simulated GPU; ``stack`` undoes it."""
     from torch._dynamo import device_interface

@@ -23,10 +23,11 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.compiled.device import CompilerProperties, GPUGenerator, install_compiler
+from trainatomy.simulator.compiled.device import CompilerProperties, install_compiler
 from trainatomy.simulator.compiled.graphs import on_gpu, put_on_gpu
 from trainatomy.simulator.compiled.losses import FUNCTIONS
 from trainatomy.simulator.compiled.wrapper import load_wrapper
+from trainatomy.simulator.generators import SimulatedGenerator
 from trainatomy.simulator.process import SimulatedProcess
 
 _OURS = str(Path(__file__).parents[2])
@@ -90,7 +91,7 @@ class Compiler:
             stack.enter_context(mock.patch.object(target, name, value))
 
         patch(torch, "compile", self.compile)
-        patch(torch.cuda, "default_generators", (GPUGenerator(),))
+        patch(torch.cuda, "default_generators", (SimulatedGenerator("cuda"),))
         patch(CatchErrorsWrapper, "__call__", self._converting(CatchErrorsWrapper.__call__))
         patch(guards.CheckFunctionManager, "__init__", self._guarding(guards.CheckFunctionManager.__init__))
         patch(guards.GuardBuilder, "TORCH_FUNCTION_STATE", lambda builder, guard: None)

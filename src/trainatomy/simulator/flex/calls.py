@@ -25,6 +25,14 @@ _TRANSFORMERS = "transformers.integrations.flex_attention"
 _LARGE_BLOCK = 1 << 30
 """Size of the one block of a call without a mask (``_LARGE_SPARSE_BLOCK_SIZE``)."""
 _SMALLEST_HEAD = 16
+_MEASURED, _SPILLING_HEAD, _SPILLED_BYTES = (9, 0), 64, 2960
+"""Capability, head size and stack of the kernel that spills registers.
+
+On Hopper's GPUs Inductor gives 128 threads a block of 128 x 128 scores in 16 bits with heads of 64, and of 128 x 64 in
+other cases (``h100_default_flex_config`` of torch/_inductor/template_heuristics/triton.py).  On an H200 (torch 2.11,
+2026-11-24) the kernels of BERT and of a Llama with padding had 734 and 740 spills and a stack of 2,944 and 2,960 bytes;
+a Qwen3 with heads of 128 held no more memory than without.  Without a tensor to read, no kernel needed a stack.
+"""
 _OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "backend": ("inductor",),
     "mode": (None, "default", "max-autotune-no-cudagraphs"),
@@ -36,10 +44,14 @@ ASSUMED_TIME = (
     "assumed and was not measured; the time to compile it is not counted; reserved memory is that of a first run: a "
     "later one finds the settings of its kernels on disk, does not try them, and may reserve more or less"
 )
-READS_TENSORS = (
-    "FlexAttention: the mask reads a tensor, as for padding. The process may hold about 0.5 GiB more outside of "
-    "PyTorch's allocator than device memory counts: so it was in two of three such trainings on an H200, and the "
-    "cause is not known"
+SPILLS = (
+    "FlexAttention: the mask reads a tensor, as for padding, and its kernel needs more registers than a thread has. "
+    "Local memory is counted as compiled for an H200 (torch 2.11); another release of Triton may need another amount"
+)
+MAY_SPILL = (
+    "FlexAttention: the mask reads a tensor, as for padding. On this GPU the registers of its kernel were not "
+    "measured: if they do not suffice, the process holds up to some 0.5 GiB more outside of PyTorch's allocator than "
+    "is counted"
 )
 
 
@@ -192,12 +204,12 @@ class FlexCalls:
         splits = options.get("BACKEND", "AUTO") != "TRITON" and not options.get("FORCE_USE_FLEX_ATTENTION", False)
         parts = parts_of_keys(query, value, mask.kv_indices.shape[1], processor.multiprocessors) if splits else 0
         self._note(ASSUMED_TIME)
-        if any(tensor.is_cuda and tensor.dim() > 0 for _, tensor in captured(mask.mask_mod)):
-            self._note(READS_TENSORS)
-        enabled = self._process.autocast.enabled
+        dtype = torch.get_autocast_dtype("cuda") if self._process.autocast.enabled else None
+        if not parts and any(tensor.is_cuda and tensor.dim() > 0 for _, tensor in captured(mask.mask_mod)):
+            self._count_local_memory(dtype or query.dtype, query.shape[-1])
         kernel = Kernel(
             processor,
-            torch.get_autocast_dtype("cuda") if enabled else None,
+            dtype,
             torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)),
             returns_sums,
             held,
@@ -206,6 +218,15 @@ class FlexCalls:
             self._process.tuning,
         )
         return run(query, key, value, kernel)
+
+    def _count_local_memory(self, dtype: torch.dtype, head: int) -> None:
+        """Count the registers that the kernel for many queries lacks if its mask reads a tensor."""
+        if self._process.processor.capability != _MEASURED:
+            self._note(MAY_SPILL)
+        elif dtype != torch.float32 and head == _SPILLING_HEAD:
+            recorder = self._process.recorder
+            recorder.stack_bytes = max(recorder.stack_bytes, _SPILLED_BYTES)
+            self._note(SPILLS)
 
     def _empty_mask(self, query: Tensor) -> Any:
         """Return the mask of a call without one: a single block, whose lists compiled code makes itself."""

@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, _dispatch, _random
+from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
@@ -89,9 +90,15 @@ def _resizing(recorder: RankRecorder) -> Callable[..., Any]:
 
 
 def _unseen(function: Callable[..., Any], recorder: RankRecorder) -> Callable[..., Any]:
-    """Run DTensor's sharding propagation outside of the simulation: it makes fake tensors to learn shapes."""
+    """Run DTensor's sharding propagation outside of the simulation: it makes fake tensors to learn shapes.
+
+    Fake tensors of a GPU cannot be filled with random numbers by a CPU build; the result looks as the argument does.
+    """
 
     def propagate(*args: Any, **kwargs: Any) -> Any:
+        schema = args[1] if len(args) > 1 else None
+        if function.__name__ == _PROPAGATIONS[0] and isinstance(schema, OpSchema) and _draws(schema.op):
+            return schema.args_spec[0].tensor_meta
         before, recorder.paused = recorder.paused, True
         try:
             with _disable_current_modes(), _DISABLED():
@@ -100,6 +107,12 @@ def _unseen(function: Callable[..., Any], recorder: RankRecorder) -> Callable[..
             recorder.paused = before
 
     return propagate
+
+
+def _draws(operator: Any) -> bool:
+    """Return whether an operator makes random numbers in the form of its first argument."""
+    name = operator._schema.name
+    return torch.Tag.nondeterministic_seeded in operator.tags and name.endswith(("_", "_like"))
 
 
 def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:

@@ -134,7 +134,7 @@ class ReplicaRecorder(Recorder):
                 self.label_at_end(number, "communication_buffer")
 
     def replicated(self, modules: int) -> None:
-        """Write the work of the CPU that copied so many modules; their weights are copied by collectives."""
+        """Write the work of the CPU that copied this many modules; their weights are copied by collectives."""
         self._write_transfer("python::replicate", (), {"modules": modules})
 
     def collective(self, kind: str, tensors: Sequence[torch.Tensor]) -> None:

@@ -3,13 +3,18 @@
 A kernel of tensor cores computes its result in tiles. Where tiles do not fill the multiprocessors, several blocks share
 one, and each keeps partial sums of a whole tile in fp32. Which tiles are shared follows CUTLASS
 (include/cutlass/gemm/kernel/tile_scheduler_params.h, ``get_num_sk_tiles``): all of them if they fit at once, else those
-of the last round if they are fewer than half of what fits. How many blocks fit at once is known to the driver only,
+of the last round if they are at most half of what fits. How many blocks fit at once is known to the driver only,
 because a cluster of blocks must fit into one group of multiprocessors. Without a driver cuDNN answers as if 14 to 18
 did; the partial sums in its answer are replaced here, not added to.
 
-Read off what an H200 answered for 471 divided sums (cuDNN 9.19, benchmarks/cudnn/records/answers-h200.jsonl.gz): the
-blocks at once by size of cluster, the tiles by knob, and the shortest sums that are divided. Cards of one kind may
-differ in how their multiprocessors are grouped, and then fit other numbers of clusters.
+How many blocks share a tile is what takes the least time: more of them each add up fewer terms, but their sums are then
+added pair by pair, as a tree, of which each level takes as long as a few steps of the sum. More than eight blocks are
+chosen by the terms that are left for each.
+
+Read off what an H200 answered for 8,600 divided sums (cuDNN 9.19; benchmarks/cudnn/records): the blocks at once by size
+of cluster, the tiles by knob, and the steps of a level. They give the number of blocks for 97.9 % of these sums; where
+all tiles are shared, for 99.4 %. Cards of one kind may differ in how their multiprocessors are grouped, and then fit
+other numbers of clusters.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainatomy.operators.allocation.arguments import ceil_div, round_up
+from trainatomy.operators.allocation.cudnn.grouped import padded, padded_width
 from trainatomy.operators.allocation.cudnn.heuristics import CLUSTER_KNOB
 from trainatomy.operators.allocation.cudnn.weight_gradient import transformed
 
@@ -33,18 +39,43 @@ _TILE_KNOB = 2
 """``CUDNN_KNOB_TYPE_TILE_SIZE``."""
 _TILES = {
     0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
+    16: (256, 32), 18: (64, 192), 20: (256, 96),
 }  # fmt: skip
 """Rows and columns of tiles."""
 _MEASURED_ON = 132
 """Multiprocessors of the H200 that was asked."""
-_AT_ONCE = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 108, 7: 112, 8: 120}
+_AT_ONCE = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 12: 84, 16: 112}
 """Blocks that fit at once by size of cluster."""
-_SHORTEST_WEIGHT = {torch.float32: 512, torch.float16: 1024, torch.bfloat16: 4096}
-_SHORTEST_LAST = {torch.float32: 256, torch.float16: 256, torch.bfloat16: 2048}
-_SHORTEST = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 2048}
-"""Terms of the shortest partial sums: of weight gradients, if all tiles are shared and if only the last are; of other
-operations (eight steps of 128 bytes in fp32 and fp16, ``min_iters_per_sk_unit_``)."""
-_SUM, _HEADER, _OF_PART = 4, 159, 4
+_NARROWEST = 64
+"""Channels of the narrowest tile, to which groups are merged."""
+_STEP_BYTES = 128
+"""Bytes of one row that a step of a sum reads."""
+_LEVELS = {
+    torch.float32: {
+        (128, 128): (13.4, 5.4), (128, 64): (16.4, 7.4), (256, 128): (10.9, 3.0), (256, 64): (16.4, 7.4),
+        (64, 128): (16.4, 7.4), (64, 256): (14.6, 4.9), (64, 64): (24.0, 9.5), (128, 256): (10.9, 3.0),
+    },
+    torch.float16: {
+        (128, 128): (6.4, 2.4), (128, 64): (8.4, 3.3), (256, 128): (5.75, 2.3), (256, 64): (6.4, 2.4),
+        (64, 128): (8.4, 3.4), (64, 256): (10.75, 6.8), (64, 64): (12.4, 4.4), (128, 256): (5.75, 2.3),
+        (256, 32): (6.4, 2.4), (64, 192): (6.4, 2.4), (256, 96): (6.4, 2.4),
+    },
+    torch.bfloat16: {
+        (128, 128): (54.0, 24.5), (128, 64): (67.0, 29.5), (256, 128): (44.0, 23.0), (256, 64): (52.0, 24.5),
+        (64, 128): (63.0, 27.4), (64, 256): (63.0, 27.4), (64, 64): (99.8, 40.0), (128, 256): (31.0, 18.4),
+    },
+}  # fmt: skip
+"""Steps that a level of the tree takes, by type and tile: if all tiles are shared, and if only the last are."""
+_MOST_IN_TREE, _MOST_OF_TILE = 8, 128
+"""Blocks of a tile that are chosen by time; blocks that share a tile at most."""
+_FEWEST_STEPS = {torch.float32: (33, 33), torch.float16: (17, 17), torch.bfloat16: (17, 17)}
+_FEWEST_STEPS_OF_LAST = {torch.float32: (8, 4), torch.float16: (8, 4), torch.bfloat16: None}
+"""Steps for each of nine blocks, from which more than eight share a tile; the fewest that each of them then has."""
+_MOST_ROUNDS = {(torch.float16, (128, 64)): 6}
+"""Rounds of tiles after which the last ones are not shared: seen in 40 input gradients."""
+_SUM, _HEADER, _UNSHARED, _OF_ROUNDS = 4, 159, 131, 4
+"""Bytes: of a sum or a counter; of a workspace with partial sums; of one without, and added to one with them, if there
+are more than two rounds of tiles."""
 
 
 def is_known(one: Convolution, plan: EnginePlan) -> bool:
@@ -54,45 +85,87 @@ def is_known(one: Convolution, plan: EnginePlan) -> bool:
     """
     if one.channels_last and (one.channels % one.fill or one.weight[0] % one.fill):
         return False
-    known = plan.divides_sums and plan.engine in _ENGINES and dict(plan.knobs).get(_TILE_KNOB) in _TILES
-    return known and one.groups == 1 and one.dtype in _SHORTEST
+    tile = _TILES.get(dict(plan.knobs).get(_TILE_KNOB, -1))
+    known = plan.divides_sums and plan.engine in _ENGINES and tile in _LEVELS.get(one.dtype, ())
+    return known and not (one.groups > 1 and (one.channels_last or one.transposed))
 
 
 def missing_parts(kind: Kind, one: Convolution, plan: EnginePlan) -> int:
     """Return the bytes of partial sums that a GPU needs beyond the answer without a driver; negative: fewer."""
     knobs = dict(plan.knobs)
-    tile = _TILES[knobs[_TILE_KNOB]]
-    answered = plan.workspace - (0 if one.channels_last else transformed(one))
+    copies = 0 if one.channels_last else padded(one) if one.groups > 1 else transformed(one)
+    answered = plan.workspace - copies
     if answered < 0:
         return 0
-    parts = _parts(kind, one, tile, (knobs[CLUSTER_KNOB], knobs[CLUSTER_KNOB + 1]))
-    needed = parts * (math.prod(tile) * _SUM + _OF_PART) + _HEADER if parts else min(answered, _HEADER)
-    return needed - answered
-
-
-def _parts(kind: Kind, one: Convolution, tile: tuple[int, int], cluster: tuple[int, int]) -> int:
-    """Return the number of partial sums, each of one tile."""
+    tile, cluster = _TILES[knobs[_TILE_KNOB]], (knobs[CLUSTER_KNOB], knobs[CLUSTER_KNOB + 1])
     tiles, length = _tiles(kind, one, tile, cluster)
-    fit = _at_once(one.multiprocessors, math.prod(cluster))
-    whole = tiles <= fit
+    return divided_bytes(tiles, length, one, tile, math.prod(cluster)) - answered
+
+
+def divided_bytes(tiles: int, length: int, one: Convolution, tile: tuple[int, int], cluster: int) -> int:
+    """Return the bytes of partial sums and of their counters.
+
+    Args:
+        tiles: Tiles of the result.
+        length: Terms of each sum.
+        one: The convolution.
+        tile: Rows and columns of a tile.
+        cluster: Blocks of a cluster.
+    """
+    fit = _at_once(one.multiprocessors, cluster)
+    whole, has_rounds = tiles <= fit, tiles > 2 * fit
     shared = tiles if whole else tiles % fit
-    if shared == 0 or (not whole and 2 * shared >= fit):
-        return 0
-    limits = _SHORTEST if kind != "weight gradient" else _SHORTEST_WEIGHT if whole else _SHORTEST_LAST
-    each = min(fit // shared, length // limits[one.dtype])
-    return each * shared if each > 1 else 0
+    is_late = tiles // fit > _MOST_ROUNDS.get((one.dtype, tile), tiles)
+    blocks = 1
+    if shared and (whole or (2 * shared <= fit and not is_late)):
+        steps = ceil_div(length * one.itemsize, _STEP_BYTES)
+        blocks = _blocks(steps, min(fit // shared, _MOST_OF_TILE), one.dtype, tile, whole=whole)
+    if blocks == 1:
+        return _UNSHARED if has_rounds else 0
+    sums = blocks * math.prod(tile) + _counters(blocks)
+    return shared * sums * _SUM + _HEADER + (_OF_ROUNDS if has_rounds else 0)
+
+
+def _blocks(steps: int, most: int, dtype: torch.dtype, tile: tuple[int, int], *, whole: bool) -> int:
+    """Return how many blocks share a tile, of at most ``most``."""
+    limits = (_FEWEST_STEPS if whole else _FEWEST_STEPS_OF_LAST)[dtype]
+    if limits and most > _MOST_IN_TREE and steps // limits[0] > _MOST_IN_TREE:
+        blocks = min(steps // limits[1], most)
+        return blocks if blocks < most else ceil_div(steps, ceil_div(steps, most))
+    level = _LEVELS[dtype][tile][0 if whole else 1]
+
+    def time(blocks: int) -> float:
+        return ceil_div(steps, blocks) + level * (blocks - 1).bit_length()
+
+    return min(range(1, max(2, min(most, steps) + 1)), key=time)
+
+
+def _counters(blocks: int) -> int:
+    """Return the counters of a tile, one for each pair on each level of the tree."""
+    count = 0
+    while blocks > 1:
+        blocks = ceil_div(blocks, 2)
+        count += blocks
+    return count
 
 
 def _tiles(kind: Kind, one: Convolution, tile: tuple[int, int], cluster: tuple[int, int]) -> tuple[int, int]:
-    """Return the tiles of the result, in whole clusters, and the terms of each sum."""
+    """Return the tiles of the result, in whole clusters, and the terms of each sum.
+
+    Groups are padded, and those narrower than a tile are merged.
+    """
+    times, inside, outside = 1, one.channels, one.weight[0]
+    if one.groups > 1:
+        inside = outside = max(padded_width(one), _NARROWEST)
+        times = ceil_div(one.groups * padded_width(one), inside)
     if kind == "weight gradient":  # the columns of each tap have tiles of their own
-        rows, columns = ceil_div(one.weight[0], tile[0]), ceil_div(one.channels, tile[1]) * one.taps
+        rows, columns = ceil_div(outside, tile[0]), ceil_div(inside, tile[1]) * one.taps
         length = one.places
     else:
-        result, between = (one.output, one.channels) if kind == "forward" else (one.data, one.weight[0])
+        result, between = (one.output, inside) if kind == "forward" else (one.data, outside)
         rows = ceil_div(result[0] * math.prod(result[2:]), tile[0])
-        columns, length = ceil_div(result[1], tile[1]), between * one.taps
-    return round_up(rows, cluster[0]) * round_up(columns, cluster[1]), length
+        columns, length = ceil_div(outside if kind == "forward" else inside, tile[1]), between * one.taps
+    return times * round_up(rows, cluster[0]) * round_up(columns, cluster[1]), length
 
 
 def _at_once(multiprocessors: int, cluster: int) -> int:

@@ -56,7 +56,7 @@ def grouped(kind: Kind, one: Convolution) -> int:
     inside, outside = one.channels, one.weight[0] // one.groups
     if inside == 1 and not (one.channels_last or one.transposed) and not is_cudnn_depthwise(one):
         return 0
-    group = _Group(kind, one, inside, outside, max(4, 1 << (max(inside, outside) - 1).bit_length()))
+    group = _Group(kind, one, inside, outside, padded_width(one))
     if _sums_depthwise(group):
         return one.data[0] * _DEPTHWISE_PARTS_OF_IMAGE * prod(one.weight) * 4
     engine = _engine(group)
@@ -83,6 +83,19 @@ def is_cudnn_depthwise(one: Convolution) -> bool:
     if kernel == 1:
         return width <= 28 if batch == 1 else batch <= 16 and channels >= 128 and width <= 7
     return channels >= 512 or (channels >= 256 and width >= 28)
+
+
+def padded_width(one: Convolution) -> int:
+    """Return the channels that each group is padded to."""
+    return max(_NARROWEST, 1 << (max(one.channels, one.weight[0] // one.groups) - 1).bit_length())
+
+
+def padded(one: Convolution) -> int:
+    """Return the bytes of channels-last copies with padded groups."""
+    wide = padded_width(one)
+    weight = one.groups * wide**2 * one.taps
+    data = one.data[0] * one.groups * wide * (prod(one.data[2:]) + prod(one.output[2:]))
+    return (data + weight) * one.itemsize + HEADER
 
 
 def _sums_depthwise(group: _Group) -> bool:
@@ -192,9 +205,7 @@ def _of_weight_gradient(group: _Group) -> Engine:
 
 def _padded(group: _Group) -> int:
     one, wide = group.one, group.wide
-    weight = one.groups * wide**2 * one.taps
-    data = one.data[0] * one.groups * wide * (prod(one.data[2:]) + prod(one.output[2:]))
-    copies = (data + weight) * one.itemsize + HEADER
+    weight, copies = one.groups * wide**2 * one.taps, padded(one)
     if group.kind != "weight gradient":
         return copies + (OF_WIDE if one.places > _MANY_PLACES and wide > 4 else 0)
     merged = max(wide, _TILE)  # narrow groups share a tile

@@ -1,0 +1,71 @@
+"""Steps that a training goes on with: copies of the last one that was executed.
+
+The allocator's cache may still grow after the steps that are executed, as the blocks that a step finds depend on those
+that the one before left.  So the last step is replayed further, until a step begins with the blocks of one before it,
+from where on all steps are alike.  The trace gets the copies that a peak lies in, and none where no peak moves.
+"""
+
+from __future__ import annotations
+
+from trainatomy.allocator.player import Player
+from trainatomy.allocator.replay import library_moments
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.allocator.simulated import CachingAllocator
+from trainatomy.errors import SimulationError
+from trainatomy.results.trace import AllocationTrace
+from trainatomy.simulator.pieces import cut
+from trainatomy.simulator.stitching import Beginning, StepLibrary, Stitched
+from trainatomy.training.lengths import BatchShape
+
+MOST = 10
+"""Most copies that are tried."""
+
+
+def with_further_steps(trace: AllocationTrace, settings: AllocatorSettings) -> AllocationTrace:
+    """Return a trace of some steps with as many copies of the last one as its peaks need.
+
+    The trace itself is returned where no peak moves, and where its steps depend on more than the step before them.
+    """
+    if trace.stream_uses or trace.collectives or trace.pinned:
+        return trace
+    steps = 1 + max((mark.step for mark in trace.marks if mark.name == "step end"), default=-1)
+    if steps < 2:
+        return trace
+    try:
+        longer = _continued(trace, steps)
+    except SimulationError:
+        return trace
+    needed = _steps_to_peaks(longer, settings, steps)
+    return trace if needed <= steps else _continued(trace, steps, needed - steps).trace
+
+
+def _continued(trace: AllocationTrace, steps: int, copies: int = MOST) -> Stitched:
+    """Return a trace with copies of its last step.
+
+    Raises:
+        SimulationError: The last step keeps other things than the one before it, or needs what earlier ones made.
+    """
+    pieces = cut(trace, steps - 1, is_kept=True)
+    shape = BatchShape(0, 0, is_mixed=False)
+    library = StepLibrary({shape: pieces.steps[-1]})
+    return library.stitch(Beginning.of(trace, pieces), [(shape,)] * (1 + copies), detailed=True)
+
+
+def _steps_to_peaks(longer: Stitched, settings: AllocatorSettings, executed: int) -> int:
+    """Return the number of steps after which neither peak grows any more."""
+    allocator = CachingAllocator(settings)
+    player = Player(longer.trace, allocator, library_moments(longer.trace, allocator))
+    needed, found = executed, (0, 0)
+    seen: set[tuple[int, frozenset[tuple[int, int]]]] = set()
+    for step, end in enumerate(longer.step_ends, start=1):
+        player.play(end)
+        before = found
+        found = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+        if step > executed and found != before:
+            needed = step
+        if step >= executed:
+            blocks = allocator.reserved_bytes, allocator.live_blocks()
+            if blocks in seen:
+                break
+            seen.add(blocks)
+    return needed

@@ -1,0 +1,45 @@
+"""Scripts that shard their model themselves, and start without a launcher."""
+
+from __future__ import annotations
+
+from script_types import RunScript
+
+SHARDED = """
+    import os
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)])
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    model.to_empty(device="cuda")
+    for layer in model:
+        layer.reset_parameters()
+        nn.init.normal_(layer.weight)
+    noise = torch.randn_like(model[0].weight)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        model(torch.randn(8, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_sharded_weights_are_filled_with_random_numbers(run_script: RunScript) -> None:
+    outcome = run_script(SHARDED, gpus=4)
+    assert outcome.prediction is not None and outcome.prediction.script is not None, outcome.message
+    run = outcome.prediction.script
+    assert run.models[0].parameters == 4 * 1024 * 1024
+    assert run.models[0].bytes == 4 * 1024 * 1024  # a quarter of four bytes for each parameter
+    assert run.optimizers[0].state_bytes == 2 * run.models[0].bytes
+
+
+def test_a_script_that_needs_a_launcher_says_how_to_name_it(run_script: RunScript) -> None:
+    outcome = run_script("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
+    assert "trainatomy run --gpus N" in outcome.message and "torchrun" in outcome.message
