@@ -37,10 +37,29 @@ __all__ = [
     "fork_and_run",
     "last_lines",
     "preload",
+    "preload_for_forks",
     "read_result",
     "start",
     "write_result",
 ]
+
+
+INITIALISES_CUDA = ("torchao",)
+"""Libraries whose import initialises CUDA, after which no fork can use the GPU."""
+
+
+def preload_for_forks() -> None:
+    """Import what trainings need, without ``INITIALISES_CUDA``, for processes that only fork afterwards.
+
+    Raises:
+        SystemExit: If importing the others initialised CUDA.
+    """
+    for name in INITIALISES_CUDA:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    if not preload():
+        raise SystemExit(
+            "importing the libraries initialised CUDA, so that no fork can use the GPU: uninstall the last one"
+        )
 
 
 class Process(Protocol):

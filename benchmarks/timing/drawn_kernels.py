@@ -122,7 +122,7 @@ def measure(out: Path, time_limit: float, groups: Sequence[str] = (), draw: str 
     """Measure batch after batch until the time is up, in a fork that is replaced where a batch takes too long."""
     began, log = time.monotonic(), out.with_suffix(".log")
     chosen, first = list(batches(groups, draw)), 0
-    processes.preload()
+    processes.preload_for_forks()
     while first < len(chosen) and time.monotonic() - began < time_limit:
         done = out.with_suffix(".done")
         done.write_text(str(first), encoding="utf-8")

@@ -42,7 +42,7 @@ GRACE = 20
 
 def measure(out: Path, time_limit: float) -> None:
     """Measure all rows in a fork, twice if there is time; each result is a line at once."""
-    processes.preload()
+    processes.preload_for_forks()
     log, began = out.with_suffix(".log"), time.monotonic()
     process = processes.fork_and_run(partial(_measure, out, time_limit), log)
     while process.status() is None and time.monotonic() - began < time_limit + GRACE:

@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("/tmp/trainatomy-trainings"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    processes.preload()
+    processes.preload_for_forks()
     chosen = waiting(options.names, options.gpu)
     for part in options.parts.split(","):
         log, began = options.work / f"{part}.log", time.monotonic()

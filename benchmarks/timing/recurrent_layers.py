@@ -45,7 +45,7 @@ Kernels = dict[str, list[float]]
 
 def measure(out: Path, time_limit: float, groups: dict[str, int], draw: str) -> None:
     """Measure case after case of the groups in a fork until the time is up; ``draw`` names another draw of them."""
-    processes.preload()
+    processes.preload_for_forks()
     began, log = time.monotonic(), out.with_suffix(".log")
     process = processes.fork_and_run(partial(_measure, out, began + time_limit, groups, draw), log)
     while process.status() is None and time.monotonic() - began < time_limit + GRACE:
