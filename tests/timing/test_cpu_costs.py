@@ -8,6 +8,7 @@ from statistics import geometric_mean
 import pytest
 
 from trainatomy.catalog.calibrations import Calibration
+from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.measurement.calibration import expected, host, phases
@@ -15,7 +16,7 @@ from trainatomy.measurement.device.host_probe import PROBE
 from trainatomy.results.host_pace import HostPace
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.launch import PARTS, cpu_costs, cpu_seconds_by_phase, launch_seconds
+from trainatomy.timing.launch import PARTS, batch_bytes, cpu_costs, cpu_seconds_by_phase, launch_seconds
 from trainatomy.timing.step import predict_step_time
 
 
@@ -94,6 +95,20 @@ def test_each_phase_takes_the_median_of_its_rounds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(phases, "_round", played)
     (found,) = phases.phases_of(expected.trainings()[:1])
     assert found == {"forward": 6.0, "backward": 4.0, "optimizer": 4.0, "other": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "copied"),
+    [
+        ("aten::_to_copy(hf32[100])->f32[100]", 400),
+        ("aten::copy_(f32[100,100],hf32[])->f32[100,100]", 40_000),
+        ("aten::mul(f32[100],hf32[])->f32[100]", 0),
+        ("aten::index(f32[3,640,640],hi64[21])->f32[21,640,640]", 168),
+        ("aten::index(f32[3,640,640],i64[21])->f32[21,640,640]", 0),
+    ],
+)
+def test_what_a_call_copies_to_the_gpu(text: str, copied: int) -> None:
+    assert batch_bytes(from_text(text)) == copied
 
 
 def test_large_batches_have_their_own_factor() -> None:

@@ -149,14 +149,14 @@ def batch_bytes(call: Call) -> int:
     """Return the bytes that a call copies from the CPU to the GPU, 0 for other calls.
 
     A copy of pinned memory (``non_blocking``) is no batch: sharded weights that are kept in host memory, for example.
-    A CPU scalar among GPU tensors (``x * torch.tensor(2.0)``) is passed as a kernel argument and does not count.
+    A CPU scalar among GPU tensors (``x * torch.tensor(2.0)``) is passed as a kernel argument and does not count.  An
+    operation that picks rows of a GPU tensor by indices of the CPU copies the indices.
     """
-    if is_asynchronous(call):
+    if is_asynchronous(call) or not call.outputs or call.outputs[0].on_host:
         return 0
-    from_host = any(array.on_host and (array.shape or call.name in _CROSSING) for array in call.inputs)
-    if not from_host or not call.outputs or call.outputs[0].on_host:
-        return 0
-    return call.outputs[0].bytes
+    copies = call.name in _CROSSING
+    from_host = [array.bytes for array in call.inputs if array.on_host and (array.shape or copies)]
+    return call.outputs[0].bytes if copies and from_host else sum(from_host)
 
 
 def _large_host_bytes(call: Call) -> int:
