@@ -107,7 +107,7 @@ def resized() -> nn.Module:
     model.config.tie_word_embeddings = True
     model.tie_weights()
     model.resize_token_embeddings(VOCABULARY + 77, pad_to_multiple_of=64)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def half_frozen() -> nn.Module:
@@ -116,7 +116,7 @@ def half_frozen() -> nn.Module:
     model.model.embed_tokens.requires_grad_(False)
     for layer in model.model.layers[:2]:
         layer.requires_grad_(False)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def norms_only() -> nn.Module:
@@ -124,4 +124,4 @@ def norms_only() -> nn.Module:
     model = decoder()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("norm" in name or "lm_head" in name)
-    return model  # type: ignore[no-any-return]
+    return model

@@ -42,7 +42,7 @@ class Scaled(torch.autograd.Function):
         return functional.softplus(x) * factor
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of both."""
         x, factor = ctx.saved_tensors
         return gradient * torch.sigmoid(x) * factor, (gradient * functional.softplus(x)).sum(0)

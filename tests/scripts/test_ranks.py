@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from script_types import RunScript
 
 SHARDED = """
@@ -38,6 +39,13 @@ def test_sharded_weights_are_filled_with_random_numbers(run_script: RunScript) -
     assert run.models[0].parameters == 4 * 1024 * 1024
     assert run.models[0].bytes == 4 * 1024 * 1024  # a quarter of four bytes for each parameter
     assert run.optimizers[0].state_bytes == 2 * run.models[0].bytes
+
+
+def test_debug_shows_where_an_exception_came_from(run_script: RunScript, capfd: pytest.CaptureFixture[str]) -> None:
+    text = "def wrong():\n    raise ValueError('no such width')\nwrong()\n"
+    assert "no such width" in run_script(text).message and "Traceback" not in capfd.readouterr().err
+    assert "no such width" in run_script(text, debug=True).message
+    assert "in wrong" in capfd.readouterr().err
 
 
 def test_a_script_that_needs_a_launcher_says_how_to_name_it(run_script: RunScript) -> None:

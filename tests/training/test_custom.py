@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from trainatomy.api import predict
 from trainatomy.errors import FactoryError, MissingLibrary, WorkloadError
 from trainatomy.training.optimizer import create_custom, create_single, optimizer_class
 from trainatomy.workload import TrainSpec, Workload
@@ -136,3 +137,23 @@ def test_states_that_a_constructor_makes_stay_on_the_cpu() -> None:
     settings = {"model": {"factory": "mine:model"}, "train": {"optim": "torch.optim.Adagrad"}}
     with pytest.raises(WorkloadError, match=r"states when it is made.*loop: pytorch"):
         create_single(Workload.from_mapping(settings), Model())
+
+
+@pytest.mark.parametrize("optim", ["rmsprop_bnb_8bit", "rmsprop_bnb_32bit"])
+def test_a_kernel_that_bitsandbytes_does_not_have(optim: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    layer = Squared().to(torch.bfloat16)
+    batch = {"x": torch.zeros(2, 16, dtype=torch.bfloat16)}
+    with pytest.raises(WorkloadError, match="no 32-bit kernel of rmsprop for bfloat16"):
+        predict(layer, batch=batch, optimizer=optim)
+    assert predict(Squared(), batch={"x": torch.zeros(2, 16)}, optimizer=optim).fits
+
+
+class Squared(nn.Linear):
+    """A small layer that returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()

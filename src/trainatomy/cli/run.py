@@ -162,6 +162,7 @@ def run(
         torch=torch,
         detail=bool(page or trace or snapshot),
         compiled=compile,
+        debug=debug,
     )
     if measure:
         _check_measured(job)

@@ -29,6 +29,7 @@ class Job:
         torch: Version of PyTorch to simulate; None for the installed one.
         compiled: Whether ``torch.compile`` is simulated; None: where the script names it and its compiler is there.
         detail: Also return every allocation and operation.
+        debug: Print the traceback of an exception that ends the script.
         timed, timeline, calibration: See ``runs.options.PredictOptions``.
     """
 
@@ -46,6 +47,7 @@ class Job:
     torch: str | None = None
     detail: bool = False
     compiled: bool | None = None
+    debug: bool = False
 
 
 @dataclass(frozen=True, slots=True)

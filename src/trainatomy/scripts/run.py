@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "") ->
     )
     session = Session(gpu, settings, str(file))
     with session.open():
-        end = _end(session, job.command, file, is_last)
+        end = _end(session, job, file, is_last)
     message = "" if end.error is None else str(end.error)
     code = INTERRUPTED if end.ending == "interrupted" else 0
     code = code if end.error is None else end.error.exit_code
@@ -100,8 +101,9 @@ def topology_of(command: Command) -> Topology:
     return Topology(0, launch.gpus * launch.nodes, launch.gpus)
 
 
-def _end(session: Session, command: Command, file: Path, is_last: bool) -> _End:
+def _end(session: Session, job: Job, file: Path, is_last: bool) -> _End:
     """Run the script, and return how it ended."""
+    command = job.command
     try:
         with _interruptible(is_last), _limited(session.settings.time_limit):
             _run(command, file)
@@ -116,6 +118,8 @@ def _end(session: Session, command: Command, file: Path, is_last: bool) -> _End:
     except TrainatomyError as error:
         return _End("error", _at_place(error), place_of(error))
     except BaseException as error:
+        if job.debug:
+            traceback.print_exception(error)
         return _End("error", explained(error, command.name), place_of(error))
     finally:
         gc.collect()

@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from trainatomy.errors import MissingLibrary
+from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.operators.allocation.whole import one_operation
 from trainatomy.units import human_bytes
 
@@ -64,6 +64,8 @@ def simulated_bitsandbytes(
         yield paged
 
 
+_WITHOUT_BFLOAT16 = ("momentum", "rmsprop", "adagrad", "lars")
+"""Optimizers without a 32-bit kernel for bfloat16 (backends/cuda/ops.py, ``str2optimizer32bit``, bitsandbytes 0.50)."""
 _MANAGED_UNIT = 128 * 2**20
 """Multiple that the GPU's used memory grew by for managed memory: 128 MiB for 168 paged states of together 21 MiB, and
 256 MiB for 192 of together 168 MiB (two trainings on an H200, driver 580.159; benchmarks/everyday)."""
@@ -92,6 +94,13 @@ def _replacements(get_paged: Callable[..., torch.Tensor]) -> dict[str, Callable[
     """
 
     def update_32bit(optimizer_name: str, g: torch.Tensor, p: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if optimizer_name in _WITHOUT_BFLOAT16 and g.dtype == torch.bfloat16:
+            raise WorkloadError(
+                f"train.optim: bitsandbytes has no 32-bit kernel of {optimizer_name} for bfloat16 gradients: its step "
+                "fails on a GPU; parameters of less than 4096 numbers use it with 8 bits, too. Use weights in float32 "
+                "(model.dtype: float32), or another optimizer",
+                key="train.optim",
+            )
         if kwargs.get("max_unorm", 0.0) > 0.0:
             torch.norm(p.data.float())
         _update("optimizer_update_32bit", (g, p, *args), kwargs)

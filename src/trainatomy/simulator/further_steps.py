@@ -17,8 +17,10 @@ from trainatomy.simulator.pieces import cut
 from trainatomy.simulator.stitching import Beginning, StepLibrary, Stitched
 from trainatomy.training.lengths import BatchShape
 
-MOST = 10
-"""Most copies that are tried."""
+COPIES = (4, 12)
+"""Copies that are tried: a few, and more where they moved a peak and the cache is not stable after them."""
+_SHAPE = BatchShape(0, 0, is_mixed=False)
+"""Stands for the shape of all batches."""
 
 
 def with_further_steps(trace: AllocationTrace, settings: AllocatorSettings) -> AllocationTrace:
@@ -32,27 +34,21 @@ def with_further_steps(trace: AllocationTrace, settings: AllocatorSettings) -> A
     if steps < 2:
         return trace
     try:
-        longer = _continued(trace, steps)
-    except SimulationError:
+        pieces = cut(trace, steps - 1, is_kept=True)
+        library, first = StepLibrary({_SHAPE: pieces.steps[-1]}), Beginning.of(trace, pieces)
+        for copies in COPIES:
+            needed, is_stable = _steps_to_peaks(library.stitch(first, [(_SHAPE,)] * (1 + copies)), settings, steps)
+            if is_stable or needed == steps:
+                break
+    except SimulationError:  # the last step keeps other things than the one before it, or needs what earlier ones made
         return trace
-    needed = _steps_to_peaks(longer, settings, steps)
-    return trace if needed <= steps else _continued(trace, steps, needed - steps).trace
+    if needed == steps:
+        return trace
+    return library.stitch(first, [(_SHAPE,)] * (1 + needed - steps), detailed=True).trace
 
 
-def _continued(trace: AllocationTrace, steps: int, copies: int = MOST) -> Stitched:
-    """Return a trace with copies of its last step.
-
-    Raises:
-        SimulationError: The last step keeps other things than the one before it, or needs what earlier ones made.
-    """
-    pieces = cut(trace, steps - 1, is_kept=True)
-    shape = BatchShape(0, 0, is_mixed=False)
-    library = StepLibrary({shape: pieces.steps[-1]})
-    return library.stitch(Beginning.of(trace, pieces), [(shape,)] * (1 + copies), detailed=True)
-
-
-def _steps_to_peaks(longer: Stitched, settings: AllocatorSettings, executed: int) -> int:
-    """Return the number of steps after which neither peak grows any more."""
+def _steps_to_peaks(longer: Stitched, settings: AllocatorSettings, executed: int) -> tuple[int, bool]:
+    """Return the number of steps after which neither peak grows any more, and whether the cache is stable then."""
     allocator = CachingAllocator(settings)
     player = Player(longer.trace, allocator, library_moments(longer.trace, allocator))
     needed, found = executed, (0, 0)
@@ -66,6 +62,6 @@ def _steps_to_peaks(longer: Stitched, settings: AllocatorSettings, executed: int
         if step >= executed:
             blocks = allocator.reserved_bytes, allocator.live_blocks()
             if blocks in seen:
-                break
+                return needed, True
             seen.add(blocks)
-    return needed
+    return needed, False

@@ -49,7 +49,7 @@ _SECTIONS = ("data", "train", "trl", "generation", "parallel", "software")
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
 MAX_STEPS = 10_000
-"""Steps are executed one by one, so more of them would take hours; the peak is reached after two or three."""
+"""Steps are executed one by one, so more of them would take hours; without `steps`, copies of the last one follow."""
 FUSED_OPTIMIZERS = frozenset({"adamw_torch_fused"})
 
 

@@ -7,7 +7,7 @@ as it loads), and inputs are never copied to a common type on CUDA (ATen/TensorI
 from __future__ import annotations
 
 from trainatomy.operators.allocation.arguments import bound, dense_bytes
-from trainatomy.operators.allocation.plan import KernelCall, Out, Plan, Scratch
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 
 
 def native_dropout(call: KernelCall) -> Plan:
@@ -24,6 +24,24 @@ def native_dropout(call: KernelCall) -> Plan:
 def isinf(call: KernelCall) -> Plan:
     """Plan |x| as a tensor of its own: |x| = ∞ (aten/src/ATen/native/TensorCompare.cpp)."""
     return [Scratch(dense_bytes(bound(call)["self"]), "absolute value"), Out(0)]
+
+
+def affine_grid(call: KernelCall) -> Plan:
+    """Plan the base grid, and for each of its dimensions the coordinates with their steps.
+
+    Source: aten/src/ATen/native/AffineGridGenerator.cpp (``make_base_grid_4D``, ``linspace_from_neg_one``),
+    torch 2.9-2.13.
+    """
+    sizes = [int(size) for size in call.args[1]][2:]
+    itemsize = call.outputs[0].itemsize
+    points = call.outputs[0].numel() // len(sizes)
+    plan: list[Scratch | Free] = [Scratch(points * (len(sizes) + 1) * itemsize, "base grid")]
+    is_aligned = bool(call.args[2])
+    for size in reversed(sizes):
+        names = ["coordinates"] if is_aligned or size <= 1 else ["coordinates", "product", "quotient"]
+        plan += [Scratch(size * itemsize, f"{name} {size} {len(plan)}") for name in names]
+        plan += [Free(one.name) for one in plan[-len(names) :] if isinstance(one, Scratch)]
+    return (*plan, Out(0))
 
 
 def roll(call: KernelCall) -> Plan:

@@ -10,6 +10,7 @@ COPIES = family(
     row("_to_copy clone cat stack", launch="copy"),
     row("copy", launch="copy", reads="sources"),
     row("repeat"),
+    row("affine_grid_generator", cost="", allocates="elementwise:affine_grid"),
     row("flip", cost="elementwise:rearranged"),
     row("roll", cost="elementwise:rearranged", allocates="elementwise:roll"),
     row("constant_pad_nd slice_backward select_backward", cost="indexing:part_of_zeros"),
