@@ -62,10 +62,10 @@ Two kinds of answers differ between a machine with a GPU and one without a drive
 - **Sums that are divided among multiprocessors** (stream-K) report fewer parts, because how many blocks run at once is
   known to the driver only. Where the tiles of the plan are known, the parts of a GPU replace them (`divided.py`): so
   many blocks share a tile as take the least time. That was read off 8,600 divided sums of one H200, of which 97.9 %
-  are met; 451 sums of groups, which were not looked at, are met for 97 %. Another card may fit other numbers of blocks.
+  are met; 481 sums of groups, which were not looked at, are met for 97 %. Another card may fit other numbers of blocks.
 
-With both, the library missed 0.6 % of 55,023 calls of the twenty networks by more than 2 % and 1 MiB, before those calls
-were used for the table.
+With both, the library missed 0.6 % of 55,023 calls of the twenty networks by more than 2 % and 1 MiB, before those
+calls were used for the table.
 
 Where the library is missing, decision trees (`learned.py`) choose among the same methods by sizes of a call. They were
 learned from 99,645 of the calls.
