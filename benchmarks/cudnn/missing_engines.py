@@ -50,13 +50,13 @@ ANSWERS = (
     ("records/drawn.jsonl.gz", "records/answers-drawn-h200.jsonl.gz"),
 )
 """Calls, and the plan of each by the handle."""
+TWENTY = HERE / "records" / "layers-of-twenty.jsonl.gz"
+"""Layers of trainings of the twenty networks at drawn batches and images."""
 DRAWN: dict[str, Callable[[Mapping[str, Any]], list[Call]]] = {
     "records/answers-published-h200.jsonl.gz": lambda about: calls(about["count"], about["seed"]),
     "records/answers-twenty-h200.jsonl.gz": lambda about: calls_of(TWENTY, about["seed"]),
 }
 """The plans of calls that ``handle_answers.py`` draws, by the handle, and how the calls follow from the first line."""
-TWENTY = HERE / "records" / "layers-of-twenty.jsonl.gz"
-"""Layers of trainings of the twenty networks at drawn batches and images."""
 LISTS = ("records/plans-h200.jsonl.gz",)
 """Calls with all of their plans by the handle."""
 TRACED = "held_out/traced.jsonl"

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "everyday"))
 import everyday_cases
 import torch
 from probe import KINDS, SWAPPED, as_called
-from report_text import DETAILS_TEXT, PAGE_TEXT
+from report_text import DETAILS_TEXT, EARLIER_TITLE, PAGE_TEXT
 
 from trainatomy.catalog.cudnn import device_text
 from trainatomy.catalog.gpus import find_gpu
@@ -268,9 +268,7 @@ def page() -> str:
             each = "\n".join(networks_table(errors))
             lists.append(DETAILS_TEXT.format(title=f"Each training: {campaign.title}", table=each))
     earlier = [row for one in EARLIER for row in summary(one.title, errors_of(one), by_precision=False)]
-    folded = DETAILS_TEXT.format(
-        title="All sets, those that were looked at too", table="\n".join(table(heads, earlier))
-    )
+    folded = DETAILS_TEXT.format(title=EARLIER_TITLE, table="\n".join(table(heads, earlier)))
     about = json.loads(TABLE.read_text(encoding="utf-8"))["counts"]
     return PAGE_TEXT.format(
         blind="\n".join(table(heads, blind)),

@@ -33,7 +33,11 @@ What is left:
 
 - Memory is reserved in segments of 20 MiB and more. A wrong workspace that makes the allocator take one segment more,
   or less, costs a training of 200 MiB 10 %, and one of 10 GiB nothing.
-- The rules miss about a quarter of the bytes of workspaces. Install the library if networks for images matter to you.
+- In fp16 the scale of the loss starts at 65,536. Where gradients overflow with it, PyTorch skips the first steps, so
+  that the optimizer's states are allocated later, at other places. The simulation assumes that no step is skipped.
+  With one skipped step, the largest misses among earlier trainings in fp16 are exact (ResNet-50 with 10 images of 283
+  pixels: −5.3 %; Wide ResNet-50 with 41 of 134: −3.9 %); which networks overflow is not known without data.
+- The rules miss 5 % of the workspaces of these networks by more than 2 % and 1 MiB, the library 0.6 %.
 - On GPUs other than Hopper's, the choices that the library does not name (below) follow rules that were not measured
   there.
 
@@ -56,8 +60,15 @@ Two kinds of answers differ between a machine with a GPU and one without a drive
   calls that an H200 answered (`missing_engines.py`). A table made without {held_out} calls of held-out configurations
   names the engine of {right} of those.
 - **Sums that are divided among multiprocessors** (stream-K) report fewer parts, because how many blocks run at once is
-  known to the driver only. Where the tiles of the plan are known, the parts of a GPU replace them; how many blocks fit
-  was read off one H200, and another card may fit other numbers of clusters.
+  known to the driver only. Where the tiles of the plan are known, the parts of a GPU replace them (`divided.py`): so
+  many blocks share a tile as take the least time. That was read off 8,600 divided sums of one H200, of which 97.9 %
+  are met; 481 sums of groups, which were not looked at, are met for 97 %. Another card may fit other numbers of blocks.
+
+With both, the library missed 0.6 % of 55,023 calls of the twenty networks by more than 2 % and 1 MiB, before those
+calls were used for the table.
+
+Where the library is missing, decision trees (`learned.py`) choose among the same methods by sizes of a call. They were
+learned from 99,645 of the calls.
 
 ## Single calls
 
@@ -69,7 +80,7 @@ order in which trainatomy tries plans is PyTorch's. All of these calls have been
 {calls}
 """
 
-EARLIER_TITLE = "Earlier sets; rows with *seen* are by today's table and rules, which know what was measured"
+EARLIER_TITLE = "Earlier sets; rows with *seen* are by code that was made with the measurements at hand"
 
 DETAILS_TEXT = """<details><summary>{title}</summary>
 

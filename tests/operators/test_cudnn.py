@@ -1,17 +1,21 @@
 """Workspaces of cuDNN as measured on an H200 (torch 2.11, cuDNN 9.19).
 
-Single calls, and a random sample of those on which the rules were evaluated before their last adjustments
-(``benchmarks/kernels/workspaces.py``, seed 1).
+Single calls, and a random sample of those on which the rules written by hand were evaluated before their last
+adjustments (``benchmarks/kernels/workspaces.py``, seed 1); calls of networks that the trees were learned from.
 """
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
 from cudnn_sample import KINDS, convolution_of, sample
 
-from trainatomy.operators.allocation.cudnn import workspace
+from trainatomy.catalog.files import read_text
+from trainatomy.operators.allocation.cudnn import by_hand, workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+from trainatomy.operators.allocation.cudnn.learned import FILE, bytes_of, learned_workspace, sizes_of
 from trainatomy.operators.allocation.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
 
 HALF, FLOAT = torch.bfloat16, torch.float32
@@ -62,7 +66,7 @@ SQUARE, THREE = (8, 64, 56, 56), (64, 64, 3, 3)
 )
 def test_as_measured(case: Convolution, measured: tuple[int | None, ...]) -> None:
     for kind, known in zip(KINDS, measured, strict=True):
-        assert known is None or workspace(kind, case) == known, kind
+        assert known is None or by_hand(kind, case) == known, kind
 
 
 @pytest.mark.parametrize(
@@ -76,32 +80,32 @@ def test_as_measured(case: Convolution, measured: tuple[int | None, ...]) -> Non
     ],
 )
 def test_large_weight_gradients_in_fp32(case: Convolution, measured: int) -> None:
-    assert workspace("weight gradient", case) == pytest.approx(measured, rel=0.03)
+    assert by_hand("weight gradient", case) == pytest.approx(measured, rel=0.03)
 
 
 def test_many_images_are_a_product_in_fp32_and_large_ones_are_not() -> None:
     many = convolution((24, 256, 56, 56), (256, 256, 1, 1), 1, 0, torch.float32)
     large = convolution((4, 512, 32, 32), (2048, 512, 1, 1), 1, 0, torch.float32)
-    assert workspace("input gradient", many) < 512
-    assert workspace("input gradient", large) == pytest.approx(41_943_187, rel=0.001)
+    assert by_hand("input gradient", many) < 512
+    assert by_hand("input gradient", large) == pytest.approx(41_943_187, rel=0.001)
 
 
 def test_small_filters_of_colour_images_and_vectors_need_nothing_in_fp32() -> None:
-    assert workspace("weight gradient", convolution(IMAGES, (64, 3, 3, 3), 1, 1, torch.float32)) == 0
-    assert workspace("weight gradient", convolution(IMAGES, (64, 3, 7, 7), 2, 3, torch.float32)) > 10**7
-    assert workspace("weight gradient", convolution((16, 960, 1, 1), (240, 960, 1, 1), 1, 0, torch.float32)) < 2048
+    assert by_hand("weight gradient", convolution(IMAGES, (64, 3, 3, 3), 1, 1, torch.float32)) == 0
+    assert by_hand("weight gradient", convolution(IMAGES, (64, 3, 7, 7), 2, 3, torch.float32)) > 10**7
+    assert by_hand("weight gradient", convolution((16, 960, 1, 1), (240, 960, 1, 1), 1, 0, torch.float32)) < 2048
 
 
 def test_images_are_padded_to_four_channels_for_the_first_filters_in_fp16() -> None:
     stem = convolution(IMAGES, (64, 3, 7, 7), 2, 3, torch.float16)
-    assert workspace("forward", stem) == 16081424
-    assert workspace("forward", convolution(IMAGES, (64, 3, 7, 7), 2, 3, HALF)) == 19317776
+    assert by_hand("forward", stem) == 16081424
+    assert by_hand("forward", convolution(IMAGES, (64, 3, 7, 7), 2, 3, HALF)) == 19317776
 
 
 def test_one_dimension() -> None:
     whisper = convolution((2, 512, 1, 3000), (512, 512, 1, 3), 2, 1, HALF)
-    assert workspace("forward", whisper) == workspace("weight gradient", whisper) == 10788880
-    assert workspace("input gradient", whisper) == 10788880 + 131
+    assert by_hand("forward", whisper) == by_hand("weight gradient", whisper) == 10788880
+    assert by_hand("input gradient", whisper) == 10788880 + 131
 
 
 def test_random_convolutions_match_as_often_as_documented() -> None:
@@ -110,12 +114,51 @@ def test_random_convolutions_match_as_often_as_documented() -> None:
     lines = sample("convolution")
     for line in lines:
         for kind in KINDS:
-            found = workspace(swapped.get(kind, kind) if line["transposed"] else kind, convolution_of(line))
+            found = by_hand(swapped.get(kind, kind) if line["transposed"] else kind, convolution_of(line))
             exact += found == line[kind]
             missed += abs(found - line[kind])
             taken += line[kind]
     assert exact / (3 * len(lines)) > 0.58
     assert missed / taken < 0.3
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "measured"),
+    [
+        ("forward", convolution((27, 384, 13, 13), (256, 384, 3, 3), 1, 1), 16_793_459),
+        ("forward", convolution((25, 480, 20, 20), (80, 480, 1, 1), dtype=HALF), 11_200_016),
+        ("forward", convolution((72, 800, 10, 10), (128, 800, 1, 1)), 26_726_416),
+        ("input gradient", convolution((5, 256, 40, 40), (256, 256, 3, 3), 1, 1), 35_520_943),
+        ("weight gradient", convolution((29, 96, 14, 14), (208, 96, 3, 3), 1, 1), 11_170_143),
+        ("weight gradient", convolution((23, 256, 28, 28), (256, 256, 3, 3), 2, 1), 25_440_272),
+        ("weight gradient", convolution((26, 224, 34, 34), (128, 224, 1, 1), dtype=torch.float16), 25_092_239),
+        ("weight gradient", convolution((21, 960, 9, 9), (128, 960, 1, 1), dtype=torch.float16), 10_321_920),
+    ],
+)
+def test_trees_tell_products_copies_and_divided_sums_apart(kind: Kind, one: Convolution, measured: int) -> None:
+    assert abs(by_hand(kind, one) - measured) > 10**6
+    assert workspace(kind, one) == measured
+
+
+def test_trees_are_asked_about_contiguous_images_of_one_group_alone() -> None:
+    images = SQUARE, (64, 64, 3, 3), 1, 1
+    assert learned_workspace("forward", convolution(*images)) is not None
+    assert learned_workspace("forward", convolution(*images, last=True)) is None
+    assert learned_workspace("forward", convolution(SQUARE, (64, 2, 3, 3), 1, 1, groups=32)) is None
+    assert learned_workspace("forward", convolution((2, 64, 8, 8, 8), (64, 64, 3, 3, 3), 1, 1)) is None
+    assert learned_workspace("forward", convolution(*images, dtype=torch.float64)) is None
+
+
+def test_every_method_and_size_of_the_trees_is_known() -> None:
+    one = convolution(SQUARE, THREE, 1, 1, HALF)
+    nodes = [(kind, tree) for kind, trees in json.loads(read_text(FILE))["trees"].items() for tree in trees.values()]
+    while nodes:
+        kind, node = nodes.pop()
+        if isinstance(node, str):
+            assert bytes_of(node, kind, one) >= 0
+        else:
+            assert 0 <= node[0] < len(sizes_of(one))
+            nodes += [(kind, node[2]), (kind, node[3])]
 
 
 def test_random_recurrent_layers_match_nearly_always() -> None:

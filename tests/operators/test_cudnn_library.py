@@ -22,13 +22,14 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.operators.allocation.convolution import convolution as plan_of
 from trainatomy.operators.allocation.convolution import workspace_bytes
-from trainatomy.operators.allocation.cudnn import library, missing, workspace
+from trainatomy.operators.allocation.cudnn import divided, library, missing, workspace
 from trainatomy.operators.allocation.cudnn.backend import Backend, BackendError, Mode, Note
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.heuristics import Choice, EnginePlan, Heuristics, mode_of, plans
 from trainatomy.operators.allocation.cudnn.missing import FILE, NAMED, SIZES, Engine, Row, missing_engine
 from trainatomy.operators.allocation.cudnn.products import bytes_in_cublas
 from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
+from trainatomy.operators.allocation.cudnn.weight_gradient import weight_gradient
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Scratch
 from trainatomy.results.prediction import Fact, Prediction
 from trainatomy.simulator import cudnn
@@ -192,12 +193,12 @@ def test_the_rules_decide_about_depthwise_convolutions_and_products_of_unknown_e
 
 def test_partial_sums_that_only_a_driver_tells_are_added_by_the_rules() -> None:
     one = convolution((48, 256, 14, 14), (256, 256, 3, 3), 1, 1, dtype=torch.bfloat16)
-    known = workspace("weight gradient", one)
-    divided = EnginePlan(65, ((25, 0), (27, 1), (28, 3)), (), known - 4_719_052)
-    assert divided.workspace + missing_parts("weight gradient", one, divided) == known
+    known = weight_gradient(one)
+    shared = EnginePlan(65, ((25, 0), (27, 1), (28, 3)), (), known - 4_719_052)
+    assert shared.workspace + missing_parts("weight gradient", one, shared) == known
     whole = EnginePlan(65, ((25, 1), (27, 1), (28, 3)), (), known - 4_719_052)
     assert missing_parts("weight gradient", one, whole) == 0
-    assert missing_parts("forward", one, divided) == 0
+    assert missing_parts("forward", one, shared) == 0
     larger = EnginePlan(65, ((25, 0), (27, 1), (28, 3)), (), known + 1)
     assert missing_parts("weight gradient", one, larger) == 0
 
@@ -331,11 +332,41 @@ def stream_k(engine: int, tile: int, cluster: tuple[int, int], workspace: int) -
         # Parts are answered without a driver, and none are needed on a GPU.
         ("input gradient", convolution((16, 256, 28, 28), (512, 256, 3, 3), 1, 1, dtype=torch.bfloat16),
          stream_k(67, 3, (1, 2), 23_724_243), 21_626_896),
+        # Inception: thirteen blocks share each of nine tiles.
+        ("weight gradient", convolution((20, 64, 39, 39), (96, 64, 3, 3), 1, 1, dtype=torch.float16),
+         stream_k(65, 1, (1, 3), 10_435_027), 13_679_527),
+        # The tiles of 64 x 192 of the last round are shared by three blocks each.
+        ("forward", convolution((40, 192, 18, 18), (192, 192, 3, 3), 2, dtype=torch.float16),
+         stream_k(62, 18, (8, 1), 7_409_875), 10_555_727),
+        # Groups of 24 channels are padded to 32, and two of them share a tile.
+        ("weight gradient", replace(
+            convolution((28, 72, 120, 120), (72, 24, 3, 3), 2, 1, dtype=torch.float16), groups=3
+        ), stream_k(65, 5, (1, 3), 96_823_312), 98_593_375),
     ],
 )  # fmt: skip
 def test_partial_sums_are_those_of_a_gpu(kind: Kind, one: Convolution, plan: EnginePlan, measured: int) -> None:
     assert abs(plan.workspace - measured) > 10**6
-    assert abs(plan.workspace + missing_parts(kind, one, plan) - measured) < 512  # the allocator's blocks
+    assert plan.workspace + missing_parts(kind, one, plan) == measured
+
+
+@pytest.mark.parametrize(
+    ("steps", "most", "dtype", "tile", "whole", "blocks"),
+    [
+        (72, 5, torch.bfloat16, (128, 64), True, 1),  # 4,608 terms: half of them take as long as adding up two sums
+        (203, 5, torch.bfloat16, (128, 64), True, 2),
+        (288, 4, torch.bfloat16, (128, 64), True, 4),
+        (576, 2, torch.bfloat16, (128, 64), True, 2),
+        (147, 15, torch.float16, (128, 64), True, 15),  # too short for nine blocks with 17 steps each: a tree
+        (182, 19, torch.float16, (128, 64), True, 10),  # 17 steps for each block, at least
+        (352, 17, torch.float16, (128, 64), True, 17),
+        (72, 66, torch.float32, (128, 128), False, 18),  # four steps each, in the last round
+        (100, 11, torch.float32, (128, 128), False, 10),  # ten blocks are as fast as eleven
+    ],
+)
+def test_so_many_blocks_share_a_tile_as_take_the_least_time(
+    steps: int, most: int, dtype: torch.dtype, tile: tuple[int, int], whole: bool, blocks: int
+) -> None:
+    assert divided.blocks_of_tile(steps, most, dtype, tile, whole=whole) == blocks
 
 
 def fact(found: Prediction) -> Fact:

@@ -98,7 +98,7 @@ def missing_parts(kind: Kind, one: Convolution, plan: EnginePlan) -> int:
     if answered < 0:
         return 0
     tile, cluster = _TILES[knobs[_TILE_KNOB]], (knobs[CLUSTER_KNOB], knobs[CLUSTER_KNOB + 1])
-    tiles, length = _tiles(kind, one, tile, cluster)
+    tiles, length = tiles_and_terms(kind, one, tile, cluster)
     return divided_bytes(tiles, length, one, tile, math.prod(cluster)) - answered
 
 
@@ -119,14 +119,14 @@ def divided_bytes(tiles: int, length: int, one: Convolution, tile: tuple[int, in
     blocks = 1
     if shared and (whole or (2 * shared <= fit and not is_late)):
         steps = ceil_div(length * one.itemsize, _STEP_BYTES)
-        blocks = _blocks(steps, min(fit // shared, _MOST_OF_TILE), one.dtype, tile, whole=whole)
+        blocks = blocks_of_tile(steps, min(fit // shared, _MOST_OF_TILE), one.dtype, tile, whole=whole)
     if blocks == 1:
         return _UNSHARED if has_rounds else 0
     sums = blocks * math.prod(tile) + _counters(blocks)
     return shared * sums * _SUM + _HEADER + (_OF_ROUNDS if has_rounds else 0)
 
 
-def _blocks(steps: int, most: int, dtype: torch.dtype, tile: tuple[int, int], *, whole: bool) -> int:
+def blocks_of_tile(steps: int, most: int, dtype: torch.dtype, tile: tuple[int, int], *, whole: bool) -> int:
     """Return how many blocks share a tile, of at most ``most``."""
     limits = (_FEWEST_STEPS if whole else _FEWEST_STEPS_OF_LAST)[dtype]
     if limits and most > _MOST_IN_TREE and steps // limits[0] > _MOST_IN_TREE:
@@ -149,7 +149,7 @@ def _counters(blocks: int) -> int:
     return count
 
 
-def _tiles(kind: Kind, one: Convolution, tile: tuple[int, int], cluster: tuple[int, int]) -> tuple[int, int]:
+def tiles_and_terms(kind: Kind, one: Convolution, tile: tuple[int, int], cluster: tuple[int, int]) -> tuple[int, int]:
     """Return the tiles of the result, in whole clusters, and the terms of each sum.
 
     Groups are padded, and those narrower than a tile are merged.
