@@ -90,7 +90,9 @@ def phases(path: Path) -> list[Phase]:
             continue
         rows = {phase: _row(line, phase) for phase in PHASES}
         regions = {phase: line["counts"].get(phase, {}).get("checkpoint", 0) for phase in PHASES}
-        times = {phase: us[phase] - regions[phase] * HOST.microseconds["checkpoint"].get(phase, 0.0) for phase in PHASES}
+        times = {
+            phase: us[phase] - regions[phase] * HOST.microseconds["checkpoint"].get(phase, 0.0) for phase in PHASES
+        }
         if line["earlier"]:
             rows["other"], times["other"] = rows["other"] + rows.pop("optimizer"), times["other"] + times["optimizer"]
         whole = sum(us.values())
