@@ -19,6 +19,7 @@ from typing import Any
 import everyday_cases
 from everyday_cases import Case, pace_of
 
+from trainatomy.catalog.first_calls import first_on_machine_seconds
 from trainatomy.workload.trl import steps_per_generation
 
 SIZES = {
@@ -49,8 +50,11 @@ TIMED = """\
 Cases that ran beside others on their GPU have no times. A prediction assumes a quiet host, and the hosts were busy: *at
 the pace* is what is predicted for a host as slow as the [probe](run-conditions.md#pace-of-the-host) said while the case
 ran, which only cases since 2026-11-23 recorded. Evaluations are the first of their training; what the first one takes
-longer is added to the prediction. Where TRL generates in some steps only, a step is the mean one."""
-BLIND = "Stored before the case was measured, those that know the pace:"
+longer is added to the prediction, and 0.5 s where it uses cuDNN's attention, which CUDA compiles once on a machine
+([why](evaluation.md)): these hosts were fresh. Where TRL generates in some steps only, a step is the mean one."""
+BLIND = """\
+Stored before the case was measured, those that know the pace (the half second of evaluations was added afterwards;
+without it two of the evaluations are 80 and 87 % too short):"""
 AGAIN = """\
 The code of today, predicted again (`predict.py --again`). Its costs of the host follow from small trainings on an H200
 (2026-11-24, `benchmarks/timing/records/host-everyday-h200.jsonl.gz`). No constant was fitted to these cases, but how
@@ -95,12 +99,18 @@ def figures_of(line: Mapping[str, Any]) -> dict[str, float | None]:
     spent = evaluation.get("seconds")
     figures = totals | {
         "reserved_before_bytes": evaluation.get("reserved_before_bytes"),
-        "evaluation_seconds": None if spent is None else spent + (evaluation.get("first_extra_seconds") or 0.0),
+        "evaluation_seconds": None if spent is None else spent + first_evaluation_extra(evaluation),
         "first_token_seconds": generation.get("first_token_seconds"),
         "token_seconds": generation.get("token_seconds"),
         "checkpoint_bytes": sum(checkpoint["files"].values()) if checkpoint else None,
     }
     return figures | dict.fromkeys(TIMES if line.get("shared") else ())
+
+
+def first_evaluation_extra(evaluation: Mapping[str, Any]) -> float:
+    """Return what the first evaluation on a machine takes longer; a measured one says nothing of it."""
+    extra: float = evaluation.get("first_extra_seconds") or 0.0
+    return extra + first_on_machine_seconds() if extra else 0.0
 
 
 def mean_step_seconds(record: Mapping[str, Any]) -> float:
@@ -134,8 +144,8 @@ def paced_times(record: Mapping[str, Any], prediction: Mapping[str, Any]) -> dic
     if pace is None or record.get("shared"):
         return {}
     found = {name: at_pace(times, pace) for name, times in prediction.get("paced", {}).items() if times}
-    if "evaluation_seconds" in found and (extra := (prediction.get("evaluation") or {}).get("first_extra_seconds")):
-        found["evaluation_seconds"] += extra
+    if "evaluation_seconds" in found:
+        found["evaluation_seconds"] += first_evaluation_extra(prediction.get("evaluation") or {})
     return found
 
 

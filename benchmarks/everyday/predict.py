@@ -141,7 +141,7 @@ def waiting(options: argparse.Namespace) -> list[tuple[Case, str | None, float |
 
 def times_of(line: dict[str, Any]) -> dict[str, Any]:
     """Return what is kept of a prediction that was made again."""
-    return {name: line[name] for name in ("name", "commit", "paced", "bound_by", "error") if name in line}
+    return {name: line[name] for name in ("name", "commit", "paced", "bound_by", "evaluation", "error") if name in line}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import everyday_cases
 import pytest
 from measured import FULL
 
+from trainatomy.catalog.hosts import reference_host
 from trainatomy.results.evaluation import Evaluation
 
 CASES = """
@@ -78,6 +79,25 @@ def test_cases_are_predicted_before_they_are_measured(tmp_path: Path, capsys: py
     report.main(["--records", str(out), "--predictions", str(stored)])
     assert "| 0 of 1, 50.00 %, 50.00 % |" in capsys.readouterr().out
     assert asdict(outcome)["status"] == "completed"
+
+
+def test_times_are_compared_at_the_recorded_pace() -> None:
+    report = script("everyday_report")
+    host = reference_host()
+    (probe, seconds), exponent = next(iter(host.probe_seconds.items())), 1 / next(iter(host.pace_exponents.values()))
+    record = {"name": "a", "host_pace": {"probe": probe, "during_seconds": [seconds * 1.5**exponent] * 5}}
+    assert everyday_cases.pace_of(record) == pytest.approx(1.5)
+    paced = {"step_seconds": {"1.0": 1.0, "2.0": 3.0}, "evaluation_seconds": {"1.0": 1.0, "2.0": 1.0}}
+    found = report.paced_times(record, {"paced": paced, "evaluation": {"first_extra_seconds": 0.1}})
+    assert found["step_seconds"] == pytest.approx(2.0)
+    assert found["evaluation_seconds"] == pytest.approx(1.1 + report.first_on_machine_seconds())
+    assert report.paced_times({"name": "a", "host_pace": {"probe": "older/1"}}, {"paced": paced}) == {}
+
+
+def test_drawn_cases_are_those_of_their_seed() -> None:
+    drawn = {name: case for cases in script("draw").drawn(31).values() for name, case in cases.items()}
+    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith("-drawn-31")}
+    assert written == drawn
 
 
 def test_a_generation_is_timed_once_and_an_evaluation_runs_in_the_warm_up() -> None:

@@ -202,6 +202,9 @@ def test_recomputation_is_a_phase() -> None:
     found = operations_of(workload("BertForMaskedLM", gradient_checkpointing=True))
     assert 0 < flop(found, "recompute") < flop(found, "forward")
     assert found.module_calls["recompute"] > 0
+    hooks = found.hook_calls
+    assert hooks["_checkpoint_hook.forward"] == hooks["_recomputation_hook.recompute"] > 0
+    assert found.parameters > found.modules // 2 > 0
 
 
 @pytest.mark.parametrize("loop", ["trainer", "pytorch"])

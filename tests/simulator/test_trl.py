@@ -182,6 +182,16 @@ def test_grpo_generates_all_tokens_of_a_completion() -> None:
     assert any("every completion gets all its tokens" in note for note in simulation.notes)
 
 
+def test_a_step_of_grpo_that_does_not_generate_is_executed_where_there_is_one() -> None:
+    settings = {"num_generations": 2, "max_completion_length": 5}
+    assert run("grpo", trl=settings).operations_between is None
+    found = run("grpo", trl={**settings, "num_iterations": 3})
+    assert found.operations_between is not None
+    counts = [sum(one.repeats for one in each.operations) for each in (found.operations, found.operations_between)]
+    assert counts[0] > 1.5 * counts[1] > 0
+    assert {one.phase for one in found.operations_between.operations} >= {"forward", "backward", "optimizer"}
+
+
 def test_grpo_has_a_reference_model_only_with_a_divergence() -> None:
     settings = {"num_generations": 2, "max_completion_length": 3}
     assert bytes_labelled(run("grpo", trl=settings), "reference_weight") == 0

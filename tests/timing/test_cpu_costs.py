@@ -16,7 +16,7 @@ from trainatomy.measurement.device.host_probe import PROBE
 from trainatomy.results.host_pace import HostPace
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.launch import PARTS, batch_bytes, cpu_costs, cpu_seconds_by_phase, launch_seconds
+from trainatomy.timing.launch import PARTS, batch_bytes, cpu_costs, cpu_seconds_by_phase, launch_seconds, loop_seconds
 from trainatomy.timing.step import predict_step_time
 
 
@@ -150,6 +150,30 @@ def test_fsdp_and_sharded_tensors_cost_python_of_their_own() -> None:
     of = [sum(launch_seconds(one, costs, "pytorch")) for one in (waited, beside, counted)]
     assert of[0] - of[1] == pytest.approx(costs.sharded_collective)
     assert of[2] - of[0] == pytest.approx(2 * costs.sharded_call + 3 * costs.resized_storage)
+
+
+def test_hooks_of_saved_tensors_cost_python_by_who_has_them() -> None:
+    array = Array((1024,), (1,), "float32", 4, 0)
+    call, rows = Call("aten::add", (array, array), (array,)), ("forward", "backward")
+    base = {"calls": [call], "operations": [Operation(0, 0, phase, "", 0, 1) for phase in rows]}
+    costs = cpu_costs(reference_host().microseconds)
+    counts = {"OffloadActivations.forward": 3, "OffloadActivations.backward": 2, "mine.forward": 5}
+    plain, hooked = (
+        sum(launch_seconds(Operations(**base, hook_calls=found), costs, "trainer")) for found in ({}, counts)
+    )
+    forward, backward, other = (costs.hook_call[name] for name in (*list(counts)[:2], "other"))
+    assert hooked - plain == pytest.approx(3 * forward + 2 * backward + 5 * other)
+
+
+def test_a_loop_walks_over_the_modules_and_parameters_of_the_model_that_is_trained() -> None:
+    costs = cpu_costs(reference_host().microseconds)
+    called, known = Operations(module_calls={"forward": 40}), Operations(module_calls={"forward": 40}, modules=10)
+    assert loop_seconds(called, costs, "trl")["micro_step"] - loop_seconds(known, costs, "trl")["micro_step"] == (
+        pytest.approx(30 * costs.module_micro_step["trl"])
+    )
+    tensors = Operations(modules=10, parameters=7)
+    steps = [loop_seconds(one, costs, "trainer")["step"] for one in (known, tensors)]
+    assert steps[1] - steps[0] == pytest.approx(7 * costs.parameter_step["trainer"])
 
 
 def test_the_engine_of_deepspeed_costs_python_of_its_own() -> None:

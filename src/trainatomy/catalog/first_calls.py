@@ -25,3 +25,8 @@ def first_call_seconds(calls: Iterable[Call], before: Iterable[Call] = ()) -> fl
         }
 
     return sum(known[name] for name, *_ in kinds(calls) - kinds(before))
+
+
+def first_on_machine_seconds() -> float:
+    """Return what the first attention of cuDNN without gradients takes longer on a machine that has never run one."""
+    return cast("dict[str, float]", read_yaml("first_calls.yaml"))["first_on_machine"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainatomy.catalog.first_calls import first_on_machine_seconds
 from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.experts import Experts
@@ -19,7 +20,9 @@ def evaluation(found: Evaluation) -> list[str]:
     own, before = found.own_allocated_bytes, found.allocated_before_bytes
     spent = "" if found.seconds is None else f", {seconds(found.seconds)}"
     if found.first_extra_seconds:
-        spent += f" (the first one {seconds(found.first_extra_seconds)} longer)"
+        on_machine = seconds(first_on_machine_seconds())
+        spent += f" (the first one {seconds(found.first_extra_seconds)} longer, and {on_machine} more"
+        spent += " if it is the first on its machine)"
     lines = [f"one evaluation: {count}{spent}"]
     if own is not None:
         peaks = "the evaluation" if own > before else "the training step"
