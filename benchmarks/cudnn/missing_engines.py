@@ -15,7 +15,7 @@ import argparse
 import gzip
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -196,7 +196,7 @@ def table_of(every: Iterable[Asked]) -> dict[Row, Engine]:
 
 def entry_of(of: list[Asked]) -> Engine:
     """Return the engine of most calls, or the limit of a size that tells them apart."""
-    engines = sorted({call.engine for call in of})
+    engines = [engine for engine, _ in Counter(call.engine for call in of).most_common()]
     usual: Engine = min(engines, key=lambda engine: wrong(engine, of))
     best, fewest = usual, int(MOST_WRONG * wrong(usual, of))
     if len(of) < FEWEST or wrong(usual, of) == 0:

@@ -37,7 +37,7 @@ What is left:
   that the optimizer's states are allocated later, at other places. The simulation assumes that no step is skipped.
   With one skipped step, the largest misses among earlier trainings in fp16 are exact (ResNet-50 with 10 images of 283
   pixels: −5.3 %; Wide ResNet-50 with 41 of 134: −3.9 %); which networks overflow is not known without data.
-- The rules miss 5 % of the workspaces of these networks by more than 2 % and 1 MiB, the library 0.6 %.
+- The rules miss 5 % of the single workspaces of these networks by more than 2 % and 1 MiB, the library 0.6 %.
 - On GPUs other than Hopper's, the choices that the library does not name (below) follow rules that were not measured
   there.
 
