@@ -222,6 +222,7 @@ def test_a_prepared_model_is_predicted_with_its_precision(gpu: FakeAllocator, tm
 
 def test_a_forward_that_was_replaced_before_it_was_prepared_is_kept() -> None:
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # a test before may have made another
     plain, replaced = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     replaced.forward = types.MethodType(lambda self, x: 2 * torch.nn.Linear.forward(self, x), replaced)
     expected = [plain(torch.ones(2)), replaced(torch.ones(2))]

@@ -58,6 +58,7 @@ class ScriptObserver(PhaseMarker):
         self._made: list[weakref.ref[torch.optim.Optimizer]] = []
         self._used: dict[int, int] = {}
         self._complete = Operations()
+        self._modules = self._tensors = 0
         self._loaded = False
         self.called_models: list[str] = []
         self.models: tuple[TrainedModel, ...] = ()
@@ -124,6 +125,9 @@ class ScriptObserver(PhaseMarker):
         """Describe the models and optimizers as they are now; when the script has ended, they may be gone."""
         trained = [model for key in self._trained if (model := self._models.get(key)) is not None]
         self.models = tuple(map(self._model, trained)) or self.models
+        if trained:
+            self._modules = sum(len(list(model.modules())) for model in trained)
+            self._tensors = sum(len(list(model.parameters())) for model in trained)
         used = [one for one in self._optimizers() if id(one) in self._used]
         self.optimizers = (
             tuple(
@@ -233,7 +237,9 @@ class ScriptObserver(PhaseMarker):
     def end(self) -> Operations:
         """Return the operations of the last complete step."""
         self._operations.stop()
-        return self._complete if self.steps else self._operations.operations
+        found = self._complete if self.steps else self._operations.operations
+        found.modules, found.parameters = self._modules, self._tensors
+        return found
 
     # -- labels --------------------------------------------------------------------------------------------------------
 
