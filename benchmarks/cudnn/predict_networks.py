@@ -55,7 +55,7 @@ def main() -> int:
             began = time.monotonic()
             found = predicted(case, options.gpu, source, options.torch)
             failed += isinstance(found, TrainatomyError)
-            everyday_cases.append(out, everyday.line_of(case, found, commit))
+            everyday_cases.append(out, everyday.line_of(case, found, commit, paced={}))
             shown = found if isinstance(found, TrainatomyError) else f"{found.memory.peak_reserved_bytes:,}"
             print(f"{source:8} {case.name:28} {shown} in {time.monotonic() - began:.1f} s", flush=True)
     return 1 if failed else 0
