@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.catalog.cudnn import level_factors
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import WorkloadError
@@ -184,7 +185,12 @@ def simulate(
         TrainatomyError: What building the model and the step raises.
     """
     processor = Processor(
-        gpu.capability, gpu.multiprocessors, torch_version(workload), heuristics_of(workload, gpu), gpu.l2_bytes
+        gpu.capability,
+        gpu.multiprocessors,
+        torch_version(workload),
+        heuristics_of(workload, gpu),
+        gpu.l2_bytes,
+        level_factors(gpu),
     )
     once = partial(
         simulate, gpu=gpu, model=model, make_batch=make_batch, trust_remote_code=trust_remote_code, topology=topology
