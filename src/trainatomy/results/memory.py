@@ -79,6 +79,15 @@ class PeakRange:
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedSteps:
+    """Peaks of a training in float16 whose first ``steps`` optimizer steps are skipped, in bytes."""
+
+    steps: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """A part of one component, such as ``16-bit copies kept by autocast`` or ``cuBLAS workspaces``."""
 
@@ -123,6 +132,9 @@ class Memory:
     are those with the plans that cuDNN's heuristics prefer.
     ``layouts`` is given where the peaks depend on where the driver puts segments; the other figures are those with the
     addresses that it chooses where nothing else lies in the address space.
+    ``skipped_steps`` is given where the peaks depend on how many first optimizer steps gradient scaling skips, because
+    float16 gradients overflow: with one, with two, up to four. More steps are like the last entry, or alternate between
+    the last two where these differ.  The other figures are those with as many as the workload says (0 by default).
     """
 
     peak_allocated_bytes: int
@@ -137,6 +149,7 @@ class Memory:
     range: PeakRange | None = None
     plans: PeakRange | None = None
     layouts: PeakRange | None = None
+    skipped_steps: tuple[SkippedSteps, ...] = ()
 
 
 TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
