@@ -14,9 +14,11 @@ from trainatomy.allocator.replay import replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.api import predict
 from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.results.memory import SkippedSteps, totals_of_run
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.simulator.skipped_steps import BEGIN, END, makes_states, with_skipped_steps
+from trainatomy.training.gradient_scaling import CountedSteps
 from trainatomy.workload import Workload
 
 VIT = {
@@ -154,3 +156,21 @@ def test_what_no_gradient_scaling_decides_about_is_refused() -> None:
         Workload.from_mapping({**mapping, "train": {"fp16": True}, "steps": 1})
     with pytest.raises(WorkloadError, match="not simulated with data"):
         Workload.from_mapping({**mapping, "train": {"fp16": True}, "data": {"lengths": [5, 9]}})
+
+
+def test_a_run_is_compared_with_the_steps_that_it_skipped() -> None:
+    totals = {"peak_allocated_bytes": 10, "peak_reserved_bytes": 20, "device_bytes": 25}
+    known = [SkippedSteps(1, 11, 21), SkippedSteps(2, 12, 22)]
+    assert totals_of_run(totals, known, None) == totals_of_run(totals, known, 0) == totals
+    assert list(totals_of_run(totals, known, 1).values()) == [11, 21, 26]
+    assert totals_of_run(totals, known, 7) == totals_of_run(totals, known, 2)
+    alternating = [*known, SkippedSteps(3, 11, 21), SkippedSteps(4, 12, 22)]
+    assert [totals_of_run(totals, alternating, count)["peak_allocated_bytes"] for count in (4, 5, 6)] == [12, 11, 12]
+
+
+def test_first_skipped_steps_are_counted() -> None:
+    seen = CountedSteps()
+    assert seen.count is None
+    for taken in (False, False, True, False):
+        seen.decided(taken)
+    assert seen.count == 2

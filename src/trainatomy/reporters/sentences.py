@@ -179,6 +179,14 @@ def skipped_steps(memory: Memory) -> str | None:
     )
 
 
+def skipped_in_run(count: int) -> str:
+    """Return how many first steps gradient scaling skipped in a run."""
+    steps = "the first optimizer step" if count == 1 else f"the first {count} optimizer steps"
+    return (
+        f"Gradients overflowed in float16, so PyTorch skipped {steps}: predicted totals are those of such a run."
+    )
+
+
 def bytes_per_parameter(figures: BytesPerParameter) -> str:
     """Return ``18.30 bytes per parameter (rule of thumb: 18 for mixed precision with AdamW)``."""
     rule = f" (rule of thumb: {figures.rule:g} for {figures.rule_name})" if figures.rule is not None else ""

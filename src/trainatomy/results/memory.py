@@ -7,7 +7,7 @@ PyTorch's allocator has handed out at its peak (``weights`` to ``functionality``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -151,9 +151,32 @@ class Memory:
     layouts: PeakRange | None = None
     skipped_steps: tuple[SkippedSteps, ...] = ()
 
+    def totals(self, skipped: int | None = None) -> dict[str, int]:
+        """Return ``TOTALS`` by name, of a run in which gradient scaling skipped that many first steps."""
+        return totals_of_run({name: getattr(self, name) for name in TOTALS}, self.skipped_steps, skipped)
+
 
 TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 """The totals of ``Memory``, which a measurement has too."""
+MOST_SKIPPED_STEPS = 4
+"""Skipped steps that are predicted at most: where a fourth still moves a peak, further ones alternate."""
+
+
+def totals_of_run(totals: Mapping[str, int], known: Sequence[SkippedSteps], skipped: int | None) -> dict[str, int]:
+    """Return ``TOTALS`` by name, of a run in which gradient scaling skipped that many first steps.
+
+    Args:
+        totals: Those without skipped steps.
+        known: The peaks with them.
+        skipped: How many were skipped; None where gradient scaling decided about no step.
+    """
+    if not skipped or not known:
+        return dict(totals)
+    beyond = max(skipped - len(known), 0)
+    alternates = beyond % 2 if len(known) == MOST_SKIPPED_STEPS else 0
+    one = known[min(skipped, len(known)) - 1 - alternates]
+    device = totals["device_bytes"] + one.reserved_bytes - totals["peak_reserved_bytes"]
+    return dict(zip(TOTALS, (one.allocated_bytes, one.reserved_bytes, device), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

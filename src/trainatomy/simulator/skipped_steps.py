@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.allocator.replay import replay
 from trainatomy.errors import SimulationError
-from trainatomy.results.memory import SkippedSteps
+from trainatomy.results.memory import MOST_SKIPPED_STEPS, SkippedSteps
 from trainatomy.results.trace import AllocationTrace, Event, Mark
 from trainatomy.simulator.further_steps import with_copies, with_further_steps
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from trainatomy.allocator.settings import AllocatorSettings
     from trainatomy.results.memory import Memory
 
-MOST = 4
-"""Skipped steps that are tried, where two more of them still move a peak."""
 BEGIN, END = "scaled step", "scaled step end"
 """Marks around the step of an optimizer that gradient scaling may skip."""
 
@@ -65,7 +63,7 @@ def peaks_with_skipped_steps(
         return ()
     found = [SkippedSteps(0, memory.peak_allocated_bytes, memory.peak_reserved_bytes)]
     with contextlib.suppress(SimulationError):
-        while len(found) <= MOST and (len(found) < 3 or not _same_peaks(found)):
+        while len(found) <= MOST_SKIPPED_STEPS and (len(found) < 3 or not _same_peaks(found)):
             skipped = with_further_steps(with_skipped_steps(trace, len(found)), settings)
             peaks = replay(skipped, settings, device_bytes=gpu_bytes)
             found.append(SkippedSteps(len(found), peaks.peak_allocated_bytes, peaks.peak_reserved_bytes))

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 
-class SkippedSteps:
+class CountedSteps:
     """Counts the first steps that are skipped, before one is taken.
 
     Attributes:

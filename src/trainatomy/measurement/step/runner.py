@@ -34,7 +34,7 @@ from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
-from trainatomy.training.gradient_scaling import SkippedSteps, following_scaled_steps
+from trainatomy.training.gradient_scaling import CountedSteps, following_scaled_steps
 from trainatomy.training.observer import Silent
 from trainatomy.training.quantization import load_on_device
 from trainatomy.training.throughput import tokens_per_sample
@@ -111,7 +111,7 @@ def _run_in_group(
         compiles=workload.mode == "training" and workload.train.compiles,
     )
     recorder = RunRecorder(timer.warm_up) if job.recorded else None
-    skipped = SkippedSteps()
+    skipped = CountedSteps()
     with following_scaled_steps(decided=skipped.decided):
         outcome = _execute(workload, timer, recorder, limit.max_steps)
     meter.read()
