@@ -182,9 +182,7 @@ def skipped_steps(memory: Memory) -> str | None:
 def skipped_in_run(count: int) -> str:
     """Return how many first steps gradient scaling skipped in a run."""
     steps = "the first optimizer step" if count == 1 else f"the first {count} optimizer steps"
-    return (
-        f"Gradients overflowed in float16, so PyTorch skipped {steps}: predicted totals are those of such a run."
-    )
+    return f"Gradients overflowed in float16, so PyTorch skipped {steps}: predicted totals are those of such a run."
 
 
 def bytes_per_parameter(figures: BytesPerParameter) -> str:
