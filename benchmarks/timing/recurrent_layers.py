@@ -237,6 +237,8 @@ def kind_of(line: dict[str, Any], kernels: Kernels) -> str:
     if any("Persist" in name for name in kernels):
         fused = "fused" if any("blockPersist" in name for name in kernels) else "persistent"
         return f"{fused} {line['dtype']}"
+    if not line.get("tf32", True):
+        return "float32 without TF32"
     inputs, hidden = (size * BYTES[line["dtype"]] % 16 for size in line["sizes"])
     return f"{line['dtype']}{' hidden misaligned' if hidden else ' inputs misaligned' if inputs else ''}"
 
@@ -246,12 +248,12 @@ def compare(path: Path, gpu_id: str, worst: int) -> None:
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 
-    model = cost_model_of(find_gpu(gpu_id), tf32=None)
+    models = {tf32: cost_model_of(find_gpu(gpu_id), tf32=None if tf32 else False) for tf32 in (True, False)}
     found: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for line in trainings.lines(path):
         for call, kernels, part in zip(calls(line), measured(line), ("forward", "backward"), strict=True):
             runs, us = (sum(column) for column in zip(*kernels.values(), strict=True))
-            cost = kernel_cost(call, model)
+            cost = kernel_cost(call, models[line.get("tf32", True)])
             about = f"{line['kind']} {line['sizes']} {line['shape']} {line['num_layers']} {line['bidirectional']}"
             errors = cost.seconds * 1e6 / us - 1, cost.launches / runs - 1
             found[f"{kind_of(line, kernels)}, {part}"].append((*errors, f"{about} {us:.0f} µs"))
