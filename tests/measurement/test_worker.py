@@ -131,6 +131,7 @@ def test_preloading_imports_the_compiler_where_bitsandbytes_will(monkeypatch: py
     monkeypatch.setattr(worker, "import_module", imported.append)
     for installed in (False, True):
         monkeypatch.setattr(worker, "version_of", lambda name, found=installed: "1" if found else None)
+        imported.clear()
         worker.preload()
         assert ("torch._inductor.compile_fx" in imported) is installed
         assert "TORCH_WARM_POOL" not in os.environ
