@@ -94,16 +94,17 @@ def test_times_are_compared_at_the_recorded_pace() -> None:
     assert report.paced_times({"name": "a", "host_pace": {"probe": "older/1"}}, {"paced": paced}) == {}
 
 
-def test_drawn_cases_are_those_of_their_seed() -> None:
-    drawn = {name: case for cases in script("draw").drawn(31).values() for name, case in cases.items()}
-    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith("-drawn-31")}
+@pytest.mark.parametrize(("seed", "each"), [(31, None), (32, 4)])
+def test_drawn_cases_are_those_of_their_seed(seed: int, each: int | None) -> None:
+    drawn = {name: case for cases in script("draw").drawn(seed, each).values() for name, case in cases.items()}
+    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith(f"-{seed}")}
     assert written == drawn
 
 
-def test_a_generation_is_timed_once_and_an_evaluation_runs_in_the_warm_up() -> None:
+def test_a_generation_is_timed_like_steps_and_an_evaluation_runs_in_the_warm_up() -> None:
     measure = script("measure")
     jobs = {case.name: measure.job_of(case, "h200") for case in everyday_cases.cases() if case.kind != "quantised"}
-    assert jobs["llama-1.1b-greedy"].steps == 3 and jobs["llama-1.1b-greedy"].most_steps == 0
+    assert jobs["llama-1.1b-greedy"].steps == 2 + measure.TIMED_STEPS
     assert jobs["gpt2-loss-batch-16"].steps == 4 + measure.TIMED_STEPS
 
 
