@@ -68,7 +68,8 @@ def test_cases_are_predicted_before_they_are_measured(tmp_path: Path, capsys: py
     with pytest.raises(SystemExit, match="as they are written now"):
         measure.main(arguments)
 
-    evaluation = Evaluation(**{**line["evaluation"], "seconds": 2 * line["evaluation"]["seconds"]})
+    first = line["evaluation"]["seconds"] + line["evaluation"]["first_extra_seconds"]
+    evaluation = Evaluation(**{**line["evaluation"], "seconds": 2 * first, "first_extra_seconds": None})
     reserved = line["memory"]["peak_reserved_bytes"] * 2
     case = everyday_cases.Case("tiny-evaluated", "evaluation", line["workload"])
     record = measure.line_of(case, replace(FULL, evaluation=evaluation, peak_reserved_bytes=reserved), shared=False)
@@ -90,7 +91,7 @@ def test_times_are_compared_at_the_recorded_pace() -> None:
     paced = {"step_seconds": {"1.0": 1.0, "2.0": 3.0}, "evaluation_seconds": {"1.0": 1.0, "2.0": 1.0}}
     found = report.paced_times(record, {"paced": paced, "evaluation": {"first_extra_seconds": 0.1}})
     assert found["step_seconds"] == pytest.approx(2.0)
-    assert found["evaluation_seconds"] == pytest.approx(1.1 + report.first_on_machine_seconds())
+    assert found["evaluation_seconds"] == pytest.approx(1.1 + report.first_on_machine_seconds(0.1))
     assert report.paced_times({"name": "a", "host_pace": {"probe": "older/1"}}, {"paced": paced}) == {}
 
 
