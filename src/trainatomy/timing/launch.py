@@ -1,8 +1,9 @@
 """CPU time to launch each operation: Python, the dispatcher, autograd, the allocator and the kernel launch.
 
 The CPU launches operations one after the other.  What one costs depends on its kind and on where it is launched: in a
-forward pass (modules' Python code runs between operations; recording a graph adds little), in backward (the autograd
-engine calls nodes without Python), or outside of both.  The costs are data, measured on a host (``catalog/hosts.yaml``) or by
+forward pass of a training (modules' Python code runs between operations), in one that follows another without a
+backward pass in between (the same Python, which the CPU's caches still hold), in backward (the autograd engine calls
+nodes without Python), or outside of all.  The costs are data, measured on a host (``catalog/hosts.yaml``) or by
 ``trainatomy calibrate``; this module contains no numbers.
 """
 
@@ -43,8 +44,8 @@ class CPUCosts:
     """CPU costs in seconds.
 
     Attributes:
-        graph: Launching one operation of each of ``KINDS`` in a forward pass that records a graph.
-        without_graph: The same in one that records none, as a share of ``graph``; see ``OTHER``.
+        graph: Launching one operation of each of ``KINDS`` in a forward pass of a training.
+        without_graph: The same in generation, evaluation and inference, as a share of ``graph``; see ``OTHER``.
         backward: The same in backward.
         plain: The same outside of both.
         list_item: Each tensor of a list argument.
