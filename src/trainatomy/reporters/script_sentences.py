@@ -31,7 +31,8 @@ _STAND_INS: dict[StandInKind, str] = {
     "images": "the images of {name} are not on this machine: black ones of its size were made up",
     "launch": "{name}",
     "metric": "the metric {name} is not on this machine and computes nothing",
-    "monitor": "{name} watches no GPU: the memory that it hears of is simulated, all else is empty",
+    "monitor": "{name} watches no GPU: the memory in use that it hears of is what PyTorch reserves, without the CUDA "
+    "context; all else is empty",
     "pretrained weights": "{name} was built from its configuration, without pretrained weights",
     "sample lengths": "samples have {name} tokens",
     "selection": "masks of computed values select everything, and all computed values differ ({times}): the most that "

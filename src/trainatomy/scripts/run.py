@@ -232,6 +232,11 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
             f"{place} joins a group of processes, which a launcher describes: say how many GPUs it has, "
             f"trainatomy run --gpus N, or give the whole command, trainatomy run torchrun ... ({text})"
         )
+    if isinstance(error, NotImplementedError) and "have no storage" in text:
+        return SimulationError(
+            f"{place} takes a tensor to the GPU that is not dense ({text}); sparse and nested tensors there are not "
+            "simulated.\nMeasure the script: trainatomy run --measure"
+        )
     if isinstance(error, NotImplementedError) and "meta" in text:
         return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")
     if isinstance(error, EOFError):
