@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from trainatomy.simulator.storages import storage_key
+
 _View = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 _MAX_KNOWN_ELEMENTS = 1 << 26
 """Elements of the largest tensor whose values are followed: four attention masks over 4096 tokens."""
@@ -86,7 +88,7 @@ class Values:
         )
 
     def _entry(self, tensor: torch.Tensor) -> torch.Tensor | _LazyValue | None:
-        views = self._known.get(tensor.untyped_storage()._cdata) if self._known else None
+        views = self._known.get(storage_key(tensor)) if self._known else None
         return views.get(_view_of(tensor)) if views else None
 
     def _remember(self, tensor: torch.Tensor, value: torch.Tensor | _LazyValue) -> None:
