@@ -160,7 +160,7 @@ class DataDependentSizes:
         if name == "aten::nonzero":
             return self._nonzero(args[0])
         if name == "aten::masked_select":
-            mask = self._values.of(args[1])
+            mask = self._values.of(args[1], with_data=True)
             if mask is None:
                 return None
             count = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
@@ -174,7 +174,7 @@ class DataDependentSizes:
         return None
 
     def _nonzero(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        value = self._values.of(tensor) if tensor.is_meta else tensor
+        value = self._values.of(tensor, with_data=True) if tensor.is_meta else tensor
         if value is None:
             return None
         positions = value.nonzero()
@@ -183,7 +183,7 @@ class DataDependentSizes:
         return found
 
     def _run_on_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = self._values.of(args[0]) if args[0].is_meta else None
+        value = self._values.of(args[0], with_data=True) if args[0].is_meta else None
         if value is None:
             return None
         known = func(value, *args[1:], **kwargs)
