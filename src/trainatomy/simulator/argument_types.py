@@ -1,8 +1,8 @@
 """Types of arguments that CUDA's kernels refuse, although PyTorch's meta kernels take them.
 
-A float32 batch for a model in bfloat16, labels of 32 bits, or ``index_add`` of what autocast made: each is an error on a
-GPU.  Found by calling the samples of PyTorch's own operator tests (``torch.testing._internal``, 2.13) with one argument
-of another type, and checked in the source of the CUDA kernels (aten/src/ATen/native, ``cuda/``).
+A float32 batch for a model in bfloat16, labels of 32 bits, or ``index_add`` of what autocast made: each is an error on
+a GPU.  Found by calling the samples of PyTorch's own operator tests (``torch.testing._internal``, 2.13) with one
+argument of another type, and checked in the source of the CUDA kernels (aten/src/ATen/native, ``cuda/``).
 """
 
 from __future__ import annotations

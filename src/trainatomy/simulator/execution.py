@@ -76,8 +76,8 @@ def _cause(name: str, error: NotImplementedError) -> str:
     if found := _NO_SPARSE.search(str(error)):
         if not torch._C._dispatch_has_kernel_for_dispatch_key(found[1], "SparseCPU"):
             return (
-                f"a kernel for sparse tensors ({found[1]}): PyTorch has none on a GPU either.\nIf it clips the gradients "
-                "of nn.Embedding(sparse=True), set train.max_grad_norm: 0, or leave sparse out"
+                f"a kernel for sparse tensors ({found[1]}): PyTorch has none on a GPU either.\nIf it clips the "
+                "gradients of nn.Embedding(sparse=True), set train.max_grad_norm: 0, or leave sparse out"
             )
         return f"a kernel for sparse tensors ({found[1]}) that needs no data.\n{_MEASURE}"
     if name.startswith("aten::"):

@@ -23,7 +23,7 @@ from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.operator_facts import OperatorFacts, facts_of
 from trainatomy.simulator.plans import PlanWriter
-from trainatomy.simulator.storages import Storages
+from trainatomy.simulator.storages import Storages, storage_key
 from trainatomy.simulator.streams import Streams, SyncKind
 from trainatomy.simulator.values import Values
 from trainatomy.training.packed_weights import is_packed_type
@@ -186,7 +186,7 @@ class Recorder(TorchDispatchMode):
         """Return the allocation that holds a tensor (of a sparse one, its values); None if it is not on the GPU."""
         with _DISABLED():
             tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor
-            return self.ledger.number_at(tensor.untyped_storage()._cdata) if tensor.is_meta else None
+            return self.ledger.number_at(storage_key(tensor)) if tensor.is_meta else None
 
     def hold(self, tensor: torch.Tensor, operation: str, size: int | None = None) -> int | None:
         """Write the allocation of a tensor that came to life on the GPU; the death of its storage releases it."""

@@ -14,7 +14,12 @@ import torch
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's storage, valid while it lives.  Call with torch functions disabled."""
+    """Return the identity of a tensor's storage, valid while it lives.  Call with torch functions disabled.
+
+    A tensor inside of ``torch.func`` transforms is a wrapper, and has the storage of what it wraps.
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata
 
 

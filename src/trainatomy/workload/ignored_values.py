@@ -41,9 +41,11 @@ def _schedule_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
     if schedule == "reduce_lr_on_plateau" and _text(raw.get("eval_strategy") or "no") == "no":
         yield Problem(("lr_scheduler_type",), "reduce_lr_on_plateau needs an eval_strategy: steps or epoch")
     given, allowed = _mapping(raw.get("lr_scheduler_kwargs")), known[schedule]
-    for key in given if allowed is not None else ():
+    if allowed is None:
+        return
+    takes = f"{schedule} takes {', '.join(allowed) or 'no arguments'}"
+    for key in given:
         if key not in allowed:
-            takes = f"{schedule} takes {', '.join(allowed)}" if allowed else f"{schedule} takes no arguments"
             yield Problem(("lr_scheduler_kwargs",), f"there is no argument {key!r}: {takes}")
 
 

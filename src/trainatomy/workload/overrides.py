@@ -18,8 +18,8 @@ from trainatomy.workload.arguments import arguments
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.factory import REFERENCES, resolve
 from trainatomy.workload.flags import BY_NAME, Flag
-from trainatomy.workload.launch import read_launch
 from trainatomy.workload.ignored_values import CHECKED
+from trainatomy.workload.launch import read_launch
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.overlay import get_key, overlay, remove_replaced, set_key
 from trainatomy.workload.schema import Workload

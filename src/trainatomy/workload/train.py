@@ -17,7 +17,19 @@ from trainatomy.workload.arguments import arguments, is_class_path, is_factory, 
 from trainatomy.workload.deepspeed import read_deepspeed
 from trainatomy.workload.ignored_values import ignored_problems
 from trainatomy.workload.nearest import suggestion
-from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Names, Problem, Section, Settings, Text, refuse
+from trainatomy.workload.section import (
+    Amount,
+    Count,
+    Decay,
+    Fraction,
+    Index,
+    Names,
+    Problem,
+    Section,
+    Settings,
+    Text,
+    refuse,
+)
 
 
 def _optimizer(name: str) -> str:

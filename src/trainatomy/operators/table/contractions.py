@@ -32,6 +32,11 @@ MATRIX_PRODUCTS = family(
     row("_scaled_grouped_mm", cost="", loads=(), workspaces=()),
 )
 
+SOLUTIONS = family(
+    Operator("", "contraction", why="depends on the algorithm", launch="library", loads=_CUBLAS, workspaces=_CUBLAS),
+    row("linalg_lu_solve", allocates="linear_algebra:lu_solve"),
+)
+
 CONVOLUTIONS = family(
     Operator("", "contraction", why="convolutions are products of unfolded images", launch="convolution"),
     row(
@@ -87,4 +92,4 @@ RECURRENT = family(
     row("_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
 )
 
-CONTRACTIONS = (*MATRIX_PRODUCTS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)
+CONTRACTIONS = (*MATRIX_PRODUCTS, *SOLUTIONS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)

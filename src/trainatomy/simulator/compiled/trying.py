@@ -55,7 +55,7 @@ class Trials:
 def _settings_of(source: str) -> tuple[int, Mapping[str, Any]]:
     """Return how many settings Inductor's heuristics give a kernel, and what Inductor notes about it."""
     import triton
-    from torch._inductor.runtime import triton_heuristics, triton_helpers
+    from torch._inductor.runtime import triton_helpers, triton_heuristics
 
     found: list[tuple[int, Mapping[str, Any]]] = []
 
