@@ -2,8 +2,9 @@
 
 By default, a third of the trainings are of modules as users write them, a third of decoders with adapters other than
 LoRA, frozen parts or a resized vocabulary, a third of models of transformers with unusual settings.  A seed chooses
-among them, and chooses optimizer, precision, batch, length, checkpointing, accumulation, loop and allocator; nothing is left out
-because it cannot be predicted.  ``--kinds further,task`` draws further modules and other tasks of transformers instead.
+among them, and chooses optimizer, precision, batch, length, checkpointing, accumulation, loop and allocator; nothing is
+left out because it cannot be predicted.  ``--kinds further,model,task`` draws further modules and other tasks of
+transformers instead of the first two.
 """
 
 from __future__ import annotations
