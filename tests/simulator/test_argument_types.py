@@ -37,6 +37,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"index_put: self \(float32\) and values \(float16\)": lambda: made(4, 8).__setitem__(
         places(2), made(2, 8, dtype=HALF)
     ),
+    r"index_put_?: self \(float32\) and values \(bfloat16\)": lambda: made(4, 8).__setitem__(
+        torch.tensor([True, False, True, False]).to("cuda"), made(2, 8, dtype=BRAIN)
+    ),
     r"binary_cross_entropy: self \(float32\) and target \(float64\)": lambda: F.binary_cross_entropy(
         made(4), made(4, dtype=torch.float64)
     ),

@@ -227,6 +227,15 @@ def test_the_image_of_florence_has_the_tokens_of_its_processor(describe: Callabl
     assert (batch["input_ids"] == 150).sum() == 2 * 577 and batch["input_ids"].shape == (2, 1024)
 
 
+def test_a_placeholder_beyond_the_vocabulary_is_refused(describe: Callable[..., Workload]) -> None:
+    config = {**_TRAINED[name := "DeepseekVLForConditionalGeneration"], "image_token_id": 200}
+    workload = describe(name, model={"config": config}, data={})
+    with pytest.raises(
+        WorkloadError, match=r"token 200 of Deepseek.* is not below the vocab_size of its text part, 200"
+    ):
+        build_batch(workload, build_model(workload))
+
+
 def test_a_detector_of_phrases_reads_a_text_of_phrases(
     describe: Callable[..., Workload], monkeypatch: pytest.MonkeyPatch
 ) -> None:
