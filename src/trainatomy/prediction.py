@@ -14,7 +14,7 @@ from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
 from trainatomy.analysis.late_releases import released_by_clock
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
-from trainatomy.catalog.first_calls import first_call_seconds
+from trainatomy.catalog.first_calls import first_evaluation_seconds
 from trainatomy.libraries import installed_versions
 from trainatomy.prediction_inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
@@ -279,7 +279,7 @@ def _evaluation(
         reserved_after_bytes=max(reserved[:end], default=0),
         own_allocated_bytes=max(allocated[begin:end], default=0),
         seconds=None if time is None else time.step_seconds,
-        first_extra_seconds=first_call_seconds(executed.operations.calls, simulation.operations.calls)
+        first_extra_seconds=first_evaluation_seconds(executed.operations.calls, simulation.operations.calls)
         if timed
         else None,
     )

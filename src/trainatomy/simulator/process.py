@@ -26,6 +26,7 @@ from trainatomy.simulator.flex.calls import FlexCalls
 from trainatomy.simulator.flex.tuning import Tuning
 from trainatomy.simulator.functions import CudaFunctions, composites
 from trainatomy.simulator.isolation import patched
+from trainatomy.simulator.legacy_types import install_legacy_types
 from trainatomy.simulator.memory_counters import MemoryCounters
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.placement import Handler, Placement
@@ -130,6 +131,7 @@ class SimulatedProcess:
         )
         stack.enter_context(mock.patch.dict(os.environ, self.topology.environment()))
         install_driver(stack, properties, self.current, self.recorder.streams, hooks)
+        install_legacy_types(stack, self.current)
         stack.enter_context(mock.patch.object(nn.init, "_no_grad_trunc_normal_", self._trunc_normal()))
         self._skip_counting_flop(stack)
         stack.enter_context(record_operations_with(self.recorder.operations))

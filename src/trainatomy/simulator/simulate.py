@@ -14,7 +14,7 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.cudnn import level_factors
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
@@ -301,6 +301,11 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
     with torch.device("meta"):
         built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
     name = type(unwrap(built)).__name__
+    if any(isinstance(module, torch.jit.ScriptModule) for module in built.modules()):
+        raise SimulationError(
+            f"{name} contains modules that torch.jit.script or torch.jit.trace compiled, which are not simulated: "
+            "give the plain modules"
+        )
     is_adapted_later = is_quantised(workload, built)
     if workload.mode == "training" and not is_adapted_later and not any(p.requires_grad for p in built.parameters()):
         raise WorkloadError(
