@@ -43,7 +43,7 @@ What is left:
 - The largest error with the library is MNASNet in fp16 (−3.2 % on both cards); its cause is not known.
 - With the rules, Inception at 22 images (+22 %): cuDNN uses Winograd's method for 3x3 filters between 32 channels of
   large images in fp16, with a workspace of 400 MB, at most batches but not at that one. No size of the call tells them
-  apart. DeepLab (−9 %, its dilated filters in fp32) and SqueezeNet (−12 % of 200 MB) are the next.
+  apart. DeepLab (−9 %, its dilated filters) and SqueezeNet (−12 % of 187 MB) are the next.
 - The rules miss 5 % of the single workspaces of these networks by more than 2 % and 1 MiB, the library 0.6 %.
 - On GPUs other than Hopper's, the choices that the library does not name (below) follow rules that were not measured
   there.
