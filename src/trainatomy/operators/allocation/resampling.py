@@ -1,8 +1,8 @@
 """Memory of interpolations besides their results.
 
 The gradient of a linear interpolation reads the gradient of its output after making it contiguous.
-Source: aten/src/ATen/native/cuda/UpSampleLinear1d.cu (``upsample_linear1d_backward_out_cuda_template``), torch 2.9-2.13,
-and the allocations of a recorded training.
+Source: aten/src/ATen/native/cuda/UpSampleLinear1d.cu (``upsample_linear1d_backward_out_cuda_template``), and the
+allocations of a recorded training (torch 2.11).
 """
 
 from __future__ import annotations
