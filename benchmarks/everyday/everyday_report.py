@@ -162,7 +162,7 @@ def outcomes(records: Iterable[Mapping[str, Any]], predictions: Mapping[str, Map
             line["held_out"],
             line["status"],
             figures_of(line),
-            figures_of(ours),
+            figures_of(ours) | (everyday_cases.memory_as_run(ours, line) if "memory" in ours else {}),
             paced_times(line, ours),
             "host" if ours.get("bound_by") == "host" else "GPU",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +21,7 @@ from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.prediction import GPUSummary, Prediction, RankPrediction
+from trainatomy.simulator.skipped_steps import peaks_with_skipped_steps
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
@@ -78,7 +80,8 @@ def prediction_of(
         analysis: The analysis of its memory, if there is one already.
         pipeline: The step of the pipeline that the simulated rank belongs to.
         paces: Paces of the host for which the step is predicted too (``Time.at_paces``).
-        layouts: Whether to try other addresses of segments (``Memory.layouts``).
+        layouts: Whether to try other addresses of segments (``Memory.layouts``), and skipped steps
+            (``Memory.skipped_steps``).
     """
     gpu = workload.resolve_gpu()
     analysis = analysis or analysis_of(workload, simulation, layouts=layouts)
@@ -125,7 +128,11 @@ def analysis_of(workload: Workload, simulation: Simulation, *, layouts: bool = F
     context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
     gpu_bytes = workload.resolve_gpu().memory_bytes
     by_clock = _released_by_clock(workload, simulation)
-    return analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, by_clock, layouts=layouts)
+    found = analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, by_clock, layouts=layouts)
+    if not layouts or workload.skipped_steps or found.out_of_memory is not None or found.memory.num_alloc_retries:
+        return found
+    skipped = peaks_with_skipped_steps(simulation.trace, settings, gpu_bytes, found.memory)
+    return replace(found, memory=replace(found.memory, skipped_steps=skipped))
 
 
 def _released_by_clock(workload: Workload, simulation: Simulation) -> AllocationTrace | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trainatomy.errors import SimulationError
 from trainatomy.results.operations import SAME_ROW, Call, Operation, Operations
 from trainatomy.results.pipeline import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
@@ -389,6 +390,8 @@ class OperationWriter:
         A sparse tensor counts as its values.
         """
         if isinstance(value, torch.Tensor):
+            if value.is_nested:
+                raise SimulationError("Nested tensors (torch.nested) are not simulated: pad the batch instead.")
             value = value._values() if value.layout == torch.sparse_coo else value
             storage = value.untyped_storage()._cdata
             storages, parts = numbers.storages, numbers.parts
