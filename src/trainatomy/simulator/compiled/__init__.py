@@ -109,8 +109,8 @@ def compiled_notes(wrappers: int, breaks: Mapping[str, int], asked: str) -> list
     notes = [
         f"{asked} is experimental: memory is that of the buffers in the code that Inductor of PyTorch "
         f"{release.partition('+')[0]} writes ({wrappers} graphs), and that in which kernels are tried before their "
-        "first launch, which a later run need not do; compiling itself is not counted, and the time of fused kernels is "
-        "that of moving their bytes"
+        "first launch, which a later run need not do; compiling itself is not counted, and the time of fused kernels "
+        "is that of moving their bytes"
     ]
     if breaks:
         reasons = "; ".join(dict.fromkeys(reason.splitlines()[0] for reason in breaks))
