@@ -4,7 +4,8 @@
 FILE`` measures. FOLDER holds the scripts as ``run.py`` fetched them; scripts written here are in ``own/``. With
 ``--variants`` both do so for the same scripts with other arguments, ``variants.yaml``, and with ``--trials`` for those
 of ``trials.yaml``, whose predictions are in ``trials-predicted.json``; with ``--compiled`` for scripts that compile
-their model, ``compiled.yaml``.
+their model, ``compiled.yaml``; with ``--users`` for scripts as users write them, ``users.yaml``, whose predictions are
+in ``users-predicted.json``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from trainatomy.scripts.launch import started_by, visible_gpus
 
 PREDICTED = HERE / "predicted.json"
 TRIALS = HERE / "trials-predicted.json"
+USERS = HERE / "users-predicted.json"
 GPU = "h200"
 TORCH = "2.11"
 """The release on the machine that measures."""
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--variants", action="store_true", help="the scripts of variants.yaml")
     parser.add_argument("--trials", action="store_true", help="the scripts of trials.yaml")
     parser.add_argument("--compiled", action="store_true", help="the scripts of compiled.yaml")
+    parser.add_argument("--users", action="store_true", help="the scripts of users.yaml")
     parser.add_argument("--gpu", default=GPU)
     parser.add_argument("--limit", type=int, default=60, help="seconds that a script may take")
     parser.add_argument("--one", help="measure this command in this process")
@@ -57,9 +60,14 @@ def main() -> None:
     began = time.monotonic()
     if given.one:
         measure_one(given.one, given.gpu)
-    stored = TRIALS if given.trials else PREDICTED
+    stored = TRIALS if given.trials else USERS if given.users else PREDICTED
     known: dict[str, Any] = json.loads(stored.read_text()) if stored.is_file() else {}
-    lists = {"trials.yaml": given.trials, "compiled.yaml": given.compiled, "variants.yaml": given.variants}
+    lists = {
+        "trials.yaml": given.trials,
+        "compiled.yaml": given.compiled,
+        "users.yaml": given.users,
+        "variants.yaml": given.variants,
+    }
     other = next((HERE / name for name, is_wanted in lists.items() if is_wanted), None)
     found = commands(given.folder.resolve(), given.mirror, fetches=given.predict and other is None)
     if other is not None:

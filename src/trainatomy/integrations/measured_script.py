@@ -59,6 +59,10 @@ class StepClock(Silent):
         self.seconds.append(now - self._began)
         self._began = now
 
+    def evaluated(self) -> None:
+        torch.cuda.synchronize()
+        self._began = time.perf_counter()
+
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Count samples."""
         first = next((one for one in (*arguments, *keywords.values()) if isinstance(one, torch.Tensor)), None)
@@ -67,7 +71,10 @@ class StepClock(Silent):
 
     def tick(self) -> None: ...
     def called(self, model: nn.Module) -> None: ...
-    def trains(self, model: nn.Module) -> None: ...
+    def trains(self, model: nn.Module) -> bool:
+        return True
+
+    def misses(self) -> None: ...
     def made(self, optimizer: torch.optim.Optimizer) -> None: ...
     def uses(self, optimizer: torch.optim.Optimizer) -> None: ...
 

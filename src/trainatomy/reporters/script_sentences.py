@@ -31,8 +31,12 @@ _STAND_INS: dict[StandInKind, str] = {
     "images": "the images of {name} are not on this machine: black ones of its size were made up",
     "launch": "{name}",
     "metric": "the metric {name} is not on this machine and computes nothing",
+    "monitor": "{name} watches no GPU: the memory in use that it hears of is what PyTorch reserves, without the CUDA "
+    "context; all else is empty",
     "pretrained weights": "{name} was built from its configuration, without pretrained weights",
     "sample lengths": "samples have {name} tokens",
+    "selection": "masks of computed values select everything, and all computed values differ ({times}): the most that "
+    "x[mask], nonzero and unique can return",
     "tokenizer": "the tokenizer of {name} is not in the cache: one token for each word stands in",
     "tracker": "{name} records nothing",
     "triton": "Triton kernels of {name} do nothing; their time is that of moving their tensors once",
@@ -67,7 +71,7 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
 
 def stand_in(one: StandIn) -> str:
     """Return what stood in for something, with the script's line."""
-    times = many(one.times, "read")
+    times = many(one.times, "time" if one.kind == "selection" else "read")
     said = _STAND_INS[one.kind].format(name=one.name, times=times)
     return f"{said} ({one.place})" if one.place else said
 

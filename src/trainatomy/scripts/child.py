@@ -39,7 +39,7 @@ def main(job_file: str, folder: str) -> None:
             _write(folder, Outcome(gpu, None, str(error), error.exit_code))
         return
     if len(job.gpus) == 1:
-        _write(folder, _outcome(job, job.gpus[0], run_job, eager))
+        _write(folder, _outcome(job, job.gpus[0], run_job, eager, folder))
         return
     interrupts: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))  # it is for the processes of the GPUs
@@ -49,7 +49,7 @@ def main(job_file: str, folder: str) -> None:
         elif os.fork() == 0:
             try:
                 _let_interrupts_end(job, folder)
-                _write(folder, _outcome(job, gpu, run_job, eager))
+                _write(folder, _outcome(job, gpu, run_job, eager, folder))
                 sys.stdout.flush()
                 sys.stderr.flush()
             finally:
@@ -79,10 +79,10 @@ def _note_crashes(folder: str) -> None:
         faulthandler.register(signal.SIGUSR1, file, all_threads=False)
 
 
-def _outcome(job: Job, gpu: str, run_job: object, eager: str) -> Outcome:
+def _outcome(job: Job, gpu: str, run_job: object, eager: str, folder: str) -> Outcome:
     """Run the job on one GPU; an error of ours is an outcome, too."""
     try:
-        return run_job(job, gpu, is_last=True, eager=eager)  # type: ignore[operator]
+        return run_job(job, gpu, is_last=True, eager=eager, folders=(folder,))  # type: ignore[operator]
     except TrainatomyError as error:
         return Outcome(gpu, None, str(error), error.exit_code)
     except Exception as error:

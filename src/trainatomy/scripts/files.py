@@ -46,7 +46,11 @@ class RedirectedFiles:
             "mkdir": self._mkdir,
             "stat": self._following(os.stat),
             "lstat": self._following(os.lstat),
+            "statvfs": self._following(os.statvfs),
             "access": self._accessible(os.access),
+            "chmod": self._changing(os.chmod),
+            "chown": self._changing(os.chown),
+            "utime": self._changing(os.utime),
             "listdir": self._listdir,
             "scandir": self._scan,
             "remove": self._remove,
@@ -132,6 +136,17 @@ class RedirectedFiles:
                 return original(target)
 
         return stat
+
+    def _changing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that changes what the script wrote, and leaves files of the user as they are."""
+
+        def change(path: Any, *rest: Any, **more: Any) -> Any:
+            if isinstance(path, int) or self._is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
+                return original(path, *rest, **more)
+            target = self.found(path)
+            return self.note(path) if target is None else original(target, *rest, **more)
+
+        return change
 
     def _accessible(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def access(path: Any, *rest: Any, **more: Any) -> bool:

@@ -145,9 +145,11 @@ def _measured_nothing(job: Job, code: int | None) -> str:
 
 
 def environment(given: Mapping[str, str], folder: str, *, network: bool) -> dict[str, str]:
-    """Return the variables of the script's process; caches of data sets go to ``folder``."""
+    """Return the variables of the script's process; caches of data sets go to a folder in ``folder``, which exists."""
     own = {} if network else _OFFLINE
-    return {**given, **_ENVIRONMENT, **own, "HF_DATASETS_CACHE": str(Path(folder, "datasets"))}
+    cache = Path(folder, "datasets")
+    cache.mkdir(exist_ok=True)
+    return {**given, **_ENVIRONMENT, **own, "HF_DATASETS_CACHE": str(cache)}
 
 
 @contextlib.contextmanager

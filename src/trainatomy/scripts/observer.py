@@ -22,6 +22,7 @@ from trainatomy.results.trace import Mark
 from trainatomy.scripts.places import current_place
 from trainatomy.simulator.phases import PhaseMarker
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.storages import storage_of
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel.deepspeed import part_of
 from trainatomy.training.quantization import parameter_count, scales
@@ -30,6 +31,19 @@ _ON_THE_GPU = (
     "A dry run predicts GPU memory; move the model there (model.to('cuda')), or check the option of the script that "
     "chooses the device"
 )
+
+
+_WRAPPERS = {"OptimizedModule": "_orig_mod", "_FabricModule": "_forward_module"} | dict.fromkeys(
+    ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"), "module"
+)
+"""Classes that hold a model, with the attribute that it has there."""
+
+
+def _wrapped(model: nn.Module) -> nn.Module:
+    """Return the model in wrappers for several GPUs or of a compiler."""
+    while (attribute := _WRAPPERS.get(type(model).__name__)) is not None:
+        model = getattr(model, attribute)
+    return model
 
 
 class ScriptObserver(PhaseMarker):
@@ -60,6 +74,7 @@ class ScriptObserver(PhaseMarker):
         self._complete = Operations()
         self._modules = self._tensors = 0
         self._loaded = False
+        self._on_the_cpu = ""
         self.called_models: list[str] = []
         self.models: tuple[TrainedModel, ...] = ()
         self.optimizers: tuple[UsedOptimizer, ...] = ()
@@ -154,7 +169,7 @@ class ScriptObserver(PhaseMarker):
     def _model(self, model: nn.Module) -> TrainedModel:
         counts = [(parameter_count(one), one.requires_grad) for one in model.parameters()]
         return TrainedModel(
-            type(getattr(model, "_orig_mod", model)).__name__,  # of a compiled one
+            type(_wrapped(model)).__name__,
             sum(count for count, _ in counts),
             sum(count for count, trained in counts if trained),
             self._bytes(map(part_of, model.parameters())),
@@ -164,7 +179,7 @@ class ScriptObserver(PhaseMarker):
         """Return the bytes of tensors on the GPU: of sharded ones, those of this rank's part."""
         parts = map(self._part(), tensors)
         with torch._C.DisableTorchFunction():
-            known = {number: one.untyped_storage().nbytes() for one in parts if (number := self._number(one)) >= 0}
+            known = {number: storage_of(one).nbytes() for one in parts if (number := self._number(one)) >= 0}
         return sum(known.values())
 
     def _part(self) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -198,18 +213,29 @@ class ScriptObserver(PhaseMarker):
         )
         trace.marks.append(Mark(event + 1, "loaded", -1))
 
-    def trains(self, model: nn.Module) -> None:
-        """Note that a model is called with gradients.
+    def trains(self, model: nn.Module) -> bool:
+        """Note that a model is called with gradients; return whether it is on the GPU."""
+        if id(model) not in self._trained and not any(self._number(part_of(one)) >= 0 for one in model.parameters()):
+            self._on_the_cpu = f"{current_place(self._script)}: {type(model).__name__}"
+            return False
+        self._trained.setdefault(id(model))
+        return True
+
+    def misses(self) -> None:
+        """Refuse a backward pass where the only models that were called with gradients are on the CPU.
 
         Raises:
-            SimulationError: It is not on the GPU.
+            SimulationError: That is so.
         """
-        if id(model) not in self._trained and not any(self._number(part_of(one)) >= 0 for one in model.parameters()):
+        if self._on_the_cpu and not self._trained:
             raise SimulationError(
-                f"{current_place(self._script)}: {type(model).__name__} is trained on the CPU: none of its parameters "
-                f"was moved to the GPU.\n{_ON_THE_GPU}"
+                f"{self._on_the_cpu} is trained on the CPU: none of its parameters was moved to the GPU.\n{_ON_THE_GPU}"
             )
-        self._trained.setdefault(id(model))
+
+    def evaluated(self) -> None:
+        """Leave out the operations since the last step: they evaluate, and the next step begins after them."""
+        if self._operations.recording:
+            self._operations.start(self.steps)
 
     def tick(self) -> None:
         """Do nothing: no time passes here."""

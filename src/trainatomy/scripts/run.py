@@ -32,6 +32,18 @@ from trainatomy.step_detail import detail_of_executed
 if TYPE_CHECKING:
     from trainatomy.scripts.command import Command
 
+_PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dotenv": "python-dotenv",
+    "google": "protobuf",
+    "gym": "gymnasium",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Names under which libraries are installed, where they are imported by other names."""
 _LONGEST = 600
 """Characters of a message that are kept."""
 
@@ -45,7 +57,7 @@ class _End:
     place: str = ""
 
 
-def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "") -> Outcome:
+def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", folders: tuple[str, ...] = ()) -> Outcome:
     """Run a job's script on one of its GPUs, in this process.
 
     Args:
@@ -54,6 +66,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "") ->
         is_last: The process has nothing else to do: once the script has ended, Ctrl-C does nothing until its bill is
             written.
         eager: Why nothing is compiled, where that was not asked for.
+        folders: Temporary folders that libraries may write to.
     """
     started = time.perf_counter()
     gpu = find_gpu(gpu_id)
@@ -70,6 +83,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "") ->
         torch=job.torch,
         compiled=bool(job.compiled),
         eager=eager,
+        folders=folders,
     )
     session = Session(gpu, settings, str(file))
     with session.open():
@@ -200,7 +214,8 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
         return FactoryError(f"{place} raised {type(error).__name__}: {error.msg}")
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
-        return MissingLibrary(f"{place} needs {top}, which is not installed: pip install {top}", library=top)
+        package = _PACKAGES.get(top, top)
+        return MissingLibrary(f"{place} needs {top}, which is not installed: pip install {package}", library=top)
     if "device" in text and ("same device" in text or "meta" in text) and isinstance(error, RuntimeError):
         return SimulationError(
             f"{place} computes with tensors of the CPU and of the GPU (or with a model's weights on the CPU): {text}\n"
@@ -216,6 +231,11 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
         return FactoryError(
             f"{place} joins a group of processes, which a launcher describes: say how many GPUs it has, "
             f"trainatomy run --gpus N, or give the whole command, trainatomy run torchrun ... ({text})"
+        )
+    if isinstance(error, NotImplementedError) and "have no storage" in text:
+        return SimulationError(
+            f"{place} takes a tensor to the GPU that is not dense ({text}); sparse and nested tensors there are not "
+            "simulated.\nMeasure the script: trainatomy run --measure"
         )
     if isinstance(error, NotImplementedError) and "meta" in text:
         return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")

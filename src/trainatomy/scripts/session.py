@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.catalog.cudnn import level_factors
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation import allocation_rules
@@ -23,7 +24,7 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.observer import ScriptObserver
 from trainatomy.scripts.signals import ScriptSignals
-from trainatomy.scripts.standins import bitsandbytes, compiler, data, pretrained, processes, savers, tensors
+from trainatomy.scripts.standins import bitsandbytes, compiler, data, machine, pretrained, processes, savers, tensors
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.isolation import isolated
@@ -60,6 +61,7 @@ class Settings:
         torch: Version of PyTorch to simulate; None for the installed one.
         compiled: Whether ``torch.compile`` is simulated; ``preload_compiler`` ran before.
         eager: Else the reason, for a note.
+        folders: Temporary folders that libraries may write to, such as the cache of data sets.
     """
 
     steps: int = STEPS
@@ -73,6 +75,7 @@ class Settings:
     torch: str | None = None
     compiled: bool = False
     eager: str = ""
+    folders: tuple[str, ...] = ()
 
 
 class Session:
@@ -93,7 +96,12 @@ class Session:
         self.gpu, self.settings, self.script = gpu, settings, script
         self.version = parse_version(settings.torch or torch.__version__)
         processor = Processor(
-            gpu.capability, gpu.multiprocessors, self.version, installed_heuristics(gpu), gpu.l2_bytes
+            gpu.capability,
+            gpu.multiprocessors,
+            self.version,
+            installed_heuristics(gpu),
+            gpu.l2_bytes,
+            level_factors(gpu),
         )
         self.process = SimulatedProcess(
             gpu.device_name,
@@ -120,7 +128,7 @@ class Session:
             with isolated(), contextlib.ExitStack() as stack:
                 forget_device()
                 stack.callback(forget_device)
-                self.files = RedirectedFiles(folder)
+                self.files = RedirectedFiles(folder, self.settings.folders)
                 stack.enter_context(self.process.open())
                 if KERNELS_OF_TRL in sys.modules:
                     stack.enter_context(simulated_trl())
@@ -150,7 +158,7 @@ class Session:
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.mkdir(temporary)  # noqa: PTH102
         stack.enter_context(_temporary_folder(temporary))
-        for part in (tensors, pretrained, bitsandbytes, data, processes, savers):
+        for part in (tensors, pretrained, bitsandbytes, data, processes, savers, machine):
             part.install(self.stand_ins)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self._follow_autocast()

@@ -1,8 +1,8 @@
 """The signals of a training loop in a process whose models and optimizers are not known beforehand.
 
-A step is over when every optimizer that was made has stepped.  If one steps twice before the others, those do not
-belong to every step (a GAN that trains its critic five times as often).  In a loop that updates its weights by hand,
-each backward is a step.
+A step is over when every optimizer that was made has stepped; an evaluation after it belongs to no step.  If one steps
+twice before the others, those do not belong to every step (a GAN that trains its critic five times as often).  In a
+loop that updates its weights by hand, each backward is a step.
 """
 
 from __future__ import annotations
@@ -40,8 +40,14 @@ class ScriptListener(LoopListener, Protocol):
     def called(self, model: nn.Module) -> None:
         """An outermost model is about to be called, with or without gradients."""
 
-    def trains(self, model: nn.Module) -> None:
-        """It is about to be called with gradients."""
+    def trains(self, model: nn.Module) -> bool:
+        """It is about to be called with gradients; return whether it is on the GPU, and thus trained."""
+
+    def evaluated(self) -> None:
+        """A model that trains was called in eval mode and without gradients, between two steps."""
+
+    def misses(self) -> None:
+        """A backward pass begins though no model was called that trains."""
 
     def made(self, optimizer: Optimizer) -> None:
         """An optimizer was made."""
@@ -75,6 +81,7 @@ class ScriptSignals(LoopSignals):
         self._steps, self._modules, self._check = steps, modules, check
         self._expected: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._stepped: set[int] = set()
+        self._trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._plain_inside = plain_inside
         self._plain_call: Callable[..., Any] = nn.Module.__call__
         self._depth = 0
@@ -126,13 +133,16 @@ class ScriptSignals(LoopSignals):
         if self._depth or torch._C._current_graph_task_id() != -1:
             return function(*arguments, **keywords)
         self._depth += 1
+        evaluates = False
         try:
             if module is not None:
-                self._outermost(module, arguments, keywords)
+                evaluates = self._outermost(module, arguments, keywords)
             with self.plain():
                 return function(*arguments, **keywords)
         finally:
             self._depth -= 1
+            if evaluates:
+                self._script.evaluated()
 
     def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``Module.__call__`` that sees which calls are outermost."""
@@ -141,25 +151,47 @@ class ScriptSignals(LoopSignals):
             if self._depth or torch._C._current_graph_task_id() != -1:
                 return original(module, *arguments, **keywords)
             self._depth += 1
+            evaluates = False
             try:
-                self._outermost(module, arguments, keywords)
+                evaluates = self._outermost(module, arguments, keywords)
                 if not self._plain_inside:
                     return original(module, *arguments, **keywords)
                 with self.plain():
                     return original(module, *arguments, **keywords)
             finally:
                 self._depth -= 1
+                if evaluates:
+                    self._script.evaluated()
 
         return call
 
-    def _outermost(self, module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+    def _outermost(self, module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+        """Report the call of a model; return whether it is an evaluation between two steps."""
         if next(module.parameters(), None) is None:
-            return
+            return False
         self._check()
         self._script.called(module)
         if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
-            self._script.trains(module)
-            self.forward(arguments, keywords)
+            if self._script.trains(module):
+                self._trained.add(module)
+                self.forward(arguments, keywords)
+        elif not module.training and self._is_trained(module):
+            if self._in_step and self._optimizer_has_stepped and self.is_over():
+                self._end_step()
+            return not self._in_step
+        return False
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        """Return whether a model trains, or is part of one that does (``model.module``)."""
+        if module in self._trained:
+            return True
+        first = next(module.parameters())
+        return any(first is one for trained in self._trained for one in trained.parameters())
+
+    def around_backward(self, original: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        if self._backward_depth == 0 and not self._in_forward:
+            self._script.misses()
+        return super().around_backward(original, *arguments, **keywords)
 
     def _begin_step(self) -> None:
         if not self._in_step and self._step + 1 >= self._steps:

@@ -6,7 +6,8 @@ padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``, `
 mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in inference, is not checked: it is kept.
 
 Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
-repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known.
+repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known.  A script goes on where
+they are not (``DataDependentSizes.assumes``): everything is selected, and all values differ.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "at
 _SIZED_BY_VALUES = frozenset(
     {"aten::_unique2", "aten::unique_consecutive", "aten::unique_dim", "aten::bincount", "aten::repeat_interleave"}
 )
+_COUNTS_DISTINCT = frozenset({"aten::_unique2", "aten::unique_consecutive", "aten::unique_dim"})
 READS = frozenset(
     {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::_nested_tensor_from_mask_left_aligned", *_COMPARISONS}
 )
@@ -146,10 +148,13 @@ class DataDependentSizes:
 
     Attributes:
         selected: Number of true elements of each mask of the last operation.
+        assumes: Called where values are unknown, before the largest result is assumed: everything is selected, all
+            values differ.  None refuses such an operation.
     """
 
     def __init__(self, values: Values) -> None:
         self.selected: tuple[int, ...] = ()
+        self.assumes: Callable[[], object] | None = None
         self._values = values
 
     def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,10 +165,13 @@ class DataDependentSizes:
         if name == "aten::nonzero":
             return self._nonzero(args[0])
         if name == "aten::masked_select":
-            mask = self._values.of(args[1])
-            if mask is None:
+            shape = torch.broadcast_shapes(args[1].shape, args[0].shape)
+            mask = self._values.of(args[1], with_data=True)
+            if mask is None and self.assumes is None:
                 return None
-            count = int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())
+            if mask is None and self.assumes is not None:
+                self.assumes()
+            count = shape.numel() if mask is None else int(mask.expand(shape).sum())
             self.selected = (count,)
             return torch.empty(count, dtype=args[0].dtype, device="meta")
         if name in _SIZED_BY_VALUES:
@@ -174,16 +182,22 @@ class DataDependentSizes:
         return None
 
     def _nonzero(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        value = self._values.of(tensor) if tensor.is_meta else tensor
+        value = self._values.of(tensor, with_data=True) if tensor.is_meta else tensor
         if value is None:
-            return None
+            if self.assumes is None:
+                return None
+            self.assumes()
+            return torch.empty((tensor.numel(), tensor.dim()), dtype=torch.long, device="meta")
         positions = value.nonzero()
         found = torch.empty(positions.shape, dtype=torch.long, device="meta")
         self._values.learn(found, positions)
         return found
 
     def _run_on_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = self._values.of(args[0]) if args[0].is_meta else None
+        value = self._values.of(args[0], with_data=True) if args[0].is_meta else None
+        if value is None and self.assumes is not None and func._schema.name in _COUNTS_DISTINCT:
+            self.assumes()
+            value = torch.arange(args[0].numel(), device="cpu").to(args[0].dtype).view(args[0].shape)
         if value is None:
             return None
         known = func(value, *args[1:], **kwargs)

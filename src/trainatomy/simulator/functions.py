@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 
 from trainatomy.operators.allocation import above_autograd, recurrent
 from trainatomy.operators.allocation.grouped import grouped_mm
@@ -102,6 +103,9 @@ class CudaFunctions(TorchFunctionMode):
         if type(func) is MethodWrapperType:  # Python reads or sets an attribute of a tensor
             return func(*args, **kwargs or {})
         kwargs = kwargs or {}
+        default = _device.CURRENT_DEVICE
+        if default is not None and default.type == "cuda":
+            kwargs = self._by_default(default, func, kwargs)
         composite = self._composites.get(func)
         autocast = self._autocast.enabled
         if composite is not None:
@@ -124,6 +128,15 @@ class CudaFunctions(TorchFunctionMode):
         if autocast:
             args, kwargs = self._autocast.cast(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _by_default(self, default: torch.device, func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Name the default GPU (``torch.set_default_device``, ``with torch.device``) where a factory names no device.
+
+        PyTorch's own mode would do so below this one, where only the names of simulated devices arrive.
+        """
+        if kwargs.get("device") is not None or func not in _device._device_constructors():
+            return kwargs
+        return {**kwargs, "device": default}
 
     def _read_numbers(self, data: Any) -> Any:
         """Replace tensors in lists that a tensor is made from by their numbers, which PyTorch reads."""

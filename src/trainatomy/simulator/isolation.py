@@ -280,7 +280,7 @@ def _neutral_state() -> Iterator[None]:
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        if device is not None:
+        if device != _device.CURRENT_DEVICE:
             torch.set_default_device(device)
 
 

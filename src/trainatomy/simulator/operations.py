@@ -58,6 +58,7 @@ class OperationWriter:
         micro_step: Current micro-batch.
         repeats: Number of micro-batches that the current one stands for.
         stage: Current stage of the loop.
+        generating: True during a further token of ``generate()``.
         whole: Name of the operation that the current ones are parts of.
         threads: Threads that run a module's Python at the same time, one for each GPU of the process.
         in_thread: True while one of them runs.
@@ -79,6 +80,7 @@ class OperationWriter:
         self.micro_step = 0
         self.repeats = 1
         self.stage = "other"
+        self.generating = False
         self.whole: str | None = None
         self.threads = 1
         self.in_thread = False
@@ -372,6 +374,7 @@ class OperationWriter:
             outputs,
             stream,
             self.threads if self.in_thread or phase == "recompute" else 1,
+            self.generating,
         )
         self.operations.operations.append(operation)
 

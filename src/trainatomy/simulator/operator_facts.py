@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from trainatomy.operators.allocation.plan import Rule
 from trainatomy.operators.registry import find
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED
@@ -25,6 +27,7 @@ class OperatorFacts:
         is_functional: True if it writes to none of its arguments.
         loads: True if it loads libraries or takes workspaces.
         adds_rows: True if its time depends on how often an index occurs among those of its second argument.
+        composite: True if PyTorch runs it as a sequence of other operators.
     """
 
     func: Any
@@ -36,6 +39,7 @@ class OperatorFacts:
     is_functional: bool
     loads: bool
     adds_rows: bool
+    composite: bool
 
 
 def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
@@ -52,4 +56,5 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         is_functional=not func._schema.is_mutable and name not in LIKE_FACTORIES,
         loads=row is not None and bool(row.loads or row.workspaces),
         adds_rows=name == "aten::embedding_dense_backward",
+        composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
     )

@@ -206,6 +206,8 @@ class Placement:
         if target is None:
             kind = func(tensor).rpartition(".")[2]
             return f"torch.cuda.{kind}" if self.is_device(tensor) else f"torch.{kind}"
+        if isinstance(target, type):  # torch.cuda.FloatTensor, torch.FloatTensor
+            target = f"{target.__module__}.{target.__name__}"
         if isinstance(target, str):
             place, _, kind = target.rpartition(".")
             return self.move(tensor, self.check(None) if place == "torch.cuda" else CPU, getattr(torch, kind).dtype)

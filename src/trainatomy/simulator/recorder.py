@@ -110,7 +110,7 @@ class Recorder(TorchDispatchMode):
         self._plans = PlanWriter(self.trace, self.allocate, self.release, self.hold)
         self._references = GradientReferences()
         self._zeros = FreshZeros()
-        self._sizes = DataDependentSizes(self.values)
+        self.sizes = DataDependentSizes(self.values)
         self._taken_over = False
         self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
         self._labels_at_end: dict[int, str] = {}
@@ -235,8 +235,11 @@ class Recorder(TorchDispatchMode):
         if self.has_packed and any(map(is_packed_type, types)):
             return NotImplemented  # the subclass runs the operation on its tensors, which comes back here
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and self._look_up(func).composite:
+            with self:  # autograd, which would have divided it, is out of the way
+                return func.decompose(*args, **kwargs)
         with _DISABLED():
-            facts = self._facts.get(id(func)) or self._look_up(func)
+            facts = self._look_up(func)
             name = facts.name
             event, self._taken_over = len(self.trace.events), False
             if self.trace.stream_uses and (facts.reads or facts.sized):
@@ -245,7 +248,7 @@ class Recorder(TorchDispatchMode):
             if self.functions is not None:
                 self.functions.append(func if result is None else (func, result))
             if result is None and facts.sized:
-                result = self._sizes.run(name, func, args, kwargs)
+                result = self.sizes.run(name, func, args, kwargs)
             if result is None:
                 result = self.execution.run(name, func, args, kwargs)
             self._modules.operation()
@@ -263,8 +266,10 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _look_up(self, func: Any) -> OperatorFacts:
-        """Return the facts of an operator that runs for the first time."""
-        facts = self._facts[id(func)] = facts_of(func, self._rules)
+        """Return the facts of an operator, which are looked up when it runs for the first time."""
+        facts = self._facts.get(id(func))
+        if facts is None:
+            facts = self._facts[id(func)] = facts_of(func, self._rules)
         return facts
 
     def _note_results(
@@ -292,7 +297,7 @@ class Recorder(TorchDispatchMode):
             for tensor in outputs:
                 self.hold(tensor, name)
         else:
-            selected = self._sizes.selected if facts.sized else ()
+            selected = self.sizes.selected if facts.sized else ()
             call = KernelCall(func, args, kwargs, tuple(outputs), self._processor, selected)
             self._plans.write(facts.rule(call), name, outputs)
         if facts.loads:

@@ -14,13 +14,25 @@ import torch
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's storage, valid while it lives.  Call with torch functions disabled.
+    """Return the identity of a tensor's storage, valid while it lives.  Call with torch functions disabled."""
+    return storage_of(tensor)._cdata
 
-    A tensor inside of ``torch.func`` transforms is a wrapper, and has the storage of what it wraps.
-    """
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.untyped_storage()._cdata
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return a tensor's storage; of a wrapper of ``torch.func``, that of the tensor inside."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        return storage_of(_inner(tensor))
+
+
+def _inner(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that a wrapper of ``torch.func`` (``vmap``, ``grad``, ``jvp``) holds."""
+    functorch: Any = torch._C._functorch
+    if not functorch.is_functorch_wrapped_tensor(tensor):
+        raise NotImplementedError(f"{tensor.layout} tensors have no storage")
+    inner: torch.Tensor = functorch.get_unwrapped(tensor)
+    return inner
 
 
 def forgetting(table: dict[int, Any], key: int) -> Callable[[object], None]:

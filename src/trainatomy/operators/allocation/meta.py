@@ -90,6 +90,22 @@ def fake_quantize(data: torch.Tensor, *rest: Any, **named: Any) -> tuple[torch.T
 
 
 @only_if_missing
+def random_like(data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    """Return random numbers of the shape of their parameters, or their derivatives.
+
+    Source: aten/src/ATen/native/cuda/Distributions.cpp.
+    """
+    return torch.empty_like(data)
+
+
+@only_if_missing
+def geqrf(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors by columns, and a number for each of them (aten/src/ATen/native/BatchLinearAlgebra.cpp)."""
+    rows, columns = matrix.shape[-2:]
+    return torch.empty_like(matrix.mT).mT, matrix.new_empty((*matrix.shape[:-2], min(rows, columns)))
+
+
+@only_if_missing
 def contiguous_gradient(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
     """Return the gradient of ``data``, contiguous.
 

@@ -1,4 +1,4 @@
-"""Contractions: matrix products, convolutions, attention, recurrent layers."""
+"""Contractions: matrix products and factorisations, convolutions, attention, recurrent layers."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ MATRIX_PRODUCTS = family(
     row("_grouped_mm", cost="matmul:grouped_matmul", allocates="grouped:grouped_product", workspaces=()),
     row("_scaled_mm _int_mm", cost="", workspaces=_CUBLASLT),
     row("_scaled_grouped_mm", cost="", loads=(), workspaces=()),
+)
+
+FACTORISATIONS = family(
+    Operator("", "contraction", 0, "the FLOP of factorisations are not counted"),
+    row("geqrf", meta="meta:geqrf"),
 )
 
 SOLUTIONS = family(
@@ -92,4 +97,4 @@ RECURRENT = family(
     row("_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
 )
 
-CONTRACTIONS = (*MATRIX_PRODUCTS, *SOLUTIONS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)
+CONTRACTIONS = (*MATRIX_PRODUCTS, *FACTORISATIONS, *SOLUTIONS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)

@@ -46,6 +46,8 @@ RANDOM = family(
     Operator("", "elementwise", 0, "random numbers are no arithmetic of the model", reads="none"),
     row("bernoulli uniform normal rand randn randint randperm random exponential", cost="elementwise:fill"),
     row("rand_like randn_like multinomial"),
+    row("_standard_gamma _sample_dirichlet", meta="meta:random_like"),
+    row("_standard_gamma_grad _dirichlet_grad", meta="meta:random_like"),
 )
 
 GATHERS = family(

@@ -1,47 +1,47 @@
-"""``torch.save`` and the savers of libraries: nothing is written, or a file of the right size without data."""
+"""``torch.save``, ``torch.load`` and the savers of libraries.
+
+Nothing is written, or a file of the right size without data; what the script saved is remembered.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.places import current_place
 from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.simulator.placement import names_cuda
 
 
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
+    checkpoints = Checkpoints(stand_ins)
     safetensors: Any = sys.modules.get("safetensors.torch")
     holders = [] if safetensors is None else _holders(safetensors.save_file)
     if "transformers.trainer" in sys.modules:
         from trainatomy.simulator.saving import files_without_data
 
         stand_ins.stack.enter_context(files_without_data())
-        _redirect(stand_ins, torch.save)
+        _redirect(stand_ins, torch.save, checkpoints)
     else:
-        _redirect(stand_ins, None)
+        _redirect(stand_ins, None, checkpoints)
 
     def save_file(tensors: Any, filename: Any, *_: Any, **__: Any) -> None:
         Path(stand_ins.files.redirected(filename)).touch()
 
     for module, name in holders:
         stand_ins.put(module, name, save_file)
-    original = torch.load
-
-    def load(file: Any, map_location: Any = None, **options: Any) -> Any:
-        if isinstance(file, str | os.PathLike) and (written := stand_ins.files.found(file)) is not None:
-            raise SimulationError(
-                f"{current_place(stand_ins.script)} loads {os.fspath(file)}, which this run saved; a dry run writes no "
-                f"checkpoints (it would be {written}).\nRun it without resuming"
-            )
-        return original(file, map_location="cpu", **options)
-
-    stand_ins.put(torch, "load", load)
+    stand_ins.put(torch, "load", checkpoints.load)
 
 
 _LIBRARIES = ("safetensors", "accelerate", "transformers", "peft", "diffusers", "timm", "trl", "lightning")
@@ -53,10 +53,11 @@ def _holders(function: Any) -> list[tuple[Any, str]]:
     return [(one, name) for one in modules for name, value in [*vars(one).items()] if value is function]
 
 
-def _redirect(stand_ins: StandIns, original: Any) -> None:
-    """Let ``torch.save`` write to the redirected file: by ``original``, or an empty one."""
+def _redirect(stand_ins: StandIns, original: Any, checkpoints: Checkpoints) -> None:
+    """Let ``torch.save`` write to the redirected file: by ``original``, or an empty one; its content is remembered."""
 
     def save(value: Any, file: Any, *rest: Any, **more: Any) -> None:
+        checkpoints.remember(value, file)
         if not isinstance(file, str | os.PathLike):
             return
         target = stand_ins.files.redirected(file)
@@ -66,3 +67,114 @@ def _redirect(stand_ins: StandIns, original: Any) -> None:
             original(value, target, *rest, **more)
 
     stand_ins.put(torch, "save", save)
+
+
+class Checkpoints:
+    """What ``torch.save`` was given, without data, and ``torch.load`` that puts tensors where PyTorch would.
+
+    PyTorch loads a tensor to the device that it was saved from, unless ``map_location`` names another: a checkpoint of
+    a model on the GPU takes memory there once more.
+    """
+
+    def __init__(self, stand_ins: StandIns) -> None:
+        self._stand_ins = stand_ins
+        self._saved: dict[str, Any] = {}
+        self._buffers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._load: Any = torch.load
+
+    def remember(self, value: Any, file: Any) -> None:
+        """Keep the tensors of a checkpoint as what they are: a place and a size."""
+        content = tree_map_only(torch.Tensor, self._described, value)
+        if isinstance(file, str | os.PathLike):
+            self._saved[os.path.abspath(os.fspath(file))] = content  # noqa: PTH100
+        elif isinstance(name := getattr(file, "name", None), str):
+            self._saved[os.path.abspath(name)] = content  # noqa: PTH100
+        else:
+            with contextlib.suppress(TypeError):
+                self._buffers[file] = content
+
+    def load(self, file: Any, map_location: Any = None, **options: Any) -> Any:
+        """Load a checkpoint of the script, or one that lay there before.
+
+        Raises:
+            SimulationError: The script saved a whole module, which is not kept.
+        """
+        content = self._content(file)
+        if content is None:
+            return self._from_disk(file, map_location, options)
+        if any(isinstance(leaf, torch.nn.Module) for leaf in tree_leaves(content)):
+            raise SimulationError(
+                f"{current_place(self._stand_ins.script)} loads a module that this run saved as a whole; a dry run "
+                "keeps only tensors, numbers and texts of checkpoints.\nSave its state_dict(), or run the script "
+                "without loading it"
+            )
+
+        def placed(saved: _Saved) -> torch.Tensor:
+            return self._placed(saved.made(self._stand_ins), saved.place, map_location)
+
+        return tree_map_only(_Saved, placed, content)
+
+    def _content(self, file: Any) -> Any:
+        if isinstance(file, str | os.PathLike):
+            return self._saved.get(os.path.abspath(os.fspath(file)))  # noqa: PTH100
+        if isinstance(name := getattr(file, "name", None), str):
+            return self._saved.get(os.path.abspath(name))  # noqa: PTH100
+        with contextlib.suppress(TypeError):
+            return self._buffers.get(file)
+        return None
+
+    def _from_disk(self, file: Any, map_location: Any, options: dict[str, Any]) -> Any:
+        """Load a file that the script did not write; its tensors on the GPU lose their values on the way there."""
+        places: dict[int, str] = {}
+
+        def to_host(storage: torch.UntypedStorage, place: str) -> torch.UntypedStorage:
+            places[storage._cdata] = place
+            return storage
+
+        def placed(tensor: torch.Tensor) -> torch.Tensor:
+            with torch._C.DisableTorchFunction():
+                place = places.get(tensor.untyped_storage()._cdata, "cpu")
+            return self._placed(tensor, place, map_location)
+
+        content = self._load(file, map_location=to_host, **options)
+        return tree_map_only(torch.Tensor, placed, content)
+
+    def _described(self, tensor: torch.Tensor) -> _Saved:
+        with torch._C.DisableTorchFunction():
+            place = "cuda:0" if self._stand_ins.process.placement.is_device(tensor) else "cpu"
+            values = None if tensor.is_meta else tensor.detach().clone()
+            return _Saved(tuple(tensor.shape), tensor.dtype, place, values)
+
+    def _placed(self, tensor: torch.Tensor, place: str, map_location: Any) -> torch.Tensor:
+        """Return a tensor of the host where ``torch.load`` would put it."""
+        if map_location is None:
+            target = place
+        elif isinstance(map_location, dict):
+            target = map_location.get(place, place)
+        elif callable(map_location):
+            target = "cpu"  # lambda storage, location: storage
+        else:
+            target = map_location
+        if not names_cuda(target) or isinstance(tensor, torch.nn.Parameter):
+            return tensor
+        placement = self._stand_ins.process.placement
+        return placement.move(tensor, placement.check(target))
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A tensor that was saved: its size, its place, and its values if it has any."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: str
+    values: torch.Tensor | None
+
+    def made(self, stand_ins: StandIns) -> torch.Tensor:
+        """Return a tensor of the host like it."""
+        if self.values is not None:
+            return self.values.clone()
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            tensor = torch.empty(self.shape, dtype=self.dtype, device="meta")
+            stand_ins.process.storages.mark_host([tensor])
+        return tensor

@@ -1,0 +1,243 @@
+"""Code that users write: old tensor types, default devices, evaluations, checkpoints that are read again, monitors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from script_types import RunScript
+
+from trainatomy.results.prediction import Prediction
+from trainatomy.scripts.job import Outcome
+
+LOOP = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+def step(x, y):
+    model.train()
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+x, y = torch.randn(32, 64).cuda(), torch.randint(0, 10, (32,)).cuda()
+"""
+
+
+def prediction(outcome: Outcome) -> Prediction:
+    assert outcome.message == ""
+    assert outcome.prediction is not None
+    return outcome.prediction
+
+
+def peak(outcome: Outcome) -> int:
+    return prediction(outcome).memory.peak_allocated_bytes
+
+
+def kinds(outcome: Outcome) -> list[str]:
+    script = prediction(outcome).script
+    assert script is not None
+    return [one.kind for one in script.stand_ins]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.cuda.FloatTensor(32, 64).normal_()",
+        "torch.cuda.FloatTensor([[0.5] * 64] * 32)",
+        "torch.zeros(32, 64).type(torch.cuda.FloatTensor)",
+        "torch.zeros(32, 64).double().type('torch.cuda.FloatTensor')",
+    ],
+)
+def test_old_tensor_types_make_tensors_on_the_gpu(run_script: RunScript, made: str) -> None:
+    plain = peak(run_script(LOOP + "for _ in range(5): step(torch.empty(32, 64, device='cuda'), y)\n"))
+    text = f"""
+for _ in range(5):
+    x = {made}
+    assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x.cpu(), torch.cuda.FloatTensor)
+    step(x, y)
+"""
+    found = peak(run_script(LOOP.replace("torch.randn(32, 64).cuda()", "None") + text))
+    assert 0 <= plain - found <= 32 * 64 * 4  # ``x`` of the loop's beginning
+
+
+@pytest.mark.parametrize(
+    "default",
+    ["torch.set_default_device('cuda')", "torch.set_default_tensor_type('torch.cuda.FloatTensor')"],
+)
+def test_factories_make_tensors_on_the_default_gpu(run_script: RunScript, default: str) -> None:
+    named = LOOP + "for _ in range(5): step(x, y)\n"
+    unnamed = named.replace(".cuda()", "").replace("import torch\n", f"import torch\n{default}\n", 1)
+    assert prediction(run_script(unnamed)).memory.components == prediction(run_script(named)).memory.components
+
+
+def test_a_device_as_a_context_makes_tensors_there(run_script: RunScript) -> None:
+    text = "for _ in range(5):\n    with torch.device('cuda'):\n        x = torch.randn(32, 64)\n    step(x, y)\n"
+    moved = text.replace("'cuda'", "'cpu'").replace("(x", "(x.cuda()")
+    assert peak(run_script(LOOP + text)) == peak(run_script(LOOP + moved))
+
+
+def test_a_mask_of_computed_values_selects_everything_and_is_noted(run_script: RunScript) -> None:
+    text = """
+for _ in range(5):
+    keep = model(x).detach().amax(-1) > 0.5
+    step(x[keep], y[keep.nonzero().squeeze(1)])
+    torch.masked_select(x, x > 0), torch.unique(x), torch.where(x > 0)
+"""
+    found = run_script(LOOP + text)
+    everything = "for _ in range(5):\n    model(x).detach().amax(-1) > 0.5\n    step(x[:], y[:])\n"
+    assert "selection" in kinds(found)
+    assert 0 <= peak(found) - peak(run_script(LOOP + everything)) < 2**20
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_inference_mode_holds_what_no_grad_does(run_script: RunScript, is_training: bool) -> None:
+    """PyTorch does not divide composite operations there; the simulation has to."""
+    text = """
+encoder = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.Flatten(1), nn.Linear(32 * 36, 64)).cuda()
+for _ in range(5):
+    step(x, y)
+    optimizer.zero_grad()
+    model.train(TRAINING)
+    with torch.MODE():
+        out = model(F.layer_norm(encoder(torch.randn(4096, 3, 8, 8).cuda()), (64,)))
+        loss = F.cross_entropy(out, torch.zeros(4096).long().cuda())
+        print(loss.item(), (out.softmax(-1).argmax(-1) == 0).float().mean().item(), out.cpu().numpy().mean())
+""".replace("TRAINING", str(is_training))
+    found = [prediction(run_script(LOOP + text.replace("MODE", mode))) for mode in ("inference_mode", "no_grad")]
+    assert found[0].memory == found[1].memory
+    assert found[0].time == found[1].time
+
+
+def test_an_evaluation_belongs_to_no_step(run_script: RunScript) -> None:
+    text = """
+for _ in range(5):
+    step(x, y)
+    if EVALUATES:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(50):
+                model(x).argmax(-1)
+"""
+    times = [prediction(run_script(LOOP + text.replace("EVALUATES", str(one)))).time for one in (True, False)]
+    assert times[0] is not None and times[1] is not None
+    assert times[0].step_seconds == pytest.approx(times[1].step_seconds, rel=0.1)
+
+
+def test_another_model_without_gradients_belongs_to_the_step(run_script: RunScript) -> None:
+    text = """
+teacher = nn.Linear(64, 10).cuda().eval()
+for _ in range(5):
+    with torch.no_grad():
+        for _ in range(50):
+            teacher(x)
+    step(x, y)
+"""
+    times = [prediction(run_script(LOOP + text.replace("50", str(count)))).time for count in (50, 1)]
+    assert times[0] is not None and times[1] is not None
+    assert times[0].step_seconds > 2 * times[1].step_seconds
+
+
+def test_transforms_of_functions_are_simulated(run_script: RunScript) -> None:
+    text = """
+from torch.func import functional_call, grad, vmap
+def loss(parameters, x, y):
+    return F.cross_entropy(functional_call(model, parameters, (x,)), y)
+for _ in range(5):
+    optimizer.zero_grad()
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(dict(model.named_parameters()), x[:, None], y[:, None])
+    assert gradients["0.weight"].shape == (32, 256, 64)
+    for name, parameter in model.named_parameters():
+        parameter.grad = gradients[name].mean(0)
+    optimizer.step()
+"""
+    assert peak(run_script(LOOP + text)) > 32 * 256 * 64 * 4
+
+
+def test_a_module_may_be_called_with_gradients_before_it_moves(run_script: RunScript) -> None:
+    made = "model = nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(64, 256)), nn.Linear(256, 10)).cuda()"
+    text = LOOP.replace("optimizer =", f"{made}\noptimizer =", 1) + "for _ in range(5): step(x, y)\n"
+    found = prediction(run_script(text))
+    assert found.script is not None and found.script.steps == 3
+
+
+@pytest.mark.parametrize(("place", "copies"), [("", 1), (", map_location='cuda'", 1), (", map_location='cpu'", 0)])
+@pytest.mark.parametrize("file", ["'best.pt'", "io.BytesIO()"])
+def test_a_checkpoint_of_the_run_is_loaded_where_pytorch_would(
+    run_script: RunScript, place: str, copies: int, file: str
+) -> None:
+    text = f"""
+import io
+for index in range(5):
+    step(x, y)
+    optimizer.zero_grad()
+    file = {file}
+    torch.save({{"model": model.state_dict(), "index": index}}, file)
+    if not isinstance(file, str):
+        file.seek(0)
+    before = torch.cuda.memory_allocated()
+    loaded = torch.load(file{place})
+    model.load_state_dict(loaded["model"])
+    assert loaded["index"] == index
+    held = torch.cuda.memory_allocated() - before
+    assert held == {copies} * sum(-(-one.nbytes // 512) * 512 for one in model.state_dict().values()), held
+    del loaded
+"""
+    found = prediction(run_script(LOOP + text))
+    assert found.script is not None and found.script.steps == 3
+
+
+def test_a_checkpoint_on_disk_is_loaded_where_its_tensors_were(run_script: RunScript, tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"weight": torch.ones(1000)}, tmp_path / "cpu.pt")
+    text = """
+assert not torch.load("cpu.pt")["weight"].is_cuda
+assert torch.load("cpu.pt", map_location="cuda:0")["weight"].is_cuda
+for _ in range(5): step(x, y)
+"""
+    prediction(run_script(LOOP + text))
+
+
+def test_monitors_find_the_simulated_gpu(run_script: RunScript) -> None:
+    text = """
+import pynvml
+pynvml.nvmlInit()
+memory = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
+assert memory.total == torch.cuda.mem_get_info()[1] and memory.used > 0
+torch.cuda.utilization(), torch.cuda.temperature()
+with torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_handler("log")) as profiler:
+    for _ in range(5):
+        step(x, y)
+        profiler.step()
+        print(profiler.key_averages().table(sort_by="cuda_time_total"))
+"""
+    assert kinds(run_script(LOOP + text)) == ["monitor", "monitor"]
+
+
+def test_random_numbers_of_distributions(run_script: RunScript) -> None:
+    text = """
+for _ in range(5):
+    for kind in (torch.distributions.Beta, torch.distributions.Gamma):
+        assert kind(torch.ones(3).cuda(), torch.ones(3).cuda()).rsample().shape == (3,)
+    torch.distributions.Dirichlet(torch.ones(4, 3).cuda()).rsample()
+    step(x, y)
+"""
+    prediction(run_script(LOOP + text))
+
+
+def test_local_files_are_loaded_as_a_data_set(tmp_path: Path) -> None:
+    """In a process of its own, whose cache of data sets is a folder of the run."""
+    pytest.importorskip("datasets")
+    (tmp_path / "rows.jsonl").write_text('{"text": "one two"}\n' * 8)
+    text = "from datasets import load_dataset\nrows = load_dataset('json', data_files='rows.jsonl', split='train')\n"
+    (tmp_path / "train.py").write_text(text + LOOP + "for _ in rows: step(x, y)\n")
+    words = [sys.executable, "-m", "trainatomy", "run", "--gpu", "t4", "--time-limit", "60", "train.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180)
+    assert "was stopped after 3 optimizer steps" in done.stdout, done.stderr[-500:]
