@@ -148,9 +148,15 @@ def test_models_of_several_parts_take_the_batch_that_is_made(name: str, config: 
         assert mapping == before
 
 
-def test_an_encoder_decoder_without_configurations_is_a_workload_error() -> None:
-    with pytest.raises(WorkloadError, match=r"model\.config: EncoderDecoderConfig refuses these values"):
-        build_model(Workload.from_mapping({"model": {"class": "EncoderDecoderModel"}}))
+@pytest.mark.parametrize(
+    ("class_name", "configuration"),
+    [("EncoderDecoderModel", "EncoderDecoderConfig"), ("MusicgenForConditionalGeneration", "MusicgenConfig")],
+)
+def test_a_model_of_others_without_their_configurations_is_a_workload_error(
+    class_name: str, configuration: str
+) -> None:
+    with pytest.raises(WorkloadError, match=rf"model\.config: {configuration} refuses these values"):
+        build_model(Workload.from_mapping({"model": {"class": class_name}}))
 
 
 def test_parts_of_different_width_are_named() -> None:
