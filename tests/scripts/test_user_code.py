@@ -241,3 +241,24 @@ def test_local_files_are_loaded_as_a_data_set(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "trainatomy", "run", "--gpu", "t4", "--time-limit", "60", "train.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180)
     assert "was stopped after 3 optimizer steps" in done.stdout, done.stderr[-500:]
+
+
+def test_lazy_modules_get_their_parameters_on_the_gpu(run_script: RunScript) -> None:
+    text = LOOP.replace("nn.Linear(64, 256)", "nn.LazyLinear(256)").replace(
+        "optimizer =", "model(torch.ones(1, 64).cuda())\noptimizer =", 1
+    )
+    found = prediction(run_script(text + "for _ in range(5): step(x, y)\n"))
+    plain = prediction(run_script(LOOP + "for _ in range(5): step(x, y)\n"))
+    assert found.memory.components.weights == plain.memory.components.weights
+
+
+def test_torchscript_is_left_out_and_noted(run_script: RunScript) -> None:
+    text = """
+@torch.jit.script
+def gelu(x):
+    return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
+traced = torch.jit.trace(model, x)
+for _ in range(5): step(gelu(x), y)
+torch.jit.save(torch.jit.script(model), "model.pt")
+"""
+    assert kinds(run_script(LOOP + text)) == ["torchscript", "torchscript"]
