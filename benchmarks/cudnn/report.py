@@ -198,8 +198,9 @@ def errors_of(campaign: Campaign) -> Errors:
         stored = {line["name"]: line for line in _lines(file) if "memory" in line}
         if measured and measured.keys() <= stored.keys():
             found[title] = {
-                name: {figure: stored[name]["memory"][figure] / line[figure] - 1 for figure in FIGURES}
+                name: {figure: total / line[figure] - 1 for figure, total in run.items() if figure in FIGURES}
                 for name, line in measured.items()
+                for run in (everyday_cases.memory_as_run(stored[name], line),)
             }
     return found
 

@@ -132,12 +132,12 @@ KINDS: dict[str, tuple[Callable[[Random], Mapping], int]] = {
 """How to draw a case of each kind, and how many."""
 
 
-def drawn(seed: int) -> dict[str, dict[str, Mapping]]:
-    """Return the cases of a seed by kind and name."""
+def drawn(seed: int, each: int | None = None) -> dict[str, dict[str, Mapping]]:
+    """Return the cases of a seed by kind and name; ``each``: how many of each kind, instead of what ``KINDS`` says."""
     found: dict[str, dict[str, Mapping]] = {}
     for kind, (make, count) in KINDS.items():
         draw = Random(f"{seed} {kind}")
-        cases = [make(draw) for _ in range(count)]
+        cases = [make(draw) for _ in range(each or count)]
         found[kind] = {name_of(case, kind, number, seed): case for number, case in enumerate(cases)}
     return found
 
@@ -153,7 +153,9 @@ def main() -> int:
     """Print the cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True)
-    for kind, cases in drawn(parser.parse_args().seed).items():
+    parser.add_argument("--each", type=int, help="cases of each kind")
+    options = parser.parse_args()
+    for kind, cases in drawn(options.seed, options.each).items():
         print(f"# {kind}.yaml")
         for name, case in cases.items():
             print(f"{name}:")

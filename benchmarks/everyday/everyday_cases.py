@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))  # a checkout that is
 
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.results.host_pace import HostPace
+from trainatomy.results.memory import TOTALS, SkippedSteps, totals_of_run
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
 
@@ -79,6 +80,13 @@ def pace_of(record: Mapping[str, Any]) -> float | None:
 def lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file; none if there is no file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def memory_as_run(prediction: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, int]:
+    """Return the predicted totals with as many first steps skipped as gradient scaling skipped in the measured run."""
+    stored = prediction["memory"]
+    known = [SkippedSteps(**one) for one in stored.get("skipped_steps", ())]
+    return totals_of_run({name: stored[name] for name in TOTALS}, known, record.get("skipped_steps"))
 
 
 def append(path: Path, content: Mapping[str, Any]) -> None:

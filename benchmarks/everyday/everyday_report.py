@@ -114,7 +114,7 @@ def figures_of(line: Mapping[str, Any]) -> dict[str, float | None]:
 def first_evaluation_extra(evaluation: Mapping[str, Any]) -> float:
     """Return what the first evaluation on a machine takes longer; a measured one says nothing of it."""
     extra: float = evaluation.get("first_extra_seconds") or 0.0
-    return extra + first_on_machine_seconds() if extra else 0.0
+    return extra + first_on_machine_seconds(extra)
 
 
 def mean_step_seconds(record: Mapping[str, Any]) -> float:
@@ -162,7 +162,7 @@ def outcomes(records: Iterable[Mapping[str, Any]], predictions: Mapping[str, Map
             line["held_out"],
             line["status"],
             figures_of(line),
-            figures_of(ours),
+            figures_of(ours) | (everyday_cases.memory_as_run(ours, line) if "memory" in ours else {}),
             paced_times(line, ours),
             "host" if ours.get("bound_by") == "host" else "GPU",
         )

@@ -32,16 +32,19 @@ from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
 from trainatomy.measurement.process.progress import Progress
 from trainatomy.results.measurement import Measurement
 
-TIMED_STEPS = 4
-TIMED_SECONDS = 1.0
+TIMED_STEPS = 6
+TIMED_SECONDS = 1.5
 MOST_STEPS = 40
-"""A training is timed for at least ``TIMED_STEPS``, and until it took ``TIMED_SECONDS`` or ``MOST_STEPS`` ran."""
+"""A case is timed for at least ``TIMED_STEPS``, and until it took ``TIMED_SECONDS`` or ``MOST_STEPS`` ran.
+
+Between six steps the host's pace is probed five times, as many as it needs to follow from those readings alone.
+"""
 
 
 def job_of(case: Case, gpu: str, trace: Path | None = None) -> Job:
     """Return the job of a case; with ``trace``, a short one whose allocations are recorded.
 
-    Texts of different lengths are trained for an epoch; ``generate()`` is timed once after its warm-up.
+    Texts of different lengths are trained for an epoch; a step of generation is a call of ``generate()``.
     """
     workload = case.workload(gpu)
     mapping, warm_up = workload.to_mapping(), warm_up_steps(workload)
@@ -49,8 +52,6 @@ def job_of(case: Case, gpu: str, trace: Path | None = None) -> Job:
         return Job(mapping, warm_up + 1, trace=trace)
     if workload.steps is not None:
         return Job(mapping, workload.steps)
-    if workload.mode == "generation":
-        return Job(mapping, warm_up + 1)
     return Job(mapping, warm_up + TIMED_STEPS, most_steps=MOST_STEPS, seconds=TIMED_SECONDS)
 
 

@@ -48,6 +48,7 @@ CHANNELS = (
     1024,
     1280,
 )
+HIDDEN = (32, 64, 96, 128, 200, 256, 384, 512, 650, 1024)
 LARGEST = 2**28
 """Largest tensor, bytes."""
 
@@ -137,12 +138,15 @@ def _besides(call: Any) -> tuple[Any, int]:
 def recurrences(count: int, chance: random.Random) -> Iterator[Case]:
     """Draw random recurrent layers."""
     for _ in range(count):
+        mode, hidden = chance.choice(("LSTM", "LSTM", "LSTM", "GRU", "GRU", "RNN")), chance.choice(HIDDEN)
         yield {
             "kind": "recurrence",
-            "mode": chance.choice(("LSTM", "LSTM", "GRU", "GRU", "RNN")),
+            "mode": mode,
+            "projection": chance.choice((0, 16, hidden // 4, hidden // 2, hidden - 8)) if mode == "LSTM" else 0,
+            "packed": chance.random() < 0.15,
             "dtype": chance.choice(tuple(TYPES)),
             "input": chance.choice((32, 64, 100, 128, 256, 300, 512)),
-            "hidden": chance.choice((32, 64, 96, 128, 200, 256, 384, 512, 650, 1024)),
+            "hidden": hidden,
             "layers": chance.choice((1, 1, 2, 2, 3, 4)),
             "bidirectional": chance.random() < 0.4,
             "dropout": chance.choice((0.0, 0.0, 0.2)),
@@ -155,12 +159,16 @@ def recurrences(count: int, chance: random.Random) -> Iterator[Case]:
 def measured_recurrence(case: Case) -> Case:
     """Measure every allocation and release of a forward and a backward, signed bytes as requested."""
     kind = getattr(nn, case["mode"])
+    projection = {"proj_size": case["projection"]} if case.get("projection") else {}
     layer = kind(
         case["input"], case["hidden"], case["layers"], bias=case["bias"], dropout=case["dropout"],
-        bidirectional=case["bidirectional"],
+        bidirectional=case["bidirectional"], **projection,
     ).to("cuda", TYPES[case["dtype"]])  # fmt: skip
     data = torch.empty(case["steps"], case["batch"], case["input"], device="cuda", dtype=TYPES[case["dtype"]])
     data.requires_grad_(True)
+    if case.get("packed"):  # the longest sequence first
+        lengths = [max(1, case["steps"] * (case["batch"] - place) // case["batch"]) for place in range(case["batch"])]
+        data = nn.utils.rnn.pack_padded_sequence(data, lengths)
     found: Case = {}
     output: Any = None
     for name in ("forward", "backward", "inference"):
@@ -168,6 +176,7 @@ def measured_recurrence(case: Case) -> Case:
         torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", clear_history=True)
         if name == "forward":
             output = layer(data)[0]
+            output = output.data if case.get("packed") else output
         elif name == "backward":
             output.backward(output.detach())
         else:

@@ -1,9 +1,10 @@
 """Draw settings at random: ``python benchmarks/settings/draw_settings.py --seed 7 --count 24 > cases/seventh.yaml``.
 
-A third of the trainings are of modules as users write them, a third of decoders with adapters other than LoRA, frozen
-parts or a resized vocabulary, a third of models of transformers with unusual settings.  A seed chooses among them, and
-chooses optimizer, precision, batch, length, checkpointing, accumulation, loop and allocator; nothing is left out
-because it cannot be predicted.
+By default, a third of the trainings are of modules as users write them, a third of decoders with adapters other than
+LoRA, frozen parts or a resized vocabulary, a third of models of transformers with unusual settings.  A seed chooses
+among them, and chooses optimizer, precision, batch, length, checkpointing, accumulation, loop and allocator; nothing is
+left out because it cannot be predicted.  ``--kinds further,model,task`` draws further modules and other tasks of
+transformers instead of the first two.
 """
 
 from __future__ import annotations
@@ -77,6 +78,41 @@ OTHER_MODELS: dict[str, dict[str, Any]] = {
     "CLIPModel": {},
     "Wav2Vec2ForCTC": {"num_hidden_layers": 3, "vocab_size": 40},
 }
+SMALL_BERT = {**SMALL, "vocab_size": 20000}
+SMALL_MIXTURE = {**SMALL, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 16000, "num_local_experts": 4}
+TASKS: dict[str, dict[str, Any]] = {
+    "BertForQuestionAnswering": SMALL_BERT,
+    "BertForMultipleChoice": SMALL_BERT,
+    "BertForPreTraining": SMALL_BERT,
+    "AlbertForMaskedLM": {**SMALL_BERT, "embedding_size": 128},
+    "MPNetForTokenClassification": SMALL_BERT,
+    "XLNetForSequenceClassification": {
+        "d_model": 640,
+        "n_layer": 2,
+        "n_head": 10,
+        "d_inner": 1800,
+        "vocab_size": 20000,
+    },
+    "LongformerForSequenceClassification": {**SMALL_BERT, "attention_window": [32, 32, 32]},
+    "T5ForQuestionAnswering": {"d_model": 512, "num_layers": 3, "num_heads": 8, "d_ff": 2048, "vocab_size": 20000},
+    "PegasusForConditionalGeneration": {"d_model": 512, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 20000},
+    "MambaForCausalLM": {"hidden_size": 320, "num_hidden_layers": 2, "vocab_size": 16000},
+    "GptOssForCausalLM": {**SMALL_MIXTURE, "intermediate_size": 640},
+    "DiffLlamaForCausalLM": {**SMALL, "num_key_value_heads": 10, "vocab_size": 16000},
+    "Cohere2ForCausalLM": {**SMALL, "num_key_value_heads": 5, "vocab_size": 16000},
+    "Olmo2ForCausalLM": {**SMALL, "num_key_value_heads": 10, "vocab_size": 16000},
+    "GPTBigCodeForCausalLM": {"n_embd": 640, "n_layer": 3, "n_head": 10, "vocab_size": 16000},
+    "SwinForImageClassification": {"depths": [2, 2], "num_heads": [3, 6], "num_labels": 77},
+    "BeitForImageClassification": {**SMALL, "num_labels": 77},
+    "ViTMAEForPreTraining": {**SMALL, "decoder_num_hidden_layers": 2},
+    "VideoMAEForVideoClassification": {**SMALL, "num_labels": 77},
+    "ASTForAudioClassification": {**SMALL, "num_labels": 30},
+    "LayoutLMv3ForTokenClassification": {**SMALL_BERT, "num_labels": 9},
+    "ViltForQuestionAnswering": {**SMALL_BERT, "num_labels": 99},
+    "PatchTSTForPrediction": {"num_hidden_layers": 3, "d_model": 256, "num_attention_heads": 8, "ffn_dim": 512},
+    "SiglipModel": {"text_config": {"num_hidden_layers": 3}, "vision_config": {"num_hidden_layers": 3}},
+}
+UNTEXTUAL = ("Image", "MAE", "Video", "Audio", "PatchTST", "Siglip", "Layout", "Vilt")
 ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 12, "use_dora": True, "target_modules": "all-linear"},
     {"r": 20, "use_rslora": True, "lora_dropout": 0.05, "target_modules": "all-linear"},
@@ -137,18 +173,56 @@ def model(random: Random) -> tuple[str, dict[str, Any]]:
     return name.removesuffix("Model").lower(), case
 
 
+def further(random: Random) -> tuple[str, dict[str, Any]]:
+    """Draw one of the further modules, in a plain loop or with the Trainer."""
+    from further_modules import BATCHES
+
+    name = random.choice(sorted(BATCHES))
+    case: dict[str, Any] = {
+        "model": {"factory": f"{FOLDER}/further_modules.py:{name}"},
+        "data": {"factory": f"{FOLDER}/further_modules.py:{BATCHES[name]}"},
+    }
+    case |= {"loop": "pytorch"} if random.random() < 0.6 else {}
+    case["train"] = {"per_device_train_batch_size": random.choice([6, 20, 64, 130])}
+    return name.lower(), case
+
+
+def task(random: Random) -> tuple[str, dict[str, Any]]:
+    """Draw another task or family of transformers, with arguments that change what the Trainer does in a step."""
+    name = random.choice(sorted(TASKS))
+    case: dict[str, Any] = {"model": {"class": name, "config": TASKS[name]}, "train": {}}
+    case["train"]["per_device_train_batch_size"] = random.choice([1, 2, 4, 7])
+    if not any(part in name for part in UNTEXTUAL):
+        case["data"] = {"sequence_length": random.choice([64, 129, 250, 384])}
+        case["data"] |= random.choice([{}, {"attention_mask": True}, {"padding": True}])
+    if random.random() < 0.25:
+        case["loop"] = "pytorch"
+        return name.removesuffix("Model").lower(), case
+    arguments: tuple[dict[str, Any], ...] = (
+        {"include_num_input_tokens_seen": "all"},
+        {"average_tokens_across_devices": False},
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-6}},
+        {"weight_decay": 0.1},
+        {"eval_strategy": "steps", "per_device_eval_batch_size": 5},
+        {"save_strategy": "steps"},
+    )
+    for each in random.sample(arguments, 2):
+        case["train"] |= each
+    return name.removesuffix("Model").lower(), case
+
+
 def with_settings(case: dict[str, Any], kind: str, random: Random) -> dict[str, Any]:
     """Add precision, optimizer, checkpointing, accumulation and the allocator to a case."""
     train = case["train"]
     precision = random.choice(["bf16", "fp16", "fp32", "tf32", "pure"])
     train |= {} if precision in ("fp32", "pure") else {precision: True}
-    if precision == "pure" and kind == "model":
+    if precision == "pure" and kind in ("model", "task"):
         case["model"]["dtype"] = random.choice(["bfloat16", "bfloat16", "float16"])
         train |= {"bf16": True} if random.random() < 0.5 and case["model"]["dtype"] == "bfloat16" else {}
     train["optim"] = random.choice(OPTIMIZERS)
     if train["optim"] in ARGUMENTS and random.random() < 0.7:
         train["optim_args"] = random.choice(ARGUMENTS[train["optim"]])
-    if kind != "live" and random.random() < 0.35:
+    if kind not in ("live", "further") and random.random() < 0.35:
         train["gradient_checkpointing"] = True
         kwargs: tuple[dict[str, Any], ...] = (
             {"use_reentrant": True},
@@ -178,8 +252,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=24)
+    parser.add_argument("--kinds", default="adapted,live,model", help="of adapted, further, live, model, task")
     options = parser.parse_args()
-    kinds = {"live": live, "adapted": adapted, "model": model}
+    drawn = {"live": live, "adapted": adapted, "model": model, "further": further, "task": task}
+    kinds = {name: drawn[name] for name in options.kinds.split(",")}
     cases: dict[str, Any] = {}
     number = 0
     while len(cases) < options.count:

@@ -169,10 +169,13 @@ def run_part(part: str, rows: list[grid.Row], out: Path, time_limit: float, work
 
 
 def waiting(names: str, gpu_id: str) -> list[grid.Row]:
-    """Return the trainings that are predicted for a GPU as they are written now."""
+    """Return the trainings that are predicted for a GPU as they are written now, in the order of their names."""
     stored = trainings.lines(trainings.predictions_of(gpu_id))
     predicted = {line["name"]: line["workload"] for line in stored}
-    chosen = [row for row in trainings.rows() if not names or row.name in names.split(",")]
+    chosen = trainings.rows()
+    if names:
+        known = {row.name: row for row in chosen}
+        chosen = [known[name] for name in names.split(",")]
     if left := [row.name for row in chosen if predicted.get(row.name) != dict(row.mapping)]:
         print(f"left out, predict these first: {', '.join(left)}", flush=True)
     return [row for row in chosen if predicted.get(row.name) == dict(row.mapping)]
@@ -184,7 +187,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", default="kernels,steps")
     parser.add_argument("--part-limit", type=float, default=80, help="seconds after which no training of a part starts")
-    parser.add_argument("--names", default="")
+    parser.add_argument("--names", default="", help="in the order in which they are measured (default: all)")
     parser.add_argument("--gpu", default="h200", help="the GPU whose stored predictions are measured")
     parser.add_argument("--work", type=Path, default=Path("/tmp/trainatomy-trainings"))
     options = parser.parse_args()

@@ -3,9 +3,10 @@
 python benchmarks/timing/recurrent_layers.py measure --out FILE [--time-limit 90]   # on a GPU
 python benchmarks/timing/recurrent_layers.py compare FILE [--gpu h200] [--worst 10]  # anywhere
 
-A line for each network: the kernels of forward and of both passes with their time (a profiler that records the GPU
-alone), and the CPU's time to launch them (no profiler, medians).  Kernels of PyTorch's own around the layers (zeros,
-and weights that are put together) are left out of the comparison.
+A line for each network: the kernels of each pass with their blocks and time (a profiler that records the GPU alone),
+how many run at a time, and the CPU's time to launch them (no profiler, medians).  Older records have no blocks, and
+both passes together instead of backward.  Kernels of PyTorch's own around the layers (zeros, and weights that are put
+together) are left out of the comparison.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import json
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -30,13 +33,24 @@ import trainings  # noqa: E402
 from trainatomy.results.operations import Array, Call  # noqa: E402
 
 GROUPS = {"recurrent layers of any width": 110, "recurrent layers": 60, "recurrent layers of usual size": 50}
+WIDE = "wide recurrent layers"
+"""A group that is drawn here: every other case is held out."""
 RUNS, TIMED = 2, 7
 GRACE = 15
 """Seconds beyond its limit after which the process that measures is killed."""
-API = ("cuda", "cuLaunch", "Activity Buffer")
-"""Beginnings of the names of events that are no work of the GPU."""
+ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Kinds of events that are work of the GPU."""
 AROUND = ("void at::native", "Memcpy")
 """Beginnings of the names of kernels that are not cuDNN's."""
+PRECISIONS = (
+    ("float32", True),
+    ("float32", True),
+    ("float32", False),
+    ("float16", True),
+    ("float16", True),
+    ("bfloat16", True),
+)
+"""Types of numbers of wide layers, and whether fp32 is multiplied as TF32."""
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -60,20 +74,55 @@ def _measure(out: Path, deadline: float, groups: dict[str, int], draw: str) -> N
 
     seed = f"{drawn.SEED}, {draw}" if draw else drawn.SEED
     for group, count in groups.items():
-        for number, case in enumerate(drawn.cases(group, seed, count)):
+        cases = wide_networks(seed, count) if group == WIDE else _drawn_networks(group, seed, count)
+        for number, case in enumerate(cases):
             if time.monotonic() > deadline:
                 return
-            kind, sizes, shape, dtype, options = case.make.args  # type: ignore[attr-defined]
-            line = {"group": group, "case": number, "kind": kind.__name__, "sizes": sizes, "shape": shape}
-            line |= {"dtype": str(dtype).removeprefix("torch."), **options}
-            line |= _measured(kind, sizes, shape, dtype, options)
+            line = {"group": group, "case": number, **case}
+            try:
+                line |= _measured(case)
+            except Exception as error:
+                line["error"] = f"{type(error).__name__}: {error}"[:300]
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
-def _measured(kind: Any, sizes: Any, shape: Any, dtype: Any, options: Any) -> dict[str, Any]:
+def _drawn_networks(group: str, seed: str, count: int) -> Iterator[dict[str, Any]]:
+    """Yield the networks of a group of the calibration's draws."""
+    from trainatomy.measurement.calibration import drawn
+
+    for case in drawn.cases(group, seed, count):
+        kind, sizes, shape, dtype, options = case.make.args  # type: ignore[attr-defined]
+        found = {"kind": kind.__name__, "sizes": sizes, "shape": shape, "dtype": str(dtype).removeprefix("torch.")}
+        yield {**found, **options}
+
+
+def wide_networks(seed: str, count: int) -> Iterator[dict[str, Any]]:
+    """Yield networks of wide layers, whose products wait for each other; every other one is held out."""
+    random = Random(f"{seed}/{WIDE}")
+    for number in range(count):
+        step = random.choice((1, 2, 4, 8, 32, 64, 128))
+        inputs, hidden = (random.randint(least, most) // step * step for least, most in ((128, 1024), (256, 1536)))
+        dtype, tf32 = random.choice(PRECISIONS)
+        yield {
+            "split": ("fit", "held out")[number % 2],
+            "kind": random.choice(("LSTM", "LSTM", "LSTM", "GRU", "GRU", "RNN")),
+            "sizes": (random.choice((inputs, hidden)), hidden),
+            "shape": (random.randint(8, 160), random.randint(16, 48)),
+            "dtype": dtype,
+            "tf32": tf32,
+            "num_layers": random.choice((1, 2, 3, 4)),
+            "bidirectional": random.random() < 0.3,
+        }
+
+
+def _measured(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
+    kind, dtype = getattr(torch.nn, case["kind"]), getattr(torch, case["dtype"])
+    sizes, shape = case["sizes"], case["shape"]
+    options = {name: case[name] for name in ("num_layers", "bidirectional", "dropout") if name in case}
+    torch.backends.cudnn.allow_tf32 = case.get("tf32", True)
     network = kind(*sizes, batch_first=True, device="cuda", dtype=dtype, **options)
     network.flatten_parameters()
     data = torch.randn(*shape, sizes[0], device="cuda", dtype=dtype).requires_grad_()
@@ -94,29 +143,52 @@ def _measured(kind: Any, sizes: Any, shape: Any, dtype: Any, options: Any) -> di
         again = time.perf_counter()
         backward(result)
         cpu.append((between - began, time.perf_counter() - again))
+    results = [network(data)[0] for _ in range(RUNS)]
+    forward, beside_forward = _kernels(lambda: network(data)[0])
+    back, beside_back = _kernels(lambda: backward(results.pop()))
     return {
         "cpu_us": [round(median(each) * 1e6, 1) for each in zip(*cpu, strict=True)],
-        "forward": _kernels(lambda: network(data)[0]),
-        "both": _kernels(lambda: backward(network(data)[0])),
+        "forward": forward,
+        "backward": back,
+        "at_once": {"forward": beside_forward, "backward": beside_back},
     }
 
 
-def _kernels(work: Callable[[], object]) -> Kernels:
-    """Return for each kernel its runs and microseconds in one run of the work."""
+def _kernels(work: Callable[[], object]) -> tuple[Kernels, list[float]]:
+    """Return the runs and microseconds of each kernel in one run of the work, and how many run at a time.
+
+    The name of a kernel ends with its blocks.  Kernels at a time: their mean while one of cuDNN's runs, and streams.
+    """
     import torch
+
+    from trainatomy.measurement.profiler.calls import read_trace
 
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(RUNS):
             work()
         torch.cuda.synchronize()
+    with TemporaryDirectory() as folder:
+        profiler.export_chrome_trace(f"{folder}/trace.json")
+        events = [event for event in read_trace(Path(folder, "trace.json")) if event.get("cat") in ON_GPU]
     runs: Counter[str] = Counter()
     times: Counter[str] = Counter()
-    for event in profiler.events() or ():
-        if not event.name.startswith(API):
-            runs[event.name[:90]] += 1
-            times[event.name[:90]] += event.device_time
-    return {name: [runs[name] / RUNS, round(times[name] / RUNS, 2)] for name in runs}
+    for event in events:
+        blocks = event["args"].get("grid")
+        name = event["name"][:90] + (f" {blocks}" if blocks else "")
+        runs[name] += 1
+        times[name] += event["dur"]
+    return {name: [runs[name] / RUNS, round(times[name] / RUNS, 2)] for name in runs}, _at_once(events)
+
+
+def _at_once(events: Sequence[dict[str, Any]]) -> list[float]:
+    own = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if not event["name"].startswith(AROUND))
+    covered, until = 0.0, 0.0
+    for began, ended in own:
+        covered += max(ended - max(began, until), 0.0)
+        until = max(until, ended)
+    streams = {event["args"].get("stream") for event in events}
+    return [round(sum(ended - began for began, ended in own) / max(covered, 1e-9), 3), len(streams)]
 
 
 def calls(line: dict[str, Any]) -> tuple[Call, Call]:
@@ -148,12 +220,14 @@ def _array(dtype: str, *shape: int) -> Array:
 
 def measured(line: dict[str, Any]) -> tuple[Kernels, Kernels]:
     """Return cuDNN's kernels in forward and in backward."""
-    forward, both = (
+    forward, second = (
         {name: found for name, found in line[part].items() if not name.startswith(AROUND)}
-        for part in ("forward", "both")
+        for part in ("forward", "backward" if "backward" in line else "both")
     )
+    if "backward" in line:
+        return forward, second
     rest = {
-        name: [a - b for a, b in zip(found, forward.get(name, [0, 0]), strict=True)] for name, found in both.items()
+        name: [a - b for a, b in zip(found, forward.get(name, [0, 0]), strict=True)] for name, found in second.items()
     }
     return forward, {name: found for name, found in rest.items() if found[0] > 1 / RUNS / 2}
 
@@ -163,6 +237,8 @@ def kind_of(line: dict[str, Any], kernels: Kernels) -> str:
     if any("Persist" in name for name in kernels):
         fused = "fused" if any("blockPersist" in name for name in kernels) else "persistent"
         return f"{fused} {line['dtype']}"
+    if not line.get("tf32", True):
+        return "float32 without TF32"
     inputs, hidden = (size * BYTES[line["dtype"]] % 16 for size in line["sizes"])
     return f"{line['dtype']}{' hidden misaligned' if hidden else ' inputs misaligned' if inputs else ''}"
 
@@ -172,12 +248,12 @@ def compare(path: Path, gpu_id: str, worst: int) -> None:
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 
-    model = cost_model_of(find_gpu(gpu_id), tf32=None)
+    models = {tf32: cost_model_of(find_gpu(gpu_id), tf32=None if tf32 else False) for tf32 in (True, False)}
     found: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for line in trainings.lines(path):
         for call, kernels, part in zip(calls(line), measured(line), ("forward", "backward"), strict=True):
             runs, us = (sum(column) for column in zip(*kernels.values(), strict=True))
-            cost = kernel_cost(call, model)
+            cost = kernel_cost(call, models[line.get("tf32", True)])
             about = f"{line['kind']} {line['sizes']} {line['shape']} {line['num_layers']} {line['bidirectional']}"
             errors = cost.seconds * 1e6 / us - 1, cost.launches / runs - 1
             found[f"{kind_of(line, kernels)}, {part}"].append((*errors, f"{about} {us:.0f} µs"))
@@ -204,9 +280,8 @@ def main() -> int:
     comparing.add_argument("--worst", type=int, default=0)
     options = parser.parse_args()
     if options.command == "measure":
-        chosen = {
-            name: count for name, count in GROUPS.items() if not options.groups or name in options.groups.split(",")
-        }
+        names = options.groups.split(",") if options.groups else list(GROUPS)
+        chosen = {name: count for name, count in {**GROUPS, WIDE: 400}.items() if name in names}
         measure(options.out, options.time_limit, chosen, options.draw)
     else:
         compare(options.file, options.gpu, options.worst)

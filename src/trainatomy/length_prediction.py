@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.epochs import replay_order, steps_to_replay, worst_of
-from trainatomy.catalog.first_calls import first_call_seconds
 from trainatomy.errors import WorkloadError
-from trainatomy.prediction import prediction_of, rank_prediction_of, time_of
+from trainatomy.length_times import EpochTimes, tokens_per_step
+from trainatomy.prediction import prediction_of, rank_prediction_of
 from trainatomy.prediction_inputs import context_bytes
 from trainatomy.results.lengths import Batching, Distribution, LengthsPrediction, OrderPrediction, SampleLengths
-from trainatomy.training.lengths import BatchShape, Order, sample_lengths
-from trainatomy.training.lengths_of_ranks import first_occurrences, replayed_orders, slowest_batches, waiting_share
+from trainatomy.training.lengths import Order, sample_lengths
+from trainatomy.training.lengths_of_ranks import first_occurrences, replayed_orders
 from trainatomy.training.throughput import samples_per_step
 from trainatomy.workload.batching import batching_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.prediction import Prediction, RankPrediction
-    from trainatomy.results.time import Bound, Communication, Time
+    from trainatomy.results.time import Time
     from trainatomy.simulator.lengths import Epochs
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
@@ -33,9 +32,6 @@ MOST_STEPS = 1_000
 """Steps of all orders together that are replayed in any case; each takes some 30 ms."""
 FEWEST_STEPS = 50
 """Steps of each order that are replayed in any case."""
-
-Weights = Mapping[BatchShape, float]
-"""How often a step of each executed shape occurs; fractions, where one stands in part for another."""
 
 
 def prediction_of_lengths(
@@ -67,9 +63,8 @@ def prediction_of_lengths(
         replayed.append(_replayed(workload, epochs, order, len(chosen)))
     worst = worst_of(replayed)
     prediction = _of_worst(workload, epochs, worst, timeline=timeline, started=started)
-    times = _times(workload, epochs, calibration) if timed else {}
-    slowest = slowest_batches(epochs.orders, _costs(epochs, times), waits_in_step=_waits_in_step(workload))
-    mean = _mean_time(workload, epochs, times, slowest) if times else None
+    times = EpochTimes(workload, epochs, calibration, timed=timed)
+    mean = times.mean()
     others = [
         _of_rank(workload, epochs, worst_of([one for one in replayed if one.rank == rank]), timeline=timeline)
         for rank in (sorted({0, *ranks} - {worst.rank}) if ranks else ())
@@ -78,7 +73,7 @@ def prediction_of_lengths(
         prediction,
         time=mean,
         other_ranks=tuple(others),
-        lengths=_summary(workload, epochs, replayed, worst, times, mean, slowest),
+        lengths=_summary(workload, epochs, replayed, worst, times, mean),
         notes=(*_notes(epochs), *_rank_notes(epochs.orders, chosen), *prediction.notes),
         seconds_taken=time.perf_counter() - started,
     )
@@ -177,140 +172,15 @@ def _up_to_peaks(epochs: Epochs, worst: OrderPrediction) -> Simulation:
     return replace(epochs.simulation, trace=trace, steps=epochs.executed_steps)
 
 
-def _times(workload: Workload, epochs: Epochs, calibration: Calibration | None) -> dict[BatchShape, Time]:
-    """Return the time of a step with batches of each executed shape, without what the driver takes."""
-    return {
-        shape: time_of(workload, replace(epochs.simulation, operations=operations), (), calibration)
-        for shape, operations in epochs.operations.items()
-    }
-
-
-def _costs(epochs: Epochs, times: Mapping[BatchShape, Time]) -> Callable[[BatchShape], float]:
-    """Return how long a step with batches of a shape takes; its size where no time is predicted."""
-    return lambda shape: times[epochs.stand_ins[shape]].step_seconds if times else float(shape.size)
-
-
-def _waits_in_step(workload: Workload) -> bool:
-    """Return whether ranks wait for each other in every micro-batch: where FSDP gathers weights for it."""
-    return bool(workload.train.fsdp) or workload.parallel.strategy == "fsdp2"
-
-
-def _weights(epochs: Epochs, orders: Sequence[Order]) -> Weights:
-    """Return how often each executed shape occurs in the orders.
-
-    A shape that was not executed counts for the one that stands for it and the next smaller one, by its distance from
-    each: the time of a step is taken to be linear between the two.
-    """
-    weights: Counter[BatchShape] = Counter()
-    executed = sorted(set(epochs.stand_ins.values()))
-    for shape, count in Counter(batch.shape for order in orders for step in order.steps for batch in step).items():
-        longer = epochs.stand_ins[shape]
-        smaller = (one for one in executed if one.kind == shape.kind and one.size < shape.size)
-        shorter = longer if longer == shape else max(smaller, key=lambda one: one.size, default=longer)
-        share = 1.0 if longer == shorter else (shape.size - shorter.size) / (longer.size - shorter.size)
-        weights[longer] += count * share  # type: ignore[assignment]
-        weights[shorter] += count * (1 - share)  # type: ignore[assignment]
-    return {shape: weight for shape, weight in weights.items() if weight > 0}
-
-
-def _mean_time(workload: Workload, epochs: Epochs, times: Mapping[BatchShape, Time], slowest: Sequence[Order]) -> Time:
-    """Return the time of the mean step: means of what is in seconds, and rates that follow from them."""
-    weights = _weights(epochs, slowest)
-    total = sum(weights.values())
-    longest = max(weights, key=lambda shape: times[shape].step_seconds * weights[shape])
-
-    def mean(values: Mapping[BatchShape, float]) -> float:
-        return sum(values[shape] * weight for shape, weight in weights.items()) / total
-
-    seconds = mean({shape: one.step_seconds for shape, one in times.items()})
-    flop = mean({shape: float(one.flop) for shape, one in times.items()})
-    bounds: Counter[Bound] = Counter()
-    for shape, weight in weights.items():
-        bounds[times[shape].bound_by] += weight * times[shape].step_seconds  # type: ignore[assignment]
-    phases = {
-        phase: mean({shape: one.phases.get(phase, 0.0) for shape, one in times.items()})
-        for phase in times[longest].phases
-    }
-    samples, tokens = samples_per_step(workload) / seconds, _tokens(epochs, "tokens") / seconds
-    new = first_occurrences(epochs.orders)
-    step = replace(times[longest], step_seconds=seconds, samples_per_second=samples, tokens_per_second=tokens)
-    waiting = waiting_share(epochs.orders, slowest, _costs(epochs, times))
-    return replace(
-        step,
-        communication=_mean_communication(step, times, mean, waiting),
-        interval_seconds=(
-            mean({shape: one.interval_seconds[0] for shape, one in times.items()}),
-            mean({shape: one.interval_seconds[1] for shape, one in times.items()}),
-        ),
-        bound_by=bounds.most_common(1)[0][0],
-        gpu_seconds=mean({shape: one.gpu_seconds for shape, one in times.items()}),
-        host_seconds=mean({shape: one.host_seconds for shape, one in times.items()}),
-        phases=phases,
-        flop=round(flop),
-        flop_per_second=flop / seconds,
-        model_flop_utilisation=_utilisation(
-            {s: one.model_flop_utilisation for s, one in times.items()}, times, weights
-        ),
-        attainable_utilisation=_utilisation(
-            {s: one.attainable_utilisation for s, one in times.items()}, times, weights
-        ),
-        launches=round(mean({shape: float(one.launches) for shape, one in times.items()})),
-        first_epoch_extra_seconds=_new_shape_seconds(epochs) * new / len(epochs.orders[0].steps),
-        power=None,  # it differs from batch to batch
-        general_rule_only=tuple(sorted({name for one in times.values() for name in one.general_rule_only})),
-    )
-
-
-def _mean_communication(
-    step: Time,
-    times: Mapping[BatchShape, Time],
-    mean: Callable[[Mapping[BatchShape, float]], float],
-    waiting: float,
-) -> Communication | None:
-    """Return the communication of the mean step, of which ranks wait a share for the longest batch."""
-    found = step.communication
-    if found is None:
-        return None
-    of_shapes = {shape: one.communication for shape, one in times.items() if one.communication is not None}
-    exposed = mean({shape: one.exposed_seconds for shape, one in of_shapes.items()})
-    tokens = step.tokens_per_second
-    return replace(
-        found,
-        seconds=mean({shape: one.seconds for shape, one in of_shapes.items()}),
-        exposed_seconds=exposed,
-        scaling_efficiency=max(1 - exposed / step.step_seconds - waiting, 0.0),
-        total_samples_per_second=step.samples_per_second * found.data_parallel_size,
-        total_tokens_per_second=None if tokens is None else tokens * found.data_parallel_size,
-    )
-
-
-def _utilisation(
-    shares: Mapping[BatchShape, float | None], times: Mapping[BatchShape, Time], weights: Weights
-) -> float | None:
-    """Return the share of the peak rate over all steps: each step's counts by its time."""
-    known = {shape: share for shape, share in shares.items() if share is not None and shape in weights}
-    if len(known) < len(weights):
-        return None
-    spent = {shape: times[shape].step_seconds * weight for shape, weight in weights.items()}
-    return sum(share * spent[shape] for shape, share in known.items()) / sum(spent.values())
-
-
-def _tokens(epochs: Epochs, name: str) -> float:
-    """Return the mean of a property of batches (``tokens``, ``padded_tokens``) by step."""
-    per_step = [sum(getattr(batch, name) for batch in step) for order in epochs.orders for step in order.steps]
-    return fmean(per_step)
-
-
 def _summary(
     workload: Workload,
     epochs: Epochs,
     replayed: Sequence[OrderPrediction],
     worst: OrderPrediction,
-    times: Mapping[BatchShape, Time],
+    times: EpochTimes,
     mean: Time | None,
-    slowest: Sequence[Order],
 ) -> LengthsPrediction:
-    tokens, padded = _tokens(epochs, "tokens"), _tokens(epochs, "padded_tokens")
+    tokens, padded = tokens_per_step(epochs), tokens_per_step(epochs, padded=True)
     return LengthsPrediction(
         samples=_samples(sample_lengths(workload)),
         batching=_batching(workload),
@@ -322,32 +192,17 @@ def _summary(
         worst_seed=worst.seed,
         peak_allocated_bytes=Distribution.of([float(one.peak_allocated_bytes) for one in replayed]),
         peak_reserved_bytes=Distribution.of([float(one.peak_reserved_bytes) for one in replayed]),
-        step_seconds=_step_seconds(epochs, times, slowest) if times else None,
+        step_seconds=times.step_seconds(),
         tokens_per_step=tokens,
         padded_tokens_per_step=padded,
         padding_share=1 - tokens / padded,
         tokens_per_second=None if mean is None else tokens / mean.step_seconds,
         padded_tokens_per_second=None if mean is None else padded / mean.step_seconds,
-        new_shape_seconds=_new_shape_seconds(epochs) if times else None,
+        new_shape_seconds=times.new_shape_seconds(),
         new_shapes=first_occurrences(epochs.orders),
         worst_rank=worst.rank,
-        waiting_share=waiting_share(epochs.orders, slowest, _costs(epochs, times)),
+        waiting_share=times.waiting_share(),
     )
-
-
-def _new_shape_seconds(epochs: Epochs) -> float:
-    """Return what the mean executed shape takes longer at its first occurrence."""
-    return fmean(first_call_seconds(operations.calls) for operations in epochs.operations.values())
-
-
-def _step_seconds(epochs: Epochs, times: Mapping[BatchShape, Time], slowest: Sequence[Order]) -> Distribution:
-    """Return the distribution over steps; one with several batches takes the mean of steps with each of them."""
-    values = [
-        fmean(times[epochs.stand_ins[batch.shape]].step_seconds for batch in step)
-        for order in slowest
-        for step in order.steps
-    ]
-    return Distribution.of(values)
 
 
 def _samples(lengths: Sequence[int]) -> SampleLengths:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,13 +14,14 @@ from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
 from trainatomy.analysis.late_releases import released_by_clock
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
-from trainatomy.catalog.first_calls import first_call_seconds
+from trainatomy.catalog.first_calls import first_evaluation_seconds
 from trainatomy.libraries import installed_versions
 from trainatomy.prediction_inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.prediction import GPUSummary, Prediction, RankPrediction
+from trainatomy.simulator.skipped_steps import peaks_with_skipped_steps
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
@@ -78,7 +80,8 @@ def prediction_of(
         analysis: The analysis of its memory, if there is one already.
         pipeline: The step of the pipeline that the simulated rank belongs to.
         paces: Paces of the host for which the step is predicted too (``Time.at_paces``).
-        layouts: Whether to try other addresses of segments (``Memory.layouts``).
+        layouts: Whether to try other addresses of segments (``Memory.layouts``), and skipped steps
+            (``Memory.skipped_steps``).
     """
     gpu = workload.resolve_gpu()
     analysis = analysis or analysis_of(workload, simulation, layouts=layouts)
@@ -125,7 +128,11 @@ def analysis_of(workload: Workload, simulation: Simulation, *, layouts: bool = F
     context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
     gpu_bytes = workload.resolve_gpu().memory_bytes
     by_clock = _released_by_clock(workload, simulation)
-    return analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, by_clock, layouts=layouts)
+    found = analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, by_clock, layouts=layouts)
+    if not layouts or workload.skipped_steps or found.out_of_memory is not None or found.memory.num_alloc_retries:
+        return found
+    skipped = peaks_with_skipped_steps(simulation.trace, settings, gpu_bytes, found.memory)
+    return replace(found, memory=replace(found.memory, skipped_steps=skipped))
 
 
 def _released_by_clock(workload: Workload, simulation: Simulation) -> AllocationTrace | None:
@@ -272,7 +279,7 @@ def _evaluation(
         reserved_after_bytes=max(reserved[:end], default=0),
         own_allocated_bytes=max(allocated[begin:end], default=0),
         seconds=None if time is None else time.step_seconds,
-        first_extra_seconds=first_call_seconds(executed.operations.calls, simulation.operations.calls)
+        first_extra_seconds=first_evaluation_seconds(executed.operations.calls, simulation.operations.calls)
         if timed
         else None,
     )

@@ -68,7 +68,8 @@ def test_cases_are_predicted_before_they_are_measured(tmp_path: Path, capsys: py
     with pytest.raises(SystemExit, match="as they are written now"):
         measure.main(arguments)
 
-    evaluation = Evaluation(**{**line["evaluation"], "seconds": 2 * line["evaluation"]["seconds"]})
+    first = line["evaluation"]["seconds"] + line["evaluation"]["first_extra_seconds"]
+    evaluation = Evaluation(**{**line["evaluation"], "seconds": 2 * first, "first_extra_seconds": None})
     reserved = line["memory"]["peak_reserved_bytes"] * 2
     case = everyday_cases.Case("tiny-evaluated", "evaluation", line["workload"])
     record = measure.line_of(case, replace(FULL, evaluation=evaluation, peak_reserved_bytes=reserved), shared=False)
@@ -90,20 +91,21 @@ def test_times_are_compared_at_the_recorded_pace() -> None:
     paced = {"step_seconds": {"1.0": 1.0, "2.0": 3.0}, "evaluation_seconds": {"1.0": 1.0, "2.0": 1.0}}
     found = report.paced_times(record, {"paced": paced, "evaluation": {"first_extra_seconds": 0.1}})
     assert found["step_seconds"] == pytest.approx(2.0)
-    assert found["evaluation_seconds"] == pytest.approx(1.1 + report.first_on_machine_seconds())
+    assert found["evaluation_seconds"] == pytest.approx(1.1 + report.first_on_machine_seconds(0.1))
     assert report.paced_times({"name": "a", "host_pace": {"probe": "older/1"}}, {"paced": paced}) == {}
 
 
-def test_drawn_cases_are_those_of_their_seed() -> None:
-    drawn = {name: case for cases in script("draw").drawn(31).values() for name, case in cases.items()}
-    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith("-drawn-31")}
+@pytest.mark.parametrize(("seed", "each"), [(31, None), (32, 4)])
+def test_drawn_cases_are_those_of_their_seed(seed: int, each: int | None) -> None:
+    drawn = {name: case for cases in script("draw").drawn(seed, each).values() for name, case in cases.items()}
+    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith(f"-{seed}")}
     assert written == drawn
 
 
-def test_a_generation_is_timed_once_and_an_evaluation_runs_in_the_warm_up() -> None:
+def test_a_generation_is_timed_like_steps_and_an_evaluation_runs_in_the_warm_up() -> None:
     measure = script("measure")
     jobs = {case.name: measure.job_of(case, "h200") for case in everyday_cases.cases() if case.kind != "quantised"}
-    assert jobs["llama-1.1b-greedy"].steps == 3 and jobs["llama-1.1b-greedy"].most_steps == 0
+    assert jobs["llama-1.1b-greedy"].steps == 2 + measure.TIMED_STEPS
     assert jobs["gpt2-loss-batch-16"].steps == 4 + measure.TIMED_STEPS
 
 

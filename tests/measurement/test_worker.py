@@ -124,6 +124,19 @@ def test_preloading_leaves_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not worker.preload()
 
 
+def test_preloading_imports_the_compiler_where_bitsandbytes_will(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setenv(NVML_CHECK, "")
+    monkeypatch.delenv("TORCH_WARM_POOL", raising=False)
+    monkeypatch.setattr(worker, "import_module", imported.append)
+    for installed in (False, True):
+        monkeypatch.setattr(worker, "version_of", lambda name, found=installed: "1" if found else None)
+        imported.clear()
+        worker.preload()
+        assert ("torch._inductor.compile_fx" in imported) is installed
+        assert "TORCH_WARM_POOL" not in os.environ
+
+
 @pytest.mark.parametrize("loaded", [True, False])
 def test_preloading_leaves_bitsandbytes_as_it_was(monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
     monkeypatch.setenv(NVML_CHECK, "")

@@ -7,6 +7,7 @@ adjustments (``benchmarks/kernels/workspaces.py``, seed 1); calls of networks th
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -177,6 +178,37 @@ def test_random_recurrent_layers_match_nearly_always() -> None:
         ]
         hits, total = hits + sum(found), total + len(found)
     assert hits / total > 0.95
+
+
+PROJECTED_OR_PACKED = [
+    ("GRU", "float16", 100, 512, 0, 2, 1, True, 1010, 50, 40, True, 13573376, 26185984, 25151744),
+    ("GRU", "bfloat16", 256, 1024, 0, 2, 1, False, 20, 20, 1, True, 532736, 37359872, 37359872),
+    ("GRU", "float16", 64, 64, 0, 1, 2, False, 1696, 200, 16, True, 2605312, 19067136, 19067136),
+    ("RNN", "float32", 64, 96, 0, 1, 2, False, 317, 20, 32, True, 243712, 17704448, 17704448),
+    ("LSTM", "float32", 512, 96, 0, 2, 1, False, 1010, 50, 40, True, 4266496, 20412672, 19741952),
+    ("LSTM", "float16", 64, 650, 325, 2, 2, False, 4800, 100, 48, False, 174720256, 146390688, 146390688),
+    ("LSTM", "bfloat16", 64, 256, 128, 4, 2, False, 6400, 200, 32, False, 190054656, 124551680, 124551680),
+    ("LSTM", "float16", 512, 512, 256, 2, 2, True, 800, 200, 4, False, 23040256, 60473632, 60473632),
+    ("LSTM", "bfloat16", 300, 1024, 16, 2, 2, False, 2400, 50, 48, False, 128102656, 114000768, 114000768),
+    ("LSTM", "bfloat16", 32, 128, 120, 1, 2, False, 1280, 20, 64, False, 4546816, 22823680, 22823680),
+    ("LSTM", "bfloat16", 128, 384, 96, 2, 2, False, 418, 50, 16, True, 8667904, 41882880, 41882880),
+    ("LSTM", "bfloat16", 128, 64, 56, 3, 2, True, 2112, 128, 32, True, 12462336, 54888704, 54888704),
+    ("LSTM", "bfloat16", 256, 256, 16, 2, 1, True, 128, 128, 1, True, 860672, 17815808, 17750272),
+    ("LSTM", "float32", 64, 256, 128, 4, 1, False, 2040, 100, 40, True, 60580096, 49438976, 49438976),
+    ("LSTM", "float16", 512, 96, 24, 3, 2, False, 8256, 128, 128, True, 65784064, 95468800, 74775808),
+]
+"""Layers drawn by seed 31: kind, type, input, hidden, projection, layers, directions, dropout, rows, steps, batch,
+packed; reserve, workspace of training and of inference."""
+
+
+@pytest.mark.parametrize("line", PROJECTED_OR_PACKED)
+def test_recurrent_layers_with_projections_and_packed_sequences(line: tuple[Any, ...]) -> None:
+    kind, dtype, size, hidden, projection, layers, directions, dropout, rows, steps, batch, packed, *measured = line
+    one = Recurrent(
+        kind, getattr(torch, dtype), size, hidden, layers, directions, dropout, rows, steps, batch, projection, packed
+    )
+    assert [one.reserve(), one.workspace(training=True), one.workspace(training=False)] == measured
+    assert one.workspace(training=True, backward=True) == measured[1]
 
 
 def test_workspace_reserve_and_state_of_recurrent_layers() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.errors import SimulationError, TrainatomyError, WorkloadError
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training.model import build_model
 from trainatomy.workload import Workload
@@ -87,3 +88,33 @@ def test_offloading_of_checkpointed_layers_is_refused_by_name() -> None:
     train = {"fsdp": True, "fsdp_config": {"activation_checkpointing_offload": True}}
     with pytest.raises(WorkloadError, match="activation_checkpointing_offload: is not passed on to accelerate"):
         Workload.from_mapping({"model": {"id": "gpt2"}, "train": train, "parallel": {"gpus": 2}})
+
+
+@pytest.mark.parametrize(
+    ("layer", "forward", "message"),
+    [
+        ("torch.jit.script(nn.Linear(8, 8))", "self.layer(x)", "torch.jit.script or torch.jit.trace compiled"),
+        ("nn.LazyLinear(8)", "self.layer(x)", "parameters without a shape"),
+        ("nn.Linear(8, 8)", "self.layer(torch.nested.as_nested_tensor([x[:1], x[1:]], layout=torch.jagged)).values()",
+         "Nested tensors"),
+        ("nn.Embedding(9, 8, sparse=True)", "self.layer(x.long())", r"none on a GPU either(.|\n)*max_grad_norm: 0"),
+    ],
+)  # fmt: skip
+def test_modules_that_cannot_be_simulated_are_named(
+    from_factory: Callable[..., Workload], layer: str, forward: str, message: str
+) -> None:
+    workload = from_factory(
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        f"        self.layer = {layer}\n"
+        "    def forward(self, x):\n"
+        f"        return {forward}.sum()\n"
+        "def model():\n"
+        "    return Net()\n"
+        "def batch(size):\n"
+        "    return {'x': torch.zeros(size, 8)}\n",
+        loop="pytorch",
+    )
+    with pytest.raises(TrainatomyError, match=message):
+        simulate(workload, workload.resolve_gpu())

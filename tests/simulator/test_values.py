@@ -171,6 +171,26 @@ def test_floating_point_data_is_not_known(process: SimulatedProcess) -> None:
     assert (known + 1).sum().item() == 0.0
 
 
+def test_data_decides_the_size_of_a_result_and_nothing_else(process: SimulatedProcess) -> None:
+    """Check what Idefics does: it leaves out the images that are black."""
+    images = torch.ones(3, 1, 2, 2)
+    images[1] = 0
+    found = images.to("cuda").to(torch.bfloat16)
+    black = (found == 0).sum(dim=(-1, -2, -3)) == 4
+    assert found[~black].shape == (2, 1, 2, 2)
+    found.add_(1)
+    assert (found > 1).nonzero().shape == (8, 4)
+    assert found.sum().item() == 0.0
+
+
+def test_a_mask_may_begin_as_zeros_in_the_shape_of_unknown_logits(process: SimulatedProcess) -> None:
+    words = torch.tensor([[1, 1, 0]]).to("cuda")
+    logits = torch.empty(1, 2, 5, device="cuda")
+    mask = torch.zeros_like(logits, dtype=words.dtype)
+    mask[:, :, :3] = words[:, None, :]
+    assert torch.masked_select(logits, mask.bool()).shape == (4,)
+
+
 def test_a_tensor_of_known_values_can_be_read_as_a_list(process: SimulatedProcess) -> None:
     lengths = torch.tensor([3, 1]).to("cuda")
     assert (lengths + 1).tolist() == [4, 2]

@@ -9,7 +9,7 @@ import pytest
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.hosts import reference_host
-from trainatomy.results.operations import Array, Call, Operations
+from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.results.time import Time
 from trainatomy.results.trace import DriverCall
 from trainatomy.simulator.simulate import simulate
@@ -120,3 +120,14 @@ def test_unpublished_shares_are_unknown() -> None:
     v100 = find_gpu("v100-16gb")
     assert attainable_share(H200, "fp64") is None and attainable_share(H200, "fp8") is None
     assert attainable_share(v100, "bf16") == attainable_share(v100, "fp32") != attainable_share(v100, "fp16")
+
+
+def test_a_slower_host_takes_longer_to_copy_a_batch() -> None:
+    copy = from_text("aten::_to_copy(hf32[250000000])->f32[250000000]")
+    assert copy.inputs[0].on_host and not copy.outputs[0].on_host
+    alone = Operations(calls=(copy,), operations=(Operation(0, 0, "forward", "", 0, 1),))
+    settings = {"loop": "inference", "tf32": None, "samples": 1, "tokens_per_sample": None, "collated": False}
+    found = predict_step_time(alone, H200, paces=(2.0,), **settings)
+    (beside,) = found.at_paces
+    quick = 1e9 / 9e9
+    assert beside.step_seconds - found.step_seconds == pytest.approx((2**0.46 - 1) * quick, rel=0.05)

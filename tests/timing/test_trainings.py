@@ -68,11 +68,21 @@ def test_copies_of_pageable_batches_are_not_the_gpus_own_time(trainings: Any) ->
 
 def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
     drawing = importlib.import_module("drawn_trainings")
-    usual, new = drawing.CANDIDATES, drawing.NEVER_TIMED
-    drawn = drawing.drawn(25, 32, usual) | drawing.drawn(24, 32, usual)
-    drawn |= drawing.drawn(26, 8, usual) | drawing.drawn(26, 26, new) | drawing.drawn(27, 32, drawing.FURTHER)
-    drawn |= drawing.drawn(28, 26, drawing.OTHERS) | drawing.drawn(29, 36, usual | drawing.LATEST)
-    drawn |= drawing.drawn(30, 46, usual | drawing.COMING)
+    sets = drawing.sets()
+    drawn: dict[str, Any] = {}
+    for seed, count, of in (
+        (25, 32, "usual"),
+        (24, 32, "usual"),
+        (26, 8, "usual"),
+        (26, 26, "never timed"),
+        (27, 32, "further"),
+        (28, 26, "others"),
+        (29, 36, "usual and latest"),
+        (30, 46, "usual and coming"),
+        (31, 44, "usual and remaining"),
+    ):
+        drawn |= drawing.drawn(seed, count, sets[of])
+    drawn |= drawing.wide(31, 4)
     rows = yaml.safe_load(trainings.TRAININGS.read_text(encoding="utf-8"))["rows"]
     assert {name: row for name, row in rows.items() if name.endswith("-drawn") or "-drawn-" in name} == drawn
 

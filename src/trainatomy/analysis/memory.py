@@ -123,12 +123,16 @@ def analyze_replay(
 def verdict(memory: Memory, gpu_bytes: int, out_of_memory: OutOfMemoryPoint | None) -> Verdict:
     """Return whether a training fits; ``tight``: barely, or only because the allocator frees its cache.
 
-    Where memory depends on timing, on the fastest plans or on addresses, it has to fit in the worst case.
+    Where memory depends on timing, on the fastest plans, on addresses or on skipped steps, it has to fit in the worst
+    case.
     """
     if out_of_memory is not None:
         return "does not fit"
     ranges = [one for one in (memory.range, memory.plans, memory.layouts) if one is not None]
-    highest = max((one.reserved_bytes[1] for one in ranges), default=memory.peak_reserved_bytes)
+    highest = max(
+        (*(one.reserved_bytes[1] for one in ranges), *(one.reserved_bytes for one in memory.skipped_steps)),
+        default=memory.peak_reserved_bytes,
+    )
     scarce = gpu_bytes - memory.device_bytes - (highest - memory.peak_reserved_bytes) < TIGHT_SHARE * gpu_bytes
     return "tight" if scarce or memory.num_alloc_retries else "fits"
 

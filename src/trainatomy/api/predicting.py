@@ -60,8 +60,9 @@ def predict(
         host_paces: CPU times as multiples of the assumed host's (1.5: a host that takes half as long again), for each
             of which the step is predicted too: ``Prediction.time.at_paces``. Not for a pipeline, nor for samples of
             different lengths.
-        layouts: Replay the allocations with other addresses of segments, too, which takes up to a second:
-            ``Prediction.memory.layouts``.
+        layouts: Replay the allocations with other addresses of segments, too, and those of float16 with first steps
+            that gradient scaling skips, which takes a second or two: ``Prediction.memory.layouts`` and
+            ``Prediction.memory.skipped_steps``.
         on_progress: Called with what is being done while samples of different lengths are predicted.
         **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
             and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of

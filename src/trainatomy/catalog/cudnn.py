@@ -7,6 +7,7 @@ catalog's figures and from what CUDA documents for their compute capability.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
@@ -24,6 +25,15 @@ def device_text(gpu: GPU) -> str | None:
         return None
     measured: dict[str, Any] = catalog["devices"].get(gpu.device_name, {}).get("properties", {})
     return json.dumps({**_assumed(gpu, limits), **measured, **_given(gpu)})
+
+
+def level_factors(gpu: GPU) -> Mapping[str, float]:
+    """Return how much longer than on an H200 a level of partial sums takes (``operators/allocation/cudnn/divided.py``).
+
+    "all": where all tiles are shared; the name of a type: where only the last ones are. Empty: as long.
+    """
+    found: Mapping[str, float] = read_yaml("cudnn.yaml")["devices"].get(gpu.device_name, {}).get("level_factors", {})
+    return found
 
 
 def is_measured(gpu: GPU) -> bool:

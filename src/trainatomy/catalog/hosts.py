@@ -21,6 +21,8 @@ class Host:
         probe_seconds: Time of the probe of a host's pace (``measurement.device.host_probe``) while nothing else ran, by
             the probe's name.
         pace_exponents: Power of the probe's time with which a step's CPU time grows, by the probe's name.
+        copy_exponent: Power of the pace with which copies of batches from pageable memory take longer: the driver's
+            threads on the CPU make them.
     """
 
     id: str
@@ -30,6 +32,7 @@ class Host:
     source: str
     probe_seconds: dict[str, float] = field(default_factory=dict)
     pace_exponents: dict[str, float] = field(default_factory=dict)
+    copy_exponent: float = 0.0
 
     @property
     def quiet(self) -> float:
@@ -48,7 +51,8 @@ def _host(key: str, one: dict[str, Any]) -> Host:
     slowdowns = tuple(float(session["factor"]) for session in one["sessions"])
     probes = {name: float(value) / 1e6 for name, value in one.get("probe_microseconds", {}).items()}
     exponents = {name: float(value) for name, value in one.get("pace_exponents", {}).items()}
-    return Host(key, one["name"], one["microseconds"], slowdowns, one["source"].strip(), probes, exponents)
+    copies, source = float(one.get("copy_exponent", 0.0)), one["source"].strip()
+    return Host(key, one["name"], one["microseconds"], slowdowns, source, probes, exponents, copies)
 
 
 def reference_host() -> Host:

@@ -175,7 +175,7 @@ def component_gaps(measurement: Measurement, prediction: Prediction) -> dict[str
 def relative_gap(measurement: Measurement, prediction: Prediction, name: str) -> float | None:
     """Return predicted / measured - 1 of one of ``TOTALS``; ``None`` if not measured or not completed."""
     measured: int | None = getattr(measurement, name)
-    predicted: int = getattr(prediction.memory, name)
+    predicted = prediction.memory.totals(measurement.skipped_steps)[name]
     return predicted / measured - 1 if measured and measurement.status == "completed" else None
 
 

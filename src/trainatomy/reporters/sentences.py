@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainatomy.reporters.labels import BOUNDS, FACTS
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import Instant, OutOfMemoryPoint, PeakRange
+from trainatomy.results.memory import Instant, Memory, OutOfMemoryPoint, PeakRange
 from trainatomy.results.operation_breakdown import Claim, Padding
 from trainatomy.results.prediction import BytesPerParameter, Fact, Prediction
 from trainatomy.results.time import Communication, Pipeline, Power, Time
@@ -157,6 +157,32 @@ def layout_range(peaks: PeakRange) -> str:
         f"Reserved memory may be {low} to {high}: where the driver puts segments decides between free blocks of equal "
         "size, and that differs between processes."
     )
+
+
+def skipped_steps(memory: Memory) -> str | None:
+    """Return the peaks with first steps that gradient scaling skips; None where they look the same."""
+    shown = human_bytes(memory.peak_allocated_bytes), human_bytes(memory.peak_reserved_bytes)
+    counts: dict[tuple[str, str], list[str]] = {}
+    for one in memory.skipped_steps:
+        peaks = human_bytes(one.allocated_bytes), human_bytes(one.reserved_bytes)
+        counts.setdefault(peaks, []).append(str(one.steps))
+    parts = [
+        f"{' or '.join(steps)} skipped: {allocated} allocated, {reserved} reserved"
+        for (allocated, reserved), steps in counts.items()
+        if (allocated, reserved) != shown
+    ]
+    if not parts:
+        return None
+    return (
+        "Assumed: no gradient overflows in float16. Where one does, PyTorch skips the step, and the optimizer's states "
+        f"are made later. Number of first steps {'; '.join(parts)}."
+    )
+
+
+def skipped_in_run(count: int) -> str:
+    """Return how many first steps gradient scaling skipped in a run."""
+    steps = "the first optimizer step" if count == 1 else f"the first {count} optimizer steps"
+    return f"Gradients overflowed in float16, so PyTorch skipped {steps}: predicted totals are those of such a run."
 
 
 def bytes_per_parameter(figures: BytesPerParameter) -> str:

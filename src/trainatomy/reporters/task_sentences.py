@@ -20,9 +20,10 @@ def evaluation(found: Evaluation) -> list[str]:
     own, before = found.own_allocated_bytes, found.allocated_before_bytes
     spent = "" if found.seconds is None else f", {seconds(found.seconds)}"
     if found.first_extra_seconds:
-        on_machine = seconds(first_on_machine_seconds())
-        spent += f" (the first one {seconds(found.first_extra_seconds)} longer, and {on_machine} more"
-        spent += " if it is the first on its machine)"
+        spent += f" (the first one {seconds(found.first_extra_seconds)} longer"
+        if on_machine := first_on_machine_seconds(found.first_extra_seconds):
+            spent += f", and {seconds(on_machine)} more if it is the first on its machine"
+        spent += ")"
     lines = [f"one evaluation: {count}{spent}"]
     if own is not None:
         peaks = "the evaluation" if own > before else "the training step"

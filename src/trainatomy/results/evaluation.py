@@ -19,8 +19,8 @@ class Evaluation:
         reserved_after_bytes: Peak of reserved memory until it ends; the cache keeps what the evaluation took.
         own_allocated_bytes: Peak of allocated memory while it runs; None in a measurement.
         seconds: Its duration; None where times were not asked for.  A measured one is the first of its training.
-        first_extra_seconds: What the first evaluation takes longer, because of shapes that no step had; None in a
-            measurement.
+        first_extra_seconds: What the first evaluation takes longer, because kernels are loaded and planned for shapes
+            that no step had; None in a measurement.
     """
 
     batch_size: int

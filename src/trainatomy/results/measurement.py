@@ -91,7 +91,8 @@ class Measurement:
     group and its first collective took outside of PyTorch's allocator.  ``synchronized_step_seconds`` is the median of
     steps after each of which the CPU waited for the GPU.  ``evaluation`` is the evaluation that ran
     during the training.  ``host_pace``, ``power`` and ``data_wait`` are the CPU's speed, the GPU's power and the
-    time that steps waited for their data, all during the timed steps.
+    time that steps waited for their data, all during the timed steps.  ``skipped_steps`` is the number of first
+    optimizer steps that gradient scaling skipped; ``None`` where it decides about none.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Measurement:
     host_pace: HostPace | None = None
     power: PowerUse | None = None
     data_wait: DataWait | None = None
+    skipped_steps: int | None = None
 
     @property
     def ranks(self) -> dict[int, RankMeasurement]:

@@ -7,7 +7,7 @@ PyTorch's allocator has handed out at its peak (``weights`` to ``functionality``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -79,6 +79,15 @@ class PeakRange:
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedSteps:
+    """Peaks of a training in float16 whose first ``steps`` optimizer steps are skipped, in bytes."""
+
+    steps: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """A part of one component, such as ``16-bit copies kept by autocast`` or ``cuBLAS workspaces``."""
 
@@ -123,6 +132,9 @@ class Memory:
     are those with the plans that cuDNN's heuristics prefer.
     ``layouts`` is given where the peaks depend on where the driver puts segments; the other figures are those with the
     addresses that it chooses where nothing else lies in the address space.
+    ``skipped_steps`` is given where the peaks depend on how many first optimizer steps gradient scaling skips, because
+    float16 gradients overflow: with one, with two, up to four. More steps are like the last entry, or alternate between
+    the last two where these differ.  The other figures are those with as many as the workload says (0 by default).
     """
 
     peak_allocated_bytes: int
@@ -137,10 +149,34 @@ class Memory:
     range: PeakRange | None = None
     plans: PeakRange | None = None
     layouts: PeakRange | None = None
+    skipped_steps: tuple[SkippedSteps, ...] = ()
+
+    def totals(self, skipped: int | None = None) -> dict[str, int]:
+        """Return ``TOTALS`` by name, of a run in which gradient scaling skipped that many first steps."""
+        return totals_of_run({name: getattr(self, name) for name in TOTALS}, self.skipped_steps, skipped)
 
 
 TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 """The totals of ``Memory``, which a measurement has too."""
+MOST_SKIPPED_STEPS = 4
+"""Skipped steps that are predicted at most: where a fourth still moves a peak, further ones alternate."""
+
+
+def totals_of_run(totals: Mapping[str, int], known: Sequence[SkippedSteps], skipped: int | None) -> dict[str, int]:
+    """Return ``TOTALS`` by name, of a run in which gradient scaling skipped that many first steps.
+
+    Args:
+        totals: Those without skipped steps.
+        known: The peaks with them.
+        skipped: How many were skipped; None where gradient scaling decided about no step.
+    """
+    if not skipped or not known:
+        return dict(totals)
+    beyond = max(skipped - len(known), 0)
+    alternates = beyond % 2 if len(known) == MOST_SKIPPED_STEPS else 0
+    one = known[min(skipped, len(known)) - 1 - alternates]
+    device = totals["device_bytes"] + one.reserved_bytes - totals["peak_reserved_bytes"]
+    return dict(zip(TOTALS, (one.allocated_bytes, one.reserved_bytes, device), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ class Operation(NamedTuple):
         outputs: Allocations of the trace that hold its results.
         stream: Number of the CUDA stream it is launched on.
         threads: Threads of the process that launch the same at that time, each for another GPU.
+        generated: True if it belongs to a further token of ``generate()``, which runs ``repeats`` times.
     """
 
     event: int
@@ -115,6 +116,7 @@ class Operation(NamedTuple):
     outputs: tuple[int, ...] = ()
     stream: int = 0
     threads: int = 1
+    generated: bool = False
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.catalog.cudnn import level_factors
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation import allocation_rules
@@ -105,7 +106,12 @@ class Session:
         self.gpu, self.settings, self.script = gpu, settings, script
         self.version = parse_version(settings.torch or torch.__version__)
         processor = Processor(
-            gpu.capability, gpu.multiprocessors, self.version, installed_heuristics(gpu), gpu.l2_bytes
+            gpu.capability,
+            gpu.multiprocessors,
+            self.version,
+            installed_heuristics(gpu),
+            gpu.l2_bytes,
+            level_factors(gpu),
         )
         self.process = SimulatedProcess(
             gpu.device_name,

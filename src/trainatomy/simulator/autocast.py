@@ -36,6 +36,7 @@ FP32_BY_DTYPE = (
     "prod softmax log_softmax cumprod cumsum linalg_vector_norm vector_norm linalg_matrix_norm matrix_norm sum norm"
 ).split()
 PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+BANNED = ["binary_cross_entropy"]
 
 COMPOSITE = {
     "linalg_matmul": LOWER_PRECISION,
@@ -82,6 +83,7 @@ class Autocast:
         self._fp32 = _functions([*_with_composites(FP32), *later])
         self._by_dtype = _functions(_with_composites(FP32_BY_DTYPE))
         self._promote = _functions(PROMOTE)
+        self._banned = _functions(BANNED)
         self._lists = (self._lower, self._fp32, self._by_dtype, self._promote)
         self._suspended = False
 
@@ -106,7 +108,16 @@ class Autocast:
     def cast(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of ``func`` as its CUDA kernel would get them."""
+        """Return the arguments of ``func`` as its CUDA kernel would get them.
+
+        Raises:
+            RuntimeError: Autocast refuses the function.
+        """
+        if func in self._banned:
+            raise RuntimeError(
+                "binary_cross_entropy (nn.BCELoss) is refused under autocast: use binary_cross_entropy_with_logits, or "
+                "run it in torch.autocast(..., enabled=False) with float32"
+            )
         if func in self._lower:
             return self._to(torch.get_autocast_dtype("cuda"), args, kwargs)
         if func in self._fp32:

@@ -166,7 +166,7 @@ class DataDependentSizes:
             return self._nonzero(args[0])
         if name == "aten::masked_select":
             shape = torch.broadcast_shapes(args[1].shape, args[0].shape)
-            mask = self._values.of(args[1])
+            mask = self._values.of(args[1], with_data=True)
             if mask is None and self.assumes is None:
                 return None
             if mask is None and self.assumes is not None:
@@ -182,7 +182,7 @@ class DataDependentSizes:
         return None
 
     def _nonzero(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        value = self._values.of(tensor) if tensor.is_meta else tensor
+        value = self._values.of(tensor, with_data=True) if tensor.is_meta else tensor
         if value is None:
             if self.assumes is None:
                 return None
@@ -194,7 +194,7 @@ class DataDependentSizes:
         return found
 
     def _run_on_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = self._values.of(args[0]) if args[0].is_meta else None
+        value = self._values.of(args[0], with_data=True) if args[0].is_meta else None
         if value is None and self.assumes is not None and func._schema.name in _COUNTS_DISTINCT:
             self.assumes()
             value = torch.arange(args[0].numel(), device="cpu").to(args[0].dtype).view(args[0].shape)

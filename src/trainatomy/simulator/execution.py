@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 
 from trainatomy.errors import SimulationError
+from trainatomy.simulator.argument_types import check_types
 from trainatomy.simulator.data_dependent import assumed_values
 from trainatomy.simulator.meta_results import MetaResults
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.values import Values
 
+_NO_TYPE = re.compile(r"^\"\w+\" not implemented for '(\w+)'")
+_NO_SPARSE = re.compile(r"^Could not run '([\w:.]+)' with arguments from the 'Sparse")
 _FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
 
 
@@ -36,9 +40,11 @@ class MetaExecution:
 
         Raises:
             SimulationError: Its result depends on data.
+            RuntimeError: Its kernel on CUDA refuses the types of its arguments.
         """
         if name in _FILLS and isinstance(args[2], torch.Tensor) and not args[2].is_meta:
             func, args = func._overloadpacket.Scalar, (*args[:2], args[2].item())
+        check_types(name, func, args, kwargs)
         try:
             return self.results.run(func, args, kwargs)
         except NotImplementedError as error:
@@ -48,8 +54,7 @@ class MetaExecution:
                     return copied
             module = self._modules.current()
             raise SimulationError(
-                f"{name} in {module or 'the training loop'} cannot be executed without data: {_cause(name)}.\n"
-                "Measure this model with `trainatomy measure`, or replace the operation "
+                f"{name} in {module or 'the training loop'} cannot be executed without {_cause(name, error)} "
                 f"(PyTorch says: {str(error).splitlines()[0][:200]})",
                 operation=name,
                 module=module or None,
@@ -61,11 +66,23 @@ class MetaExecution:
         return assumed_values(tensor, dtype) if known is None else known.to(dtype or known.dtype, copy=True)
 
 
-def _cause(name: str) -> str:
-    """Return why PyTorch cannot run an operation on meta tensors."""
+_MEASURE = "Measure this model with `trainatomy measure`, or replace the operation"
+
+
+def _cause(name: str, error: NotImplementedError) -> str:
+    """Return what an operation lacks, why PyTorch cannot run it on meta tensors, and what to do."""
+    if found := _NO_TYPE.search(str(error)):
+        return f"a kernel for {found[1]}: PyTorch has none on a GPU either.\nConvert its input to float32"
+    if found := _NO_SPARSE.search(str(error)):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(found[1], "SparseCPU"):
+            return (
+                f"a kernel for sparse tensors ({found[1]}): PyTorch has none on a GPU either.\nIf it clips the "
+                "gradients of nn.Embedding(sparse=True), set train.max_grad_norm: 0, or leave sparse out"
+            )
+        return f"a kernel for sparse tensors ({found[1]}) that needs no data.\n{_MEASURE}"
     if name.startswith("aten::"):
-        return "its result depends on values that do not exist in a run without a GPU"
-    return "its extension registers no kernel for meta tensors (torch.library.register_fake)"
+        return f"data: its result depends on values that do not exist in a run without a GPU.\n{_MEASURE}"
+    return f"data: its extension registers no kernel for meta tensors (torch.library.register_fake).\n{_MEASURE}"
 
 
 def _goes_to_host(kwargs: dict[str, Any]) -> bool:

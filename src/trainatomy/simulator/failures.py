@@ -56,7 +56,7 @@ def _explained(
     operation = next((str(f.f_locals["name"]) for f in frames if f.f_code is _DISPATCH and "name" in f.f_locals), None)
     modules = [found for frame in frames if (found := _module_of(frame)) is not None]
     module = path_of(modules[-1]) if modules else None
-    text = next(iter(str(error).splitlines()), "no message")[:_MAX_MESSAGE]
+    text = next((line for line in str(error).splitlines() if line.strip()), "no message")[:_MAX_MESSAGE]
     where = f"{operation} in {module or 'the training loop'}" if operation else module or "the training loop"
     return SimulationError(
         f"{model_name} cannot be executed: {where} raised {type(error).__name__}: {text}\n"

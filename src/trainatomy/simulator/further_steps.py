@@ -47,6 +47,18 @@ def with_further_steps(trace: AllocationTrace, settings: AllocatorSettings) -> A
     return library.stitch(first, [(_SHAPE,)] * (1 + needed - steps), detailed=True).trace
 
 
+def with_copies(trace: AllocationTrace, count: int) -> AllocationTrace:
+    """Return a trace with ``count`` copies of its last step.
+
+    Raises:
+        SimulationError: Its steps depend on more than the step before them.
+    """
+    steps = 1 + max(mark.step for mark in trace.marks)
+    pieces = cut(trace, steps - 1, is_kept=True)
+    library, first = StepLibrary({_SHAPE: pieces.steps[-1]}), Beginning.of(trace, pieces)
+    return library.stitch(first, [(_SHAPE,)] * (1 + count), detailed=True).trace
+
+
 def _steps_to_peaks(longer: Stitched, settings: AllocatorSettings, executed: int) -> tuple[int, bool]:
     """Return the number of steps after which neither peak grows any more, and whether the cache is stable then."""
     allocator = CachingAllocator(settings)

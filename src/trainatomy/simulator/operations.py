@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trainatomy.errors import SimulationError
 from trainatomy.results.operations import SAME_ROW, Call, Operation, Operations
 from trainatomy.results.pipeline import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
@@ -57,6 +58,7 @@ class OperationWriter:
         micro_step: Current micro-batch.
         repeats: Number of micro-batches that the current one stands for.
         stage: Current stage of the loop.
+        generating: True during a further token of ``generate()``.
         whole: Name of the operation that the current ones are parts of.
         threads: Threads that run a module's Python at the same time, one for each GPU of the process.
         in_thread: True while one of them runs.
@@ -78,6 +80,7 @@ class OperationWriter:
         self.micro_step = 0
         self.repeats = 1
         self.stage = "other"
+        self.generating = False
         self.whole: str | None = None
         self.threads = 1
         self.in_thread = False
@@ -371,6 +374,7 @@ class OperationWriter:
             outputs,
             stream,
             self.threads if self.in_thread or phase == "recompute" else 1,
+            self.generating,
         )
         self.operations.operations.append(operation)
 
@@ -386,6 +390,8 @@ class OperationWriter:
         A sparse tensor counts as its values.
         """
         if isinstance(value, torch.Tensor):
+            if value.is_nested:
+                raise SimulationError("Nested tensors (torch.nested) are not simulated: pad the batch instead.")
             value = value._values() if value.layout == torch.sparse_coo else value
             storage = value.untyped_storage()._cdata
             storages, parts = numbers.storages, numbers.parts

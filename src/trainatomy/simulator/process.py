@@ -32,8 +32,11 @@ from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.placement import Handler, Placement
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.saved_tensors import addresses, blocking_copies, checkpoint_inputs, hooks_in_mode
+from trainatomy.simulator.skipped_steps import BEGIN as SCALED_STEP
+from trainatomy.simulator.skipped_steps import END as SCALED_STEP_END
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.topology import Topology
+from trainatomy.training.gradient_scaling import following_scaled_steps
 from trainatomy.training.packed_weights import numbers
 from trainatomy.training.quantization import scales
 
@@ -142,6 +145,7 @@ class SimulatedProcess:
 
             placement: Any = self.placement
             data_parallel.install(stack, placement, self.modules)
+        stack.enter_context(following_scaled_steps(self._scaled_step))
         addresses(stack)
         checkpoint_inputs(stack, self.processor.torch_version)
         blocking_copies(stack, self.processor.torch_version, self.recorder.streams)
@@ -150,6 +154,13 @@ class SimulatedProcess:
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)
         stack.enter_context(self.functions)
+
+    @contextlib.contextmanager
+    def _scaled_step(self) -> Iterator[None]:
+        """Mark the step of an optimizer that gradient scaling may skip."""
+        self.recorder.mark(SCALED_STEP)
+        yield
+        self.recorder.mark(SCALED_STEP_END)
 
     def _enter_group(self, stack: contextlib.ExitStack) -> None:
         """Make the process one of several."""

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.catalog.cudnn import level_factors
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
@@ -45,6 +46,7 @@ from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.resuming import continued
 from trainatomy.simulator.saving import CheckpointFiles, ExecutedRestoring, ExecutedSaving, files_without_data
+from trainatomy.simulator.skipped_steps import with_skipped_steps
 from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.triton import import_liger, uses_liger
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
@@ -184,7 +186,12 @@ def simulate(
         TrainatomyError: What building the model and the step raises.
     """
     processor = Processor(
-        gpu.capability, gpu.multiprocessors, torch_version(workload), heuristics_of(workload, gpu), gpu.l2_bytes
+        gpu.capability,
+        gpu.multiprocessors,
+        torch_version(workload),
+        heuristics_of(workload, gpu),
+        gpu.l2_bytes,
+        level_factors(gpu),
     )
     once = partial(
         simulate, gpu=gpu, model=model, make_batch=make_batch, trust_remote_code=trust_remote_code, topology=topology
@@ -209,7 +216,8 @@ def simulate(
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
     goes_on = workload.mode == "training" and workload.steps is None and watch is Watcher and not workload.pauses
-    trace = with_further_steps(process.trace, process.allocator()) if goes_on else process.trace
+    trace = with_skipped_steps(process.trace, workload.skipped_steps, after=int(goes_on))
+    trace = with_further_steps(trace, process.allocator()) if goes_on else trace
     return _result(process, trace, described or _describe(workload, built), steps, files)
 
 
@@ -293,6 +301,11 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
     with torch.device("meta"):
         built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
     name = type(unwrap(built)).__name__
+    if any(isinstance(module, torch.jit.ScriptModule) for module in built.modules()):
+        raise SimulationError(
+            f"{name} contains modules that torch.jit.script or torch.jit.trace compiled, which are not simulated: "
+            "give the plain modules"
+        )
     is_adapted_later = is_quantised(workload, built)
     if workload.mode == "training" and not is_adapted_later and not any(p.requires_grad for p in built.parameters()):
         raise WorkloadError(

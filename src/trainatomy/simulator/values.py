@@ -2,7 +2,8 @@
 
 Token ids, masks and labels come from the host with their values, positions from ``arange``.  Operations on such small
 tensors run on the host as well, so that ``attention_mask.all()`` gets the answer of a run on a GPU.  Floating-point
-values are known where they follow from integers, bools and constants alone: ``(1 - mask) * lowest``.
+values are known where they follow from integers, bools and constants alone: ``(1 - mask) * lowest``.  What follows from
+images and sounds is computed only where it decides the size of a result: Idefics drops images that are black.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _MAX_EAGER_ELEMENTS = 1 << 16
 """Elements of the largest tensor whose values are computed before anyone reads them; most masks are never read."""
 
 _FACTORIES = frozenset({"aten::arange", "aten::zeros", "aten::ones", "aten::full", "aten::scalar_tensor"})
-LIKE_FACTORIES = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"})
-"""Factories that use only the dtype of their tensor argument."""
+_SAME_SHAPE = frozenset({"aten::zeros_like", "aten::ones_like", "aten::full_like"})
+LIKE_FACTORIES = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"}) | _SAME_SHAPE
+"""Factories that use only the dtype of their tensor argument, some of them its shape too."""
 
 
 def _view_of(tensor: torch.Tensor) -> _View:
@@ -33,9 +35,15 @@ def _view_of(tensor: torch.Tensor) -> _View:
 
 
 class _LazyValue:
-    """Output of an operation on known values, computed on demand; its value is None where that fails."""
+    """Output of an operation on known values, computed on demand; its value is None where that fails.
 
-    def __init__(self, run: Callable[[], list[torch.Tensor]], index: int, shape: torch.Size) -> None:
+    ``from_data`` is true of images and sounds, and of what follows from them.
+    """
+
+    def __init__(
+        self, run: Callable[[], list[torch.Tensor]], index: int, shape: torch.Size, *, from_data: bool = False
+    ) -> None:
+        self.from_data = from_data
         self._run: Callable[[], list[torch.Tensor]] | None = run
         self._index, self._shape = index, shape
         self._value: torch.Tensor | None = None
@@ -58,18 +66,21 @@ class Values:
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def learn(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Remember the values of a tensor that came from the host.
+        """Remember the values of a tensor that came from the host, unless it is large.
 
-        Large tensors are not remembered, nor floating-point ones of several elements: they are data.
+        Floating-point values of several elements are data.
         """
-        largest = 1 if value.is_floating_point() or value.is_complex() else _MAX_KNOWN_ELEMENTS
-        if not value.is_meta and value.numel() <= largest:
-            self._remember(tensor, value)
+        if value.is_meta or value.numel() > _MAX_KNOWN_ELEMENTS:
+            return
+        is_data = value.numel() > 1 and (value.is_floating_point() or value.is_complex())
+        self._remember(tensor, _data(value) if is_data else value)
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the values of a tensor, None if they are unknown."""
+    def of(self, tensor: torch.Tensor, *, with_data: bool = False) -> torch.Tensor | None:
+        """Return the values of a tensor, None if they are unknown; ``with_data``: also if they follow from data."""
         found = self._entry(tensor)
-        return found.get() if isinstance(found, _LazyValue) else found
+        if isinstance(found, _LazyValue):
+            return found.get() if with_data or not found.from_data else None
+        return found
 
     def is_uniform(self, tensor: torch.Tensor) -> bool:
         """Return whether all values of a tensor are known to be the same."""
@@ -109,34 +120,40 @@ class Values:
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor]) -> None:
         """Run an operation on the values of its arguments if all are known; else drop the values that it overwrote."""
-        if func._schema.name in LIKE_FACTORIES:
+        name = func._schema.name
+        if name in _SAME_SHAPE and self._entry(args[0]) is None:
+            if outputs[0].is_floating_point() or not outputs[0].is_meta:
+                return  # gradients and states, which nobody asks about
+            args = (torch.empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:])
+        elif name in LIKE_FACTORIES and name not in _SAME_SHAPE:
             args = (torch.empty(0, dtype=args[0].dtype), *args[1:])
-        if func._schema.name == "aten::copy_" and self._fills(*args[:2]):
+        if name == "aten::copy_" and self._fills(*args[:2]):
             args = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:])
         tensors = [a for a in _flat(args) if a.is_meta]
         if tensors and self._entry(tensors[0]) is None and not func._schema.is_mutable:
             return
         if any(t.numel() > _MAX_KNOWN_ELEMENTS for t in outputs):
             return
-        if not tensors and func._schema.name not in _FACTORIES | LIKE_FACTORIES:
+        if not tensors and name not in _FACTORIES | LIKE_FACTORIES:
             return
         entries = [self._entry(t) for t in tensors]
         if any(entry is None for entry in entries):
             for tensor in (*outputs, *_written(func, args)):
                 self._forget(tensor.untyped_storage()._cdata)
             return
+        from_data = any(isinstance(entry, _LazyValue) and entry.from_data for entry in entries)
         lazy = any(isinstance(entry, _LazyValue) for entry in entries)
         lazy = lazy or any(t.numel() > _MAX_EAGER_ELEMENTS for t in outputs)
         run = self._deferred(func, args, kwargs)
         if lazy and not func._schema.is_mutable:
-            self._remember_lazily(run, outputs)
+            self._remember_lazily(run, outputs, from_data=from_data)
             return
         if func._schema.is_mutable:
             for pending in list(self._lazy):  # their arguments are about to change
                 pending.get()
         for tensor, value in zip(outputs, run(), strict=False):
             if value.shape == tensor.shape and not value.is_meta:
-                self._remember(tensor, value)
+                self._remember(tensor, _data(value) if from_data else value)
 
     def _fills(self, target: torch.Tensor, source: torch.Tensor) -> bool:
         """Return whether a copy gives values to all of a tensor that had none: a buffer in host memory."""
@@ -144,10 +161,12 @@ class Values:
             return False
         return bool(target.nbytes == target.untyped_storage().nbytes())
 
-    def _remember_lazily(self, run: Callable[[], list[torch.Tensor]], outputs: Sequence[torch.Tensor]) -> None:
+    def _remember_lazily(
+        self, run: Callable[[], list[torch.Tensor]], outputs: Sequence[torch.Tensor], *, from_data: bool
+    ) -> None:
         once = cache(run)
         for index, tensor in enumerate(outputs):
-            value = _LazyValue(once, index, tensor.shape)
+            value = _LazyValue(once, index, tensor.shape, from_data=from_data)
             self._lazy.add(value)
             self._remember(tensor, value)
 
@@ -170,6 +189,11 @@ class Values:
         if isinstance(value, (list, tuple)):
             return type(value)(self._entries(v) for v in value)
         return value
+
+
+def _data(value: torch.Tensor) -> _LazyValue:
+    """Return values that count as data."""
+    return _LazyValue(lambda: [value], 0, value.shape, from_data=True)
 
 
 def _computed(value: Any) -> Any:

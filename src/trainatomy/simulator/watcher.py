@@ -259,7 +259,7 @@ class Watcher(PhaseMarker):
             self._call.first_operations = len(self._operations.operations.operations)
             self._call.writes = self._operations.recording
         if token == self._call.middle and self._call.writes:
-            self._operations.micro_step, self._operations.repeats = 1, self._call.tokens - 1
+            self._operations.generating, self._operations.repeats = True, self._call.tokens - 1
             self._operations.resume()
         else:
             self._operations.pause()
@@ -274,7 +274,7 @@ class Watcher(PhaseMarker):
         """End ``generate()``."""
         self._recorder.mark("generation end")
         self._set_stage("other")
-        self._operations.repeats = 1
+        self._operations.generating, self._operations.repeats = False, 1
         if self._call.writes:
             self._operations.resume()
         self._recorder.generation = self._call.executed()

@@ -1,8 +1,9 @@
 """CPU time to launch each operation: Python, the dispatcher, autograd, the allocator and the kernel launch.
 
 The CPU launches operations one after the other.  What one costs depends on its kind and on where it is launched: in a
-forward pass that records a graph (modules' Python code runs between operations), in backward (the autograd engine
-calls nodes without Python), or outside of both.  The costs are data, measured on a host (``catalog/hosts.yaml``) or by
+forward pass of a training (modules' Python code runs between operations), in one that follows another without a
+backward pass in between (the same Python, which the CPU's caches still hold), in backward (the autograd engine calls
+nodes without Python), or outside of all.  The costs are data, measured on a host (``catalog/hosts.yaml``) or by
 ``trainatomy calibrate``; this module contains no numbers.
 """
 
@@ -18,7 +19,7 @@ from trainatomy.operators.registry import launch_kind
 from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operation, Operations
 
-LaunchContext = Literal["graph", "backward", "plain"]
+LaunchContext = Literal["graph", "ungraphed", "backward", "plain"]
 KINDS = get_args(LaunchKind)
 
 _CACHED_BYTES = 2**20
@@ -28,8 +29,10 @@ _COLLATING = frozenset({"aten::stack", "aten::cat"})
 _VIEWS_OF_GROUP = 4
 """Views for each group's product: both factors and the result, and the end of its rows."""
 _REPLICATE = "python::replicate"
-HOOK = "other"
-"""Name, among the costs of hooks of saved tensors, of those that have none of their own."""
+GENERATION = "generation"
+"""Name of the loop that only generates, whose costs of a step are those of a call of ``generate()``."""
+OTHER = "other"
+"""Name, among the costs of hooks of saved tensors and shares of kinds, of those that have none of their own."""
 _ON_ARRAYS = "numpy::"
 _RESTORING = frozenset({"backward", "recompute"})
 """Phases in which a copy to the GPU brings back what was saved, and no batch."""
@@ -41,16 +44,18 @@ class CPUCosts:
     """CPU costs in seconds.
 
     Attributes:
-        graph: Launching one operation of each of ``KINDS`` in a forward pass that records a graph.
+        graph: Launching one operation of each of ``KINDS`` in a forward pass of a training.
+        without_graph: The same in generation, evaluation and inference, as a share of ``graph``; see ``OTHER``.
         backward: The same in backward.
         plain: The same outside of both.
         list_item: Each tensor of a list argument.
         module_call: Calling one module.
         checkpoint: A checkpointed region, by where it is entered: forward, or backward, to be recomputed.
-        hook_call: A call of a hook of saved tensors, by the class that has it and the phase; see ``HOOK``.
+        hook_call: A call of a hook of saved tensors, by the class that has it and the phase; see ``OTHER``.
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
         step: Time that a loop (trainer, trl, pytorch, inference, generation, evaluation) adds to each step.
         micro_step: Time that a loop adds to each micro-batch.
+        token: Time that ``generate()`` adds to each further token.
         module_step: Time that a loop adds to each step for each module (walks over parameters).
         module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
         parameter_step: Time that a loop adds to each step for each parameter tensor (clipping).
@@ -69,6 +74,7 @@ class CPUCosts:
     """
 
     graph: Mapping[str, float]
+    without_graph: Mapping[str, float]
     backward: Mapping[str, float]
     plain: Mapping[str, float]
     list_item: float
@@ -78,6 +84,7 @@ class CPUCosts:
     optimizer_step: Mapping[str, float]
     step: Mapping[str, float]
     micro_step: Mapping[str, float]
+    token: float
     module_step: Mapping[str, float]
     module_micro_step: Mapping[str, float]
     parameter_step: Mapping[str, float]
@@ -110,7 +117,7 @@ PARTS = {
     ),
     "backward": ("backward", "recurrent_layer", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
-    "loop": ("step", "micro_step", "module_step", "module_micro_step", "parameter_step"),
+    "loop": ("step", "micro_step", "token", "module_step", "module_micro_step", "parameter_step"),
     "batch": ("batch_byte",),
 }
 """Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
@@ -118,7 +125,7 @@ PARTS = {
 
 def cpu_costs(microseconds: Mapping[str, Any], factors: Mapping[str, float] | None = None) -> CPUCosts:
     """Build the costs from microseconds as in ``hosts.yaml``, each of ``PARTS`` multiplied by its factor."""
-    costs = _scaled(microseconds, 1e-6)
+    costs = _scaled(microseconds, 1e-6) | {"without_graph": microseconds["without_graph"]}
     for part, factor in (factors or {}).items():
         costs |= {name: _scaled(costs[name], factor) for name in PARTS[part]}
     return CPUCosts(**costs)
@@ -139,9 +146,12 @@ def kind_of(call: Call) -> LaunchKind:
 
 
 def launch_context(operation: Operation, *, graph: bool) -> LaunchContext:
-    """Return where an operation is launched; ``graph``: the forward pass records one (training, not inference)."""
+    """Return where an operation is launched; ``graph``: the step's forward pass records one (training).
+
+    A pass of a training that records none, such as a reference model's, takes as long as one that does.
+    """
     if operation.phase in ("forward", "recompute"):
-        return "graph" if graph else "plain"
+        return "graph" if graph and not operation.generated else "ungraphed"
     return "backward" if operation.phase == "backward" else "plain"
 
 
@@ -192,10 +202,15 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
     """
     graph = any(operation.phase == "backward" for operation in operations.operations)
     between = _seconds_between_operations(operations, costs)
-    tables = {"graph": costs.graph, "backward": costs.backward, "plain": costs.plain}
-    known: dict[tuple[int, str, bool, int], float] = {}
+    tables = {
+        "graph": costs.graph,
+        "ungraphed": {kind: cost * _share_of(costs.without_graph, kind) for kind, cost in costs.graph.items()},
+        "backward": costs.backward,
+        "plain": costs.plain,
+    }
+    known: dict[tuple[int, str, bool, int, bool], float] = {}
     for operation in operations.operations:
-        key = (operation.call, operation.phase, operation.stream < 0, operation.threads)
+        key = (operation.call, operation.phase, operation.stream < 0, operation.threads, operation.generated)
         seconds = known.get(key)
         if seconds is None:
             call = operations.calls[operation.call]
@@ -215,6 +230,10 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
             seconds += costs.host_byte * _large_host_bytes(call)
             known[key] = seconds = seconds * operation.threads  # one thread at a time runs Python
         yield seconds
+
+
+def _share_of(shares: Mapping[str, float], kind: str) -> float:
+    return shares.get(kind, shares[OTHER])
 
 
 def seconds_within(call: Call, costs: CPUCosts) -> float:
@@ -267,19 +286,25 @@ def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict
         work[phase] = work.get(phase, 0.0) + regions * costs.checkpoint[pass_]
     for hook, count in operations.hook_calls.items():
         phase = hook.rpartition(".")[2]
-        work[phase] = work.get(phase, 0.0) + count * costs.hook_call.get(hook, costs.hook_call[HOOK])
+        work[phase] = work.get(phase, 0.0) + count * costs.hook_call.get(hook, costs.hook_call[OTHER])
     return {phase: seconds / counts[phase] for phase, seconds in work.items() if counts.get(phase)}
 
 
 def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str, float]:
-    """Return the CPU time that a loop adds to each ``step`` and ``micro_step``; ``loop`` as in ``launch_seconds``."""
+    """Return the CPU time that a loop adds to each ``step``, ``micro_step`` and further ``token``.
+
+    ``loop``: as in ``launch_seconds``; a training that generates calls ``generate()`` once in a step.
+    """
     micro_steps = _count_micro_steps(operations)
     modules = operations.modules or operations.module_calls.get("forward", 0) / micro_steps
     walks = costs.module_step[loop] * modules + costs.parameter_step[loop] * operations.parameters
     optimizes = any(operation.phase == "optimizer" for operation in operations.operations)
+    generates = loop != GENERATION and any(operation.generated for operation in operations.operations)
+    called = costs.step[GENERATION] if generates else 0.0
     return {
-        "step": costs.step[loop] + walks + costs.optimizer_step[loop] * optimizes,
+        "step": costs.step[loop] + walks + costs.optimizer_step[loop] * optimizes + called,
         "micro_step": costs.micro_step[loop] + costs.module_micro_step[loop] * modules,
+        "token": costs.token,
     }
 
 
@@ -290,6 +315,8 @@ def _count_micro_steps(operations: Operations) -> int:
     """
     repeats: dict[int, int] = {}
     for operation in operations.operations:
+        if operation.generated:
+            continue
         repeats[operation.micro_step] = max(operation.repeats, repeats.get(operation.micro_step, 0))
     return sum(repeats.values()) or 1
 
@@ -306,7 +333,8 @@ def cpu_seconds_by_phase(operations: Operations, costs: CPUCosts, loop: str) -> 
         found[merged.get(operation.phase, operation.phase)] += (seconds - batch) * operation.repeats
         found["batch"] += batch * operation.repeats
     loops = loop_seconds(operations, costs, loop)
-    found["other"] += loops["step"] + loops["micro_step"] * _count_micro_steps(operations)
+    tokens = max((operation.repeats for operation in operations.operations if operation.generated), default=0)
+    found["other"] += loops["step"] + loops["micro_step"] * _count_micro_steps(operations) + loops["token"] * tokens
     if found["optimizer"]:
         found["other"] -= costs.optimizer_step[loop]
         found["optimizer"] += costs.optimizer_step[loop]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.operators.traffic import crosses
-from trainatomy.results.operations import Operations
+from trainatomy.results.operations import Call, Operations
 from trainatomy.results.time import Bound, Communication, PacedStep, Pipeline, Time
 from trainatomy.timing.contention import contention_in
 from trainatomy.timing.cost_model import (
@@ -22,7 +22,7 @@ from trainatomy.timing.cost_model import (
 )
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
-from trainatomy.timing.launch import PARTS, CPUCosts, cpu_costs, launch_seconds, loop_seconds
+from trainatomy.timing.launch import PARTS, CPUCosts, batch_bytes, cpu_costs, launch_seconds, loop_seconds
 from trainatomy.timing.power import power_in, slowed
 from trainatomy.timing.replay import COLLECTIVES, StepTimeline
 from trainatomy.timing.timeline import replay_step
@@ -135,14 +135,18 @@ def replayed(
 ) -> StepTimeline:
     """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long.
 
-    Where the GPU would draw more power than it may, arithmetic takes longer (``power.py``), except with ``at_once``.
-    ``on_launch``: see ``replay_streams``.  ``collated``: see ``predict_step_time``.
+    Copies of batches also take longer beside a slower CPU.  Where the GPU would draw more power than it may, arithmetic
+    takes longer (``power.py``), except with ``at_once``.  ``on_launch``: see ``replay_streams``.  ``collated``: see
+    ``predict_step_time``.
     """
     costs = _cpu_costs(calibration, pace)[0]
     if not collated:
         costs = replace(costs, batch_byte=dict.fromkeys(costs.batch_byte, 0.0))
+    slower_copies = pace ** reference_host().copy_exponent
     kernels = [
-        KernelCost(0.0, 0.0, 0.0, 0) if call.name in at_once else kernel_cost(call, cost_model)
+        KernelCost(0.0, 0.0, 0.0, 0)
+        if call.name in at_once
+        else _at_pace(call, kernel_cost(call, cost_model), slower_copies)
         for call in operations.calls
     ]
     driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
@@ -155,6 +159,11 @@ def replayed(
         timeline = _replay(operations, kernels, cost_model, costs, loop, driver, on_launch)
     timeline.power = power
     return timeline
+
+
+def _at_pace(call: Call, cost: KernelCost, slower_copies: float) -> KernelCost:
+    """Return the cost of a call beside a host that takes ``slower_copies`` times as long to copy a batch."""
+    return cost._replace(seconds=cost.seconds * slower_copies) if batch_bytes(call) else cost
 
 
 def _communication(

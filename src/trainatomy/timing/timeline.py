@@ -68,7 +68,7 @@ def replay_step(
         launch_seconds: CPU time to launch each operation.
         kernels: For each of ``operations.calls``, seconds on the GPU and number of kernels.
         costs: CPU costs; ``read`` and ``launch_delay`` are used here.
-        loop_seconds: CPU time that the training loop adds to each ``step`` and ``micro_step``.
+        loop_seconds: CPU time that the training loop adds to each ``step``, ``micro_step`` and further ``token``.
         synchronized: Indices of operations before which the CPU waits for all streams, because memory is freed.
         on_launch: See ``replay_streams``.
         contention: See ``replay_streams``.
@@ -104,15 +104,20 @@ def _work_of_loop(
 ) -> dict[int, list[float]]:
     """Return the CPU time that the training loop adds before operations, by their places in the unrolled step."""
     work = {loop_position: [loop_seconds["step"]]}
-    place, micro_step = 0, -1
+    place, micro_step, was_generated = 0, -1, False
     for repeats, block in operations.blocks():
-        micro_steps = [operations.operations[index].micro_step for index in block]
-        begins = [later for later in range(1, len(block)) if micro_steps[later] != micro_steps[later - 1]]
         for repetition in range(repeats):
-            is_new = repetition or micro_steps[0] != micro_step
-            for begin in (0, *begins) if is_new else begins:
-                work.setdefault(place + begin, []).append(loop_seconds["micro_step"])
-            place, micro_step = place + len(block), micro_steps[-1]
+            for offset, index in enumerate(block):
+                operation, again = operations.operations[index], repetition > 0 and offset == 0
+                if operation.generated:
+                    begins = "" if was_generated and not again else "token"
+                else:
+                    begins = "" if operation.micro_step == micro_step and not again else "micro_step"
+                    micro_step = operation.micro_step
+                if begins:
+                    work.setdefault(place + offset, []).append(loop_seconds[begins])
+                was_generated = operation.generated
+            place += len(block)
     return work
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainatomy.errors import WorkloadError
 from trainatomy.training.samples import draw_tokens
-from trainatomy.training.shape import Shape, image_size
+from trainatomy.training.shape import Shape, cannot_make, image_size
 
 Labels = dict[str, Any]
 """Tensors by name; a detector has a dict of tensors under one name."""
@@ -43,7 +42,7 @@ def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     if shape.is_encoder_decoder:
         return {"labels": draw_tokens(shape.decoder, shape.lengths.target, generator)}
     if "MaskedLM" in shape.class_name:
-        return {"labels": draw_tokens(shape.text, shape.lengths.sequence, generator)}
+        return {"labels": draw_tokens(shape.text, len(next(iter(inputs.values()))), generator)}
     labels = inputs["input_ids"].clone()
     labels[: shape.image_tokens + shape.audio_tokens] = IGNORED
     return {"labels": labels}
@@ -53,12 +52,14 @@ def _answer(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     """Return the labels of question answering.
 
     Start and end of the answer in a text; ``[S]`` int64, 1 for its tokens, in a table; ``[num_labels]`` float32, a
-    score per known answer, about an image.
+    score per known answer, about an image (LXMERT: the index of the answer).
     """
     if "start_positions" in shape.parameters:
         return _span(shape, inputs, generator)
     if "aggregation_labels" in shape.parameters:
         return {"labels": torch.randint(0, 2, inputs["input_ids"].shape, generator=generator)}
+    if hasattr(shape.config, "num_qa_labels"):
+        return {"labels": torch.randint(0, int(shape.config.num_qa_labels), (), generator=generator)}
     return {"labels": torch.rand(int(shape.config.num_labels), generator=generator)}
 
 
@@ -153,14 +154,25 @@ def _masked_image(shape: Shape, inputs: Labels, generator: torch.Generator) -> L
         WorkloadError: The model also needs the content of the patches (BEiT: tokens of an image tokenizer).
     """
     if "labels" in shape.parameters:
-        raise _unknown(shape)
+        raise cannot_make(shape, "labels")
     return {"bool_masked_pos": _hidden_patches(shape, generator)}
 
 
 def _future(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """Return ``[prediction, channels]`` float32: what follows ``past_values``."""
-    size = (int(shape.config.prediction_length), inputs["past_values"].shape[-1])
+    """Return ``[prediction, channels]`` float32: what follows ``past_values``; for TimesFM ``[horizon]``."""
+    config, past = shape.config, inputs["past_values"]
+    size = (int(config.horizon_length),) if past.dim() == 1 else (int(config.prediction_length), past.shape[-1])
     return {"future_values": torch.rand(size, generator=generator)}
+
+
+def _series_target(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
+    """Return what a time series is mapped to: ``[num_targets]`` float32, or a class for a classifier."""
+    if "target_values" not in shape.parameters:
+        raise cannot_make(shape, "labels")
+    count = int(shape.config.num_targets)
+    if "Classification" in shape.class_name:
+        return {"target_values": torch.randint(0, count, (), generator=generator)}
+    return {"target_values": torch.rand(count, generator=generator)}
 
 
 MAKERS: tuple[tuple[str, Maker], ...] = (
@@ -182,6 +194,8 @@ MAKERS: tuple[tuple[str, Maker], ...] = (
     ("ForQuestionAnswering", _answer),
     ("ForPreTraining", _pretraining),
     ("ForPrediction", _future),
+    ("ForRegression", _series_target),
+    ("ForClassification", _series_target),
     ("MaskedImageModeling", _masked_image),
     ("MaskedLM", _token),
     ("CausalLM", _token),
@@ -201,19 +215,12 @@ def draw_labels(shape: Shape, inputs: Labels, generator: torch.Generator) -> Lab
         return {}  # texts and images of a batch are each other's labels
     if "labels" in shape.parameters and _writes_text(shape, inputs):
         return _token(shape, inputs, generator)
-    raise _unknown(shape)
+    raise cannot_make(shape, "labels")
 
 
 def _writes_text(shape: Shape, inputs: Labels) -> bool:
     """Return whether the labels are tokens: the model reads text, or its decoder writes it."""
     return hasattr(shape.decoder, "vocab_size") and ("input_ids" in inputs or shape.is_encoder_decoder)
-
-
-def _unknown(shape: Shape) -> WorkloadError:
-    return WorkloadError(
-        f"data.factory: trainatomy cannot make the labels of {shape.class_name}: name a function that makes the batch",
-        key="data.factory",
-    )
 
 
 def draw_decoder_inputs(shape: Shape, generator: torch.Generator) -> Labels:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
 from trainatomy.libraries import import_library
@@ -99,6 +100,11 @@ def _from_factory(reference: str) -> nn.Module:
     model = call_with_values(partial(factory.call, build, f"model.factory: {reference}", ()))
     if not isinstance(model, nn.Module):
         raise FactoryError(f"model.factory: {reference} must return an nn.Module, not a {type(model).__name__}")
+    if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
+        raise FactoryError(
+            f"model.factory: {reference} returns a module with parameters without a shape (lazy modules): let the "
+            "function run it on one batch first, so that it takes its shapes from that"
+        )
     return model
 
 

@@ -57,7 +57,10 @@ def _refuse_beyond(key: str, length: int | None, limit: int | None, model: str) 
 
 
 def position_limits(model: nn.Module) -> Limits:
-    """Return the rows of the smallest position table for the input text, and for the decoder's text."""
+    """Return the rows of the smallest position table for the input text, and for the decoder's text.
+
+    The tokens of an image precede the text and take rows as well.
+    """
     config = getattr(model, "config", None)
     has_decoder = bool(getattr(config, "is_encoder_decoder", False))
     sequence: list[int] = []
@@ -67,7 +70,14 @@ def position_limits(model: nn.Module) -> Limits:
         if rows is None or _is_of_images_or_audio(name, model, has_decoder):
             continue
         (target if has_decoder and "decoder" in name.split(".") else sequence).append(rows)
-    return Limits(min(sequence, default=None), min(target, default=None))
+    if isinstance(longest := getattr(config, "max_text_len", None), int):  # what Grounding DINO compares with boxes
+        sequence.append(longest)
+    longest_text = min(sequence, default=None)
+    if longest_text is not None and config is not None:
+        from trainatomy.training.shape import shape_of  # which imports what imports this file
+
+        longest_text -= shape_of(model, Lengths(0, 0)).image_tokens
+    return Limits(longest_text, min(target, default=None))
 
 
 def _rows(name: str, module: nn.Module) -> int | None:

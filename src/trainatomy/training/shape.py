@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,26 @@ class Shape:
         return any(part in self.class_name for part in _DETECTORS)
 
     @property
+    def image_size(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image.
+
+        If the configuration names no size, 224 × 224 (ResNet, ConvNeXt), for a detector 640 × 640 (RT-DETR, YOLO), for
+        Florence-2 768 × 768 (the processor of its checkpoints).  RF-DETR cuts the patches of an image into windows, so
+        its sides are multiples of those.
+        """
+        backbone: Any = getattr(self.config, "backbone_config", None)
+        if self.detects and isinstance(windows := getattr(backbone, "num_windows", None), int):
+            channels, *sides = image_size(backbone)
+            unit = windows * int(backbone.patch_size)
+            height, width = (math.ceil(side / unit) * unit for side in sides)
+            return channels, height, width
+        return image_size(self.vision, 768 if self._is_florence else 640 if self.detects else 224)
+
+    @property
+    def _is_florence(self) -> bool:
+        return getattr(self.config, "model_type", "") == "florence2"
+
+    @property
     def image_token(self) -> int | None:
         """The placeholder token that the model replaces by a part of the image, or ``None``."""
         found = (getattr(self.config, name, None) for name in ("image_token_id", "image_token_index"))
@@ -110,14 +131,14 @@ class Shape:
         LLaVA-NeXT and OneVision choose from ``image_grid_pinpoints`` by the size of an image: here it is twice as high
         and as wide as a tile, which both offer.
         """
-        _, height, width = image_size(self.vision)
+        _, height, width = self.image_size
         offered = [list(size) for size in getattr(self.config, "image_grid_pinpoints", None) or ()]
         return 2 if "image_sizes" in self.parameters and [2 * height, 2 * width] in offered else 0
 
     @property
     def _tile_tokens(self) -> int:
         """Tokens of the whole image and its tiles: one for each patch, and one at the end of each row of the tiles."""
-        _, height, width = image_size(self.vision)
+        _, height, width = self.image_size
         patch = int(self.vision.patch_size)
         rows, columns = height // patch, width // patch
         return rows * columns + self.tiles * rows * (self.tiles * columns + 1)
@@ -158,7 +179,7 @@ class Shape:
         """
         if "image_grid_thw" not in self.parameters or not isinstance(getattr(self.vision, "patch_size", None), int):
             return None
-        _, height, width = image_size(self.vision)
+        _, height, width = self.image_size
         unit = int(self.vision.patch_size) * self.merge
         return height // unit * self.merge, width // unit * self.merge
 
@@ -170,13 +191,16 @@ class Shape:
 
     @property
     def _reduced_patches(self) -> int:
-        """Tokens of an image whose patches are merged; 0 if the configuration does not mention merging."""
+        """Tokens of an image, one for each patch or square of merged patches; 0 if there is no size of patches."""
         if self.grid is not None:
             return self.grid[0] * self.grid[1] // self.merge**2
+        _, height, width = self.image_size
+        if self._is_florence:  # one token for each patch of the last stage, and their mean
+            stride = math.prod(self.vision.patch_stride)
+            return 1 + (height // stride) * (width // stride)
         patch = getattr(self.vision, "patch_size", None)
-        if self.merge == 1 or not isinstance(patch, int):
+        if not isinstance(patch, int):
             return 0
-        _, height, width = image_size(self.vision)
         return (height // patch // self.merge) * (width // patch // self.merge)
 
 
@@ -208,6 +232,14 @@ def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
     parameters = frozenset(inspect.signature(inner.forward).parameters)
     main_input = getattr(inner, "main_input_name", "input_ids")
     return Shape(type(inner).__name__, config, parameters, main_input, lengths)
+
+
+def cannot_make(shape: Shape, what: str) -> WorkloadError:
+    """Return the error of a model that needs something in its batch that only the user can make."""
+    return WorkloadError(
+        f"data.factory: trainatomy cannot make the {what} of {shape.class_name}: name a function that makes the batch",
+        key="data.factory",
+    )
 
 
 def refuse_unused_lengths(data: DataSpec, shape: Shape) -> None:

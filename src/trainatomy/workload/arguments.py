@@ -49,7 +49,10 @@ class Arguments:
     accepted_values: Mapping[str, Accepted]
     renamed: Mapping[str, str]
     synonyms: Mapping[str, str]
+    ignored_values: Mapping[str, tuple[str, ...]]
+    schedules: Mapping[str, tuple[str, ...] | None]
     optimizers: Mapping[str, str | None]
+    optimizer_synonyms: Mapping[str, str]
     refused_optimizers: Mapping[str, str]
 
     def is_unapplied(self, name: str, value: Any) -> bool:
@@ -129,6 +132,9 @@ def arguments() -> Arguments:
         },
         renamed=raw["renamed"],
         synonyms=raw["synonyms"],
+        ignored_values={name: tuple(values) for name, values in raw["ignored_values"].items()},
+        schedules={name: None if keys is None else tuple(keys) for name, keys in raw["schedules"].items()},
         optimizers=raw["optimizers"],
+        optimizer_synonyms=raw["optimizer_synonyms"],
         refused_optimizers=raw["refused_optimizers"],
     )

@@ -35,6 +35,7 @@ def contradictions(workload: Workload) -> list[Problem]:
         *_generation(workload),
         *trl_problems(workload),
         *_average(workload),
+        *_skipped_steps(workload),
         *_offloading(workload),
         *_compiled(workload),
     ]
@@ -171,6 +172,24 @@ def _average(workload: Workload) -> list[Problem]:
     if parallel.world_size > 1 or parallel.devices > 1:
         return [Problem(here, "is simulated on one GPU")]
     return []
+
+
+def _skipped_steps(workload: Workload) -> list[Problem]:
+    """Refuse skipped steps where nothing scales gradients, and where the steps of a training are not alike."""
+    if not workload.skipped_steps:
+        return []
+    here = ("skipped_steps",)
+    if workload.mode != "training" or not workload.train.fp16:
+        return [Problem(here, "needs train.fp16 and mode: training: nothing else scales gradients")]
+    if workload.steps is not None and workload.skipped_steps >= workload.steps:
+        return [Problem(here, f"must be fewer than steps, which is {workload.steps}")]
+    reasons = {
+        "data.lengths": workload.data.lengths is not None,
+        "an evaluation or a checkpoint between the steps": workload.pauses,
+        "train.deepspeed, which scales gradients itself": workload.train.deepspeed is not None,
+        "several GPUs": workload.parallel.world_size > 1 or workload.parallel.devices > 1,
+    }
+    return [Problem(here, f"is not simulated with {what}") for what, found in reasons.items() if found]
 
 
 _OFFLOADING_LOOPS = ("sft", "dpo", "kto", "reward")

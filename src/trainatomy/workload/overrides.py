@@ -18,6 +18,7 @@ from trainatomy.workload.arguments import arguments
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.factory import REFERENCES, resolve
 from trainatomy.workload.flags import BY_NAME, Flag
+from trainatomy.workload.ignored_values import CHECKED
 from trainatomy.workload.launch import read_launch
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.overlay import get_key, overlay, remove_replaced, set_key
@@ -153,8 +154,8 @@ def _is_malformed(mapping: Mapping[str, Any], path: Path) -> bool:
 
 
 def _ignored_value(name: str, value: Any) -> Any:
-    """Return the value if it decides whether a note is due; others (a token may be one) are dropped."""
-    return value if name in arguments().not_simulated else None
+    """Return the value if it decides whether a note is due, or is checked; others (a token may be one) are dropped."""
+    return value if name in arguments().not_simulated or name in CHECKED else None
 
 
 def _ignored_argument(name: str, value: Any) -> str:

@@ -21,7 +21,7 @@ from trainatomy.workload.loops import LOOPS, LoopName, describe_loops
 from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
-from trainatomy.workload.section import Count, Decay, Path, Problem, Section, Settings, Text, number_as_text
+from trainatomy.workload.section import Count, Decay, Index, Path, Problem, Section, Settings, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
 from trainatomy.workload.trl import with_defaults
@@ -70,6 +70,11 @@ class Workload(Section):
         default=None,
         description="with `loop: pytorch`: keep an exponential moving average of the weights with this decay, by "
         "`torch.optim.swa_utils.AveragedModel`",
+    )
+    skipped_steps: Index = Field(
+        default=0,
+        description="with `train.fp16`: first optimizer steps that gradient scaling skips because gradients overflow, "
+        "so that the optimizer's states are made later; a prediction assumes them, a measurement counts them",
     )
     activation_offloading: Literal["pinned", "pageable"] | None = Field(
         default=None,

@@ -15,8 +15,21 @@ from pydantic_core import PydanticCustomError
 
 from trainatomy.workload.arguments import arguments, is_class_path, is_factory, is_own
 from trainatomy.workload.deepspeed import read_deepspeed
+from trainatomy.workload.ignored_values import ignored_problems
 from trainatomy.workload.nearest import suggestion
-from trainatomy.workload.section import Amount, Count, Decay, Fraction, Index, Names, Problem, Section, Settings, Text
+from trainatomy.workload.section import (
+    Amount,
+    Count,
+    Decay,
+    Fraction,
+    Index,
+    Names,
+    Problem,
+    Section,
+    Settings,
+    Text,
+    refuse,
+)
 
 
 def _optimizer(name: str) -> str:
@@ -26,7 +39,8 @@ def _optimizer(name: str) -> str:
         return name
     if reason := known.refused_optimizers.get(name):
         raise PydanticCustomError("optimizer", "{name} {reason}", {"name": name, "reason": reason})
-    hint = suggestion(name, known.optimizers)
+    meant = known.optimizer_synonyms.get(name.casefold().replace("-", "_"))
+    hint = f"; did you mean {meant}?" if meant else suggestion(name, known.optimizers)
     raise PydanticCustomError("optimizer", "unknown optimizer {name}{hint}", {"name": repr(name), "hint": hint})
 
 
@@ -277,6 +291,8 @@ class TrainSpec(Section):
         dropped = tuple(name for name, value in raw.items() if arguments().is_unapplied(name, value))
         train = handler(_move_every({name: value for name, value in raw.items() if name not in dropped}))
         train._ignored = dropped
+        if problems := ignored_problems(raw):
+            refuse(problems)
         train._missed = tuple(name for name in dropped if arguments().is_missed(name, raw[name]))
         return train
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 FAILED = 1
+_WARM_POOL = "TORCH_WARM_POOL"
+"""Older releases of PyTorch start processes that compile when Inductor is imported, unless this variable is 0."""
+_IMPORTED_BY = {"bitsandbytes": "torch._inductor.compile_fx"}
+"""What the import of a library imports for the most part, where the library itself would initialise CUDA."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +57,7 @@ def preload(allocator: str = "") -> bool:
     """
     os.environ[NVML_CHECK] = "1"
     set_environment(os.environ, allocator)
-    with _hidden("bitsandbytes"):
+    with _hidden("bitsandbytes"), _without_pool():
         import torch
 
         from trainatomy.measurement.step import runner  # noqa: F401
@@ -62,6 +66,9 @@ def preload(allocator: str = "") -> bool:
         installed = (loop for loop in LOOPS.values() if all(map(version_of, loop.libraries)))
         for loop in installed:
             for module in (*loop.imports, loop.module):
+                import_module(module)
+        for library, module in _IMPORTED_BY.items():
+            if version_of(library):
                 import_module(module)
     return not torch.cuda.is_initialized()
 
@@ -78,6 +85,19 @@ def _hidden(module: str) -> Iterator[None]:
             del sys.modules[module]
         else:
             sys.modules[module] = loaded
+
+
+@contextmanager
+def _without_pool() -> Iterator[None]:
+    """Keep PyTorch from starting processes that compile: a fork would share them."""
+    before = os.environ.get(_WARM_POOL)
+    os.environ[_WARM_POOL] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[_WARM_POOL]
+        if before is not None:
+            os.environ[_WARM_POOL] = before
 
 
 def _redirect_stdout() -> int:

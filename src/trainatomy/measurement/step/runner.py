@@ -34,6 +34,7 @@ from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
+from trainatomy.training.gradient_scaling import CountedSteps, following_scaled_steps
 from trainatomy.training.observer import Silent
 from trainatomy.training.quantization import load_on_device
 from trainatomy.training.throughput import tokens_per_sample
@@ -110,12 +111,15 @@ def _run_in_group(
         compiles=workload.mode == "training" and workload.train.compiles,
     )
     recorder = RunRecorder(timer.warm_up) if job.recorded else None
-    outcome = _execute(workload, timer, recorder, limit.max_steps)
+    skipped = CountedSteps()
+    with following_scaled_steps(decided=skipped.decided):
+        outcome = _execute(workload, timer, recorder, limit.max_steps)
     meter.read()
     if outcome.failure is None:
         group.wait_for_all()
     reporter.stage("analyzing memory")
     measurement = measurement_of(job, workload, meter, timer, outcome, device)
+    measurement = replace(measurement, skipped_steps=skipped.count)
     if group.size > 1:
         measurement = of_rank(measurement, timer, group)
     if workload.parallel.devices > 1:

@@ -207,6 +207,7 @@ def _cudnn_convolution(
         transposed=named["transposed"],
         channels_last=last,
         multiprocessors=on.multiprocessors,
+        level_factors=on.level_factors,
     )
 
 

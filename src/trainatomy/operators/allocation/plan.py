@@ -7,8 +7,8 @@ call ends, last first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Processor:
         torch_version: the version of PyTorch that is simulated, (2, 11).
         cudnn: cuDNN's own heuristics for the GPU; None: the rules in ``cudnn`` stand for them.
         l2_bytes: size of the L2 cache; None: not known.
+        level_factors: times of a level of a convolution's partial sums, as multiples of an H200's, by name (see
+            ``catalog.cudnn.level_factors``).
     """
 
     capability: tuple[int, int]
@@ -79,6 +81,7 @@ class Processor:
     torch_version: tuple[int, int]
     cudnn: Heuristics | None = None
     l2_bytes: int | None = None
+    level_factors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

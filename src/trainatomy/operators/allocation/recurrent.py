@@ -34,7 +34,10 @@ _FLATTENED = (torch.float16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """The architecture of a recurrent layer; ``mode`` is that of ``torch.nn.RNNBase``."""
+    """The architecture of a recurrent layer; ``mode`` is that of ``torch.nn.RNNBase``.
+
+    ``packed_steps``: steps of the longest of packed sequences; 0: the sequences are as long as each other.
+    """
 
     mode: str
     num_layers: int
@@ -43,6 +46,7 @@ class Recurrence:
     bidirectional: bool
     batch_first: bool
     has_biases: bool = True
+    packed_steps: int = 0
 
     @property
     def kind(self) -> str:
@@ -59,9 +63,10 @@ class Recurrence:
         room = 0 if self.has_biases else bias_numbers(self.kind, hidden, self.num_layers, self.directions)
         return sum(weight.numel() for weight in weights) + room
 
-    def cudnn_layer(self, data: torch.Tensor, hidden: torch.Tensor) -> Recurrent:
+    def cudnn_layer(self, data: torch.Tensor, states: Sequence[torch.Tensor]) -> Recurrent:
         """Return the layer as cuDNN is called for ``data`` [T, B, input], or [sum of T, input] of packed sequences."""
-        rows, batch, size = data.shape[:-1].numel(), hidden.shape[-2], hidden.shape[-1]
+        rows, batch = data.shape[:-1].numel(), states[-1].shape[-2]
+        outputs, size = states[0].shape[-1], states[-1].shape[-1]
         return Recurrent(
             kind=self.kind,
             dtype=data.dtype,
@@ -71,8 +76,10 @@ class Recurrence:
             directions=self.directions,
             dropout=self.dropout > 0,
             rows=rows,
-            steps=-(-rows // batch),
+            steps=self.packed_steps or -(-rows // batch),
             batch=batch,
+            projection=0 if outputs == size else outputs,
+            packed=self.packed_steps > 0,
         )
 
 
@@ -102,7 +109,8 @@ class RecurrentLayers:
         """
         packed = len(rest) == 8 and isinstance(rest[2], (list, tuple))
         hidden, weights, has_biases, layers, dropout, train, bidirectional = rest[1:] if packed else rest[:7]
-        layer = Recurrence(mode, layers, dropout, train, bidirectional, not packed and rest[7], has_biases)
+        steps = rest[0].numel() if packed else 0
+        layer = Recurrence(mode, layers, dropout, train, bidirectional, not packed and rest[7], has_biases, steps)
         states = (hidden,) if isinstance(hidden, torch.Tensor) else tuple(hidden)
         if train and dropout > 0 and self._dropout_state is None:
             self._dropout_state = _buffer(data, dropout_state_bytes(self._multiprocessors))
@@ -189,7 +197,7 @@ class _CudnnRecurrence(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         hidden, weights = tensors[:states], tensors[states:]
         ordered = _steps_first(layer, data).contiguous()
-        cudnn_layer = layer.cudnn_layer(ordered, hidden[-1])
+        cudnn_layer = layer.cudnn_layer(ordered, hidden)
         output = data.new_empty((*ordered.shape[:-1], hidden[0].shape[-1] * layer.directions))
         after = tuple(torch.empty_like(state) for state in hidden)
         numbers = layer.numbers(weights, cudnn_layer.hidden)

@@ -15,7 +15,7 @@ Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks 
 how cuDNN's standard algorithm works; ``get_algo`` of aten/src/ATen/native/cudnn/RNN.cpp chooses between the two.
 Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own.  The product of a time
 step takes as long as one multiprocessor needs for the depth, or longer where the tiles of all that run at once are more
-than multiprocessors.  The lengths of the parts were read off the numbers of kernels of 270 networks.
+than multiprocessors.  The lengths of the parts were read off the numbers of kernels of 570 networks.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ _LARGE = 270_000
 """Samples times gates from which on misaligned products in fp16 have larger tiles."""
 _SPLIT_TILES = 21
 """Tiles up to which these products, in backward and of one direction, split their depth in two."""
-_PARTS = 4
-"""Parts of a sequence for which the inputs of a layer are multiplied, unless `_MOST_STEPS` asks for more."""
-_MOST_STEPS = ((75, 4), (40, 8))
-"""Most time steps of a part from a batch on, of LSTMs and GRUs."""
+_PARTS, _LONG, _LONG_PARTS = 4, 32, 8
+"""Parts of a sequence for which the inputs of a layer are multiplied; of plain layers from so many steps on."""
+_STEPS_OF_PART = ((64, 4), (32, 8))
+"""Time steps of a part of LSTMs and GRUs above a batch, where the sequence has at least two such parts."""
+_BLEND = 3
+"""Power by which the time of one tile and that of all tiles at once are blended."""
 _REGISTERS = 65536
 """32-bit registers of a multiprocessor: what exceeds them is read again at each step."""
 _STEP_LAUNCHES, _SPLIT_LAUNCHES = 2, 3
@@ -108,8 +110,10 @@ class _Recurrence(NamedTuple):
         """Return for how many time steps the inputs' product of a layer is computed at once."""
         if self.is_fused or self.directions == 2 or self.layers == 1:
             return self.steps
-        most = next((steps for batch, steps in _MOST_STEPS if self.batch >= batch), self.steps)
-        return max(min(self.steps // _PARTS, self.steps if self.mode == "RNN" else most), 1)
+        if self.mode == "RNN":
+            return max(self.steps // (_LONG_PARTS if self.steps >= _LONG else _PARTS), 1)
+        known = (steps for batch, steps in _STEPS_OF_PART if self.batch > batch and self.steps >= 2 * steps)
+        return next(known, max(self.steps // _PARTS, 1))
 
     @property
     def parts(self) -> int:
@@ -122,7 +126,7 @@ class _Recurrence(NamedTuple):
         layers = len(self.pairs) * _LAYER_LAUNCHES["fused" if self.is_fused else "stepped"][self.backward]
         if self.is_fused:
             return layers
-        splits = self.backward and (self.kind == "tf32" or self.is_misaligned(self.hidden))
+        splits = self.backward and (self.kind != "half" or self.is_misaligned(self.hidden))
         each = _SPLIT_LAUNCHES if splits else _STEP_LAUNCHES
         return self.steps * len(self.pairs) * each + layers + (self.parts - 1) * len(self.pairs)
 
@@ -201,39 +205,42 @@ def _step_seconds(chip: Chip, one: _Recurrence) -> float:
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
     first, rest = _form()["gates"][one.mode][one.pass_name]
     gates = first + rest * one.batch * one.hidden * 1e-5
+    gates *= _form()["gates_fp32"][one.backward] if one.kind != "half" else 1
     return _small_seconds(chip, one, one.batch, columns, depth) + float(gates * 1e-6)
 
 
 def _small_seconds(chip: Chip, one: _Recurrence, rows: int, columns: int, depth: int) -> float:
     """Return the time of a product of few tiles, each of which walks over the depth beside those of other layers."""
-    misaligned = one.is_misaligned(one.hidden)
-    name = one.kind if one.kind != "half" else one.data.dtype.replace("bfloat", "bf").replace("float", "fp")
     tiles = ceil(rows / _TILE) * ceil(columns / _TILE)
-    if misaligned:
+    name = one.kind if one.kind != "half" else one.data.dtype.replace("bfloat", "bf").replace("float", "fp")
+    if one.is_misaligned(one.hidden):
         name += "_misaligned"
         if one.data.dtype == "float16" and rows * one.gates >= _LARGE:
             name += "_large"
         elif one.data.dtype == "float16" and one.backward and one.directions == 1 and tiles <= _SPLIT_TILES:
             depth = ceil(depth / 2)
     start, each, crowded, together = _form()["product"][name][one.pass_name]
-    busy = max(one.streams**together * tiles / chip.multiprocessors * crowded, 1.0)
-    return float(start * 1e-6 + depth * each * 1e-9 * busy)
+    busy = one.streams**together * tiles / chip.multiprocessors * crowded
+    return float(start * 1e-6 + depth * each * 1e-9 * (1 + busy**_BLEND) ** (1 / _BLEND))
 
 
 def _parallel_seconds(chip: Chip, one: _Recurrence, pair: tuple[Array, Array]) -> float:
     """Return the time of products that wait for no step: of the inputs; in backward of all gradients."""
     of_inputs, of_hidden = pair
     (gates, inputs), hidden = of_inputs.shape, of_hidden.shape[1]
-    rows = one.steps_at_a_time * one.batch
+    rows, samples = one.steps_at_a_time * one.batch, one.steps * one.batch
+    kind = "fused" if one.is_fused else f"{one.kind}{'_misaligned' if one.is_misaligned(one.hidden) else ''}"
+    longer = _form()["longer"][kind]
     columns, depth = (inputs, gates) if one.backward else (gates, inputs)
-    if one.parts > 1 and one.is_misaligned(inputs):
-        each = _small_seconds(chip, one, rows, columns, depth)
-    else:
-        each = _product_seconds(chip, one, rows, columns, depth)
+    of_part = _product_seconds(chip, one, rows, columns, depth, (gates, inputs))
+    beside = float(longer["inputs" if one.backward else "forward"][one.parts > 1])
+    of_data = one.steps / one.steps_at_a_time * of_part * beside
     if not one.backward:
-        return one.steps / one.steps_at_a_time * each
-    weights = sum(_product_seconds(chip, one, gates, size, one.steps * one.batch) for size in (inputs, hidden))
-    return weights + one.steps / one.steps_at_a_time * each + _bias_seconds(one, gates)
+        return of_data
+    weights = _product_seconds(chip, one, gates, inputs, samples, (gates, inputs))
+    for steps in filter(None, (one.steps - 1, 1)):  # the first hidden states lie apart from those of the steps
+        weights += _product_seconds(chip, one, gates, hidden, steps * one.batch, (gates, hidden))
+    return of_data + weights * float(longer["weights"]) + _bias_seconds(one, gates)
 
 
 def _bias_seconds(one: _Recurrence, gates: int) -> float:
@@ -243,11 +250,11 @@ def _bias_seconds(one: _Recurrence, gates: int) -> float:
     return float(one.steps * one.batch * each * (1 if one.kind == "half" else form["biases_fp32"]) * 1e-9)
 
 
-def _product_seconds(chip: Chip, one: _Recurrence, m: int, n: int, k: int) -> float:
-    """Return the time of a product of m x k with k x n, by the alignment of the rows of its factors and result."""
+def _product_seconds(chip: Chip, one: _Recurrence, m: int, n: int, k: int, row: tuple[int, int]) -> float:
+    """Return the time of a product of m x k with k x n alone; ``row``: numbers of a row of its factors in memory."""
     kind = one.kind
-    if any(one.is_misaligned(size) for size in (n, k)):
-        kind = f"{kind}_{'odd' if kind == 'half' and (n % 2 or k % 2) else 'misaligned'}"
+    if any(one.is_misaligned(size) for size in row):
+        kind = f"{kind}_{'odd' if kind == 'half' and any(size % 2 for size in row) else 'misaligned'}"
     return product(chip, kind, one.data.dtype, "nn", 1, m, n, k, "plain").seconds
 
 

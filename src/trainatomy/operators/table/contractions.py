@@ -37,6 +37,11 @@ FACTORISATIONS = family(
     row("geqrf", meta="meta:geqrf"),
 )
 
+SOLUTIONS = family(
+    Operator("", "contraction", why="depends on the algorithm", launch="library", loads=_CUBLAS, workspaces=_CUBLAS),
+    row("linalg_lu_solve", allocates="linear_algebra:lu_solve"),
+)
+
 CONVOLUTIONS = family(
     Operator("", "contraction", why="convolutions are products of unfolded images", launch="convolution"),
     row(
@@ -92,4 +97,4 @@ RECURRENT = family(
     row("_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
 )
 
-CONTRACTIONS = (*MATRIX_PRODUCTS, *FACTORISATIONS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)
+CONTRACTIONS = (*MATRIX_PRODUCTS, *FACTORISATIONS, *SOLUTIONS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)

@@ -41,6 +41,8 @@ def measurement_page(measurement: Measurement, prediction: Prediction | None) ->
     if measurement.memory is not None:
         parts.append(_breakdown(measurement, prediction))
     parts.append(section(SECTIONS["totals"], _totals(measurement, prediction)))
+    if measurement.skipped_steps:
+        parts.append(Text(sentences.skipped_in_run(measurement.skipped_steps), style="dim"))
     if measurement.other_ranks:
         parts.append(section(SECTIONS["measured_ranks"], ranks_section(measurement, prediction)))
     if checkpoints := task_sentences.checkpoints(measurement.checkpoint, measurement.restored):
@@ -110,9 +112,10 @@ def _breakdown(measurement: Measurement, prediction: Prediction | None) -> Group
 
 def _totals(measurement: Measurement, prediction: Prediction | None) -> Table:
     table = figures("", numbers=[COLUMNS[name] for name in ("measured", "bytes", "predicted", "gap")])
+    totals = prediction.memory.totals(measurement.skipped_steps) if prediction else {}
     for name in _TOTALS:
         measured: int | None = getattr(measurement, name)
-        predicted: int | None = getattr(prediction.memory, name) if prediction else None
+        predicted: int | None = totals.get(name, getattr(prediction.memory, name)) if prediction else None
         gap = "-"
         if measured and predicted is not None and measurement.status == "completed":
             gap = signed_percent(predicted - measured, measured, 3)

@@ -61,6 +61,8 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(Text(sentences.plan_range(memory.plans)))
     if memory.layouts is not None:
         parts.append(Text(sentences.layout_range(memory.layouts)))
+    if (skipped := sentences.skipped_steps(memory)) is not None:
+        parts.append(Text(skipped))
     if prediction.modules:
         table = modules_table(prediction.modules, memory.components.activations)
         parts.append(section(SECTIONS["modules"], table))

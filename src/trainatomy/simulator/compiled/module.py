@@ -26,6 +26,7 @@ from trainatomy.errors import SimulationError
 from trainatomy.simulator.compiled.device import CompilerProperties, install_compiler
 from trainatomy.simulator.compiled.graphs import on_gpu, put_on_gpu
 from trainatomy.simulator.compiled.losses import FUNCTIONS
+from trainatomy.simulator.compiled.trying import Trials
 from trainatomy.simulator.compiled.wrapper import load_wrapper
 from trainatomy.simulator.generators import SimulatedGenerator
 from trainatomy.simulator.process import SimulatedProcess
@@ -77,6 +78,7 @@ class Compiler:
         self.wrappers: list[str] = []
         self.eager: list[str] = []
         self._process, self._fails = process, fails
+        self._trials = Trials(process.tuning.buffer_bytes)
         self._is_called = False
         self._compile = torch.compile
         self._known_breaks = _breaks()
@@ -250,7 +252,7 @@ class Compiler:
             code = lowering.codegen()[0]
             text: str = getattr(code, "value", code)
             self.wrappers.append(text)
-            return SimpleNamespace(call=load_wrapper(text), __file__="", key="", runner=None)
+            return SimpleNamespace(call=load_wrapper(text, self._trials), __file__="", key="", runner=None)
 
         mode = _fake_mode()
         with (

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 
 from trainatomy.operators.allocation.whole import one_operation
+from trainatomy.simulator.compiled.trying import Trials
 
 _RANDOM = "torch.ops.higher_order.graphsafe_run_with_rng_state"
 """What runs a random operator with the state of a generator, so that recomputation draws the same numbers."""
 Call = Callable[[list[Any]], Any]
 
 
-def load_wrapper(text: str) -> Call:
-    """Return the function of a wrapper that runs a graph, given a list of its inputs that it empties."""
+def load_wrapper(text: str, trials: Trials) -> Call:
+    """Return the function of a wrapper that runs a graph, given a list of its inputs that it empties.
+
+    Args:
+        text: Inductor's code.
+        trials: Tries kernels before their first launch.
+    """
     from torch._inductor import async_compile
 
     space: dict[str, Any] = {"__name__": "compiled", "__file__": "compiled"}
-    with mock.patch.object(async_compile, "AsyncCompile", _Kernels):
+    with mock.patch.object(async_compile, "AsyncCompile", partial(_Kernels, trials)):
         exec(compile(text.replace(_RANDOM, "with_rng_state"), "<inductor>", "exec"), space)
     space.update(
         empty_strided_cuda=lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"),
@@ -50,8 +57,11 @@ class _ExternKernels:
 class _Kernels:
     """Inductor's ``AsyncCompile``: makes kernels that do nothing."""
 
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+
     def triton(self, name: str, source: str, **options: Any) -> _Kernel:
-        return _Kernel(name, source)
+        return _Kernel(name, source, self._trials)
 
     def wait(self, scope: dict[str, Any]) -> None:
         """Nothing is compiled."""
@@ -60,13 +70,15 @@ class _Kernels:
 class _Kernel:
     """A kernel that Inductor generated."""
 
-    def __init__(self, name: str, source: str) -> None:
+    def __init__(self, name: str, source: str, trials: Trials) -> None:
         self.name = name
+        self._source, self._trials = source, trials
         found = re.search(r"'kernel_num_gb': ([0-9.e+-]+)", source)
         self.bytes = round(float(found[1]) * 1e9) if found else None
 
     def run(self, *arguments: Any, **options: Any) -> None:
-        """Write a launch."""
+        """Write a launch, with the memory in which the kernel is tried before its first one."""
+        self._trials.before(self._source, arguments)
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         with one_operation("inductor::kernel", *tensors, bytes=self.bytes):
             pass

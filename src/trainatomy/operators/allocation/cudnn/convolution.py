@@ -16,13 +16,13 @@ networks that nothing was learned from, these rules missed 16.0 % by more than 2
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from trainatomy.operators.allocation.arguments import round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     import torch
 
@@ -53,6 +53,7 @@ class Convolution:
     transposed: bool
     channels_last: bool
     multiprocessors: int
+    level_factors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def key(self) -> Hashable:

@@ -1,0 +1,119 @@
+"""Draw the images and videos of one sample: float32 in the layout that the model's configuration implies.
+
+Shape suffixes: C channels, H × W pixels, P × P pixels of a patch, F frames.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trainatomy.errors import WorkloadError
+from trainatomy.training.shape import Shape, cannot_make
+
+PIX2STRUCT_PATCHES = 2048
+"""Patches of an image, ``max_patches`` of ``Pix2StructImageProcessor``."""
+
+REGIONS = 36
+"""Regions of an image, each described by a vector of a detector (LXMERT, Tan and Bansal 2019; VisualBERT)."""
+
+
+def draw_image(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return ``[C, H, W]`` float32, or ``[F, C, H, W]`` for a video."""
+    if shape.grid is not None:
+        return _patches(shape, generator)
+    if "spatial_shapes" in shape.parameters:
+        vision = shape.vision
+        return torch.rand((vision.num_patches, vision.num_channels * vision.patch_size**2), generator=generator)
+    if shape.tiles:
+        return torch.rand((1 + shape.tiles**2, *shape.image_size), generator=generator)
+    if "pixel_attention_mask" in shape.parameters:
+        return torch.rand((1, *shape.image_size), generator=generator)  # Idefics: a list of images
+    if "Video" in shape.class_name and hasattr(shape.config, "num_frames"):
+        return draw_video(shape, generator)
+    return torch.rand(shape.image_size, generator=generator)
+
+
+def draw_video(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return ``[F, C, H, W]`` float32: as many frames as the configuration names."""
+    found = (getattr(shape.vision, name, None) for name in ("num_frames", "frames_per_clip"))
+    frames = next((count for count in found if isinstance(count, int)), None)
+    if frames is None:
+        raise cannot_make(shape, shape.main_input)
+    return torch.rand((frames, *shape.image_size), generator=generator)
+
+
+def draw_placed_patches(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return ``[patches, 2 + C · P · P]`` float32: each patch behind its row and column (Pix2Struct)."""
+    patches = torch.rand((PIX2STRUCT_PATCHES, 2 + shape.vision.patch_embed_hidden_size), generator=generator)
+    side = math.isqrt(len(patches))
+    patches[:, 0] = torch.arange(len(patches)) // side
+    patches[:, 1] = torch.arange(len(patches)) % side
+    return patches
+
+
+def _patches(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return ``[patches, C · frames · P · P]`` float32: an image cut into patches, as by Qwen2-VL's processor.
+
+    PaddleOCR-VL takes ``[patches, C, P, P]``.
+    """
+    assert shape.grid is not None
+    vision = shape.vision
+    found = (getattr(vision, name, None) for name in ("in_channels", "in_chans", "num_channels"))
+    channels = next((count for count in found if isinstance(count, int)), 3)
+    count, side = shape.grid[0] * shape.grid[1], vision.patch_size
+    if "PaddleOCR" in shape.class_name:  # its processor leaves a patch as it lies in the image
+        return torch.rand((count, channels, side, side), generator=generator)
+    frames = getattr(vision, "temporal_patch_size", 1)
+    return torch.rand((count, channels * frames * side**2), generator=generator)
+
+
+def draw_regions(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return ``[regions, features]`` float32: what a detector says of the regions of an image (LXMERT, VisualBERT)."""
+    config = shape.config
+    width = getattr(config, "visual_feat_dim", None) or config.visual_embedding_dim
+    return torch.rand((REGIONS, width), generator=generator)
+
+
+def draw_region_boxes(shape: Shape, generator: torch.Generator) -> Tensor:
+    """Return ``[regions, 4]`` float32: the left, top, right and bottom of each region, as shares of the image."""
+    corners = torch.rand((REGIONS, shape.config.visual_pos_dim // 2, 2), generator=generator)
+    return corners.sort(dim=1).values.flatten(1)
+
+
+def image_sizes(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the size of the image as an input, if the model takes it.
+
+    ``[1, 3]`` int64: frames, height and width in patches.  ``[2]`` int64: height and width in pixels, for a model that
+    takes an image of any size whole and merges its patches (Mistral 3).
+    """
+    if "pixel_values" not in drawn:
+        return {}
+    if "spatial_shapes" in shape.parameters:
+        side = math.isqrt(len(drawn["pixel_values"]))
+        whole = torch.ones(len(drawn["pixel_values"]), dtype=torch.long)
+        return {"pixel_attention_mask": whole, "spatial_shapes": torch.tensor([side, side])}
+    if shape.tiles:
+        _, height, width = shape.image_size
+        return {"image_sizes": torch.tensor([shape.tiles * height, shape.tiles * width])}
+    if "image_sizes" in shape.parameters and shape.merge > 1:
+        return {"image_sizes": torch.tensor(drawn["pixel_values"].shape[-2:])}
+    if shape.grid is None:
+        return {}
+    _check_width(shape)
+    return {"image_grid_thw": torch.tensor([[1, *shape.grid]])}
+
+
+def _check_width(shape: Shape) -> None:
+    """Refuse a vision part whose output does not have the width of the text part, as in Qwen2-VL's defaults."""
+    if not str(getattr(shape.config, "model_type", "")).startswith("qwen"):
+        return
+    vision, name = shape.vision, "out_hidden_size"
+    if not isinstance(getattr(vision, name, None), int) and hasattr(vision, "embed_dim"):
+        name = "hidden_size"
+    width, wanted = getattr(vision, name, None), getattr(shape.text, "hidden_size", None)
+    if isinstance(width, int) and isinstance(wanted, int) and name in vars(vision) and width != wanted:
+        key = f"model.config.vision_config.{name}"
+        raise WorkloadError(f"{key}: {width} must equal the text part's hidden_size, {wanted}", key=key)
