@@ -262,3 +262,29 @@ for _ in range(5): step(gelu(x), y)
 torch.jit.save(torch.jit.script(model), "model.pt")
 """
     assert kinds(run_script(LOOP + text)) == ["torchscript", "torchscript"]
+
+
+def test_a_loop_goes_on_until_each_optimizer_has_stepped_twice(run_script: RunScript) -> None:
+    """A GAN whose critic steps more often: the generator's step with its states counts."""
+    text = """
+generator, critic = nn.Linear(64, 64).cuda(), nn.Linear(64, 1).cuda()
+slow, fast = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
+for index in range(100):
+    fast.zero_grad()
+    critic(generator(x).detach()).mean().backward()
+    fast.step()
+    if index % 4 == 0:
+        slow.zero_grad()
+        (-critic(generator(x))).mean().backward()
+        slow.step()
+"""
+    found = prediction(run_script(LOOP.split("model =")[0] + "x = torch.randn(32, 64).cuda()" + text))
+    assert found.script is not None and found.time is not None
+    assert [one.steps for one in found.script.optimizers] == [2, 6]
+    assert found.time.phases["forward"] > 0 and found.time.phases["backward"] > 0
+
+
+def test_an_optimizer_that_never_steps_does_not_keep_a_loop_going(run_script: RunScript) -> None:
+    text = "other = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(1000): step(x, y)\n"
+    script = prediction(run_script(LOOP + text)).script
+    assert script is not None and script.steps == 12

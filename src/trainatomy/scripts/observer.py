@@ -261,8 +261,7 @@ class ScriptObserver(PhaseMarker):
         if self._operations.recording:
             self._complete = self._operations.operations
         self._operations.stop()
-        if step < self._last:
-            self._operations.start(step + 1)
+        self._operations.start(step + 1)
 
     def end(self) -> Operations:
         """Return the operations of the last complete step."""
