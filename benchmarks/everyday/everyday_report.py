@@ -60,7 +60,8 @@ again for a new batch size. Copies to pageable memory are the other large error 
 BLIND = """\
 Earlier cases that were stored before they were measured and know the pace, with the costs of that hour. The half second
 of evaluations was added when five of them had been measured once: without it two of their evaluations were 80 and 87 %
-too short. Their steps were 0 to 5 % off in that run, 1 to 21 % in this one."""
+too short. Their steps were 0 to 5 % off in that run, 1 to 21 % in this one. Each generation was a single call, whose
+pace is from readings before and after it; the newer ones are six calls and more."""
 OTHER = """\
 On an H100, whose predictions were stored before, too (2026-11-24), allocated and reserved memory are exact. Times:"""
 AGAIN = """\
