@@ -20,7 +20,8 @@ class LogTail:
 
     def __init__(self, lines: Iterable[str] = ()) -> None:
         """Start with ``lines``."""
-        self.clear()
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._exception, self._place, self._count = "", 0, 0
         for line in lines:
             self.append(line)
 
@@ -33,7 +34,7 @@ class LogTail:
 
     def clear(self) -> None:
         """Forget all lines."""
-        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._lines.clear()
         self._exception, self._place, self._count = "", 0, 0
 
     def text(self) -> str:
