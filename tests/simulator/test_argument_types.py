@@ -77,6 +77,11 @@ def test_what_a_gpu_takes_is_taken(what: str) -> None:
     assert ACCEPTED[what]() is not None
 
 
+def test_a_linear_layer_in_inference_mode_is_checked_too() -> None:
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"input \(float32\) and weight \(bfloat16\)|mat"):
+        F.linear(made(4, 8), made(8, 8, dtype=BRAIN), made(8, dtype=BRAIN))
+
+
 def test_autocast_casts_first_and_refuses_the_loss_of_probabilities() -> None:
     with torch.autocast("cuda", dtype=HALF):
         assert (made(4, 8) @ made(8, 8, dtype=HALF)).dtype is HALF
