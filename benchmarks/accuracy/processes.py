@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.process.job import NVML_CHECK, Job, can_fork, from_plain, set_environment, to_plain
-from trainatomy.measurement.process.pool import LOG_LINES, indent
+from trainatomy.measurement.process.log_tail import LogTail
 from trainatomy.measurement.process.worker import preload
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def read_result(path: Path) -> Measurement:
 
 def last_lines(log: Path) -> str:
     """Return the end of a log, indented."""
-    return indent(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
+    return LogTail(log.read_text(encoding="utf-8", errors="replace").splitlines()).text()
 
 
 if __name__ == "__main__":

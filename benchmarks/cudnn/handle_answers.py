@@ -45,6 +45,11 @@ TRAININGS = HERE / "records" / "layers-of-trainings.jsonl.gz"
 TYPES = ("float32", "float16", "bfloat16")
 KINDS = ("forward", "input gradient", "weight gradient")
 BATCHES = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256)
+TRANSPOSED = (
+    (2, 2, 0, 0), (2, 2, 0, 0), (4, 2, 1, 0), (3, 2, 1, 1), (3, 1, 1, 0), (4, 4, 0, 0), (5, 2, 2, 1), (4, 1, 0, 0),
+    (1, 1, 0, 0),
+)  # fmt: skip
+"""Taps, stride, padding and output padding of transposed convolutions."""
 CALLS_OF_CONFIGURATION = 24
 """Calls that are drawn of one configuration, at most."""
 LARGEST = 2**31
@@ -153,6 +158,35 @@ def invented(seed: int) -> Iterator[Call]:
         batch = batch_of(chance, max(1, most))
         for kind in KINDS:
             yield _call(kind, dtype, batch, layer, last) | {"side": side_of(configuration)}
+
+
+def transposed(count: int, seed: int) -> list[Call]:
+    """Return random transposed convolutions of two and three dimensions, each with its three operations.
+
+    A transposed convolution is described as the one that it is the gradient of: ``data`` is its result.
+    """
+    chance, found = random.Random(f"transposed {seed}"), list[Call]()
+    while len(found) < count:
+        dimensions = chance.choice((2, 3, 3))
+        taps, stride, padding, more = chance.choice(TRANSPOSED)
+        top = 40 if dimensions == 3 else 128
+        rows = round(3 * (top / 3) ** chance.random())
+        places = [rows if chance.random() < 0.6 else round(3 * (top / 3) ** chance.random()) for _ in range(dimensions)]
+        inside = chance.choice((1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 512))
+        outside = chance.choice((4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 512, 1024))
+        grown = [(place - 1) * stride - 2 * padding + taps + more for place in places]
+        each = max(inside * math.prod(grown), outside * math.prod(places))
+        if each > 2**25:
+            continue
+        batch = round(min(128, 2**28 // each) ** chance.random())
+        layer = [
+            [inside, *grown], [outside, inside, *[taps] * dimensions], [outside, *places],
+            [stride] * dimensions, [padding] * dimensions, [1] * dimensions, 1, True,
+        ]  # fmt: skip
+        dtype = chance.choice(TYPES)
+        configuration = json.dumps([dtype, batch, *layer[:2]])
+        found += [_call(kind, dtype, batch, layer, False) | {"side": side_of(configuration)} for kind in KINDS]
+    return found[:count]
 
 
 def of_trainings(path: Path = TRAININGS) -> Iterator[Call]:

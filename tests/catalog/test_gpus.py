@@ -153,3 +153,19 @@ def test_loading_a_gpu_needs_no_torch_and_reads_one_file():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     read, heavy = json.loads(result.stdout)
     assert (read, heavy) == (2, [])  # the index and the GPU
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("a100,h100", "`trainatomy compare`"),
+        ("24GB", "--gpu-memory-bytes"),
+        ("80 GiB", "--gpu-memory-bytes"),
+        ("MI300X", "only NVIDIA's GPUs"),
+        ("m1", "only NVIDIA's GPUs"),
+    ],
+)
+def test_what_is_no_name_is_answered(name: str, meant: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        find_gpu(name)
+    assert meant in str(error.value) and "did you mean" not in str(error.value)

@@ -307,3 +307,16 @@ def test_the_environment_of_the_shell_is_replaced() -> None:
     environment = {"PYTORCH_ALLOC_CONF": "a", "PYTORCH_CUDA_ALLOC_CONF": "b", "OTHER": "c"}
     set_environment(environment, "")
     assert environment == {"OTHER": "c"}
+
+
+def test_an_exception_with_a_long_list_behind_it_is_named() -> None:
+    script = """
+print("NotImplementedError: Could not run 'aten::f'", file=sys.stderr)
+for number in range(40):
+    print("Kernel: registered at", number, file=sys.stderr)
+sys.exit(1)
+"""
+    with pytest.raises(
+        DeviceError, match=r"Its last lines:\n    NotImplementedError: Could not run 'aten::f'\n    …\n"
+    ):
+        play(script)

@@ -52,6 +52,16 @@ def test_compare_and_ops_write_reports(workload: str, tmp_path: Path) -> None:
     assert 'id="chart-groups"' in page.read_text(encoding="utf-8")
 
 
+def test_a_sweep_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model-class", "BertForMaskedLM", "--config", "num_hidden_layers=1", "--config", "hidden_size=24"]
+    model += ["--sequence-length", "16", "--gpu", "t4"]
+    assert main(["compare", *model, "--sweep", "per_device_train_batch_size=1,2", "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]]
+    assert names == ["per_device_train_batch_size=1", "per_device_train_batch_size=2"]
+    assert main(["compare", "--sweep", "per_device_train_batch_size=1,2"]) == 2
+    assert "no model: give --model" in capsys.readouterr().err
+
+
 def test_a_training_that_does_not_fit_still_has_its_report(workload: str, tmp_path: Path) -> None:
     page = tmp_path / "r.html"
     small = Path(workload).with_name("small.yaml")

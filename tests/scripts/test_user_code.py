@@ -241,3 +241,50 @@ def test_local_files_are_loaded_as_a_data_set(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "trainatomy", "run", "--gpu", "t4", "--time-limit", "60", "train.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180)
     assert "was stopped after 3 optimizer steps" in done.stdout, done.stderr[-500:]
+
+
+def test_lazy_modules_get_their_parameters_on_the_gpu(run_script: RunScript) -> None:
+    text = LOOP.replace("nn.Linear(64, 256)", "nn.LazyLinear(256)").replace(
+        "optimizer =", "model(torch.ones(1, 64).cuda())\noptimizer =", 1
+    )
+    found = prediction(run_script(text + "for _ in range(5): step(x, y)\n"))
+    plain = prediction(run_script(LOOP + "for _ in range(5): step(x, y)\n"))
+    assert found.memory.components.weights == plain.memory.components.weights
+
+
+def test_torchscript_is_left_out_and_noted(run_script: RunScript) -> None:
+    text = """
+@torch.jit.script
+def gelu(x):
+    return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
+traced = torch.jit.trace(model, x)
+for _ in range(5): step(gelu(x), y)
+torch.jit.save(torch.jit.script(model), "model.pt")
+"""
+    assert kinds(run_script(LOOP + text)) == ["torchscript", "torchscript"]
+
+
+def test_a_loop_goes_on_until_each_optimizer_has_stepped_twice(run_script: RunScript) -> None:
+    """A GAN whose critic steps more often: the generator's step with its states counts."""
+    text = """
+generator, critic = nn.Linear(64, 64).cuda(), nn.Linear(64, 1).cuda()
+slow, fast = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
+for index in range(100):
+    fast.zero_grad()
+    critic(generator(x).detach()).mean().backward()
+    fast.step()
+    if index % 4 == 0:
+        slow.zero_grad()
+        (-critic(generator(x))).mean().backward()
+        slow.step()
+"""
+    found = prediction(run_script(LOOP.split("model =")[0] + "x = torch.randn(32, 64).cuda()" + text))
+    assert found.script is not None and found.time is not None
+    assert [one.steps for one in found.script.optimizers] == [2, 6]
+    assert found.time.phases["forward"] > 0 and found.time.phases["backward"] > 0
+
+
+def test_an_optimizer_that_never_steps_does_not_keep_a_loop_going(run_script: RunScript) -> None:
+    text = "other = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(1000): step(x, y)\n"
+    script = prediction(run_script(LOOP + text)).script
+    assert script is not None and script.steps == 12

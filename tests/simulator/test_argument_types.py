@@ -37,6 +37,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"index_put: self \(float32\) and values \(float16\)": lambda: made(4, 8).__setitem__(
         places(2), made(2, 8, dtype=HALF)
     ),
+    r"index_put_?: self \(float32\) and values \(bfloat16\)": lambda: made(4, 8).__setitem__(
+        torch.tensor([True, False, True, False]).to("cuda"), made(2, 8, dtype=BRAIN)
+    ),
     r"binary_cross_entropy: self \(float32\) and target \(float64\)": lambda: F.binary_cross_entropy(
         made(4), made(4, dtype=torch.float64)
     ),
@@ -72,6 +75,11 @@ ACCEPTED: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("what", ACCEPTED)
 def test_what_a_gpu_takes_is_taken(what: str) -> None:
     assert ACCEPTED[what]() is not None
+
+
+def test_a_linear_layer_in_inference_mode_is_checked_too() -> None:
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"input \(float32\) and weight \(bfloat16\)|mat"):
+        F.linear(made(4, 8), made(8, 8, dtype=BRAIN), made(8, dtype=BRAIN))
 
 
 def test_autocast_casts_first_and_refuses_the_loss_of_probabilities() -> None:

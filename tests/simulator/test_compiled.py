@@ -153,7 +153,7 @@ def test_convolutions_keep_the_layout_that_the_compiler_chose(
 
     texts: list[str] = []
     load = module.load_wrapper
-    monkeypatch.setattr(module, "load_wrapper", lambda text: texts.append(text) or load(text))
+    monkeypatch.setattr(module, "load_wrapper", lambda text, trials: texts.append(text) or load(text, trials))
     workload = from_factory(CONVOLUTIONS, train={"torch_compile": True, "per_device_train_batch_size": 8})
     simulate(workload, workload.resolve_gpu())
     channels_last, contiguous = "(8, 128, 16, 16), (32768, 1, 2048, 128)", "(8, 128, 16, 16), (32768, 256, 16, 1)"

@@ -180,6 +180,8 @@ def test_grpo_generates_all_tokens_of_a_completion() -> None:
     assert bytes_labelled(simulation, "key_value_cache") > 0
     assert 2 * 5 * TILE * 2 in sizes(simulation)
     assert any("every completion gets all its tokens" in note for note in simulation.notes)
+    assert {one.repeats for one in simulation.operations.operations if one.generated} == {4}
+    assert {one.repeats for one in simulation.operations.operations if not one.generated} == {1}
 
 
 def test_a_step_of_grpo_that_does_not_generate_is_executed_where_there_is_one() -> None:

@@ -46,10 +46,8 @@ def tried(process: SimulatedProcess, trials: Trials, source: str, *arguments: ob
 def test_each_setting_of_a_new_kernel_overwrites_the_cache(process: SimulatedProcess) -> None:
     trials = Trials(CACHE)
     weights = torch.empty(1000, device="cuda")
-    assert tried(process, trials, POINTWISE, weights, weights, 1000) == [
-        CACHE,
-        CACHE,
-    ]  # no room for copies below the peak
+    found = tried(process, trials, POINTWISE, weights, weights, 1000)
+    assert found == [CACHE, 4000, CACHE, 4000]  # copies fit below the peak only since the first setting was tried
     assert tried(process, trials, POINTWISE, weights, weights, 1000) == []
 
 

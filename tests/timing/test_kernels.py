@@ -375,6 +375,14 @@ def test_inputs_of_stacked_layers_are_multiplied_in_parts(kind: str, batch: int,
     assert kernel_work(from_text(call), H200.chip).launches == 2 * (of_each_layer + parts - 1)
 
 
+@pytest.mark.parametrize(("hidden", "batch", "kernels"), [(256, 80, 2), (512, 32, 3), (896, 79, 3), (1216, 108, 2)])
+def test_products_of_time_steps_split_their_depth_in_tf32(hidden: int, batch: int, kernels: int):
+    """Kernels of a time step in backward on an H200 (the first: of a training there)."""
+    steps, of_layer = 50, 6
+    work = kernel_work(recurrent_call("LSTM", "f32", hidden, steps=steps, batch=batch, back=True), H200.chip)
+    assert work.launches == kernels * steps + of_layer
+
+
 def test_the_gradient_of_recurrent_weights_does_not_depend_on_the_alignment_of_samples():
     def seconds(batch: int) -> float:
         data, states = f"f16[35,{batch},512]", f"f16[1,{batch},512]"

@@ -51,6 +51,29 @@ def test_the_loop_costs_time_for_every_micro_batch(micro_batches: int) -> None:
     assert course[1] - course[0] == pytest.approx(micro_batches)
 
 
+@pytest.mark.parametrize("tokens", [2, 5])
+def test_generated_tokens_are_no_micro_batches_of_a_training(tokens: int) -> None:
+    array = Array((1024,), (1,), "float32", 4, 0)
+    phases = ("forward", "forward", "forward", "backward", "optimizer")
+    rows = [(phase, tokens - 1 if place == 1 else 1, place == 1) for place, phase in enumerate(phases)]
+    operations = Operations(
+        calls=[Call("aten::add", (array, array), (array,))],
+        operations=[Operation(0, 0, phase, "", 0, repeats, generated=token) for phase, repeats, token in rows],
+        modules=10,
+    )
+    costs = cpu_costs(reference_host().microseconds)
+    free = replace(costs, micro_step={"trainer": 0.0}, module_micro_step={"trainer": 0.0}, token=0.0)
+    each = replace(free, micro_step={"trainer": 1.0}, token=10.0)
+    host = [sum(cpu_seconds_by_phase(operations, one, "trainer").values()) for one in (free, each)]
+    assert host[1] - host[0] == pytest.approx(1 + 10 * (tokens - 1))
+    course = [course_of(operations, one) for one in (free, each)]
+    assert course[1] - course[0] == pytest.approx(1 + 10 * (tokens - 1))
+    launches = list(launch_seconds(operations, costs, "trainer"))
+    assert launches[1] == pytest.approx(costs.without_graph["other"] * launches[0])
+    called = replace(free, step={**free.step, "generation": free.step["generation"] + 100.0})
+    assert course_of(operations, called) - course[0] == pytest.approx(100)
+
+
 def course_of(operations: Operations, costs: CPUCosts) -> float:
     launches = list(launch_seconds(operations, costs, "trainer"))
     kernels = [(0.0, 0)] * len(operations.calls)

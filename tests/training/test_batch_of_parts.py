@@ -148,9 +148,15 @@ def test_models_of_several_parts_take_the_batch_that_is_made(name: str, config: 
         assert mapping == before
 
 
-def test_an_encoder_decoder_without_configurations_is_a_workload_error() -> None:
-    with pytest.raises(WorkloadError, match=r"model\.config: EncoderDecoderConfig refuses these values"):
-        build_model(Workload.from_mapping({"model": {"class": "EncoderDecoderModel"}}))
+@pytest.mark.parametrize(
+    ("class_name", "configuration"),
+    [("EncoderDecoderModel", "EncoderDecoderConfig"), ("MusicgenForConditionalGeneration", "MusicgenConfig")],
+)
+def test_a_model_of_others_without_their_configurations_is_a_workload_error(
+    class_name: str, configuration: str
+) -> None:
+    with pytest.raises(WorkloadError, match=rf"model\.config: {configuration} refuses these values"):
+        build_model(Workload.from_mapping({"model": {"class": class_name}}))
 
 
 def test_parts_of_different_width_are_named() -> None:
@@ -225,6 +231,15 @@ def test_the_image_of_florence_has_the_tokens_of_its_processor(describe: Callabl
     batch = build_batch(workload, model)
     assert batch["pixel_values"].shape == (2, 3, 768, 768)
     assert (batch["input_ids"] == 150).sum() == 2 * 577 and batch["input_ids"].shape == (2, 1024)
+
+
+def test_a_placeholder_beyond_the_vocabulary_is_refused(describe: Callable[..., Workload]) -> None:
+    config = {**_TRAINED[name := "DeepseekVLForConditionalGeneration"], "image_token_id": 200}
+    workload = describe(name, model={"config": config}, data={})
+    with pytest.raises(
+        WorkloadError, match=r"token 200 of Deepseek.* is not below the vocab_size of its text part, 200"
+    ):
+        build_batch(workload, build_model(workload))
 
 
 def test_a_detector_of_phrases_reads_a_text_of_phrases(

@@ -109,6 +109,20 @@ def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
     return _THREADS_PER_MULTIPROCESSOR.get(capability, 2048)
 
 
+_NO_NAMES = (
+    (re.compile(","), "several names are for `trainatomy compare` and `trainatomy fit`: name one here;"),
+    (
+        re.compile(r"^\d+(\.\d+)?\s*[gG]i?[bB]?$"),
+        "that is a memory size: name a GPU too, and give the size as --gpu-memory-bytes (gpu: {memory_bytes: …});",
+    ),
+    (
+        re.compile(r"^(amd|intel|apple|radeon|rx|mi\d|instinct|gaudi|arc|m[1-9]\b|mps|tpu|cpu)", re.IGNORECASE),
+        "only NVIDIA's GPUs are simulated;",
+    ),
+)
+"""Forms that are no GPU's name, and what to say to them."""
+
+
 def find_gpu(name: str) -> GPU:
     """Return the GPU with that id or alias, ignoring case, spaces and underscores.
 
@@ -120,6 +134,8 @@ def find_gpu(name: str) -> GPU:
         sizes = [known for known in _ids_by_name() if known.startswith(f"{_normal(name)}-")]  # rtx-4060-ti-16gb
         near = sizes or close_names(_normal(name), _ids_by_name())
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_index())}"
+        for pattern, meant in _NO_NAMES:
+            hint = meant if pattern.search(name.strip()) else hint
         raise WorkloadError(
             f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists all). To describe your own, start from the nearest "
             f"one in the workload's file: {EXAMPLE}",

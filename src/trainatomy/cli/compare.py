@@ -45,10 +45,11 @@ from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import sweep as sweep_workloads
 
 Files = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
-        metavar="notebook | notebook-fp16 | parallel | WORKLOAD.yaml…",
-        help="Workload files (each may hold several rows), or a built-in comparison.",
+        metavar="[notebook | notebook-fp16 | parallel | WORKLOAD.yaml…]",
+        help="Workload files (several rows each), or a built-in comparison. Without one, options name the model.",
+        show_default=False,
     ),
 ]
 Measure = Annotated[
@@ -129,7 +130,7 @@ class Charts(NamedTuple):
 
 @with_workload_options
 def compare(
-    files: Files,
+    files: Files = None,
     measure: Measure = False,
     repeat: Repeat = 1,
     sweep: Sweep = None,
@@ -169,6 +170,7 @@ def compare(
 
     With `--measure` every run is recorded when it ends; an interrupted comparison continues where it stopped.
     """
+    files = files or []
     charts = Charts(check_plots(plot or ()), check_report(html, open_report), open_report)
     gpus = several_gpus(flags, price)
     if gpus is not None:
@@ -183,7 +185,7 @@ def compare(
         fresh=fresh,
         time_limit=time_limit,
         keep_gpus=flags.get("gpu") is not None or any(each.startswith("gpu=") for each in sweep or ()),
-        title="-".join(dict.fromkeys(PurePath(file).stem for file in files)),
+        title="-".join(dict.fromkeys(PurePath(file).stem for file in files)) or workloads[0].display_name,
         samples=samples_of(files),
         command=command_line(),
     )

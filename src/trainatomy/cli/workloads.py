@@ -38,13 +38,15 @@ def several_workloads(files: Sequence[str], flags: Mapping[str, Any], *, today: 
     """Return every workload of several files, or the rows of a built-in comparison, with flags over each.
 
     Args:
-        files: Paths, or the name of a built-in comparison.
+        files: Paths, or the name of a built-in comparison; without any, the flags describe one workload.
         flags: Flags for all of them.
         today: Use today's libraries even where a built-in comparison would emulate those of 2022.
 
     Raises:
         WorkloadError: A file or a flag is wrong.
     """
+    if not files:
+        return (merge(None, flags),)
     for file in files:
         refuse_misspelt(file, READY)
     for name in READY:

@@ -38,6 +38,7 @@ _STAND_INS: dict[StandInKind, str] = {
     "selection": "masks of computed values select everything, and all computed values differ ({times}): the most that "
     "x[mask], nonzero and unique can return",
     "tokenizer": "the tokenizer of {name} is not in the cache: one token for each word stands in",
+    "torchscript": "torch.jit of {name} was left out: it runs eagerly; TorchScript may fuse operations, and hold less",
     "tracker": "{name} records nothing",
     "triton": "Triton kernels of {name} do nothing; their time is that of moving their tensors once",
 }

@@ -24,6 +24,7 @@ StandInKind = Literal[
     "sample lengths",
     "selection",
     "tokenizer",
+    "torchscript",
     "tracker",
     "triton",
 ]

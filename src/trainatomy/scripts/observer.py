@@ -227,10 +227,14 @@ class ScriptObserver(PhaseMarker):
         Raises:
             SimulationError: That is so.
         """
-        if self._on_the_cpu and not self._trained:
-            raise SimulationError(
-                f"{self._on_the_cpu} is trained on the CPU: none of its parameters was moved to the GPU.\n{_ON_THE_GPU}"
-            )
+        if message := self.only_on_the_cpu():
+            raise SimulationError(message)
+
+    def only_on_the_cpu(self) -> str:
+        """Return that the only models that were called with gradients are on the CPU; "" if that is not so."""
+        if not self._on_the_cpu or self._trained:
+            return ""
+        return f"{self._on_the_cpu} is trained on the CPU: none of its parameters was moved to the GPU.\n{_ON_THE_GPU}"
 
     def evaluated(self) -> None:
         """Leave out the operations since the last step: they evaluate, and the next step begins after them."""
@@ -257,8 +261,7 @@ class ScriptObserver(PhaseMarker):
         if self._operations.recording:
             self._complete = self._operations.operations
         self._operations.stop()
-        if step < self._last:
-            self._operations.start(step + 1)
+        self._operations.start(step + 1)
 
     def end(self) -> Operations:
         """Return the operations of the last complete step."""

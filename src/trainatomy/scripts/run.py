@@ -137,6 +137,8 @@ def _end(session: Session, job: Job, file: Path, is_last: bool) -> _End:
         return _End("error", explained(error, command.name), place_of(error))
     finally:
         gc.collect()
+    if message := session.observer.only_on_the_cpu():
+        return _End("error", SimulationError(message))
     return _End("finished")
 
 

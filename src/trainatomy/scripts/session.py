@@ -24,7 +24,17 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.observer import ScriptObserver
 from trainatomy.scripts.signals import ScriptSignals
-from trainatomy.scripts.standins import bitsandbytes, compiler, data, machine, pretrained, processes, savers, tensors
+from trainatomy.scripts.standins import (
+    bitsandbytes,
+    compiler,
+    data,
+    machine,
+    pretrained,
+    processes,
+    savers,
+    tensors,
+    torchscript,
+)
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.isolation import isolated
@@ -158,7 +168,7 @@ class Session:
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.mkdir(temporary)  # noqa: PTH102
         stack.enter_context(_temporary_folder(temporary))
-        for part in (tensors, pretrained, bitsandbytes, data, processes, savers, machine):
+        for part in (tensors, pretrained, bitsandbytes, data, processes, savers, machine, torchscript):
             part.install(self.stand_ins)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self._follow_autocast()

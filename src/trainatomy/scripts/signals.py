@@ -1,8 +1,9 @@
 """The signals of a training loop in a process whose models and optimizers are not known beforehand.
 
 A step is over when every optimizer that was made has stepped; an evaluation after it belongs to no step.  If one steps
-twice before the others, those do not belong to every step (a GAN that trains its critic five times as often).  In a
-loop that updates its weights by hand, each backward is a step.
+twice before the others, those do not belong to every step (a GAN that trains its critic five times as often), and the
+loop goes on until each optimizer has stepped twice.  In a loop that updates its weights by hand, each backward is a
+step.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 _WRAPPERS = frozenset({"AcceleratedOptimizer", "DeepSpeedOptimizerWrapper", "DummyOptim"})
 """Subclasses of ``Optimizer`` that only hold another one."""
+
+
+_MOST_STEPS = 4
+"""Times the steps that were asked for, after which a loop ends though an optimizer has not stepped twice."""
 
 
 class StepsDone(BaseException):
@@ -57,7 +62,7 @@ class ScriptListener(LoopListener, Protocol):
 
 
 class ScriptSignals(LoopSignals):
-    """Reports the events of a script's loop, and ends it after ``steps`` steps.
+    """Reports the events of a script's loop, and ends it after ``steps`` steps, once each optimizer has stepped twice.
 
     Args:
         listener: What is told.
@@ -80,6 +85,7 @@ class ScriptSignals(LoopSignals):
         self._script: ScriptListener = listener
         self._steps, self._modules, self._check = steps, modules, check
         self._expected: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._stepped: set[int] = set()
         self._trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._plain_inside = plain_inside
@@ -194,9 +200,14 @@ class ScriptSignals(LoopSignals):
         return super().around_backward(original, *arguments, **keywords)
 
     def _begin_step(self) -> None:
-        if not self._in_step and self._step + 1 >= self._steps:
+        done = self._step + 1
+        if not self._in_step and done >= self._steps and (self._all_step() or done >= self._steps * _MOST_STEPS):
             raise StepsDone
         super()._begin_step()
+
+    def _all_step(self) -> bool:
+        """Return whether every optimizer has stepped with the states of an earlier step."""
+        return all(count >= min(2, self._steps) for count in self._counts.values())
 
     def _end_step(self) -> None:
         self._stepped.clear()
@@ -206,6 +217,7 @@ class ScriptSignals(LoopSignals):
         original(optimizer, *args, **kwargs)
         if type(optimizer).__name__ not in _WRAPPERS:
             self._expected.add(optimizer)
+            self._counts[optimizer] = 0
             self._script.made(optimizer)
 
     def _on_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -213,9 +225,8 @@ class ScriptSignals(LoopSignals):
             return
         if id(optimizer) in self._stepped:  # again before the others: they do not belong to every step
             self._expected = weakref.WeakSet([optimizer])
-            if self._in_step:
-                self._end_step()
         self._expected.add(optimizer)
+        self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self._script.uses(optimizer)
         self.optimizer_begins()
 

@@ -17,7 +17,7 @@ _ONE_TYPE: dict[str, tuple[str, ...]] = {
     "addbmm": ("self", "batch1", "batch2"),
     "mv": ("self", "vec"),
     "addmv": ("self", "mat", "vec"),
-    "convolution": ("input", "weight", "bias"),
+    **dict.fromkeys(("linear", "convolution"), ("input", "weight", "bias")),  # linear is seen in inference mode only
     **dict.fromkeys(("native_layer_norm", "native_group_norm"), ("input", "weight", "bias")),
     **dict.fromkeys(("index_add", "index_copy", "index_reduce", "put"), ("self", "source")),
     **dict.fromkeys(("index_put", "_unsafe_index_put", "_index_put_impl"), ("self", "values")),

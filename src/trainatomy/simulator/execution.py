@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.argument_types import check_types
 from trainatomy.simulator.data_dependent import assumed_values
 from trainatomy.simulator.meta_results import MetaResults
 from trainatomy.simulator.modules import ModuleTracker
@@ -40,11 +39,9 @@ class MetaExecution:
 
         Raises:
             SimulationError: Its result depends on data.
-            RuntimeError: Its kernel on CUDA refuses the types of its arguments.
         """
         if name in _FILLS and isinstance(args[2], torch.Tensor) and not args[2].is_meta:
             func, args = func._overloadpacket.Scalar, (*args[:2], args[2].item())
-        check_types(name, func, args, kwargs)
         try:
             return self.results.run(func, args, kwargs)
         except NotImplementedError as error:

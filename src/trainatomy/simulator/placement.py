@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.data_dependent import assumed_values
@@ -270,8 +271,14 @@ class Placement:
         """Copy a tensor between host and GPU, as ``Tensor.to`` does."""
         if is_packed(tensor):
             return rebuilt(tensor, lambda part: self.move(part, device, None, non_blocking, copy, **options))
-        is_on_gpu = self.is_device(tensor)
         to_gpu = device.type == "cuda"
+        if is_lazy(tensor):
+            with torch._C.DisableTorchFunction():
+                made = torch.empty(0, dtype=dtype or tensor.dtype, device=META)
+                if not to_gpu:
+                    self.keep_on_host(made)
+            return made
+        is_on_gpu = self.is_device(tensor)
         dtype, waits = dtype or tensor.dtype, False
         if is_on_gpu == to_gpu:
             return torch.Tensor.to(tensor, dtype, copy=copy, **options)  # a subclass may have a ``to`` of its own

@@ -14,6 +14,7 @@ from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
 from trainatomy.operators.allocation.workspaces import product_of
 from trainatomy.operators.registry import libraries_of
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PinnedBlock, StreamUse
+from trainatomy.simulator.argument_types import check_types
 from trainatomy.simulator.cpu_waits import CPUWaits
 from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads
 from trainatomy.simulator.execution import MetaExecution
@@ -247,6 +248,8 @@ class Recorder(TorchDispatchMode):
             result = self.scalar_reads.answer(name, args) if facts.reads else None
             if self.functions is not None:
                 self.functions.append(func if result is None else (func, result))
+            if result is None:
+                check_types(name, func, args, kwargs)
             if result is None and facts.sized:
                 result = self.sizes.run(name, func, args, kwargs)
             if result is None:

@@ -250,7 +250,7 @@ def _keys(config_class: type[PreTrainedConfig]) -> set[str]:
     """Return the keys of a configuration; one made of others (``EncoderDecoderConfig``) has no default instance."""
     try:
         return set(config_class().to_dict())
-    except ValueError:
+    except Exception:  # of several kinds: ValueError, or what transformers' check of the types of fields raises
         from transformers import PreTrainedConfig
 
         return {*PreTrainedConfig().to_dict(), *config_class.sub_configs}

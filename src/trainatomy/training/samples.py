@@ -61,9 +61,20 @@ def _input_ids(shape: Shape, generator: torch.Generator) -> Tensor:
     for token, count in ((shape.image_token, shape.image_tokens), (shape.audio_token, shape.audio_tokens)):
         if count:
             assert token is not None
+            _refuse_beyond_vocabulary(token, shape)
             text[text == token] = (token + 1) % int(shape.text.vocab_size)
             text = torch.cat([torch.full((count,), token), text])
     return text
+
+
+def _refuse_beyond_vocabulary(token: int, shape: Shape) -> None:
+    """Refuse a placeholder token without a row in the embedding: a GPU stops at it, a simulation would not see it."""
+    if token >= int(shape.text.vocab_size):
+        raise WorkloadError(
+            f"model.config: the placeholder token {token} of {shape.class_name} is not below the vocab_size of its "
+            f"text part, {shape.text.vocab_size}: enlarge that, or name another token",
+            key="model.config",
+        )
 
 
 def _question(shape: Shape, generator: torch.Generator) -> Tensor:

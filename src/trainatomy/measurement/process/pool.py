@@ -10,19 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.process.job import NVML_CHECK, Job, can_fork, from_plain, set_environment
+from trainatomy.measurement.process.log_tail import LogTail
 from trainatomy.measurement.process.progress import Progress, read_progress
 from trainatomy.results.measurement import Measurement
 
 WORKER = (sys.executable, "-m", "trainatomy.measurement.process.worker")
-LOG_LINES = 12
 _EXIT_SECONDS = 5.0
 """Time for a process to exit by itself once it has nothing left to do."""
 _LOG_SECONDS = 0.3
@@ -103,7 +102,7 @@ class WorkerProcess:
         self._limit: TimeLimit | None = None
         self._on_progress: Callable[[Progress], None] = lambda _: None
         self._answers: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
-        self._log: deque[str] = deque(maxlen=LOG_LINES)
+        self._log = LogTail()
         self._threads: list[threading.Thread] = []
         self._last: Progress | None = None
 
@@ -203,7 +202,7 @@ class WorkerProcess:
         """Return the end of the log, after waiting for earlier output to arrive."""
         is_alive = self._process.poll() is None
         self._threads[-1].join(_LOG_SECONDS if is_alive else _EXIT_SECONDS)
-        return indent(self._log)
+        return self._log.text()
 
     def _read_in_thread(self, read: Callable[[IO[str]], None], stream: IO[str]) -> None:
         thread = threading.Thread(target=read, args=(stream,), daemon=True)
@@ -252,8 +251,3 @@ def worker_died(status: int, log: str, last: Progress | None = None) -> str:
         f"The worker process that used the GPU {how}{where}. {advice}Its last lines:\n{log}\n"
         "If the message is not about your own code, check that `nvidia-smi` works and that PyTorch fits the driver."
     )
-
-
-def indent(lines: Iterable[str]) -> str:
-    """Return the lines of a log, indented."""
-    return "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"

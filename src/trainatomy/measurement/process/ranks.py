@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 import trainatomy
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.process.job import NVML_CHECK, set_environment
-from trainatomy.measurement.process.pool import LOG_LINES, indent, worker_died
+from trainatomy.measurement.process.log_tail import LogTail
+from trainatomy.measurement.process.pool import worker_died
 from trainatomy.measurement.process.progress import Progress, read_progress
 from trainatomy.measurement.process.rank import MODULE, POLL_SECONDS, write_whole
 
@@ -248,4 +249,4 @@ def _last_lines(path: Path, before: str = "") -> str:
     except FileNotFoundError:
         lines = []
     earlier = list(takewhile(lambda line: before not in line, lines)) if before else lines
-    return indent((earlier or lines)[-LOG_LINES:])
+    return LogTail(earlier or lines).text()

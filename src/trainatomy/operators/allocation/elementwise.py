@@ -6,6 +6,8 @@ as it loads), and inputs are never copied to a common type on CUDA (ATen/TensorI
 
 from __future__ import annotations
 
+import torch
+
 from trainatomy.operators.allocation.arguments import bound, dense_bytes
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 
@@ -53,3 +55,17 @@ def roll(call: KernelCall) -> Plan:
     size = call.outputs[0].untyped_storage().nbytes()
     steps = [Scratch(size, f"rolled {number}") for number in range(len(dims) - 1)]
     return (*steps, Out(0))
+
+
+def where(call: KernelCall) -> Plan:
+    """Plan copies of values that have another type than the result, or that are numbers in host memory.
+
+    Source: aten/src/ATen/native/TensorCompare.cpp (``where_self_out``), torch 2.9-2.13.
+    """
+    named, result = bound(call), call.outputs[0]
+    values = [(name, named[name]) for name in ("self", "other") if isinstance(named[name], torch.Tensor)]
+    cast = [(name, each) for name, each in values if each.is_meta and each.dtype != result.dtype]
+    moved = [(name, each) for name, each in values if not each.is_meta]
+    plan: list[Scratch | Out] = [Scratch(each.numel() * result.itemsize, f"{name} cast") for name, each in cast]
+    plan += [Scratch(result.itemsize, f"{name} on the GPU") for name, _ in moved]
+    return (*plan, Out(0))

@@ -15,7 +15,8 @@ Which kernels run:
   bits such gradients are *group*, too.
 - *cores*: without tensor cores (``implicit_convolve_sgemm``; gradients add atomically), up to 20 times as slow: 16 bits
   forward from a depth of 6 000 on, but for groups of 64 channels; 16 bits backward for groups above 64 channels, fewer
-  than 16 groups, or fewer than three images; TF32 backward from that depth on.
+  than 16 groups, or fewer than four sequences (a WavLM with three on an H100, drawn ones with two and four on an H200);
+  TF32 backward from that depth on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from trainatomy.results.operations import Array, Call
 _LONG, _LONG_IN_FP32, _SHALLOW, _DEEP = 32, 16, 2048, 6000
 """Places of a filter from which on groups take turns, and in gradients in TF32; the depth that one kernel still covers,
 and the one that is too deep for tensor cores."""
-_NARROW, _EASY, _MOST_GROUPS, _FEWEST, _MANY = 32, 64, 16, 3, 16
+_NARROW, _EASY, _MOST_GROUPS, _FEWEST, _FEWEST_LONG, _MANY = 32, 64, 16, 3, 4, 16
 _ROW, _MANY_GROUPS, _WIDE, _FEW_ROWS = 3, 8, 48, 2**14
 """Dimensions of a row; from how many groups, of more than how many channels, groups of small filters take turns."""
 _LOAD, _TILE, _H200 = 64, 128, 132
@@ -73,7 +74,7 @@ def kind_of_turns(call: Call, tensors: tuple[Array, Array, Array], groups: int, 
     if precision != "half":
         return "cores" if deep and backward else "group"
     if backward:
-        easy = width <= _EASY and groups >= _MOST_GROUPS and x.shape[0] >= _FEWEST
+        easy = width <= _EASY and groups >= _MOST_GROUPS and x.shape[0] >= _FEWEST_LONG
         return "together" if width <= _NARROW else "group" if easy else "cores"
     if width * places <= _SHALLOW:
         return "together"

@@ -104,6 +104,7 @@ RESAMPLING = family(
     row("upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward"),
     row("upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward"),
     row("upsample_trilinear3d upsample_trilinear3d_backward"),
+    row("upsample_linear1d_backward", cost="", allocates="resampling:linear_gradient"),
     row("cudnn_grid_sampler cudnn_affine_grid_generator", cost="", loads=CUDNN),
     row("cudnn_grid_sampler_backward cudnn_affine_grid_generator_backward", cost="", loads=("cudnn_backward",)),
 )

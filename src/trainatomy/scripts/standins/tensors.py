@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -33,6 +34,7 @@ def install(stand_ins: StandIns) -> None:
     """Put them in place."""
     _device_constructors()  # a cache, which is to hold PyTorch's own functions
     stand_ins.put(nn.Parameter, "__new__", staticmethod(_parameter(stand_ins, nn.Parameter.__new__)))
+    stand_ins.put(UninitializedParameter, "__new__", staticmethod(_uninitialized(stand_ins)))
     stand_ins.put(torch, "empty", _empty(stand_ins, torch.empty))
     stand_ins.put(DataLoader, "__init__", _loader(DataLoader.__init__))
     stand_ins.process.functions.host_factories = frozenset({"meta"})
@@ -56,6 +58,21 @@ def _parameter(stand_ins: StandIns, original: Any) -> Any:
                     storages.mark_host([data])
                     return original(cls, data, requires_grad, **more)
             return original(cls, data, requires_grad, **more)
+
+    return make
+
+
+def _uninitialized(stand_ins: StandIns) -> Any:
+    """Return ``UninitializedParameter.__new__`` (lazy modules) that makes parameters in host memory without data."""
+
+    def make(cls: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+        place = torch.device(device) if device is not None else torch.get_default_device()
+        if place != CPU:
+            return torch.Tensor._make_subclass(cls, torch.empty(0, device=device, dtype=dtype), requires_grad)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            data = torch.empty(0, device="meta", dtype=dtype)
+            stand_ins.process.storages.mark_host([data])
+            return torch.Tensor._make_subclass(cls, data, requires_grad)
 
     return make
 

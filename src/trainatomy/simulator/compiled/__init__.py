@@ -108,8 +108,9 @@ def compiled_notes(wrappers: int, breaks: Mapping[str, int], asked: str) -> list
     release = version_of("torch") or ""
     notes = [
         f"{asked} is experimental: memory is that of the buffers in the code that Inductor of PyTorch "
-        f"{release.partition('+')[0]} writes ({wrappers} graphs); compiling itself and the kernels that PyTorch tries "
-        "in the first steps are not counted, and the time of fused kernels is that of moving their bytes"
+        f"{release.partition('+')[0]} writes ({wrappers} graphs), and that in which kernels are tried before their "
+        "first launch, which a later run need not do; compiling itself is not counted, and the time of fused kernels "
+        "is that of moving their bytes"
     ]
     if breaks:
         reasons = "; ".join(dict.fromkeys(reason.splitlines()[0] for reason in breaks))

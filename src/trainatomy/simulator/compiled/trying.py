@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -54,9 +55,9 @@ class Trials:
 
 def _settings_of(source: str) -> tuple[int, Mapping[str, Any]]:
     """Return how many settings Inductor's heuristics give a kernel, and what Inductor notes about it."""
-    import triton
     from torch._inductor.runtime import triton_helpers, triton_heuristics
 
+    triton = import_module("triton")
     found: list[tuple[int, Mapping[str, Any]]] = []
 
     def noted(size_hints: Any, configs: list[Any], *_: Any, inductor_meta: Any = None, **__: Any) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """Memory that cuDNN allocates: workspaces of convolutions, workspace and reserve of recurrent layers.
 
 cuDNN documents neither. Where its library is installed, it is asked what it would choose for a convolution
-(``heuristics``). Elsewhere, trees that were learned from an H200's answers decide about contiguous convolutions in two
-dimensions (``learned``), and rules that were derived from random calls (cuDNN 9.19, torch 2.11;
+(``heuristics``). Elsewhere, trees that were learned from an H200's answers decide about most contiguous convolutions
+(``learned``), and rules that were derived from random calls (cuDNN 9.19, torch 2.11;
 ``benchmarks/kernels/workspaces.py``) and recorded trainings about all others.
 """
 
@@ -22,7 +22,7 @@ def workspace(kind: Kind, one: Convolution) -> int:
 
     For a transposed convolution, ``kind`` is the operation of the convolution that it is the gradient of.
     """
-    learned = None if one.transposed else learned_workspace(kind, one)
+    learned = learned_workspace(kind, one)
     return by_hand(kind, one) if learned is None else learned
 
 

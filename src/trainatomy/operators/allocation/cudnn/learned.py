@@ -1,4 +1,4 @@
-"""Workspaces of contiguous convolutions in two dimensions, by decision trees that were learned from an H200's answers.
+"""Workspaces of contiguous convolutions, by decision trees that were learned from an H200's answers.
 
 cuDNN's heuristics choose among few kinds of engines: those that read contiguous tensors, those that work on copies in
 channels-last layout, and those that also divide sums. What a kind needs follows from the shapes; which kind is chosen
@@ -33,7 +33,7 @@ _OF_TYPE = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 3}
 
 def learned_workspace(kind: Kind, one: Convolution) -> int | None:
     """Return the bytes of workspace; None for calls that no tree was learned for."""
-    if not is_learned(one):
+    if not is_learned(kind, one):
         return None
     node: Any = _trees()[kind][group_of(one)]
     values = sizes_of(one)
@@ -43,14 +43,21 @@ def learned_workspace(kind: Kind, one: Convolution) -> int | None:
     return bytes_of(node, kind, one)
 
 
-def is_learned(one: Convolution) -> bool:
-    """Return whether the trees are about such a call: contiguous, two dimensions, one group, types of tensor cores."""
-    return len(one.data) == 4 and one.groups == 1 and not one.channels_last and one.dtype in _OF_TYPE
+def is_learned(kind: Kind, one: Convolution) -> bool:
+    """Return whether the trees are about such a call: contiguous, one group, types of tensor cores.
+
+    In two dimensions they are about convolutions that are not transposed, in three not about the weight gradient: trees
+    for those would miss more than the rules that were written by hand.
+    """
+    if one.groups > 1 or one.channels_last or one.dtype not in _OF_TYPE:
+        return False
+    return kind != "weight gradient" if len(one.data) == 5 else not one.transposed
 
 
 def group_of(one: Convolution) -> str:
     """Return the group of calls that has a tree of its own."""
-    return f"{'product' if one.is_plain_product else 'other'}, {one.itemsize} bytes"
+    form = "product" if one.is_plain_product else "other"
+    return f"{form}{' of volumes' if len(one.data) == 5 else ''}, {one.itemsize} bytes"
 
 
 def sizes_of(one: Convolution) -> tuple[float, ...]:

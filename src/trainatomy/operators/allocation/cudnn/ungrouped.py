@@ -20,7 +20,6 @@ import torch
 
 from trainatomy.operators.allocation.arguments import ceil_div, round_up
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
-from trainatomy.operators.allocation.cudnn.unnamed import WINOGRAD_IMAGES, winograd
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
@@ -38,7 +37,6 @@ _MOST_BETWEEN, _SOME_PLACES = 2**20, 500
 _MANY_IMAGES, _SMALL_HALF_IMAGE, _SMALL_IMAGE = 64, 1.5, 4  # weights for each number that an image has before and after
 _LARGE_FILTER, _LARGER_FILTER = 49, 144
 _NEAR, _ALIGNED_FILTERS = 2, 8
-_FEW_INSIDE, _FEW_OUTSIDE, _LARGE_IMAGE = (16, 40), (32, 48), 12_000
 _STEM_FILTERS, _STEM_PRODUCTS, _OVERLAPPING_STEM = 384, 200_000_000, 5
 
 
@@ -72,8 +70,6 @@ def input_gradient(one: Convolution) -> int:
     data, weight, output = _transformed(one)
     if one.is_half and math.prod(one.output[2:]) == 1:
         output = 0
-    if _is_winograds(one):
-        return winograd("input gradient", one, round_up(one.data[0], WINOGRAD_IMAGES))
     wide = OF_WIDE if _is_wide_gradient(one) else 0
     if one.channels_last:
         if not one.is_half and one.taps >= _LARGER_FILTER:
@@ -172,19 +168,6 @@ def _stem(one: Convolution) -> int:
 def _is_single(one: Convolution) -> bool:
     """Return whether the type is fp32 and filters overlap."""
     return not one.is_half and overlaps(one)
-
-
-def _is_winograds(one: Convolution) -> bool:
-    """Return whether Winograd's method runs in 16 bits: 3x3 filters between few channels of large images.
-
-    Seen on an H200 for rows of 147 and batches of 24. The heuristics name the same plans for such channels, rows that
-    no 4 divides and all batches but 16, and others beside them.
-    """
-    usual = len(one.data) == 4 and tuple(one.weight[2:]) == (3, 3) and max(one.strides) == max(one.dilation) == 1
-    if not (usual and one.is_half) or one.channels_last or one.data[0] == WINOGRAD_IMAGES:
-        return False
-    few = _FEW_INSIDE[0] <= one.channels <= _FEW_INSIDE[1] and _FEW_OUTSIDE[0] <= one.weight[0] <= _FEW_OUTSIDE[1]
-    return few and one.output[-1] % 4 != 0 and math.prod(one.output[2:]) > _LARGE_IMAGE
 
 
 def _is_direct_forward(one: Convolution) -> bool:

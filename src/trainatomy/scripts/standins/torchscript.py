@@ -1,0 +1,35 @@
+"""``torch.jit.script`` and ``torch.jit.trace``: what they would compile runs eagerly.
+
+TorchScript reads the source of PyTorch's functions, which a dry run replaces, and hides its operations from Python.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainatomy.scripts.standins.notes import StandIns
+
+
+def install(stand_ins: StandIns) -> None:
+    """Put them in place."""
+
+    def left_out(function: Any, *_: Any, **__: Any) -> Any:
+        if isinstance(function, nn.Module):
+            name = type(function).__name__
+        else:
+            name = getattr(function, "__name__", "a function")
+        stand_ins.note("torchscript", name)
+        return function
+
+    def saved(_: Any, file: Any, **__: Any) -> None:
+        if isinstance(file, str | os.PathLike):
+            Path(stand_ins.files.redirected(file)).touch()
+
+    for name in ("script", "trace", "freeze", "optimize_for_inference"):
+        stand_ins.put(torch.jit, name, left_out)
+    stand_ins.put(torch.jit, "save", saved)
