@@ -48,7 +48,7 @@ if __name__ == "__main__":
         optimizer.step()
         optimizer.zero_grad()
 """
-"""Its states are larger than the buffer with which kernels are tried in the first step, where loops differ by a loss."""
+"""Its peak lies after the first step, in which kernels are tried: there, loops differ by a loss."""
 WAYS = {
     "module": ("model = torch.compile(model)", "model(**batch)"),
     "in place": ("model.compile()", "model(**batch)"),

@@ -206,6 +206,7 @@ for _ in range(5): step(x, y)
 
 
 def test_monitors_find_the_simulated_gpu(run_script: RunScript) -> None:
+    pytest.importorskip("pynvml")
     text = """
 import pynvml
 pynvml.nvmlInit()

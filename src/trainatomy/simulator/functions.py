@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
+from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation import above_autograd, recurrent
 from trainatomy.operators.allocation.grouped import grouped_mm
 from trainatomy.operators.allocation.plan import Processor
@@ -25,6 +26,7 @@ from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.eras import functions_of
 from trainatomy.simulator.packed import packed_function
 from trainatomy.simulator.placement import CPU, META, Handler, Placement, names_cuda
+from trainatomy.simulator.storages import NESTED
 from trainatomy.training.packed_weights import is_packed_type
 
 Function = Callable[..., Any]
@@ -92,6 +94,8 @@ class CudaFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(each.__name__ == "NestedTensor" for each in types):
+            raise SimulationError(NESTED)  # PyTorch's kernels for them would read memory that a meta tensor has not
         if self.has_packed and any(map(is_packed_type, types)):
             own = packed_function(func, types)
             if own is not None:

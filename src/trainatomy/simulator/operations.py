@@ -19,7 +19,7 @@ from trainatomy.results.pipeline import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operation_order import OperationOrder
-from trainatomy.simulator.storages import Storages
+from trainatomy.simulator.storages import NESTED, Storages
 from trainatomy.simulator.streams import Streams, SyncKind
 
 
@@ -391,7 +391,7 @@ class OperationWriter:
         """
         if isinstance(value, torch.Tensor):
             if value.is_nested:
-                raise SimulationError("Nested tensors (torch.nested) are not simulated: pad the batch instead.")
+                raise SimulationError(NESTED)
             value = value._values() if value.layout == torch.sparse_coo else value
             storage = value.untyped_storage()._cdata
             storages, parts = numbers.storages, numbers.parts

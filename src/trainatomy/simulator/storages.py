@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+NESTED = "Nested tensors (torch.nested) are not simulated: pad the batch instead."
+"""The refusal of tensors that have no single storage."""
+
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's storage, valid while it lives.  Call with torch functions disabled."""

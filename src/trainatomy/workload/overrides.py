@@ -26,7 +26,10 @@ from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import Path, Problem
 
 _BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
-_NO_MODEL = "no model: give --model, or --model-class with --config, or --model-factory, or a workload file"
+_NO_MODEL = (
+    "no model: give --model, or --model-class with --config, or --model-factory, or a workload file (for a comparison "
+    "also `notebook`)"
+)
 
 
 def _plain(path: Path, message: str) -> str:
