@@ -166,7 +166,7 @@ def test_a_model_with_data_holds_and_trains_the_same() -> None:
 def test_an_optimizer_that_compiles_its_step() -> None:
     """Its states are codes and scales of blocks; its compiled step holds little more than the two means in fp32.
 
-    In the first step PyTorch tries kernels, with a buffer of the size of the L2 cache and copies of what they overwrite.
+    In the first step PyTorch tries kernels, with a buffer as large as the L2 cache and copies of what they overwrite.
     """
     pytest.importorskip("triton")
     batch = {"x": torch.zeros(2, 512)}
