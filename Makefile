@@ -100,7 +100,7 @@ check: $(DEV_SETUP)
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
-	for folder in accuracy timing context cudnn drawn everyday fit parallel settings; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder; done
+	for folder in accuracy timing context cudnn drawn everyday fit parallel settings; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder || exit 1; done
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 
