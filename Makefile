@@ -14,7 +14,7 @@
 #   make walls     predict again which batches fit GPUs of 8 to 80 GB (many minutes)
 #   make regret    compare what the search chose with what an H200 measured, and rewrite docs/fit-accuracy.md
 #   make times     predict published step times of GPUs without a calibration (many minutes)
-#   make several-gpus GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
+#   make several-gpus GPU=h200 GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
 #   make scripts   run scripts of other projects without a GPU (fetches them; many minutes)
 #   make speed     time the command line and compare it with importing the libraries
 #
@@ -30,6 +30,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TESTS ?=
+GPU ?= h200
 GPUS ?= 8
 PIP_ARGS ?=
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt $(PIP_ARGS)
@@ -132,8 +133,8 @@ times: $(TORCHVISION)/.done
 
 # Needs GPUs, and libraries that see them: it runs with PYTHON instead of .venv.
 several-gpus:
-	PYTHONPATH=src $(PYTHON) -m trainatomy calibrate --gpus $(GPUS) --output benchmarks/parallel/records/collectives-h200x$(GPUS).json
-	$(PYTHON) benchmarks/parallel/measure.py --gpus $(GPUS) --time-limit 420
+	PYTHONPATH=src $(PYTHON) -m trainatomy calibrate --gpus $(GPUS) --output benchmarks/parallel/records/collectives-$(GPU)x$(GPUS).json
+	$(PYTHON) benchmarks/parallel/measure.py --gpu $(GPU) --gpus $(GPUS) --time-limit 420
 
 scripts: $(TEST_SETUP) $(TORCHVISION)/.done
 	$(BIN)/python benchmarks/scripts/run.py

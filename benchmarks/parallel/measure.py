@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import parallel_cases
-from parallel_cases import GPUS, Case, records
+from parallel_cases import GPU, GPUS, Case, records
 
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.measurement import ranks
@@ -101,7 +101,7 @@ def _append(path: Path, content: Mapping[str, Any]) -> None:
 
 def chosen(options: argparse.Namespace) -> list[Case]:
     """Return the requested cases that are not on file."""
-    every = parallel_cases.cases(options.cases, options.gpus)
+    every = parallel_cases.cases(options.cases, options.gpus, options.gpu)
     names = options.names.split(",") if options.names else [case.name for case in every]
     if unknown := set(names) - {case.name for case in every}:
         raise SystemExit(f"no such cases: {', '.join(sorted(unknown))}")
@@ -114,7 +114,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=GPUS, help="GPUs of this machine that each case trains on")
-    parser.add_argument("--out", type=Path, help="file of records (default: records/h200xGPUS.jsonl)")
+    parser.add_argument("--gpu", default=GPU, help=f"name of these GPUs (default: {GPU})")
+    parser.add_argument("--out", type=Path, help="file of records (default: records/GPUxGPUS.jsonl)")
     parser.add_argument(
         "--cases", type=Path, help="file of cases (default: cases.yaml for two GPUs, else several.yaml)"
     )
@@ -123,7 +124,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--case-limit", type=float, default=90, help="seconds that a case may take")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     options = parser.parse_args(arguments)
-    options.out = options.out or records(options.gpus)
+    options.out = options.out or records(options.gpus, options.gpu)
     return options
 
 

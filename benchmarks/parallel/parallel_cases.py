@@ -18,6 +18,7 @@ from trainatomy.workload.schema import Workload
 HERE = Path(__file__).parent
 CASES = HERE / "cases.yaml"
 SEVERAL = HERE / "several.yaml"
+GPU = "h200"
 GPUS = 2
 _SECTIONS = ("model", "data", "train", "parallel")
 
@@ -39,8 +40,8 @@ class Case:
         return Workload.from_mapping(self.mapping)
 
 
-def cases(path: Path | None = None, gpus: int = GPUS) -> tuple[Case, ...]:
-    """Return the cases of a file in order, for a number of GPUs.
+def cases(path: Path | None = None, gpus: int = GPUS, gpu: str = GPU) -> tuple[Case, ...]:
+    """Return the cases of a file in order, for a number of GPUs of one kind.
 
     By default the file is that of two GPUs, or else that of several, whose names get the number as an ending.
     """
@@ -48,19 +49,19 @@ def cases(path: Path | None = None, gpus: int = GPUS) -> tuple[Case, ...]:
     content = yaml.safe_load(chosen.read_text(encoding="utf-8"))
     ending = f"-{gpus}" if chosen == SEVERAL else ""
     return tuple(
-        _case(name + ending, written, content["models"], gpus)
+        _case(name + ending, written, content["models"], gpus, gpu)
         for name, written in content["cases"].items()
         if gpus >= written.get("at_least", 1)
     )
 
 
-def records(gpus: int = GPUS) -> Path:
-    """Return the file of the measurements on a number of H200s."""
-    return HERE / "records" / f"h200x{gpus}.jsonl"
+def records(gpus: int = GPUS, gpu: str = GPU) -> Path:
+    """Return the file of the measurements on a number of GPUs."""
+    return HERE / "records" / f"{gpu}x{gpus}.jsonl"
 
 
-def _case(name: str, written: Mapping[str, Any], models: Mapping[str, Any], gpus: int) -> Case:
-    base: dict[str, Any] = {"loop": "pytorch", "gpu": "h200", "parallel": {"gpus": gpus}} | models[written["of"]]
+def _case(name: str, written: Mapping[str, Any], models: Mapping[str, Any], gpus: int, gpu: str) -> Case:
+    base: dict[str, Any] = {"loop": "pytorch", "gpu": gpu, "parallel": {"gpus": gpus}} | models[written["of"]]
     rest = {key: value for key, value in written.items() if key not in ("of", "at_least")}
     merged = (
         base | rest | {key: base.get(key, {}) | rest.get(key, {}) for key in _SECTIONS if key in base or key in rest}

@@ -1,6 +1,6 @@
 """Predict the cases that have not been measured yet: ``python benchmarks/parallel/predict.py --gpus 2 --torch 2.11``.
 
-Each prediction becomes a line of ``predictions/h200xN.jsonl`` at once, with the commit that made it, so that a
+Each prediction becomes a line of ``predictions/GPUxGPUS.jsonl`` at once, with the commit that made it, so that a
 measurement can be compared with what was said before it.  Lines that are there are kept; remove one to predict its
 case again.
 """
@@ -47,16 +47,17 @@ def _names(path: Path) -> set[str]:
 def main() -> int:
     """Predict; return 1 where a case cannot be predicted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", default=parallel_cases.GPU)
     parser.add_argument("--gpus", type=int, default=parallel_cases.GPUS)
     parser.add_argument("--torch", default="2.11", help="version of PyTorch on the GPUs' machine")
     options = parser.parse_args()
-    measured = parallel_cases.records(options.gpus)
+    measured = parallel_cases.records(options.gpus, options.gpu)
     out = parallel_cases.HERE / "predictions" / measured.name
     out.parent.mkdir(exist_ok=True)
     done = _names(measured) | _names(out)
     failed = 0
     with out.open("a", encoding="utf-8") as file:
-        for case in parallel_cases.cases(gpus=options.gpus):
+        for case in parallel_cases.cases(gpus=options.gpus, gpu=options.gpu):
             if case.name in done:
                 continue
             found: Prediction | TrainatomyError

@@ -65,6 +65,12 @@ def test_cases_of_several_gpus_are_trainings_on_as_many(gpus: int) -> None:
     assert bool(with_8) == (gpus == 8)
 
 
+def test_cases_of_another_gpu_are_recorded_apart() -> None:
+    found = parallel_cases.cases(gpus=4, gpu="h100-sxm")
+    assert {case.workload().gpu for case in found} == {"h100-sxm"}
+    assert parallel_cases.records(4, "h100-sxm").name == "h100-sxmx4.jsonl"
+
+
 def test_the_name_alone_decides_what_is_held_out() -> None:
     held_out = [case.held_out for case in parallel_cases.cases()]
     assert 0.35 < sum(held_out) / len(held_out) < 0.65
