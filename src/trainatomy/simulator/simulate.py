@@ -25,6 +25,7 @@ from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import heuristics_of
+from trainatomy.simulator.description import Description, describe
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
 from trainatomy.simulator.experts import share_rows
@@ -40,8 +41,7 @@ from trainatomy.simulator.further_steps import with_further_steps
 from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
-from trainatomy.simulator.mixtures import experts_of
-from trainatomy.simulator.notes import host_memory_notes, notes_on, trial_notes, version_notes
+from trainatomy.simulator.notes import host_memory_notes, trial_notes, version_notes
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.resuming import continued
@@ -51,12 +51,11 @@ from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.triton import import_liger, uses_liger
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch
-from trainatomy.training.model import build_model, model_notes, unwrap, weights_dtype
+from trainatomy.training.model import build_model, unwrap
 from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
 from trainatomy.training.process import preload
-from trainatomy.training.quantization import is_quantised, load_on_device, parameter_count, quantising_libraries
+from trainatomy.training.quantization import is_quantised, load_on_device, quantising_libraries
 from trainatomy.training.run import run
-from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.quantization import outlier_columns
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
@@ -210,7 +209,7 @@ def simulate(
             attention_library(workload, processor),
         ):
             built = _build(workload, model, trust_remote_code)
-            described = _describe(workload, built) if _changes_when_spread(workload, built) else None
+            described = describe(workload, built) if _changes_when_spread(workload, built) else None
             with quantised_kernels(process, outlier_columns(workload), quantising_libraries(workload, built)):
                 built = _execute(workload, process, built, steps, make_batch, watch)
     if workload.parallel.enable_expert_parallel:
@@ -218,7 +217,7 @@ def simulate(
     goes_on = workload.mode == "training" and workload.steps is None and watch is Watcher and not workload.pauses
     trace = with_skipped_steps(process.trace, workload.skipped_steps, after=int(goes_on))
     trace = with_further_steps(trace, process.allocator()) if goes_on else trace
-    return _result(process, trace, described or _describe(workload, built), steps, files)
+    return _result(process, trace, described or describe(workload, built), steps, files)
 
 
 def _prepare(workload: Workload) -> None:
@@ -255,45 +254,6 @@ def _changes_when_spread(workload: Workload, model: nn.Module) -> bool:
     """
     is_spread = workload.parallel.world_size > 1 or workload.train.deepspeed is not None
     return is_spread and not is_quantised(workload, model)
-
-
-@dataclass(frozen=True, slots=True)
-class _Description:
-    """What a simulation says about the model and the workload."""
-
-    parameters: int
-    trainable_parameters: int
-    libraries: frozenset[str]
-    notes: tuple[str, ...]
-    tokens_per_sample: int | None
-    weights_dtype: str
-    layers: int
-    experts: Experts | None
-
-
-def _describe(workload: Workload, model: nn.Module) -> _Description:
-    """Describe a model, and the workload that trains it."""
-    counts = [(parameter_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
-    tokens, batch = tokens_per_sample(workload, model), workload.train.per_device_train_batch_size
-    return _Description(
-        parameters=sum(count for count, _ in counts),
-        trainable_parameters=sum(count for count, trained in counts if trained),
-        libraries=frozenset({"kernels", "training"} if workload.mode == "training" else {"kernels"}),
-        notes=(*model_notes(model), *workload.train.notes(), *notes_on(workload, model)),
-        tokens_per_sample=tokens,
-        weights_dtype=str(weights_dtype(workload, model)).removeprefix("torch."),
-        layers=_layers(workload, model),
-        experts=experts_of(model, None if tokens is None else tokens * batch),
-    )
-
-
-def _layers(workload: Workload, model: nn.Module) -> int:
-    """Return the number of layers that a pipeline divides; 0 without one."""
-    if workload.parallel.pp_size == 1:
-        return 0
-    from trainatomy.training.parallel.stages import layers_in
-
-    return len(layers_in(model))
 
 
 def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remote_code: bool) -> nn.Module:
@@ -364,7 +324,7 @@ def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn
 
 
 def _result(
-    process: SimulatedProcess, trace: AllocationTrace, described: _Description, steps: int, files: CheckpointFiles
+    process: SimulatedProcess, trace: AllocationTrace, described: Description, steps: int, files: CheckpointFiles
 ) -> Simulation:
     """Collect the records of the run."""
     recorder = process.recorder

@@ -1,0 +1,54 @@
+"""The description of an executed model: its parameters, layers, experts, and sentences for the reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from trainatomy.results.experts import Experts
+from trainatomy.simulator.mixtures import experts_of
+from trainatomy.simulator.notes import notes_on
+from trainatomy.training.model import model_notes, weights_dtype
+from trainatomy.training.quantization import parameter_count
+from trainatomy.training.throughput import tokens_per_sample
+from trainatomy.workload.schema import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a simulation says about the model and the workload."""
+
+    parameters: int
+    trainable_parameters: int
+    libraries: frozenset[str]
+    notes: tuple[str, ...]
+    tokens_per_sample: int | None
+    weights_dtype: str
+    layers: int
+    experts: Experts | None
+
+
+def describe(workload: Workload, model: nn.Module) -> Description:
+    """Describe a model, and the workload that trains it."""
+    counts = [(parameter_count(parameter), parameter.requires_grad) for parameter in model.parameters()]
+    tokens, batch = tokens_per_sample(workload, model), workload.train.per_device_train_batch_size
+    return Description(
+        parameters=sum(count for count, _ in counts),
+        trainable_parameters=sum(count for count, trained in counts if trained),
+        libraries=frozenset({"kernels", "training"} if workload.mode == "training" else {"kernels"}),
+        notes=(*model_notes(model), *workload.train.notes(), *notes_on(workload, model)),
+        tokens_per_sample=tokens,
+        weights_dtype=str(weights_dtype(workload, model)).removeprefix("torch."),
+        layers=_layers(workload, model),
+        experts=experts_of(model, None if tokens is None else tokens * batch),
+    )
+
+
+def _layers(workload: Workload, model: nn.Module) -> int:
+    """Return the number of layers that a pipeline divides; 0 without one."""
+    if workload.parallel.pp_size == 1:
+        return 0
+    from trainatomy.training.parallel.stages import layers_in
+
+    return len(layers_in(model))
