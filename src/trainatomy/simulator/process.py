@@ -20,6 +20,7 @@ from trainatomy.operators.allocation.recurrent import flattening
 from trainatomy.operators.allocation.whole import record_operations_with
 from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator.autocast import Autocast
+from trainatomy.simulator.backward_order import BackwardOrder
 from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, install_driver
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.flex.calls import FlexCalls
@@ -146,6 +147,7 @@ class SimulatedProcess:
             placement: Any = self.placement
             data_parallel.install(stack, placement, self.modules)
         stack.enter_context(following_scaled_steps(self._scaled_step))
+        BackwardOrder().install(stack)
         addresses(stack)
         checkpoint_inputs(stack, self.processor.torch_version)
         blocking_copies(stack, self.processor.torch_version, self.recorder.streams)
