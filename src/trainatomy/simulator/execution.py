@@ -59,7 +59,7 @@ class MetaExecution:
 
     def _copy_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | None:
         """Return a tensor of the GPU as the host reads it: its values where they are known, else assumed ones."""
-        known = self._values.of(tensor)
+        known = self._values.of(tensor, with_data=not tensor.is_floating_point())
         return assumed_values(tensor, dtype) if known is None else known.to(dtype or known.dtype, copy=True)
 
 
