@@ -148,8 +148,11 @@ def decoder(random: Random) -> tuple[str, dict[str, Any]]:
         return f"{name}-generation".lower(), case
     if use not in ("trainer", "pytorch"):
         case["loop"] = use
-        model["class"] = name.replace("CausalLM", "SequenceClassification") if use == "reward" else name
+        if use == "reward":
+            model["class"] = name.replace("CausalLM", "SequenceClassification")
+            model["config"] = {**DECODERS[name], "num_labels": 1, "pad_token_id": 0}
         case["data"] = {"sequence_length": random.choice([130, 256, 400])}
+        case["data"] |= {"prompt_length": 60} if use == "dpo" else {}
         settings: dict[str, tuple[dict[str, Any], ...]] = {
             "sft": ({}, {"packing": True, "max_length": 512}, {"loss_type": "nll", "max_length": 300}),
             "dpo": ({}, {"loss_type": ["sigmoid", "sft"]}, {"precompute_ref_log_probs": True}),

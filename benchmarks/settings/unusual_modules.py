@@ -1,4 +1,4 @@
-"""Unusual modules as users write them: routers in plain PyTorch, splines, hypernetworks, hard examples, metric losses."""
+"""Unusual modules as users write them: routers in plain PyTorch, splines, hypernetworks, hard examples, metrics."""
 
 from __future__ import annotations
 
