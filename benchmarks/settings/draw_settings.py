@@ -264,11 +264,11 @@ def main() -> int:
         name, case = kinds[kind](random)
         cases.setdefault(f"{name.replace('_', '-')}-{options.seed}", with_settings(case, kind, random))
         number += 1
-    yaml.dump(cases, sys.stdout, Dumper=_Plain, sort_keys=False, default_flow_style=None, width=150)
+    yaml.dump(cases, sys.stdout, Dumper=Plain, sort_keys=False, default_flow_style=None, width=150)
     return 0
 
 
-class _Plain(yaml.SafeDumper):
+class Plain(yaml.SafeDumper):
     """Writes what two cases share twice."""
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -6,8 +6,9 @@ padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``, `
 mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in inference, is not checked: it is kept.
 
 Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
-repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known.  A script goes on where
-they are not (``DataDependentSizes.assumes``): everything is selected, and all values differ.
+repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known, or follow from an assumed
+choice (``Values.choose``): each expert of a mixture gets equally many tokens.  Where they are not, everything is
+selected and all values differ, and the prediction says so (``DataDependentSizes.assumes``).
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ _MASK_DTYPES = (torch.bool, torch.uint8)
 
 MAX_UNKNOWN_BOOLS = 10_000
 """Unknown bools that a run may ask for before it counts as an endless loop; a training asks for a few in each step."""
+
+
+def dimension_of_choice(name: str, args: tuple[Any, ...]) -> int | None:
+    """Return along which dimension ``topk``, ``max`` or ``argmax`` picks entries; None if it picks one of all."""
+    position = 2 if name == "aten::topk" else 1
+    dim = args[position] if len(args) > position else -1 if name == "aten::topk" else None
+    return dim if isinstance(dim, int) and args[0].dim() else None
 
 
 def assumed_values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
@@ -121,7 +129,10 @@ class ScalarReads:
             return known.item()
         if tensor.dtype == torch.bool:
             return self._bool(tensor)
-        return 0.0 if tensor.is_floating_point() else 0
+        if tensor.is_floating_point():
+            return 0.0
+        number = self._values.of(tensor, with_data=True)
+        return 0 if number is None else number.item()
 
     def _bool(self, tensor: torch.Tensor) -> bool:
         if self._true_left is not None:
@@ -148,13 +159,13 @@ class DataDependentSizes:
 
     Attributes:
         selected: Number of true elements of each mask of the last operation.
-        assumes: Called where values are unknown, before the largest result is assumed: everything is selected, all
-            values differ.  None refuses such an operation.
+        assumes: Called with the operation where values are unknown, before the largest result is assumed: everything
+            is selected, all values differ.  None refuses such an operation.
     """
 
     def __init__(self, values: Values) -> None:
         self.selected: tuple[int, ...] = ()
-        self.assumes: Callable[[], object] | None = None
+        self.assumes: Callable[[str], object] | None = None
         self._values = values
 
     def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -163,30 +174,30 @@ class DataDependentSizes:
         if isinstance(args[0], torch.Tensor) and not args[0].is_meta:
             return None
         if name == "aten::nonzero":
-            return self._nonzero(args[0])
+            return self._nonzero(name, args[0])
         if name == "aten::masked_select":
             shape = torch.broadcast_shapes(args[1].shape, args[0].shape)
             mask = self._values.of(args[1], with_data=True)
             if mask is None and self.assumes is None:
                 return None
             if mask is None and self.assumes is not None:
-                self.assumes()
+                self.assumes(name)
             count = shape.numel() if mask is None else int(mask.expand(shape).sum())
             self.selected = (count,)
             return torch.empty(count, dtype=args[0].dtype, device="meta")
         if name in _SIZED_BY_VALUES:
             return self._run_on_values(func, args, kwargs)
         if name in _INDEXING and any(isinstance(i, torch.Tensor) and i.dtype in _MASK_DTYPES for i in args[1]):
-            indices = self._masks_as_indices(args[1])
+            indices = self._masks_as_indices(name, args[1])
             return None if indices is None else func(args[0], indices, *args[2:], **kwargs)
         return None
 
-    def _nonzero(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def _nonzero(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
         value = self._values.of(tensor, with_data=True) if tensor.is_meta else tensor
         if value is None:
             if self.assumes is None:
                 return None
-            self.assumes()
+            self.assumes(name)
             return torch.empty((tensor.numel(), tensor.dim()), dtype=torch.long, device="meta")
         positions = value.nonzero()
         found = torch.empty(positions.shape, dtype=torch.long, device="meta")
@@ -196,7 +207,7 @@ class DataDependentSizes:
     def _run_on_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = self._values.of(args[0], with_data=True) if args[0].is_meta else None
         if value is None and self.assumes is not None and func._schema.name in _COUNTS_DISTINCT:
-            self.assumes()
+            self.assumes(func._schema.name)
             value = torch.arange(args[0].numel(), device="cpu").to(args[0].dtype).view(args[0].shape)
         if value is None:
             return None
@@ -207,14 +218,14 @@ class DataDependentSizes:
             self._values.learn(tensor, each)
         return found if isinstance(known, tuple) else found[0]
 
-    def _masks_as_indices(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:
+    def _masks_as_indices(self, name: str, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:
         """Replace each mask by one index for each of its dimensions; None if a mask is unknown."""
         expanded: list[torch.Tensor | None] = []
         for index in indices:
             if index is None or index.dtype not in _MASK_DTYPES:
                 expanded.append(index)
                 continue
-            positions = self._nonzero(index)
+            positions = self._nonzero(name, index)
             if positions is None:
                 return None
             self.selected += (positions.shape[0],)

@@ -16,6 +16,8 @@ from trainatomy.simulator.values import Values
 _NO_TYPE = re.compile(r"^\"\w+\" not implemented for '(\w+)'")
 _NO_SPARSE = re.compile(r"^Could not run '([\w:.]+)' with arguments from the 'Sparse")
 _FILLS = frozenset({"aten::masked_fill", "aten::masked_fill_"})
+_CLASSES = {"aten::nll_loss_forward": 1, "aten::nll_loss_backward": 2}
+"""Positions of arguments that hold classes, which may be uint8 on a GPU (aten/src/ATen/native/cuda/Loss.cu)."""
 
 
 class MetaExecution:
@@ -35,13 +37,15 @@ class MetaExecution:
         """Return the result of an operation.
 
         A number in host memory may fill a tensor of the GPU (aten/src/ATen/native/cuda/IndexKernel.cpp,
-        ``masked_fill__cuda``), while the meta kernel asks for both on one device.
+        ``masked_fill__cuda``), while the meta kernel asks for both on one device; and it asks for classes in int64.
 
         Raises:
             SimulationError: Its result depends on data.
         """
         if name in _FILLS and isinstance(args[2], torch.Tensor) and not args[2].is_meta:
             func, args = func._overloadpacket.Scalar, (*args[:2], args[2].item())
+        if (classes := _CLASSES.get(name)) is not None and args[classes].dtype == torch.uint8:
+            args = (*args[:classes], torch.empty_like(args[classes], dtype=torch.long), *args[classes + 1 :])
         try:
             return self.results.run(func, args, kwargs)
         except NotImplementedError as error:
@@ -59,7 +63,7 @@ class MetaExecution:
 
     def _copy_to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | None:
         """Return a tensor of the GPU as the host reads it: its values where they are known, else assumed ones."""
-        known = self._values.of(tensor)
+        known = self._values.of(tensor, with_data=not tensor.is_floating_point())
         return assumed_values(tensor, dtype) if known is None else known.to(dtype or known.dtype, copy=True)
 
 

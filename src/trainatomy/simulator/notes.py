@@ -14,6 +14,7 @@ from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
+from trainatomy.simulator.values import Values
 from trainatomy.training.lengths import drawn_lengths
 from trainatomy.training.model import unwrap
 from trainatomy.training.optimizer import needs_closure
@@ -22,6 +23,9 @@ from trainatomy.units import human_bytes
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import max_length, packing_strategy, steps_per_generation
+
+_MAX_PLACES = 3
+"""Places that a note names."""
 
 
 def version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
@@ -48,6 +52,27 @@ def trial_notes(trials: Mapping[int, PlansTried], *, known: bool) -> Iterator[st
     )
     if not known:
         yield f"without cuDNN's library only a few of these algorithms are known; the first step may need more: {EXTRA}"
+
+
+def choice_notes(values: Values) -> Iterator[str]:
+    """Yield a note where an assumed choice decided the size of something."""
+    if values.choices_decide:
+        yield (
+            "how many rows each expert gets depends on values: the entries that topk, max or argmax pick are assumed "
+            "to be spread evenly"
+        )
+
+
+def selection_notes(places: tuple[str, ...]) -> Iterator[str]:
+    """Yield a note where operations select by values that do not exist; ``places``: these operations, each once."""
+    if not places:
+        return
+    named = ", ".join(places[:_MAX_PLACES])
+    more = f" and {len(places) - _MAX_PLACES} more" if len(places) > _MAX_PLACES else ""
+    yield (
+        f"what these operations select depends on computed values: {named}{more}; it is assumed to be everything, and "
+        "all values to differ: the most that they can return, so memory and time may be lower on a GPU"
+    )
 
 
 def host_memory_notes(host: HostMemory) -> Iterator[str]:

@@ -295,7 +295,14 @@ class Placement:
                 later = {"non_blocking": True} if non_blocking or waits else {}
                 moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **later, **options)
         if to_gpu:
-            self._arrived(moved, tensor if tensor.dtype == moved.dtype else None)
+            self._arrived(moved, _converted(tensor, moved.dtype))
             if waits:
                 self._wait()
         return moved
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return a tensor of the host as what it becomes on the GPU; None where that is of no interest: other numbers."""
+    if tensor.dtype == dtype:
+        return tensor
+    return None if tensor.is_meta or dtype.is_floating_point or dtype.is_complex else tensor.to(dtype)

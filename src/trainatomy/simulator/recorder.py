@@ -16,7 +16,7 @@ from trainatomy.operators.registry import libraries_of
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PinnedBlock, StreamUse
 from trainatomy.simulator.argument_types import check_types
 from trainatomy.simulator.cpu_waits import CPUWaits
-from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads
+from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads, dimension_of_choice
 from trainatomy.simulator.execution import MetaExecution
 from trainatomy.simulator.inplace import FreshZeros, GradientReferences
 from trainatomy.simulator.ledger import Ledger
@@ -290,6 +290,8 @@ class Recorder(TorchDispatchMode):
             self.scalar_reads.learn(name, args, outputs)
         if not (facts.is_functional and self.values.starts_unknown(args)):
             self.values.follow(func, args, kwargs, outputs)
+        if facts.chooses and (dim := dimension_of_choice(name, args)) is not None:
+            self.values.choose(args[0], dim, outputs[-1])
         if self._stays_on_host(name, args, outputs):
             self._storages.mark_host(outputs)
             return

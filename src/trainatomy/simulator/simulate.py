@@ -41,7 +41,13 @@ from trainatomy.simulator.further_steps import with_further_steps
 from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
-from trainatomy.simulator.notes import host_memory_notes, trial_notes, version_notes
+from trainatomy.simulator.notes import (
+    choice_notes,
+    host_memory_notes,
+    selection_notes,
+    trial_notes,
+    version_notes,
+)
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.resuming import continued
@@ -200,6 +206,10 @@ def simulate(
         _prepare(workload)
         process = _process_on(gpu, processor, topology or topology_of(workload), workload)
         process.recorder.operations.wanted = operations
+        selections: dict[str, None] = {}
+        process.recorder.sizes.assumes = lambda name: selections.setdefault(
+            f"{name} in {process.modules.current() or 'the training loop'}"
+        )
         files.open(process)
         steps = steps or steps_needed(workload)
         with (
@@ -212,6 +222,7 @@ def simulate(
             described = describe(workload, built) if _changes_when_spread(workload, built) else None
             with quantised_kernels(process, outlier_columns(workload), quantising_libraries(workload, built)):
                 built = _execute(workload, process, built, steps, make_batch, watch)
+    process.notes.extend(selection_notes(tuple(selections)))
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
     goes_on = workload.mode == "training" and workload.steps is None and watch is Watcher and not workload.pauses
@@ -343,6 +354,7 @@ def _result(
             *version_notes(version),
             *described.notes,
             *trial_notes(recorder.trace.trials, known=process.processor.cudnn is not None),
+            *choice_notes(recorder.values),
             *process.notes,
             *host_memory_notes(process.storages.host_memory),
         ),

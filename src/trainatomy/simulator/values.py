@@ -4,6 +4,10 @@ Token ids, masks and labels come from the host with their values, positions from
 tensors run on the host as well, so that ``attention_mask.all()`` gets the answer of a run on a GPU.  Floating-point
 values are known where they follow from integers, bools and constants alone: ``(1 - mask) * lowest``.  What follows from
 images and sounds is computed only where it decides the size of a result: Idefics drops images that are black.
+
+A router of a mixture of experts picks entries of computed scores (``topk``, ``max``, ``argmax``); here it picks each as
+often as the others.  That is used only where it decides the size of a result, too, as where each expert selects its
+tokens (``Values.choices_decide``).
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ _SAME_SHAPE = frozenset({"aten::zeros_like", "aten::ones_like", "aten::full_like
 LIKE_FACTORIES = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"}) | _SAME_SHAPE
 """Factories that use only the dtype of their tensor argument, some of them its shape too."""
 
+CHOOSES = frozenset({"aten::topk", "aten::max", "aten::argmax"})
+"""Operators that pick entries along a dimension; their last result says which."""
+
 
 def _view_of(tensor: torch.Tensor) -> _View:
     """Return which view of its storage a tensor is; Python may see one as several objects (saved tensors)."""
@@ -37,13 +44,19 @@ def _view_of(tensor: torch.Tensor) -> _View:
 class _LazyValue:
     """Output of an operation on known values, computed on demand; its value is None where that fails.
 
-    ``from_data`` is true of images and sounds, and of what follows from them.
+    ``from_data`` is true of images, sounds and assumed choices, and of what follows from them; ``chosen`` of choices.
     """
 
     def __init__(
-        self, run: Callable[[], list[torch.Tensor]], index: int, shape: torch.Size, *, from_data: bool = False
+        self,
+        run: Callable[[], list[torch.Tensor]],
+        index: int,
+        shape: torch.Size,
+        *,
+        from_data: bool = False,
+        chosen: bool = False,
     ) -> None:
-        self.from_data = from_data
+        self.from_data, self.chosen = from_data, chosen
         self._run: Callable[[], list[torch.Tensor]] | None = run
         self._index, self._shape = index, shape
         self._value: torch.Tensor | None = None
@@ -58,9 +71,14 @@ class _LazyValue:
 
 
 class Values:
-    """Known values of meta tensors, as tensors on the host."""
+    """Known values of meta tensors, as tensors on the host.
+
+    Attributes:
+        choices_decide: True once an assumed choice decided something.
+    """
 
     def __init__(self) -> None:
+        self.choices_decide = False
         self._known: dict[int, dict[_View, torch.Tensor | _LazyValue]] = {}
         self._lazy: weakref.WeakSet[_LazyValue] = weakref.WeakSet()
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -79,8 +97,27 @@ class Values:
         """Return the values of a tensor, None if they are unknown; ``with_data``: also if they follow from data."""
         found = self._entry(tensor)
         if isinstance(found, _LazyValue):
-            return found.get() if with_data or not found.from_data else None
+            if found.from_data and not with_data:
+                return None
+            value = found.get()
+            self.choices_decide |= found.chosen and value is not None
+            return value
         return found
+
+    def choose(self, scores: torch.Tensor, dim: int, picked: torch.Tensor) -> None:
+        """Assume which entries of unknown scores an operator picks along a dimension: each equally often."""
+        if self._entry(scores) is not None or picked.numel() > _MAX_KNOWN_ELEMENTS:
+            return
+
+        def spread() -> list[torch.Tensor]:
+            kept = picked_shape if len(picked_shape) == dims else [*picked_shape[:dim], 1, *picked_shape[dim:]]
+            last = [size for position, size in enumerate(kept) if position != dim] + [kept[dim]]
+            even = (torch.arange(picked_shape.numel(), device="cpu") % choices).view(last).movedim(-1, dim)
+            return [even.reshape(picked_shape)]
+
+        dims, choices, picked_shape = scores.dim(), scores.shape[dim], picked.shape
+        dim %= dims
+        self._remember(picked, _LazyValue(spread, 0, picked_shape, from_data=True, chosen=True))
 
     def is_uniform(self, tensor: torch.Tensor) -> bool:
         """Return whether all values of a tensor are known to be the same."""
@@ -142,18 +179,19 @@ class Values:
                 self._forget(tensor.untyped_storage()._cdata)
             return
         from_data = any(isinstance(entry, _LazyValue) and entry.from_data for entry in entries)
+        chosen = any(isinstance(entry, _LazyValue) and entry.chosen for entry in entries)
         lazy = any(isinstance(entry, _LazyValue) for entry in entries)
         lazy = lazy or any(t.numel() > _MAX_EAGER_ELEMENTS for t in outputs)
         run = self._deferred(func, args, kwargs)
         if lazy and not func._schema.is_mutable:
-            self._remember_lazily(run, outputs, from_data=from_data)
+            self._remember_lazily(run, outputs, from_data=from_data, chosen=chosen)
             return
         if func._schema.is_mutable:
             for pending in list(self._lazy):  # their arguments are about to change
                 pending.get()
         for tensor, value in zip(outputs, run(), strict=False):
             if value.shape == tensor.shape and not value.is_meta:
-                self._remember(tensor, _data(value) if from_data else value)
+                self._remember(tensor, _data(value, chosen=chosen) if from_data else value)
 
     def _fills(self, target: torch.Tensor, source: torch.Tensor) -> bool:
         """Return whether a copy gives values to all of a tensor that had none: a buffer in host memory."""
@@ -162,11 +200,11 @@ class Values:
         return bool(target.nbytes == target.untyped_storage().nbytes())
 
     def _remember_lazily(
-        self, run: Callable[[], list[torch.Tensor]], outputs: Sequence[torch.Tensor], *, from_data: bool
+        self, run: Callable[[], list[torch.Tensor]], outputs: Sequence[torch.Tensor], *, from_data: bool, chosen: bool
     ) -> None:
         once = cache(run)
         for index, tensor in enumerate(outputs):
-            value = _LazyValue(once, index, tensor.shape, from_data=from_data)
+            value = _LazyValue(once, index, tensor.shape, from_data=from_data, chosen=chosen)
             self._lazy.add(value)
             self._remember(tensor, value)
 
@@ -191,9 +229,9 @@ class Values:
         return value
 
 
-def _data(value: torch.Tensor) -> _LazyValue:
-    """Return values that count as data."""
-    return _LazyValue(lambda: [value], 0, value.shape, from_data=True)
+def _data(value: torch.Tensor, *, chosen: bool = False) -> _LazyValue:
+    """Return values that count as data; ``chosen``: as following from an assumed choice."""
+    return _LazyValue(lambda: [value], 0, value.shape, from_data=True, chosen=chosen)
 
 
 def _computed(value: Any) -> Any:

@@ -8,6 +8,8 @@ of published weights does not change.
 from __future__ import annotations
 
 import copy
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.model import ModelSpec
     from trainatomy.workload.schema import Workload
+
+_EXPERTS, _EXPERTS_KINDS = "experts_implementation", ("eager", "batched_mm", "grouped_mm")
+"""How a mixture computes its experts, which a configuration takes and does not keep."""
 
 Raw = dict[str, Any]
 """The content of a ``config.json``."""
@@ -231,10 +236,11 @@ def _canonical_overrides(overrides: Mapping[str, Any], raw: Raw, config_class: t
         "num_labels",
         "rope_theta",
         "rope_scaling",
+        _EXPERTS,
     }
     canonical: Raw = {}
     for key, value in overrides.items():
-        if key not in known:
+        if key not in known and not _is_read(key, config_class):
             shown = sorted(name for name in known if not name.startswith("_"))
             raise WorkloadError(
                 f"model.config.{key}: {config_class.__name__} has no such key{suggestion(key, shown)}",
@@ -243,7 +249,22 @@ def _canonical_overrides(overrides: Mapping[str, Any], raw: Raw, config_class: t
         canonical[aliases.get(key, key)] = value
     if "dtype" in canonical:
         canonical["dtype"] = _checked_dtype(canonical["dtype"])
+    if canonical.get(_EXPERTS, "eager") not in _EXPERTS_KINDS:
+        raise WorkloadError(
+            f"model.config.{_EXPERTS}: must be one of {', '.join(_EXPERTS_KINDS)}, whose kernels are PyTorch's, found "
+            f"{canonical[_EXPERTS]!r}",
+            key=f"model.config.{_EXPERTS}",
+        )
     return canonical
+
+
+def _is_read(key: str, config_class: type[PreTrainedConfig]) -> bool:
+    """Return whether a model reads a key that its configuration does not declare: ``head_dim`` of Qwen3-MoE."""
+    code = sys.modules[config_class.__module__].__file__
+    read = re.compile(rf"config\.{re.escape(key)}\b|getattr\((?:self\.)?config, [\"']{re.escape(key)}[\"']")
+    return code is not None and any(
+        read.search(file.read_text(encoding="utf-8")) for file in Path(code).parent.glob("modeling_*.py")
+    )
 
 
 def _keys(config_class: type[PreTrainedConfig]) -> set[str]:

@@ -26,10 +26,14 @@ class Lengths(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Rows of the position tables that text uses; ``None`` if there is no table."""
+    """Rows of the position tables that text uses; ``None`` if there is no table.
+
+    ``image`` tokens come before the text and take rows as well; they are subtracted from ``sequence``.
+    """
 
     sequence: int | None
     target: int | None
+    image: int = 0
 
 
 def lengths(workload: Workload, model: nn.Module) -> Lengths:
@@ -40,20 +44,25 @@ def lengths(workload: Workload, model: nn.Module) -> Lengths:
     """
     data, limits = workload.data, position_limits(model)
     name = type(model).__name__
-    _refuse_beyond("data.sequence_length", data.sequence_length, limits.sequence, name)
+    _refuse_beyond("data.sequence_length", data.sequence_length, limits.sequence, name, limits.image)
     _refuse_beyond("data.target_length", data.target_length, limits.target, name)
     if data.varies:
         longest = longest_row(workload)
-        _refuse_beyond("data.lengths", longest, limits.sequence, name)
+        _refuse_beyond("data.lengths", longest, limits.sequence, name, limits.image)
         return Lengths(longest, data.target_length or 1)
     sequence = data.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, limits.sequence or DEFAULT_SEQUENCE_LENGTH)
     target = data.target_length or min(sequence, limits.target or sequence)
     return Lengths(sequence, target)
 
 
-def _refuse_beyond(key: str, length: int | None, limit: int | None, model: str) -> None:
-    if length is not None and limit is not None and length > limit:
-        raise WorkloadError(f"{key}: {length} is longer than the {limit} positions of {model}", key=key)
+def _refuse_beyond(key: str, length: int | None, limit: int | None, model: str, image: int = 0) -> None:
+    """Raise an error if text is longer than its positions; ``image``: positions that the tokens of an image take."""
+    if length is None or limit is None or length <= limit:
+        return
+    positions = f"the {limit} positions"
+    if image:
+        positions = f"the {limit} positions that an image of {image} tokens leaves of the {limit + image}"
+    raise WorkloadError(f"{key}: {length} is longer than {positions} of {model}", key=key)
 
 
 def position_limits(model: nn.Module) -> Limits:
@@ -72,12 +81,13 @@ def position_limits(model: nn.Module) -> Limits:
         (target if has_decoder and "decoder" in name.split(".") else sequence).append(rows)
     if isinstance(longest := getattr(config, "max_text_len", None), int):  # what Grounding DINO compares with boxes
         sequence.append(longest)
-    longest_text = min(sequence, default=None)
+    longest_text, image = min(sequence, default=None), 0
     if longest_text is not None and config is not None:
         from trainatomy.training.shape import shape_of  # which imports what imports this file
 
-        longest_text -= shape_of(model, Lengths(0, 0)).image_tokens
-    return Limits(longest_text, min(target, default=None))
+        image = shape_of(model, Lengths(0, 0)).image_tokens
+        longest_text -= image
+    return Limits(longest_text, min(target, default=None), image)
 
 
 def _rows(name: str, module: nn.Module) -> int | None:

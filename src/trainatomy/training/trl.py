@@ -37,11 +37,17 @@ def check_model(loop: str, model: nn.Module) -> None:
 
 
 def _check_reward_model(model: Any) -> None:
-    name = type(model).__name__
-    if "SequenceClassification" not in name or getattr(model.config, "num_labels", None) != 1:
+    name, labels = type(model).__name__, getattr(model.config, "num_labels", None)
+    if "SequenceClassification" not in name:
         raise WorkloadError(
             f"loop: reward trains a classifier with one label, and {name} is none: set model.class: "
             "AutoModelForSequenceClassification and model.config: {num_labels: 1}",
+            key="loop",
+        )
+    if labels != 1:
+        raise WorkloadError(
+            f"loop: reward trains a classifier with one label, and {name} has {labels}: set model.config: "
+            "{num_labels: 1}",
             key="loop",
         )
 

@@ -160,4 +160,4 @@ def _install_values(stand_ins: StandIns) -> None:
         return original(tensor)
 
     stand_ins.put(reads, "_scalar", scalar)
-    stand_ins.put(stand_ins.process.recorder.sizes, "assumes", lambda: stand_ins.note("selection"))
+    stand_ins.put(stand_ins.process.recorder.sizes, "assumes", lambda _: stand_ins.note("selection"))
