@@ -63,10 +63,15 @@ class Row:
         return Workload.from_mapping(mapping)
 
 
-def rows(path: Path = HERE / "grid.yaml") -> list[Row]:
-    """Return all rows of the grid, in the order of the file; raises ``ValueError`` for a malformed row."""
+def rows(path: Path = HERE / "grid.yaml", models: Path | None = None) -> list[Row]:
+    """Return all rows of a grid, in the order of the file, whose models may be described in another file.
+
+    Raises:
+        ValueError: If a row is malformed.
+    """
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return [_row(name, written, content["models"]) for name, written in content["rows"].items()]
+    known = content if models is None else yaml.safe_load(models.read_text(encoding="utf-8"))
+    return [_row(name, written, known["models"]) for name, written in content["rows"].items()]
 
 
 def is_held_out(name: str) -> bool:

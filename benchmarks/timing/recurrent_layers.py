@@ -40,8 +40,12 @@ GRACE = 15
 """Seconds beyond its limit after which the process that measures is killed."""
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kinds of events that are work of the GPU."""
-AROUND = ("void at::native", "Memcpy")
+AROUND = ("void at::native", "at::cuda", "Memcpy")
 """Beginnings of the names of kernels that are not cuDNN's."""
+TRAINED = "recurrent layers as in trainings"
+"""A group that is drawn here, with the sizes of drawn trainings: every other case is held out."""
+CYCLES_PER_US, WAITING = 2000, 3
+"""Cycles of a GPU in a microsecond; for so many times the CPU's time the GPU waits, so that all kernels are queued."""
 PRECISIONS = (
     ("float32", True),
     ("float32", True),
@@ -74,7 +78,8 @@ def _measure(out: Path, deadline: float, groups: dict[str, int], draw: str) -> N
 
     seed = f"{drawn.SEED}, {draw}" if draw else drawn.SEED
     for group, count in groups.items():
-        cases = wide_networks(seed, count) if group == WIDE else _drawn_networks(group, seed, count)
+        draw_own = {WIDE: wide_networks, TRAINED: trained_networks}.get(group)
+        cases = draw_own(seed, count) if draw_own else _drawn_networks(group, seed, count)
         for number, case in enumerate(cases):
             if time.monotonic() > deadline:
                 return
@@ -116,6 +121,23 @@ def wide_networks(seed: str, count: int) -> Iterator[dict[str, Any]]:
         }
 
 
+def trained_networks(seed: str, count: int) -> Iterator[dict[str, Any]]:
+    """Yield networks with the sizes of drawn trainings (autocast computes in fp16); every other one is held out."""
+    random = Random(f"{seed}/{TRAINED}")
+    for number in range(count):
+        hidden = random.randrange(192, 1281, random.choice((2, 2, 4, 8, 64)))
+        yield {
+            "split": ("fit", "held out")[number % 2],
+            "kind": random.choice(("LSTM", "LSTM", "GRU", "GRU", "RNN")),
+            "sizes": (random.choice((random.randrange(128, 769, 32), hidden)), hidden),
+            "shape": (random.randint(16, 96), random.choice((35, 70, 120, 120, 200))),
+            "dtype": random.choice(("float32", "float16")),
+            "tf32": True,
+            "num_layers": random.choice((1, 2, 3, 4)),
+            "bidirectional": random.random() < 1 / 3,
+        }
+
+
 def _measured(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
@@ -143,21 +165,23 @@ def _measured(case: dict[str, Any]) -> dict[str, Any]:
         again = time.perf_counter()
         backward(result)
         cpu.append((between - began, time.perf_counter() - again))
-    results = [network(data)[0] for _ in range(RUNS)]
-    forward, beside_forward = _kernels(lambda: network(data)[0])
-    back, beside_back = _kernels(lambda: backward(results.pop()))
-    return {
-        "cpu_us": [round(median(each) * 1e6, 1) for each in zip(*cpu, strict=True)],
-        "forward": forward,
-        "backward": back,
-        "at_once": {"forward": beside_forward, "backward": beside_back},
-    }
+    host = [median(each) * 1e6 for each in zip(*cpu, strict=True)]
+    found: dict[str, Any] = {"cpu_us": [round(each, 1) for each in host]}
+    for queued in (False, True):
+        waits = [WAITING * each if queued else 0.0 for each in host]
+        results = [network(data)[0] for _ in range(RUNS)]
+        forward, beside_forward = _kernels(lambda: network(data)[0], waits[0])
+        back, beside_back = _kernels(partial(lambda results: backward(results.pop()), results), waits[1])
+        passes = {"forward": forward, "backward": back, "at_once": {"forward": beside_forward, "backward": beside_back}}
+        found |= {"queued": passes} if queued else passes
+    return found
 
 
-def _kernels(work: Callable[[], object]) -> tuple[Kernels, list[float]]:
+def _kernels(work: Callable[[], object], waits_us: float) -> tuple[Kernels, list[float]]:
     """Return the runs and microseconds of each kernel in one run of the work, and how many run at a time.
 
     The name of a kernel ends with its blocks.  Kernels at a time: their mean while one of cuDNN's runs, and streams.
+    The GPU waits before each run, so that the kernels are queued when the first one begins, as behind other work.
     """
     import torch
 
@@ -166,6 +190,8 @@ def _kernels(work: Callable[[], object]) -> tuple[Kernels, list[float]]:
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(RUNS):
+            if waits_us:
+                torch.cuda._sleep(int(waits_us * CYCLES_PER_US))
             work()
         torch.cuda.synchronize()
     with TemporaryDirectory() as folder:
@@ -281,7 +307,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "measure":
         names = options.groups.split(",") if options.groups else list(GROUPS)
-        chosen = {name: count for name, count in {**GROUPS, WIDE: 400}.items() if name in names}
+        chosen = {name: count for name, count in {**GROUPS, WIDE: 400, TRAINED: 400}.items() if name in names}
         measure(options.out, options.time_limit, chosen, options.draw)
     else:
         compare(options.file, options.gpu, options.worst)

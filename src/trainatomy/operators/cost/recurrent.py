@@ -13,9 +13,11 @@ Backward goes through the steps in reverse; the gradients of the weights are pro
 
 Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs" (arXiv 1604.01946), which is
 how cuDNN's standard algorithm works; ``get_algo`` of aten/src/ATen/native/cudnn/RNN.cpp chooses between the two.
-Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own.  The product of a time
-step takes as long as one multiprocessor needs for the depth, or longer where the tiles of all that run at once are more
-than multiprocessors.  The lengths of the parts were read off the numbers of kernels of 570 networks.
+Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own, as far as the CPU launches
+their kernels as fast as the GPU computes them: behind other work, or where kernels take longer than their launches.
+The product of a time step takes as long as one multiprocessor needs for the depth, or longer where the tiles of all
+that run at once are more than multiprocessors.  The lengths of the parts were read off the numbers of kernels of 570
+networks.
 """
 
 from __future__ import annotations
@@ -128,8 +130,17 @@ class _Recurrence(NamedTuple):
         layers = len(self.pairs) * _LAYER_LAUNCHES["fused" if self.is_fused else "stepped"][self.backward]
         if self.is_fused:
             return layers
-        each = _SPLIT_LAUNCHES if self.backward and self._splits_depth else _STEP_LAUNCHES
-        return self.steps * len(self.pairs) * each + layers + (self.parts - 1) * len(self.pairs)
+        return self.steps * len(self.pairs) * self.launches_of_step + layers + (self.parts - 1) * len(self.pairs)
+
+    @property
+    def launches_of_step(self) -> int:
+        """Return the number of kernels of a time step of one layer."""
+        return _SPLIT_LAUNCHES if self.backward and self._splits_depth else _STEP_LAUNCHES
+
+    @property
+    def width(self) -> str:
+        """Return the key of the width of numbers among constants."""
+        return "half" if self.kind == "half" else "fp32"
 
     @property
     def _splits_depth(self) -> bool:
@@ -157,14 +168,15 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
     one = _recurrence(call, "tf32" if chip.precision("float32") == "tf32" else "fp32")
     parallel = sum(_parallel_seconds(chip, one, pair) for pair in one.pairs)
     if one.is_fused:
-        step, in_row = _fused_seconds(chip, one), one.layers
-        in_all = len(one.pairs)
+        waited = _fused_seconds(chip, one) * one.layers
+        stepped = _fused_seconds(chip, one) * len(one.pairs)
     else:
-        step = _step_seconds(chip, one)
-        in_row = one.steps * one.layers if one.directions == 2 else one.steps + one.layers - 1
-        in_all = one.steps * len(one.pairs)
+        at_a_time = _kernels_at_once(chip, one)
+        stepped = one.steps * len(one.pairs) * _step_seconds(chip, one, at_a_time)
+        most = one.streams ** _form()["at_once"]["streams"]
+        waited = one.steps * len(one.pairs) * _step_seconds(chip, one, most) / most
     beside = 1 if one.parts == 1 else one.layers  # parts of several layers are multiplied at once
-    seconds, waited = parallel + in_all * step, parallel / beside + in_row * step
+    seconds, waited = parallel + stepped, parallel / beside + waited
     weights = sum(weight.elements for pair in one.pairs for weight in pair)
     flop = 2.0 * one.steps * one.batch * weights * (2 if one.backward else 1)
     moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) + one.steps * sum(pair[1].bytes for pair in one.pairs)
@@ -217,27 +229,37 @@ def _fused_seconds(chip: Chip, one: _Recurrence) -> float:
     return float(ceil(one.batch / chip.multiprocessors) * (start + one.steps * step) * 1e-6)
 
 
-def _step_seconds(chip: Chip, one: _Recurrence) -> float:
-    """Return the time of one step: its product and its gates."""
+def _kernels_at_once(chip: Chip, one: _Recurrence) -> float:
+    """Return how many kernels of time steps run at a time: more of several layers, the longer they take."""
+    form = _form()["at_once"]
+    launched = one.launches_of_step * form["launch_us"] * 1e-6
+    queued = form["queued"] * _step_seconds(chip, one, 1.0) / launched
+    return float(min(max(queued, 1.0), one.streams ** form["streams"]))
+
+
+def _step_seconds(chip: Chip, one: _Recurrence, at_a_time: float) -> float:
+    """Return the time of one step while so many kernels run at a time: its product and its gates."""
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
-    first, rest = _form()["gates"][one.mode][one.pass_name]
-    gates = first + rest * one.batch * one.hidden * 1e-5
-    gates *= _form()["gates_fp32"][one.backward] if one.kind != "half" else 1
-    return _small_seconds(chip, one, one.batch, columns, depth) + float(gates * 1e-6)
+    tiles = ceil(one.batch / _TILE) * ceil(columns / _TILE)
+    product_seconds = _small_seconds(chip, one, tiles, depth, at_a_time)
+    first, rest = _form()["gates"][one.mode][one.pass_name][one.width]
+    share, often = _form()["gates_waiting"][one.pass_name]
+    others = (at_a_time - 1) * tiles / chip.multiprocessors * often
+    gates = (first + rest * one.batch * one.hidden * 1e-5) * 1e-6
+    return float(product_seconds * (1 + share * others / (1 + others)) + gates)
 
 
-def _small_seconds(chip: Chip, one: _Recurrence, rows: int, columns: int, depth: int) -> float:
+def _small_seconds(chip: Chip, one: _Recurrence, tiles: int, depth: int, at_a_time: float) -> float:
     """Return the time of a product of few tiles, each of which walks over the depth beside those of other layers."""
-    tiles = ceil(rows / _TILE) * ceil(columns / _TILE)
     name = one.kind if one.kind != "half" else one.data.dtype.replace("bfloat", "bf").replace("float", "fp")
     if one.is_misaligned(one.hidden):
         name += "_misaligned"
-        if one.data.dtype == "float16" and rows * one.gates >= _LARGE:
+        if one.data.dtype == "float16" and one.batch * one.gates >= _LARGE:
             name += "_large"
         elif one.data.dtype == "float16" and one.backward and one.directions == 1 and tiles <= _SPLIT_TILES:
             depth = ceil(depth / 2)
     start, each, crowded, together = _form()["product"][name][one.pass_name]
-    busy = one.streams**together * tiles / chip.multiprocessors * crowded
+    busy = at_a_time**together * tiles / chip.multiprocessors * crowded
     return float(start * 1e-6 + depth * each * 1e-9 * (1 + busy**_BLEND) ** (1 / _BLEND))
 
 
@@ -257,14 +279,14 @@ def _parallel_seconds(chip: Chip, one: _Recurrence, pair: tuple[Array, Array]) -
     weights = _product_seconds(chip, one, gates, inputs, samples, (gates, inputs))
     for steps in filter(None, (one.steps - 1, 1)):  # the first hidden states lie apart from those of the steps
         weights += _product_seconds(chip, one, gates, hidden, steps * one.batch, (gates, hidden))
-    return of_data + weights * float(longer["weights"]) + _bias_seconds(one, gates)
+    return of_data + weights * float(longer["weights"]) + _bias_seconds(one)
 
 
-def _bias_seconds(one: _Recurrence, gates: int) -> float:
-    """Return the time of the gradient of one layer's biases, which few blocks add up row after row."""
-    form = _form()
-    each = form["biases"][one.mode] + form["biases_wide"] * gates / 1000
-    return float(one.steps * one.batch * each * (1 if one.kind == "half" else form["biases_fp32"]) * 1e-9)
+def _bias_seconds(one: _Recurrence) -> float:
+    """Return the time of the gradient of one layer's biases: blocks of 32 columns add up row after row."""
+    start, each, wide, most = _form()["biases"][one.mode][one.width]
+    columns = min(one.hidden * min(one.streams, 2) / 1000, most)
+    return float(start * 1e-6 + one.steps * one.batch * (each + wide * columns) * 1e-9)
 
 
 def _product_seconds(chip: Chip, one: _Recurrence, m: int, n: int, k: int, row: tuple[int, int]) -> float:
