@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -81,6 +82,16 @@ def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list
     return failed
 
 
+def in_turns(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases with their kinds taking turns, so that a time limit cuts all of them."""
+    seen = Counter[str]()
+    turns = []
+    for case in cases:
+        turns.append((seen[case.kind], case))
+        seen[case.kind] += 1
+    return [case for _, case in sorted(turns, key=lambda one: one[0])]
+
+
 @contextmanager
 def _resumed(job: Job, case: Case, options: argparse.Namespace) -> Iterator[Job]:
     """Yield the job with a real checkpoint, if the case continues from one."""
@@ -140,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     done = {line["name"] for line in everyday_cases.lines(out)}
     every = everyday_cases.chosen(everyday_cases.cases(options.cases), options.names, options.kinds)
     first, parts = map(int, options.part.split("/"))
-    waiting = [case for case in every[first::parts] if case.name not in done]
+    waiting = in_turns([case for case in every[first::parts] if case.name not in done])
     if options.list:
         print("\n".join(f"{case.kind:12} {case.name:40} {'held out' if case.held_out else ''}" for case in waiting))
         return 0

@@ -33,7 +33,7 @@ from host_phases import COUNTS, PHASES, ROWS  # noqa: E402
 
 from trainatomy.catalog.hosts import reference_host  # noqa: E402
 from trainatomy.measurement.device.host_probe import PROBE  # noqa: E402
-from trainatomy.timing.launch import KINDS  # noqa: E402
+from trainatomy.timing.launch import ACCUMULATION, KINDS  # noqa: E402
 
 HOST = reference_host()
 LOOPS = ("trainer", "pytorch")
@@ -41,6 +41,7 @@ BY_LOOP = ("optimizer_step", "step", "module_step", "module_micro_step")
 FREE = ("recurrent_layer.graph", "recurrent_layer.backward", "inner_kernel", "list_item")
 NAMES = (
     *(f"{context}.{kind}" for context in ("graph", "backward", "plain") for kind in KINDS),
+    f"backward.{ACCUMULATION}",
     *FREE,
     "module_call",
     *(f"{cost}.{loop}" for cost in BY_LOOP for loop in LOOPS),

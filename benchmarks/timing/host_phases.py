@@ -140,14 +140,14 @@ def counted(workload: Workload) -> dict[str, Any]:
 def counts(operations: Any) -> dict[str, Counter[str]]:
     """Count how often each cost of ``timing.launch.CPUCosts`` occurs, by phase."""
     from trainatomy.operators.cost import recurrent
-    from trainatomy.timing.launch import checkpointed_regions, kind_of, launch_context, list_length
+    from trainatomy.timing.launch import checkpointed_regions, list_length, priced_launch
 
     graph = any(operation.phase == "backward" for operation in operations.operations)
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for operation in operations.operations:
         call = operations.calls[operation.call]
         phase = {"recompute": "backward", "zero_grad": "other"}.get(operation.phase, operation.phase)
-        kind, context = kind_of(call), launch_context(operation, graph=graph)
+        context, kind = priced_launch(operation, call, graph=graph)
         found[phase][f"{context}.{kind}"] += operation.repeats
         if kind == "list" or call.name == "aten::stack":
             found[phase]["list_item"] += list_length(call) * operation.repeats

@@ -9,7 +9,6 @@ from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from trainatomy.catalog.first_calls import first_call_seconds
 from trainatomy.prediction import time_of
 from trainatomy.results.lengths import Distribution
 from trainatomy.training.lengths import BatchShape, Order
@@ -175,6 +174,8 @@ class EpochTimes:
 
     @property
     def _new_shape_seconds(self) -> float:
+        from trainatomy.timing.first_calls import first_call_seconds
+
         return fmean(first_call_seconds(operations.calls) for operations in self._epochs.operations.values())
 
 

@@ -14,7 +14,6 @@ from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
 from trainatomy.analysis.late_releases import released_by_clock
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
-from trainatomy.catalog.first_calls import first_evaluation_seconds
 from trainatomy.libraries import installed_versions
 from trainatomy.prediction_inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
@@ -268,6 +267,9 @@ def _evaluation(
         return None
     allocated, reserved = analysis.allocated_bytes, analysis.reserved_bytes
     begin, end = executed.events.start, executed.events.stop
+    from trainatomy.timing.first_calls import first_evaluation_seconds, first_on_machine_seconds
+
+    calls = executed.operations.calls, simulation.operations.calls
     time = evaluation_time(workload, simulation, analysis, calibration) if timed else None
     return Evaluation(
         batch_size=workload.eval_batch_size,
@@ -279,9 +281,8 @@ def _evaluation(
         reserved_after_bytes=max(reserved[:end], default=0),
         own_allocated_bytes=max(allocated[begin:end], default=0),
         seconds=None if time is None else time.step_seconds,
-        first_extra_seconds=first_evaluation_seconds(executed.operations.calls, simulation.operations.calls)
-        if timed
-        else None,
+        first_extra_seconds=first_evaluation_seconds(*calls) if timed else None,
+        first_on_machine_seconds=first_on_machine_seconds(*calls) if timed else None,
     )
 
 

@@ -84,10 +84,17 @@ def test_a_stalled_probe_does_not_delay_the_next_ones(monkeypatch: pytest.Monkey
     assert probe.is_due()
 
 
-def test_few_readings_between_steps_are_joined_by_those_around_them() -> None:
-    stalled = HostPace(PROBE, (2e-4,) * 3, (6e-3,), (2.2e-4,) * 3)
-    assert stalled.seconds == 2.2e-4
-    assert replace(stalled, during_seconds=(3e-4,) * 5).seconds == 3e-4
+def test_the_pace_is_the_mean_beside_the_steps_without_stalls() -> None:
+    around = HostPace(PROBE, (9e-4, 9e-4, 2e-4), (3e-4, 4e-4, 60e-4, 2.5e-4), (3.5e-4, 9e-4, 9e-4))
+    assert around.seconds == pytest.approx((2.5e-4 + 3e-4 + 3.5e-4 + 4e-4) / 4)
+    many = replace(around, during_seconds=(3e-4,) * 8 + (60e-4,))  # of eleven, the two least and most are left out
+    assert many.seconds == pytest.approx(3e-4)
+
+
+def test_without_readings_between_steps_those_around_them_count() -> None:
+    ranks = HostPace(PROBE, (2e-4, 3e-4, 4e-4), (), (3e-4, 5e-4, 60e-4))
+    assert ranks.seconds == pytest.approx((3e-4 + 3e-4 + 4e-4 + 5e-4) / 4)
+    assert HostPace(PROBE, (), (2e-4,), ()).seconds == 2e-4
 
 
 def test_steps_do_not_contain_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +198,7 @@ def test_the_probe_works_on_the_thread_of_autograd() -> None:
 
 
 def test_a_page_says_what_is_predicted_at_the_pace_and_at_a_quiet_host() -> None:
-    pace = HostPace(PROBE, (490e-6,), (600e-6,) * 5, (510e-6,))
+    pace = HostPace(PROBE, (490e-6,), (600e-6,) * 10, (510e-6,))
     found = run_sentences.host_pace(pace, _time({PROBE: 400e-6}), 0.0155)
     assert found == [
         "probe of the CPU: 600 µs between steps, 490 µs before, 510 µs after them",

@@ -210,8 +210,26 @@ def test_time_is_that_of_new_host_memory_where_outputs_are_large() -> None:
 def test_the_first_evaluation_plans_attention_for_new_shapes() -> None:
     described = describe({"compute_metrics": True, "eval_samples": 36}, bf16=True).replace("gpu", "h200")
     found = predict(described).evaluation
-    assert found is not None and found.first_extra_seconds == pytest.approx(0.016 + 2 * 0.046)  # batches of 16 and of 4
+    assert found is not None and found.first_extra_seconds == pytest.approx(0.012 + 2 * 0.028)  # batches of 16 and of 4
     whole = predict(described.replace("data.eval_samples", 32)).evaluation
-    assert whole is not None and whole.first_extra_seconds == pytest.approx(0.016 + 0.046)
+    assert whole is not None and whole.first_extra_seconds == pytest.approx(0.012 + 0.028)
+    assert whole.first_on_machine_seconds == 0.34
     plain = predict(described.replace("model.attn_implementation", "eager")).evaluation
-    assert plain is not None and plain.first_extra_seconds == 0.016
+    assert plain is not None and plain.first_extra_seconds == 0.012 and plain.first_on_machine_seconds == 0.0
+
+
+def test_the_first_evaluation_plans_convolutions_for_a_new_batch_size() -> None:
+    config = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 64, 128], "image_size": 64}
+    mapping = {
+        "model": {"class": "ConvNextForImageClassification", "config": config},
+        "data": {"eval_samples": 16},
+        "train": {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 8, "eval_strategy": "steps"},
+        "gpu": "h200",
+    }
+    found = predict(Workload.from_mapping({**mapping, "train": {**mapping["train"], "bf16": True}})).evaluation
+    # four depthwise convolutions, the stem and three between stages
+    assert found is not None and found.first_extra_seconds == pytest.approx(0.012 + 4 * 0.103 + 4 * 0.0013)
+    full = predict(Workload.from_mapping(mapping)).evaluation
+    assert full is not None and full.first_extra_seconds == pytest.approx(0.012 + 8 * 0.0013)
+    known = predict(Workload.from_mapping(mapping).replace("train.per_device_train_batch_size", 8)).evaluation
+    assert known is not None and known.first_extra_seconds == 0.012

@@ -165,6 +165,20 @@ def test_hooks_of_saved_tensors_cost_python_by_who_has_them() -> None:
     assert hooked - plain == pytest.approx(3 * forward + 2 * backward + 5 * other)
 
 
+def test_adding_up_gradients_costs_less_than_a_node_of_backward() -> None:
+    array = Array((1024,), (1,), "float32", 4, 0)
+    costs = cpu_costs(reference_host().microseconds)
+
+    def cost(name: str, phase: str) -> float:
+        operations = [Operation(0, 0, phase, "", 0, 1), Operation(1, 0, "backward", "", 0, 1)]
+        calls = [Call(name, (array, array), (array,)), Call("aten::mul", (array, array), (array,))]
+        return next(launch_seconds(Operations(calls=calls, operations=operations), costs, "trainer"))
+
+    assert cost("aten::add_", "backward") == cost("aten::add", "backward") == costs.backward["accumulation"]
+    assert cost("aten::mul", "backward") == costs.backward["pointwise"] > costs.backward["accumulation"]
+    assert cost("aten::add", "forward") == costs.graph["pointwise"]
+
+
 def test_a_loop_walks_over_the_modules_and_parameters_of_the_model_that_is_trained() -> None:
     costs = cpu_costs(reference_host().microseconds)
     called, known = Operations(module_calls={"forward": 40}), Operations(module_calls={"forward": 40}, modules=10)

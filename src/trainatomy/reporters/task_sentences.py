@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainatomy.catalog.first_calls import first_on_machine_seconds
 from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.experts import Experts
@@ -21,8 +20,8 @@ def evaluation(found: Evaluation) -> list[str]:
     spent = "" if found.seconds is None else f", {seconds(found.seconds)}"
     if found.first_extra_seconds:
         spent += f" (the first one {seconds(found.first_extra_seconds)} longer"
-        if on_machine := first_on_machine_seconds(found.first_extra_seconds):
-            spent += f", and {seconds(on_machine)} more if it is the first on its machine"
+        if found.first_on_machine_seconds:
+            spent += f", and {seconds(found.first_on_machine_seconds)} more if it is the first on its machine"
         spent += ")"
     lines = [f"one evaluation: {count}{spent}"]
     if own is not None:

@@ -21,6 +21,8 @@ class Evaluation:
         seconds: Its duration; None where times were not asked for.  A measured one is the first of its training.
         first_extra_seconds: What the first evaluation takes longer, because kernels are loaded and planned for shapes
             that no step had; None in a measurement.
+        first_on_machine_seconds: What the first one on a machine takes even longer, because CUDA compiles a kernel of
+            cuDNN and keeps it; None in a measurement.
     """
 
     batch_size: int
@@ -33,6 +35,7 @@ class Evaluation:
     own_allocated_bytes: int | None = None
     seconds: float | None = None
     first_extra_seconds: float | None = None
+    first_on_machine_seconds: float | None = None
 
     @property
     def added_reserved_bytes(self) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
-FEW = 5
-"""Readings between steps below which a median is left to chance: a single one may be of a stall."""
+TRIMMED_SHARE = 0.2
+"""Share of the readings that are left out at either end before the mean is taken: some are of stalls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,15 @@ class HostPace:
 
     @property
     def seconds(self) -> float:
-        """Median time between steps; of all times where those are fewer than `FEW`."""
-        around = () if len(self.during_seconds) >= FEW else (*self.before_seconds, *self.after_seconds)
-        return median((*self.during_seconds, *around))
+        """Mean time beside the steps, without the extremes: the last one before them, those between, the first after.
+
+        A step takes as long as its parts together, so that a mean says more of it than a median does.  Where nothing
+        was read between steps, all times before and after them count.
+        """
+        before, during, after = self.before_seconds, self.during_seconds, self.after_seconds
+        beside = sorted((*before[-1:], *during, *after[:1]) if during else (*before, *after))
+        left_out = max(1, int(TRIMMED_SHARE * len(beside)))
+        return fmean(beside[left_out:-left_out] or beside)
 
     @property
     def relative(self) -> float | None:

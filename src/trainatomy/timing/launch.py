@@ -34,6 +34,9 @@ GENERATION = "generation"
 OTHER = "other"
 """Name, among the costs of hooks of saved tensors and shares of kinds, of those that have none of their own."""
 _ON_ARRAYS = "numpy::"
+ACCUMULATION = "accumulation"
+"""Name, among the costs of backward, of adding a gradient to another one of the same tensor."""
+_ADDITIONS = frozenset({"aten::add", "aten::add_"})
 _RESTORING = frozenset({"backward", "recompute"})
 """Phases in which a copy to the GPU brings back what was saved, and no batch."""
 _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
@@ -46,7 +49,8 @@ class CPUCosts:
     Attributes:
         graph: Launching one operation of each of ``KINDS`` in a forward pass of a training.
         without_graph: The same in generation, evaluation and inference, as a share of ``graph``; see ``OTHER``.
-        backward: The same in backward.
+        backward: The same in backward, and of adding up the gradients of a tensor (``ACCUMULATION``), which autograd's
+            engine does between its nodes.
         plain: The same outside of both.
         list_item: Each tensor of a list argument.
         module_call: Calling one module.
@@ -155,6 +159,13 @@ def launch_context(operation: Operation, *, graph: bool) -> LaunchContext:
     return "backward" if operation.phase == "backward" else "plain"
 
 
+def priced_launch(operation: Operation, call: Call, *, graph: bool) -> tuple[LaunchContext, str]:
+    """Return where an operation is launched and the name of its cost there; ``graph``: as in ``launch_context``."""
+    context, kind = launch_context(operation, graph=graph), kind_of(call)
+    accumulates = context == "backward" and kind == "pointwise" and call.name in _ADDITIONS
+    return context, ACCUMULATION if accumulates else kind
+
+
 def batch_bytes(call: Call) -> int:
     """Return the bytes that a call copies from the CPU to the GPU, 0 for other calls.
 
@@ -214,7 +225,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
         seconds = known.get(key)
         if seconds is None:
             call = operations.calls[operation.call]
-            what, context = kind_of(call), launch_context(operation, graph=graph)
+            context, what = priced_launch(operation, call, graph=graph)
             seconds = tables[context][what] + between.get(operation.phase, 0.0)
             if call.name in _SHARDED_COLLECTIVES and operation.stream >= 0:  # those that run beside it are not FSDP's
                 seconds += costs.sharded_collective

@@ -27,8 +27,8 @@ COMPARISONS = family(
     row("logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not"),
     row("isnan", launch="reduction"),
     row("isinf", launch="reduction", allocates="elementwise:isinf"),
-    row("where", launch="index", allocates="elementwise:where"),
-    row("masked_fill", launch="index", reads="sources"),
+    row("where", allocates="elementwise:where"),
+    row("masked_fill", reads="sources"),
     row("sgn round trunc signbit nan_to_num", cost=""),
     row("logical_xor bitwise_xor bitwise_left_shift bitwise_right_shift __and__ __or__", cost=""),
 )
