@@ -53,10 +53,10 @@ class Capped(nn.Module):
         mask = functional.one_hot(scores.argmax(-1), 8)
         place = (mask.cumsum(0) * mask - 1).clamp(max=capacity)
         slots = functional.one_hot(place.amax(-1).clamp(0, capacity), capacity + 1)[:, :capacity].to(x.dtype)
-        dispatch = torch.einsum("te,tc->tec", (mask * scores).to(x.dtype), slots)
-        given = torch.einsum("tec,td->ecd", (dispatch > 0).to(x.dtype), tokens)
+        dispatch = torch.einsum("tg,tc->tgc", (mask * scores).to(x.dtype), slots)
+        given = torch.einsum("tgc,td->gcd", (dispatch > 0).to(x.dtype), tokens)
         made = functional.relu(torch.bmm(given, self.up)).square() @ self.down
-        out = torch.einsum("tec,ecd->td", dispatch, made.to(dispatch.dtype)).view_as(x)
+        out = torch.einsum("tgc,gcd->td", dispatch, made.to(dispatch.dtype)).view_as(x)
         return functional.cross_entropy(self.head((x + out).mean(1)), y)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.simulate import simulate
+from trainatomy.workload import Workload
 
 
 def _allocated(process: SimulatedProcess, operation: str) -> list[int]:
@@ -71,3 +76,26 @@ def test_known_values_are_made_unique(process: SimulatedProcess) -> None:
     assert found.shape == counts.shape == (2,) and counts.tolist() == [1, 3]
     assert torch.unique_consecutive(rows).tolist() == [2, 0, 2]
     assert torch.unique(rows[:, None], dim=0).shape == (2, 1)
+
+
+def test_a_training_whose_loss_selects_by_values_says_what_is_assumed(from_factory: Callable[..., Workload]) -> None:
+    text = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 4)
+
+    def forward(self, x, y):
+        losses = nn.functional.cross_entropy(self.body(x), y, reduction="none")
+        return losses[losses > 0.1].mean()
+
+def model():
+    return Net()
+
+def batch(size):
+    return {"x": torch.randn(size, 8), "y": torch.zeros(size, dtype=torch.uint8)}
+"""
+    found = simulate(from_factory(text), find_gpu("h200"))
+    notes = [note for note in found.notes if note.startswith("what these operations select")]
+    assert len(notes) == 1
+    assert "aten::index in Net, " in notes[0] and "assumed to be everything" in notes[0]

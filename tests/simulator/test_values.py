@@ -208,3 +208,39 @@ def test_large_masks_are_computed_on_demand_from_their_original_inputs(process: 
     assert lengths.max().item() == 7
     assert known.sum().item() == 0
     assert (known == 0).all()
+
+
+def test_a_router_is_assumed_to_choose_evenly_where_its_choices_decide_a_size(process: SimulatedProcess) -> None:
+    scores = torch.randn(12, 4, device="cuda", requires_grad=True)
+    chosen = torch.topk(scores, 2).indices
+    rows, slots = torch.where(chosen == 3)
+    assert rows.shape == slots.shape == (6,)
+    hit = torch.nn.functional.one_hot(chosen, 4).sum((0, 1)).nonzero()
+    assert [int(each) for each in hit] == [0, 1, 2, 3]
+    assert process.recorder.values.choices_decide
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_an_argmax_is_assumed_to_spread_along_its_dimension(process: SimulatedProcess, keepdim: bool) -> None:
+    scores = torch.randn(6, 3, 5, device="cuda")
+    found = scores.argmax(1, keepdim=keepdim)
+    assert (found == 2).nonzero().shape[0] == 10
+    assert int((scores.max(1).indices == 0).sum()) == 10
+
+
+def test_choices_that_decide_nothing_are_not_said(process: SimulatedProcess) -> None:
+    chosen = torch.randn(6, 5, device="cuda").topk(2).indices
+    assert bool((chosen == 9).any())  # an unknown bool is taken as True
+    torch.randn(6, 5, device="cuda").gather(1, chosen)
+    assert not process.recorder.values.choices_decide
+
+
+def test_choices_of_known_scores_are_what_they_are(process: SimulatedProcess) -> None:
+    chosen = torch.tensor([[1, 5, 3], [9, 2, 4]]).to("cuda").argmax(1)
+    assert chosen.tolist() == [1, 0]
+    assert not process.recorder.values.choices_decide
+
+
+def test_a_mask_converted_on_its_way_to_the_gpu_is_known(process: SimulatedProcess) -> None:
+    mask = torch.tensor([1.0, 0.0, 1.0]).to(device="cuda", dtype=torch.bool)
+    assert torch.randn(3, 4, device="cuda")[mask].shape == (2, 4)

@@ -74,6 +74,14 @@ def test_attention_reaches_the_parts_of_a_joint_model(describe: Any) -> None:
     assert [part._attn_implementation for part in parts] == ["eager"] * 3
 
 
+def test_a_key_that_only_the_model_reads_is_accepted(describe: Any) -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = {**small, "head_dim": 24, "num_experts": 2, "experts_implementation": "eager"}  # neither is declared
+    model = build_model(describe("Qwen3MoeForCausalLM", model={"config": config}))
+    assert model.model.layers[0].self_attn.q_proj.out_features == 48
+    assert model.config._experts_implementation == "eager"
+
+
 def test_attention_and_labels_reach_the_configuration() -> None:
     spec = {"id": "bert-base-uncased", "class": "BertForSequenceClassification", "attn_implementation": "eager"}
     model = on_meta({"model": {**spec, "config": {"num_labels": 7}}})
@@ -86,6 +94,10 @@ def test_attention_and_labels_reach_the_configuration() -> None:
     [
         ({"id": "bert-base-uncased", "config": {"num_hiden_layers": 2}}, ["num_hiden_layers", "num_hidden_layers"]),
         ({"id": "bert-base-uncased", "class": "BertForSequenceClasification"}, ["BertForSequenceClassification"]),
+        (
+            {"class": "MixtralForCausalLM", "config": {"experts_implementation": "sonicmoe"}},
+            ["experts_implementation", "grouped_mm"],
+        ),
         ({"id": "gpt2", "class": "BertForMaskedLM"}, ["model.class", "BertConfig", "GPT2Config"]),
         ({"class": "AutoModelForCausalLM"}, ["model.class", "model.id"]),
         ({"class": "BertTokenizer"}, ["model.class"]),
