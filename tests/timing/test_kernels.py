@@ -228,7 +228,7 @@ def test_recurrent_layers_run_their_steps_in_sequence():
     assert layer(100, 8).seconds == pytest.approx(2 * one.seconds, rel=0.1)
     assert layer(50, 16).seconds < 1.2 * one.seconds
     both = layer(50, 8, directions=2)
-    assert both.seconds == pytest.approx(2 * one.seconds, rel=0.01) and both.seconds / both.at_once < 1.3 * one.seconds
+    assert both.seconds == pytest.approx(2 * one.seconds, rel=0.05) and both.seconds / both.at_once < 1.5 * one.seconds
 
 
 def _lstm(hidden: int, layers: int = 1, steps: int = 70, batch: int = 80) -> KernelWork:
@@ -248,6 +248,14 @@ def test_layers_of_one_direction_multiply_their_inputs_in_parts():
     step_kernels, others = 3 * 70 * 2, 3 * 3
     assert _lstm(1500, layers=3, batch=128).launches == step_kernels + others + 3 * 17
     assert _lstm(1500, layers=1, batch=128).launches == 70 * 2 + 3
+
+
+def test_layers_whose_kernels_outlast_their_launches_run_at_once_and_slow_each_other():
+    """An LSTM of 4 layers of 896, 96 samples, took 1.9 times as long behind other work as where few kernels ran."""
+    wide, narrow = _lstm(1200, layers=3, steps=200), _lstm(256, layers=3, steps=200, batch=8)
+    assert 1.3 < wide.seconds / (3 * _lstm(1200, steps=200).seconds) < 1.95
+    assert narrow.seconds == pytest.approx(3 * _lstm(256, steps=200, batch=8).seconds, rel=0.05)
+    assert wide.at_once > 1.5 and _lstm(1200).at_once == 1
 
 
 def test_sums_over_rows_depend_on_rows_not_columns():
