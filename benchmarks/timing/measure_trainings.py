@@ -37,7 +37,7 @@ import trainings  # noqa: E402
 
 from trainatomy.training.observer import Silent  # noqa: E402
 
-TIMED_SECONDS, LEAST_STEPS, MOST_STEPS, PROFILED_STEPS = 0.35, 5, 40, 2
+TIMED_SECONDS, LEAST_STEPS, MOST_STEPS, PROFILED_STEPS = 0.7, 5, 40, 2
 GRACE = 25
 """Seconds beyond its limit after which a part is killed."""
 
