@@ -1,7 +1,7 @@
 """Draw trainings of the twenty networks at batches and images that no rule was made from, in three precisions.
 
 python benchmarks/cudnn/draw_trainings.py --seed 20261124 --out held_out_3/networks.yaml
-python benchmarks/cudnn/draw_trainings.py --seed 20261125 --usual --out held_out_4/networks.yaml
+python benchmarks/cudnn/draw_trainings.py --seed 20261129 --usual --out held_out_6/networks.yaml
 
 Each training has a batch and images of its own. With ``--usual`` every second one has images of the usual size.
 Trainings that another file of cases holds are drawn again.

@@ -56,17 +56,25 @@ class Campaign:
 SEEN_SINCE = {"library, seen": "seen/h200-library.jsonl", "rules, seen": "seen/h200-rules.jsonl"}
 """Predictions by code that was made with the measurements at hand."""
 BLIND = (
-    Campaign("H200", "held_out_5/records/h200.jsonl", {
-        "library": "held_out_5/predictions/h200-library.jsonl",
-        "rules": "held_out_5/predictions/h200-rules.jsonl",
+    Campaign("H200", "held_out_6/records/h200.jsonl", {
+        "library": "held_out_6/predictions/h200-library.jsonl",
+        "rules": "held_out_6/predictions/h200-rules.jsonl",
     }),
-    Campaign("H100", "held_out_5/records/h100-sxm.jsonl", {
-        "library": "held_out_5/predictions/h100-sxm-library.jsonl",
-        "rules": "held_out_5/predictions/h100-sxm-rules.jsonl",
+    Campaign("H100", "held_out_6/records/h100-sxm.jsonl", {
+        "library": "held_out_6/predictions/h100-sxm-library.jsonl",
+        "rules": "held_out_6/predictions/h100-sxm-rules.jsonl",
     }),
 )  # fmt: skip
 """The twenty networks as they were predicted before they were measured."""
 EARLIER = (
+    Campaign("sixty others of the twenty", "held_out_5/records/h200.jsonl", {
+        "library": "held_out_5/predictions/h200-library.jsonl",
+        "rules": "held_out_5/predictions/h200-rules.jsonl",
+    }),
+    Campaign("the same on an H100", "held_out_5/records/h100-sxm.jsonl", {
+        "library": "held_out_5/predictions/h100-sxm-library.jsonl",
+        "rules": "held_out_5/predictions/h100-sxm-rules.jsonl",
+    }),
     Campaign("the twenty, half of usual size", "held_out_4/records/h200*.jsonl", {
         "library": "held_out_4/predictions/h200-library.jsonl",
         "rules": "held_out_4/predictions/h200-rules.jsonl",

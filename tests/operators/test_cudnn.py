@@ -16,7 +16,8 @@ from cudnn_sample import KINDS, convolution_of, sample
 from trainatomy.catalog.files import read_text
 from trainatomy.operators.allocation.cudnn import by_hand, workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
-from trainatomy.operators.allocation.cudnn.learned import FILE, bytes_of, learned_workspace, sizes_of
+from trainatomy.operators.allocation.cudnn.learned import FILE, learned_workspace, sizes_of
+from trainatomy.operators.allocation.cudnn.methods import bytes_of
 from trainatomy.operators.allocation.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
 
 HALF, FLOAT = torch.bfloat16, torch.float32
@@ -141,26 +142,37 @@ def test_trees_tell_products_copies_and_divided_sums_apart(kind: Kind, one: Conv
     assert workspace(kind, one) == measured
 
 
-def test_trees_are_asked_about_contiguous_images_of_one_group_alone() -> None:
+@pytest.mark.parametrize(
+    ("batch", "measured"), [(9, 213_073_920), (11, 30_860_819), (17, 426_000_384), (23, 426_000_384), (10, 213_073_920)]
+)
+def test_trees_follow_choices_that_change_with_the_rest_of_the_last_tile(batch: int, measured: int) -> None:
+    one = convolution((batch, 32, 149, 149), (32, 32, 3, 3), 1, 0, HALF)
+    assert abs(workspace("input gradient", one) - measured) <= 131
+
+
+def test_trees_know_layouts_groups_and_volumes_but_not_every_type() -> None:
     images = SQUARE, (64, 64, 3, 3), 1, 1
     assert learned_workspace("forward", convolution(*images)) is not None
-    assert learned_workspace("forward", convolution(*images, last=True)) is None
-    assert learned_workspace("forward", convolution(SQUARE, (64, 2, 3, 3), 1, 1, groups=32)) is None
-    assert learned_workspace("weight gradient", convolution((2, 64, 8, 8, 8), (64, 64, 3, 3, 3), 1, 1)) is None
-    assert learned_workspace("forward", convolution((2, 64, 8, 8, 8), (64, 64, 3, 3, 3), 1, 1)) is not None
+    assert learned_workspace("forward", convolution(*images, last=True)) is not None
+    assert learned_workspace("weight gradient", convolution((2, 64, 8, 8, 8), (64, 64, 3, 3, 3), 1, 1)) is not None
     assert learned_workspace("forward", convolution(*images, dtype=torch.float64)) is None
 
 
 def test_every_method_and_size_of_the_trees_is_known() -> None:
+    contents = json.loads(read_text(FILE))
     one = convolution(SQUARE, THREE, 1, 1, HALF)
-    nodes = [(kind, tree) for kind, trees in json.loads(read_text(FILE))["trees"].items() for tree in trees.values()]
+    for method in contents["methods"]:
+        for kind in KINDS:
+            size = bytes_of(method, kind, one)
+            assert size is None or size >= 0
+    nodes = [tree for trees in contents["trees"].values() for tree in trees.values()]
     while nodes:
-        kind, node = nodes.pop()
-        if isinstance(node, str):
-            assert bytes_of(node, kind, one) >= 0
+        node = nodes.pop()
+        if isinstance(node, int):
+            assert 0 <= node < len(contents["methods"])
         else:
             assert 0 <= node[0] < len(sizes_of(one))
-            nodes += [(kind, node[2]), (kind, node[3])]
+            nodes += node[2:]
 
 
 def test_random_recurrent_layers_match_nearly_always() -> None:

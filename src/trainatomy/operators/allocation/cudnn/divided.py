@@ -88,8 +88,13 @@ def is_known(one: Convolution, plan: EnginePlan) -> bool:
     if one.channels_last and (one.channels % one.fill or one.weight[0] % one.fill):
         return False
     tile = _TILES.get(dict(plan.knobs).get(_TILE_KNOB, -1))
-    known = plan.divides_sums and plan.engine in _ENGINES and tile in _LEVELS.get(one.dtype, ())
+    known = plan.divides_sums and plan.engine in _ENGINES and tile is not None and has_tiles(one, tile)
     return known and not (one.groups > 1 and (one.channels_last or one.transposed))
+
+
+def has_tiles(one: Convolution, tile: tuple[int, int]) -> bool:
+    """Return whether it is known how sums of such tiles are divided for the type of a convolution."""
+    return tile in _LEVELS.get(one.dtype, ())
 
 
 def missing_parts(kind: Kind, one: Convolution, plan: EnginePlan) -> int:

@@ -85,6 +85,11 @@ def is_cudnn_depthwise(one: Convolution) -> bool:
     return channels >= 512 or (channels >= 256 and width >= 28)
 
 
+def copied_by_group(kind: Kind, one: Convolution) -> int:
+    """Return the bytes where each group is a convolution of its own."""
+    return _by_group(_Group(kind, one, one.channels, one.weight[0] // one.groups, padded_width(one)))
+
+
 def padded_width(one: Convolution) -> int:
     """Return the channels that each group is padded to."""
     return max(_NARROWEST, 1 << (max(one.channels, one.weight[0] // one.groups) - 1).bit_length())

@@ -1,9 +1,9 @@
-"""Workspaces of contiguous convolutions, by decision trees that were learned from an H200's answers.
+"""Workspaces of convolutions, by decision trees that were learned from cuDNN's own answers.
 
-cuDNN's heuristics choose among few kinds of engines: those that read contiguous tensors, those that work on copies in
-channels-last layout, and those that also divide sums. What a kind needs follows from the shapes; which kind is chosen
-is looked up in a tree of comparisons of sizes, one for each operation, type and form of filter
-(``catalog/cudnn_rules.json``, written by benchmarks/cudnn/learned_rules.py from calls of published networks).
+What each of cuDNN's methods needs follows from the shapes (``methods``). Which one its heuristics choose is looked up
+in a tree of comparisons of sizes, one for each operation, type, layout and form of filter. cuDNN compares not only the
+sizes, but also what is left over where tiles do not divide a matrix, so that a choice changes from one batch to the
+next. The trees are in ``catalog/cudnn_rules.json``, written by benchmarks/cudnn/learned_rules.py.
 """
 
 from __future__ import annotations
@@ -16,48 +16,38 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.catalog.files import read_text
-from trainatomy.operators.allocation.arguments import ceil_div, round_up
-from trainatomy.operators.allocation.cudnn.divided import divided_bytes, tiles_and_terms
-from trainatomy.operators.allocation.cudnn.unnamed import WINOGRAD_IMAGES, winograd
-from trainatomy.operators.allocation.cudnn.weight_gradient import transformed
+from trainatomy.operators.allocation.arguments import ceil_div
+from trainatomy.operators.allocation.cudnn.methods import bytes_of
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 
 FILE = "cudnn_rules.json"
-_SUM = 4
-"""Bytes of a partial sum."""
 _OF_TYPE = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 3}
 """Numbers that tell types apart, in place of a size."""
+_OF_OUTPUT, _OF_DATA, _OF_CHANNELS = (64, 128, 192, 256, 320, 384, 512, 576), (64, 128, 256, 512), (64, 128)
+"""Rows of tiles, which the pixels of all images, or the channels, leave a rest of."""
 
 
 def learned_workspace(kind: Kind, one: Convolution) -> int | None:
-    """Return the bytes of workspace; None for calls that no tree was learned for."""
-    if not is_learned(kind, one):
+    """Return the bytes of workspace; None where the rules decide that were written by hand."""
+    node = _trees()[kind].get(group_of(one)) if one.dtype in _OF_TYPE else None
+    if node is None:
         return None
-    node: Any = _trees()[kind][group_of(one)]
     values = sizes_of(one)
-    while not isinstance(node, str):
+    while not isinstance(node, int):
         size, limit, below, above = node
         node = below if values[size] <= limit else above
-    return bytes_of(node, kind, one)
-
-
-def is_learned(kind: Kind, one: Convolution) -> bool:
-    """Return whether the trees are about such a call: contiguous, one group, types of tensor cores.
-
-    In two dimensions they are about convolutions that are not transposed, in three not about the weight gradient: trees
-    for those would miss more than the rules that were written by hand.
-    """
-    if one.groups > 1 or one.channels_last or one.dtype not in _OF_TYPE:
-        return False
-    return kind != "weight gradient" if len(one.data) == 5 else not one.transposed
+    return bytes_of(_methods()[node], kind, one)
 
 
 def group_of(one: Convolution) -> str:
     """Return the group of calls that has a tree of its own."""
     form = "product" if one.is_plain_product else "other"
-    return f"{form}{' of volumes' if len(one.data) == 5 else ''}, {one.itemsize} bytes"
+    if one.groups > 1:
+        form = "depthwise" if one.channels == 1 else "groups"
+    layout = ", channels last" if one.channels_last else ""
+    return f"{form}{' of volumes' if len(one.data) == 5 else ''}, {one.itemsize} bytes{layout}"
 
 
 def sizes_of(one: Convolution) -> tuple[float, ...]:
@@ -72,59 +62,20 @@ def sizes_of(one: Convolution) -> tuple[float, ...]:
         math.gcd(one.places, 64), ceil_div(one.places, 128) * ceil_div(outside, 128),
         ceil_div(outside, 128) * ceil_div(one.length, 128), ceil_div(images * before, 128) * ceil_div(inside, 128),
         _OF_TYPE[one.dtype],
+        *(one.places % rows for rows in _OF_OUTPUT), *(images * before % rows for rows in _OF_DATA),
+        *(channels % rows for rows in _OF_CHANNELS for channels in (inside, outside)),
+        after / before, one.weight[2], one.output[2], one.data[2],
     )  # fmt: skip
 
 
-def bytes_of(method: str, kind: Kind, one: Convolution) -> int:
-    """Return the bytes that a method needs, such as ``copies`` or ``divided 128x64 1x3``."""
-    name, *numbers = method.split(" ")
-    if name == "divided":
-        return transformed(one) + _divided(kind, one, _pair(numbers[0]), _pair(numbers[1]))
-    if name == "parts":
-        return transformed(one) + _parts(one, _pair(numbers[0]), int(numbers[1]))
-    if name == "winograd":
-        images = round_up(one.data[0], WINOGRAD_IMAGES) if numbers else one.data[0]
-        return winograd(kind, one, images)
-    return _SIMPLE[name](one)
+def _trees() -> Any:
+    return _contents()["trees"]
 
 
-def _pair(text: str) -> tuple[int, int]:
-    rows, columns = map(int, text.split("x"))
-    return rows, columns
-
-
-def _divided(kind: Kind, one: Convolution, tile: tuple[int, int], cluster: tuple[int, int]) -> int:
-    tiles, length = tiles_and_terms(kind, one, tile, cluster)
-    return divided_bytes(tiles, length, one, tile, math.prod(cluster))
-
-
-def _parts(one: Convolution, tile: tuple[int, int], rounds: int) -> int:
-    """Return the bytes of a weight gradient's sums of parts, of which ``rounds`` fill the multiprocessors."""
-    inside, outside = one.filled(one.channels), one.filled(one.weight[0])
-    tiles = ceil_div(one.weight[0], tile[0]) * ceil_div(inside * one.taps, tile[1])
-    parts = one.multiprocessors * rounds // tiles
-    return parts * inside * outside * one.taps * _SUM if parts > 1 else 0
-
-
-def _elements(one: Convolution) -> tuple[int, int, int]:
-    """Return the elements of data, weight and output with padded channels."""
-    inside, outside = one.filled(one.channels), one.filled(one.weight[0])
-    data = one.data[0] * inside * math.prod(one.data[2:])
-    return data, inside * outside * one.taps, one.output[0] * outside * math.prod(one.output[2:])
-
-
-_SIMPLE = {
-    "none": lambda one: 0,
-    "copies": transformed,
-    "data+weight": lambda one: sum(_elements(one)[:2]) * one.itemsize,
-    "weight+output": lambda one: sum(_elements(one)[1:]) * one.itemsize,
-    "unpadded": lambda one: (math.prod(one.data) + math.prod(one.weight) + math.prod(one.output)) * one.itemsize,
-    "unpadded-data": lambda one: math.prod(one.data) * one.itemsize,
-    "images": lambda one: one.data[0] * math.prod(one.weight) * _SUM,
-}
-"""Methods whose bytes are sizes of tensors: copies of some of them, and fp32 sums of each image."""
+def _methods() -> Any:
+    return _contents()["methods"]
 
 
 @cache
-def _trees() -> Any:
-    return json.loads(read_text(FILE))["trees"]
+def _contents() -> Any:
+    return json.loads(read_text(FILE))
