@@ -171,9 +171,8 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
         waited = _fused_seconds(chip, one) * one.layers
         stepped = _fused_seconds(chip, one) * len(one.pairs)
     else:
-        at_a_time = _kernels_at_once(chip, one)
+        at_a_time, most = _kernels_at_once(chip, one)
         stepped = one.steps * len(one.pairs) * _step_seconds(chip, one, at_a_time)
-        most = one.streams ** _form()["at_once"]["streams"]
         waited = one.steps * len(one.pairs) * _step_seconds(chip, one, most) / most
     beside = 1 if one.parts == 1 else one.layers  # parts of several layers are multiplied at once
     seconds, waited = parallel + stepped, parallel / beside + waited
@@ -229,12 +228,16 @@ def _fused_seconds(chip: Chip, one: _Recurrence) -> float:
     return float(ceil(one.batch / chip.multiprocessors) * (start + one.steps * step) * 1e-6)
 
 
-def _kernels_at_once(chip: Chip, one: _Recurrence) -> float:
-    """Return how many kernels of time steps run at a time: more of several layers, the longer they take."""
+def _kernels_at_once(chip: Chip, one: _Recurrence) -> tuple[float, float]:
+    """Return how many kernels of time steps run at a time, and how many do where all are queued.
+
+    There are more of several layers, and the longer they take.
+    """
     form = _form()["at_once"]
-    launched = one.launches_of_step * form["launch_us"] * 1e-6
-    queued = form["queued"] * _step_seconds(chip, one, 1.0) / launched
-    return float(min(max(queued, 1.0), one.streams ** form["streams"]))
+    alone_us = _step_seconds(chip, one, 1.0) * 1e6
+    most = 1 + (one.streams - 1) ** form["streams"] * alone_us / (alone_us + form["half_us"])
+    launched = form["queued"] * alone_us / (one.launches_of_step * form["launch_us"])
+    return float(min(max(launched, 1.0), most)), float(most)
 
 
 def _step_seconds(chip: Chip, one: _Recurrence, at_a_time: float) -> float:
@@ -242,11 +245,19 @@ def _step_seconds(chip: Chip, one: _Recurrence, at_a_time: float) -> float:
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
     tiles = ceil(one.batch / _TILE) * ceil(columns / _TILE)
     product_seconds = _small_seconds(chip, one, tiles, depth, at_a_time)
-    first, rest = _form()["gates"][one.mode][one.pass_name][one.width]
     share, often = _form()["gates_waiting"][one.pass_name]
     others = (at_a_time - 1) * tiles / chip.multiprocessors * often
-    gates = (first + rest * one.batch * one.hidden * 1e-5) * 1e-6
-    return float(product_seconds * (1 + share * others / (1 + others)) + gates)
+    return float(product_seconds * (1 + share * others / (1 + others)) + _gates_seconds(chip, one))
+
+
+def _gates_seconds(chip: Chip, one: _Recurrence) -> float:
+    """Return the time of the gates of one step, longer where what they read is no longer in the cache."""
+    first, rest = _form()["gates"][one.mode][one.pass_name][one.width]
+    longer, often = _form()["gates_cold"][one.pass_name]
+    steps = one.steps * one.layers if one.backward else one.steps_at_a_time
+    read = steps * one.batch * one.gates * one.data.itemsize * one.directions
+    cold = min(often * read / chip.l2_bytes, 1)
+    return float((first + rest * one.batch * one.hidden * 1e-5) * (1 + longer * cold) * 1e-6)
 
 
 def _small_seconds(chip: Chip, one: _Recurrence, tiles: int, depth: int, at_a_time: float) -> float:
