@@ -6,7 +6,8 @@ python benchmarks/timing/host_refit.py fit FILE [--folds 6]
 An observation is a step (``records/trainings-*.jsonl.gz``) or a phase of a small training (``records/host-*.jsonl.gz``,
 ``pace-forms-h200.jsonl.gz``), with what it costs by today's costs, part by part.  The fit multiplies the costs.  It
 minimises relative errors (Huber loss), lets each machine's visit be slower or quicker as a whole, and stays near
-today's costs, because parts are correlated.  Predict the steps again first (``trainings.py predict --again``).  ``fit`` prints errors of folds that were left out, then the multipliers.
+today's costs, because parts are correlated.  ``fit`` prints errors of folds that were left out, then the multipliers.
+Predict the steps again first: ``trainings.py predict --again``.
 """
 
 from __future__ import annotations
