@@ -135,7 +135,7 @@ def first_evaluation_extra(evaluation: Mapping[str, Any], pace: float = 1.0) -> 
     """
     extra: float = evaluation.get("first_extra_seconds") or 0.0
     if "first_on_machine_seconds" in evaluation:
-        return pace * (extra + (evaluation["first_on_machine_seconds"] or 0.0))
+        return pace * extra + (evaluation["first_on_machine_seconds"] or 0.0)
     return extra + (EARLIER_ON_MACHINE if extra > EARLIER_FIRST_EVALUATION else 0.0)
 
 
