@@ -69,7 +69,8 @@ def convolutions() -> Iterator[dict[str, Any]]:
         for name, (inputs, outputs, side, stride, groups, image, padding) in CONVOLUTIONS.items():
             layer = torch.nn.Conv2d(inputs, outputs, side, stride, padding, groups=groups)
             layout: Any = torch.channels_last if last else torch.contiguous_format
-            layer = layer.to("cuda", getattr(torch, dtype)).to(memory_format=layout)
+            layer = layer.to("cuda", getattr(torch, dtype))
+            layer.weight.data = layer.weight.data.contiguous(memory_format=layout)
 
             def batch(size: int, layer: Any = layer, layout: Any = layout, image: int = image) -> Any:
                 channels = layer.in_channels

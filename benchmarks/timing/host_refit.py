@@ -7,6 +7,7 @@ An observation is a step (``records/trainings-*.jsonl.gz``) or a phase of a smal
 ``pace-forms-h200.jsonl.gz``), with what it costs by today's costs, part by part.  The fit multiplies the costs.  It
 minimises relative errors (Huber loss), lets each machine's visit be slower or quicker as a whole, and stays near
 today's costs, because parts are correlated.  ``fit`` prints errors of folds that were left out, then the multipliers.
+Predict the steps again first: ``trainings.py predict --again``.
 """
 
 from __future__ import annotations
@@ -84,40 +85,48 @@ def parts_of(operations: Any, loop: str) -> Parts:
 
 def steps() -> Iterator[dict[str, Any]]:
     """Yield the measured steps that the CPU bounds."""
+    found = [(gpu, *one) for gpu in GPUS for one in bound_steps(gpu)]
+    parts = simulated({line["name"] for _, _, line, _ in found})
+    for gpu, session, line, ours in found:
+        if (of_phases := parts.get(line["name"])) is None:
+            continue
+        whole: dict[str, float] = defaultdict(float)
+        for of_phase in of_phases.values():
+            for part, us in of_phase.items():
+                whole[part] += us
+        yield _observation(line["name"], gpu, session, "step", whole, line["step_seconds"] * 1e6, ours, 1.0)
+
+
+def bound_steps(gpu: str) -> Iterator[tuple[str, dict[str, Any], float]]:
+    """Yield the visit of the machine, the record and the predicted microseconds of steps that the CPU bounds."""
+    predicted, session, last = {one["name"]: one for one in trainings.lines(trainings.predictions_of(gpu))}, "", -GAP
+    for place, line in enumerate(trainings.lines(trainings.records_of(gpu))):
+        pace, ours = line.get("host_pace"), predicted.get(line["name"])
+        if line.get("part") != "steps" or ours is None or not pace or pace["probe"] != PROBE:
+            continue
+        recorded = trainings.todays(HostPace(**pace))
+        factor = recorded.beside(recorded.reference_seconds or 1.0)
+        if trainings.bound_at(ours, factor) != "host":
+            continue
+        session, last = (f"{gpu} {place}" if place - last > GAP else session), place
+        yield session, line, trainings.at_pace(ours, factor) * 1e6
+
+
+def simulated(names: set[str]) -> dict[str, Parts]:
+    """Return what trainings cost; those of torchvision come last (torchvision_path.py says why)."""
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.simulator.simulate import simulate
 
-    known, simulated = {row.name: row for row in grid.rows(trainings.TRAININGS)}, dict[str, Parts]()
-    for gpu in GPUS:
-        predicted, session, last = (
-            {one["name"]: one for one in trainings.lines(trainings.predictions_of(gpu))},
-            "",
-            -GAP,
-        )
-        for place, line in enumerate(trainings.lines(trainings.records_of(gpu))):
-            pace, name = line.get("host_pace"), line["name"]
-            if line.get("part") != "steps" or name not in predicted or not pace or pace["probe"] != PROBE:
-                continue
-            recorded = trainings.todays(HostPace(**pace))
-            factor = recorded.beside(recorded.reference_seconds or 1.0)
-            if trainings.bound_at(predicted[name], factor) != "host":
-                continue
-            session = f"{gpu} {place}" if place - last > GAP else session
-            last = place
-            if name not in simulated:
-                workload = known[name].workload(HERE).model_copy(update={"gpu": "h200"})
-                try:
-                    operations = simulate(workload, find_gpu("h200")).operations
-                except Exception as error:
-                    print(f"{name}: left out: {error}", flush=True)
-                    continue
-                simulated[name] = parts_of(operations, loop_of(workload).cpu_costs)
-            parts: dict[str, float] = defaultdict(float)
-            for of_phase in simulated[name].values():
-                for part, us in of_phase.items():
-                    parts[part] += us
-            ours = trainings.at_pace(predicted[name], factor) * 1e6
-            yield _observation(name, gpu, session, "step", parts, line["step_seconds"] * 1e6, ours, 1.0)
+    found, rows = dict[str, Parts](), [row for row in grid.rows(trainings.TRAININGS) if row.name in names]
+    for row in sorted(rows, key=lambda row: "factory" in row.mapping["model"]):
+        workload = row.workload(HERE).model_copy(update={"gpu": "h200"})
+        try:
+            operations = simulate(workload, find_gpu("h200")).operations
+        except Exception as error:
+            print(f"{row.name}: left out: {error}", flush=True)
+            continue
+        found[row.name] = parts_of(operations, loop_of(workload).cpu_costs)
+    return found
 
 
 def phases() -> Iterator[dict[str, Any]]:
@@ -221,7 +230,7 @@ def main() -> int:
     fitting.add_argument("--folds", type=int, default=6)
     options = parser.parse_args()
     if options.command == "observe":
-        found = "".join(json.dumps(one) + "\n" for one in (*steps(), *phases()))
+        found = "".join(json.dumps(one) + "\n" for one in (*phases(), *steps()))
         options.out.write_bytes(gzip.compress(found.encode(), mtime=0))
         return 0
     every = trainings.lines(options.file)

@@ -131,7 +131,7 @@ def measure(out: Path, time_limit: float) -> None:
         spent = [host_drawn.between(step)[0] for step in watch.steps[warm_up:]]
         names = dict.fromkeys(one for us in spent for one in us)
         readings = watch.readings[warm_up - 1 :]
-        line = {"name": f"forms.{name}", "gpu": torch.cuda.get_device_name(), "mapping": mapping}
+        line: dict[str, Any] = {"name": f"forms.{name}", "gpu": torch.cuda.get_device_name(), "mapping": mapping}
         line["us"] = {one: [round(us.get(one, 0.0), 1) for us in spent] for one in names}
         line["steps"] = [round(sum(us.values()), 1) for us in spent]
         line["readings"] = {form: [one[form] for one in readings] for form in readings[0]}

@@ -91,7 +91,10 @@ def test_times_are_compared_at_the_recorded_pace() -> None:
     paced = {"step_seconds": {"1.0": 1.0, "2.0": 3.0}, "evaluation_seconds": {"1.0": 1.0, "2.0": 1.0}}
     found = report.paced_times(record, {"paced": paced, "evaluation": {"first_extra_seconds": 0.1}})
     assert found["step_seconds"] == pytest.approx(2.0)
-    assert found["evaluation_seconds"] == pytest.approx(1.1 + report.first_on_machine_seconds(0.1))
+    assert found["evaluation_seconds"] == pytest.approx(1.1 + report.EARLIER_ON_MACHINE)
+    evaluation = {"first_extra_seconds": 0.1, "first_on_machine_seconds": 0.4}
+    known = report.paced_times(record, {"paced": paced, "evaluation": evaluation})
+    assert known["evaluation_seconds"] == pytest.approx(1.0 + 1.5 * 0.1 + 0.4)
     assert report.paced_times({"name": "a", "host_pace": {"probe": "older/1"}}, {"paced": paced}) == {}
 
 
@@ -100,6 +103,17 @@ def test_drawn_cases_are_those_of_their_seed(seed: int, each: int | None) -> Non
     drawn = {name: case for cases in script("draw").drawn(seed, each).values() for name, case in cases.items()}
     written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith(f"-{seed}")}
     assert written == drawn
+
+
+def test_chosen_cases_of_a_seed_are_drawn_by_it() -> None:
+    drawn = {name: case for cases in script("draw").drawn(33, 20).values() for name, case in cases.items()}
+    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith("-33")}
+    assert written and written.items() <= drawn.items()
+
+
+def test_kinds_of_cases_take_turns() -> None:
+    one, two, other = (everyday_cases.Case(name, kind, {}) for name, kind in (("a", "x"), ("b", "x"), ("c", "y")))
+    assert script("measure").in_turns([one, two, other]) == [one, other, two]
 
 
 def test_a_generation_is_timed_like_steps_and_an_evaluation_runs_in_the_warm_up() -> None:
