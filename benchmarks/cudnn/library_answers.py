@@ -70,7 +70,7 @@ def layers_of(name: str, sides: Sequence[int]) -> Iterator[tuple[int, list[Layer
     import networks
 
     with torch.device("meta"):
-        network = networks.network(name).to("meta").network
+        network: Any = networks.network(name).to("meta").network
     if name != "convnext_tiny":
         _strip(network)
     found: dict[str, Layer] = {}

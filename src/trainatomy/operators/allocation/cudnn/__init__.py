@@ -1,9 +1,9 @@
 """Memory that cuDNN allocates: workspaces of convolutions, workspace and reserve of recurrent layers.
 
 cuDNN documents neither. Where its library is installed, it is asked what it would choose for a convolution
-(``heuristics``). Elsewhere, trees that were learned from an H200's answers decide about most contiguous convolutions
+(``heuristics``). Elsewhere, trees that were learned from its answers for an H200 decide about most convolutions
 (``learned``), and rules that were derived from random calls (cuDNN 9.19, torch 2.11;
-``benchmarks/kernels/workspaces.py``) and recorded trainings about all others.
+``benchmarks/kernels/workspaces.py``) and recorded trainings about the others.
 """
 
 from __future__ import annotations
