@@ -57,3 +57,15 @@ def test_every_family_runs_before_ampere(family: str) -> None:
 def test_mixtral_runs_in_2022_and_under_autocast() -> None:
     assert trace_of("v100-sxm2-16gb", era="2022").events
     assert trace_of("v100-sxm2-16gb", train={"fp16": True, "per_device_train_batch_size": 2}).events
+
+
+def test_experts_that_select_their_tokens_are_all_trained() -> None:
+    """Check that no expert is skipped: every parameter gets a gradient, as with grouped products."""
+    eager = {**SIZES, **FAMILIES["MixtralForCausalLM"], "experts_implementation": "eager"}
+    selecting = trace_of("h200", model={"class": "MixtralForCausalLM", "config": eager})
+    sizes = {event.allocation: event.bytes for event in selecting.events if event.action == "alloc"}
+    by_label = {
+        label: sorted({sizes[number] for number, each in selecting.labels.items() if each == label})
+        for label in ("weight", "gradient")
+    }
+    assert by_label["gradient"] == by_label["weight"]

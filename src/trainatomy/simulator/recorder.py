@@ -288,7 +288,8 @@ class Recorder(TorchDispatchMode):
         name, first = facts.name, outputs[0]
         if facts.learns:
             self.scalar_reads.learn(name, args, outputs)
-        if not (facts.is_functional and self.values.starts_unknown(args)):
+        learnt = facts.sized and self.values.knows(first)  # what decided a size is not unknown any more
+        if not learnt and not (facts.is_functional and self.values.starts_unknown(args)):
             self.values.follow(func, args, kwargs, outputs)
         if facts.chooses and (dim := dimension_of_choice(name, args)) is not None:
             self.values.choose(args[0], dim, outputs[-1])

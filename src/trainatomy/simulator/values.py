@@ -128,6 +128,10 @@ class Values:
         """Return whether no value of the storage of a strided meta tensor is known."""
         return tensor.untyped_storage()._cdata not in self._known
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Return whether the values of a tensor are known, or can be computed."""
+        return self._entry(tensor) is not None
+
     def starts_unknown(self, args: tuple[Any, ...]) -> bool:
         """Return whether the first argument is a tensor of unknown values, so that the result is unknown as well."""
         first = args[0] if args else None
