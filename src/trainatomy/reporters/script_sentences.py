@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainatomy.results.script import Ending, ScriptRun, StandIn, StandInKind
+from trainatomy.results.script import Ending, Growth, ScriptRun, StandIn, StandInKind
 from trainatomy.units import human_bytes, many
 
 _ENDINGS: dict[Ending, str] = {
@@ -18,6 +18,8 @@ _ENDINGS: dict[Ending, str] = {
 _MOST_WRITES = 5
 
 _STAND_INS: dict[StandInKind, str] = {
+    "choices": "what is selected by computed choices, such as the rows of an expert, is taken to be an equal share for "
+    "each choice ({times}); choices that differ take more memory",
     "command": "the command `{name}` was not run: it counts as successful and prints nothing",
     "computed values": "Python reads computed {name} ({times}), which have no values without a GPU: numbers count as "
     "0, conditions as in a healthy training (no overflow, no NaN); if the script decides by them, it may do something "
@@ -60,6 +62,8 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
     yield ending(run)
     if run.message:
         yield run.message
+    if run.growth:
+        yield _growth(run.growth)
     for model in run.models:
         frozen = "" if model.trainable_parameters == model.parameters else f", {model.trainable_parameters:,} trained"
         yield f"model {model.name}: {model.parameters:,} parameters{frozen}, {human_bytes(model.bytes)} on the GPU"
@@ -70,9 +74,19 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
         yield f"optimizer {optimizer.name}: {steps}, states of {human_bytes(optimizer.state_bytes)}"
 
 
+def _growth(growth: Growth) -> str:
+    """Return ``memory grows by 96 MiB with each step ...``."""
+    made = f"{growth.operation} in {growth.module}" if growth.module else growth.operation
+    return (
+        f"memory grows by {human_bytes(growth.bytes_per_step)} with each step, so that this GPU is full after about "
+        f"{growth.steps:,} steps: what {made} made is still held two steps later. A list of losses or outputs holds "
+        "their graphs, too: keep `loss.item()` or `tensor.detach().cpu()`"
+    )
+
+
 def stand_in(one: StandIn) -> str:
     """Return what stood in for something, with the script's line."""
-    times = many(one.times, "time" if one.kind == "selection" else "read")
+    times = many(one.times, "time" if one.kind in ("choices", "selection") else "read")
     said = _STAND_INS[one.kind].format(name=one.name, times=times)
     return f"{said} ({one.place})" if one.place else said
 

@@ -7,7 +7,8 @@ mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in infe
 
 Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
 repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known.  A script goes on where
-they are not (``DataDependentSizes.assumes``): everything is selected, and all values differ.
+they are not (``DataDependentSizes.assumes``): everything is selected, and all values differ.  Of a mask that says where
+one of n choices was made, an n-th is selected (``equal_shares``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from trainatomy.errors import SimulationError
+from trainatomy.simulator.equal_shares import EqualShares
 from trainatomy.simulator.storages import forgetting
 from trainatomy.simulator.values import Values
 
@@ -84,7 +86,8 @@ class ScalarReads:
             return False
         if name in _COMPARISONS and (args[0].is_meta or args[1].is_meta):
             known = [self._values.of(t) if t.is_meta else t for t in args[:2]]
-            return True if known[0] is None or known[1] is None else _COMPARISONS[name](*known, *args[2:])
+            is_known = known[0] is not None and known[1] is not None
+            return _COMPARISONS[name](*known, *args[2:]) if is_known else self._next_true()
         return None
 
     def learn(self, name: str, args: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
@@ -123,10 +126,16 @@ class ScalarReads:
             return self._bool(tensor)
         return 0.0 if tensor.is_floating_point() else 0
 
+    def _next_true(self) -> bool:
+        """Return True, or False when no more are left to be answered with True."""
+        if self._true_left is None:
+            return True
+        self._true_left -= 1
+        return self._true_left >= 0
+
     def _bool(self, tensor: torch.Tensor) -> bool:
         if self._true_left is not None:
-            self._true_left -= 1
-            return self._true_left >= 0
+            return self._next_true()
         self._unknown_bools += 1
         if self._unknown_bools > MAX_UNKNOWN_BOOLS:
             raise SimulationError(
@@ -149,12 +158,14 @@ class DataDependentSizes:
     Attributes:
         selected: Number of true elements of each mask of the last operation.
         assumes: Called where values are unknown, before the largest result is assumed: everything is selected, all
-            values differ.  None refuses such an operation.
+            values differ; with True where an equal share of choices is.  None refuses such an operation.
+        shares: Masks of choices.
     """
 
     def __init__(self, values: Values) -> None:
         self.selected: tuple[int, ...] = ()
-        self.assumes: Callable[[], object] | None = None
+        self.assumes: Callable[[bool], object] | None = None
+        self.shares = EqualShares()
         self._values = values
 
     def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,9 +180,7 @@ class DataDependentSizes:
             mask = self._values.of(args[1], with_data=True)
             if mask is None and self.assumes is None:
                 return None
-            if mask is None and self.assumes is not None:
-                self.assumes()
-            count = shape.numel() if mask is None else int(mask.expand(shape).sum())
+            count = self._assumed(args[1], shape.numel()) if mask is None else int(mask.expand(shape).sum())
             self.selected = (count,)
             return torch.empty(count, dtype=args[0].dtype, device="meta")
         if name in _SIZED_BY_VALUES:
@@ -186,17 +195,24 @@ class DataDependentSizes:
         if value is None:
             if self.assumes is None:
                 return None
-            self.assumes()
-            return torch.empty((tensor.numel(), tensor.dim()), dtype=torch.long, device="meta")
+            count = self._assumed(tensor, tensor.numel())
+            return torch.empty((count, tensor.dim()), dtype=torch.long, device="meta")
         positions = value.nonzero()
         found = torch.empty(positions.shape, dtype=torch.long, device="meta")
         self._values.learn(found, positions)
         return found
 
+    def _assumed(self, mask: torch.Tensor, elements: int) -> int:
+        """Return how many elements a mask selects whose values are unknown."""
+        share = self.shares.share(mask)
+        if self.assumes is not None:
+            self.assumes(share is not None)
+        return elements if share is None else math.ceil(elements * share)
+
     def _run_on_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         value = self._values.of(args[0], with_data=True) if args[0].is_meta else None
         if value is None and self.assumes is not None and func._schema.name in _COUNTS_DISTINCT:
-            self.assumes()
+            self.assumes(False)
             value = torch.arange(args[0].numel(), device="cpu").to(args[0].dtype).view(args[0].shape)
         if value is None:
             return None

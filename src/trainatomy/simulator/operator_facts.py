@@ -10,6 +10,7 @@ import torch
 from trainatomy.operators.allocation.plan import Rule
 from trainatomy.operators.registry import find
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED
+from trainatomy.simulator.equal_shares import CHOICES
 from trainatomy.simulator.values import LIKE_FACTORIES
 
 
@@ -24,6 +25,7 @@ class OperatorFacts:
         reads: True if it may read a value.
         sized: True if the size of its result may depend on values.
         learns: True if its result may be known to be False.
+        chooses: True if its result may hold choices, or be a mask of them.
         is_functional: True if it writes to none of its arguments.
         loads: True if it loads libraries or takes workspaces.
         adds_rows: True if its time depends on how often an index occurs among those of its second argument.
@@ -36,6 +38,7 @@ class OperatorFacts:
     reads: bool
     sized: bool
     learns: bool
+    chooses: bool
     is_functional: bool
     loads: bool
     adds_rows: bool
@@ -53,6 +56,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         reads=name in READS,
         sized=name in SIZED,
         learns=name in LEARNS,
+        chooses=name in CHOICES,
         is_functional=not func._schema.is_mutable and name not in LIKE_FACTORIES,
         loads=row is not None and bool(row.loads or row.workspaces),
         adds_rows=name == "aten::embedding_dense_backward",

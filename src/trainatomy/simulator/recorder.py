@@ -288,6 +288,8 @@ class Recorder(TorchDispatchMode):
         name, first = facts.name, outputs[0]
         if facts.learns:
             self.scalar_reads.learn(name, args, outputs)
+        if facts.chooses and self.sizes.assumes is not None:
+            self.sizes.shares.learn(name, args, outputs)
         if not (facts.is_functional and self.values.starts_unknown(args)):
             self.values.follow(func, args, kwargs, outputs)
         if self._stays_on_host(name, args, outputs):

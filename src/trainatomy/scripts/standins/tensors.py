@@ -160,4 +160,8 @@ def _install_values(stand_ins: StandIns) -> None:
         return original(tensor)
 
     stand_ins.put(reads, "_scalar", scalar)
-    stand_ins.put(stand_ins.process.recorder.sizes, "assumes", lambda: stand_ins.note("selection"))
+
+    def selects(of_choices: bool) -> None:
+        stand_ins.note("choices" if of_choices else "selection")
+
+    stand_ins.put(stand_ins.process.recorder.sizes, "assumes", selects)
