@@ -289,3 +289,32 @@ def test_an_optimizer_that_never_steps_does_not_keep_a_loop_going(run_script: Ru
     text = "other = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(1000): step(x, y)\n"
     script = prediction(run_script(LOOP + text)).script
     assert script is not None and script.steps == 12
+
+
+def test_losses_that_are_kept_with_their_graphs_are_told(run_script: RunScript) -> None:
+    kept = LOOP + "losses = []\nfor _ in range(9):\n    losses.append({loss})\n"
+    loss = "F.cross_entropy(model(x.repeat(500, 1)), y.repeat(500))"
+    rest = "    losses[-1].backward(retain_graph=True)\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    script = prediction(run_script(kept.format(loss=loss) + rest)).script
+    assert script is not None and script.growth is not None
+    assert script.growth.bytes_per_step >= 32 * 500 * 256 * 4  # what the first layer returned
+    assert script.growth.operation in ("aten::addmm", "aten::relu")
+    healthy = prediction(run_script(kept.format(loss="step(x.repeat(500, 1), y.repeat(500))"))).script
+    assert healthy is not None and healthy.growth is None
+
+
+def test_private_memory_pools_are_refused_by_name(run_script: RunScript) -> None:
+    outcome = run_script(LOOP + "step(x, y)\ngraph = torch.cuda.CUDAGraph()\n")
+    assert "torch.cuda.CUDAGraph keeps what is allocated while a graph is captured in a memory pool" in outcome.message
+
+
+def test_the_inverse_of_a_spectrogram_runs(run_script: RunScript) -> None:
+    text = """
+window = torch.hann_window(64, device="cuda")
+for _ in range(5):
+    spectrum = torch.stft(torch.randn(32, 63 * 16, device="cuda"), 64, 16, window=window, return_complex=True)
+    waves = torch.istft(spectrum, 64, 16, window=window)
+    assert waves.shape == (32, 63 * 16)
+    step(waves[:, :64], y)
+"""
+    assert prediction(run_script(LOOP + text)).script is not None

@@ -32,19 +32,19 @@ class OdeintAdjoint(torch.autograd.Function):
         with torch.no_grad():
             for a, b in zip(ts[:-1], ts[1:]):
                 ys.append(rk4(func, a, b - a, ys[-1]))
-        ans = torch.stack(ys)
-        ctx.save_for_backward(ts, ans, *params)
-        return ans
+        states = torch.stack(ys)
+        ctx.save_for_backward(ts, states, *params)
+        return states
 
     @staticmethod
     def backward(ctx, grad):
-        ts, ans, *params = ctx.saved_tensors
+        ts, states, *params = ctx.saved_tensors
         func = ctx.func
         adj, adj_p = grad[-1], [torch.zeros_like(p) for p in params]
         for i in range(len(ts) - 1, 0, -1):
             dt = ts[i - 1] - ts[i]
             with torch.enable_grad():
-                y = ans[i].detach().requires_grad_(True)
+                y = states[i].detach().requires_grad_(True)
                 f = func(ts[i], y)
                 vjp_y, *vjp_p = torch.autograd.grad(f, (y, *params), -adj, allow_unused=True)
             adj = adj + dt * vjp_y + grad[i - 1]

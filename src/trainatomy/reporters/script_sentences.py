@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainatomy.results.script import Ending, ScriptRun, StandIn, StandInKind
+from trainatomy.results.script import Ending, Growth, ScriptRun, StandIn, StandInKind
 from trainatomy.units import human_bytes, many
 
 _ENDINGS: dict[Ending, str] = {
@@ -60,6 +60,8 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
     yield ending(run)
     if run.message:
         yield run.message
+    if run.growth:
+        yield _growth(run.growth)
     for model in run.models:
         frozen = "" if model.trainable_parameters == model.parameters else f", {model.trainable_parameters:,} trained"
         yield f"model {model.name}: {model.parameters:,} parameters{frozen}, {human_bytes(model.bytes)} on the GPU"
@@ -68,6 +70,16 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
     for optimizer in run.optimizers:
         steps = many(optimizer.steps, "step")
         yield f"optimizer {optimizer.name}: {steps}, states of {human_bytes(optimizer.state_bytes)}"
+
+
+def _growth(growth: Growth) -> str:
+    """Return ``memory grows by 96 MiB with each step ...``."""
+    made = f"{growth.operation} in {growth.module}" if growth.module else growth.operation
+    return (
+        f"memory grows by {human_bytes(growth.bytes_per_step)} with each step, so that this GPU is full after about "
+        f"{growth.steps:,} steps: what {made} made is still held two steps later. A list of losses or outputs holds "
+        "their graphs, too: keep `loss.item()` or `tensor.detach().cpu()`"
+    )
 
 
 def stand_in(one: StandIn) -> str:

@@ -63,11 +63,25 @@ class UsedOptimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """What each step adds to the memory of a training, which never releases it.
+
+    ``operation`` and ``module`` made most of it. The GPU is full after ``steps``.
+    """
+
+    bytes_per_step: int
+    operation: str
+    module: str
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptRun:
     """A script that ran without a GPU.
 
     ``command`` is the script with its arguments as they were typed. ``message`` says why it ended where it ended by an
     error, and ``place`` is the script's line. ``writes`` are the paths that it would have written to, and did not.
+    ``growth`` is None where memory stays the same from step to step.
     """
 
     command: tuple[str, ...]
@@ -79,3 +93,4 @@ class ScriptRun:
     writes: tuple[str, ...] = ()
     message: str = ""
     place: str = ""
+    growth: Growth | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainatomy.analysis.growth import growth_of
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction import prediction_of
 from trainatomy.results.script import Ending, ScriptRun
@@ -114,4 +115,5 @@ def prediction_of_script(
     found = prediction_of(
         workload, simulation, calibration=calibration, timed=timed, timeline=timeline, started=started
     )
-    return replace(found, script=run, seconds_taken=time.perf_counter() - started)
+    growth = growth_of(recorder.trace, session.gpu.memory_bytes - found.memory.device_bytes)
+    return replace(found, script=replace(run, growth=growth), seconds_taken=time.perf_counter() - started)

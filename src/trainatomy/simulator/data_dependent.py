@@ -59,7 +59,9 @@ MAX_UNKNOWN_BOOLS = 10_000
 
 
 def dimension_of_choice(name: str, args: tuple[Any, ...]) -> int | None:
-    """Return along which dimension ``topk``, ``max`` or ``argmax`` picks entries; None if it picks one of all."""
+    """Return along which dimension an operator picks entries; None if it picks one of all."""
+    if name == "aten::multinomial":
+        return args[0].dim() - 1
     position = 2 if name == "aten::topk" else 1
     dim = args[position] if len(args) > position else -1 if name == "aten::topk" else None
     return dim if isinstance(dim, int) and args[0].dim() else None
@@ -92,7 +94,8 @@ class ScalarReads:
             return False
         if name in _COMPARISONS and (args[0].is_meta or args[1].is_meta):
             known = [self._values.of(t) if t.is_meta else t for t in args[:2]]
-            return True if known[0] is None or known[1] is None else _COMPARISONS[name](*known, *args[2:])
+            is_known = known[0] is not None and known[1] is not None
+            return _COMPARISONS[name](*known, *args[2:]) if is_known else self._next_true()
         return None
 
     def learn(self, name: str, args: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
@@ -134,10 +137,16 @@ class ScalarReads:
         number = self._values.of(tensor, with_data=True)
         return 0 if number is None else number.item()
 
+    def _next_true(self) -> bool:
+        """Return True, or False when no more are left to be answered with True."""
+        if self._true_left is None:
+            return True
+        self._true_left -= 1
+        return self._true_left >= 0
+
     def _bool(self, tensor: torch.Tensor) -> bool:
         if self._true_left is not None:
-            self._true_left -= 1
-            return self._true_left >= 0
+            return self._next_true()
         self._unknown_bools += 1
         if self._unknown_bools > MAX_UNKNOWN_BOOLS:
             raise SimulationError(

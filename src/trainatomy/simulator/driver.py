@@ -32,6 +32,8 @@ _MEMORY_HISTORY = ("_record_memory_history", "_dump_snapshot", "_save_memory_usa
 """Functions of ``torch.cuda.memory`` that record allocations or write what was recorded: nothing, here."""
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
+_PRIVATE_POOLS = {"CUDAGraph": "what is allocated while a graph is captured", "MemPool": "what is allocated in it"}
+"""Classes that are refused, and what they keep."""
 _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 """Maximum resident threads, where they are not 2048.  Source: CUDA C++ programming guide, compute capabilities."""
 
@@ -281,6 +283,18 @@ def _override_checks() -> Iterator[tuple[Any, str]]:
                 yield module, check
 
 
+def _refused(name: str, pool: str) -> type:
+    """Return a class in place of one whose memory comes from a private pool: it cannot be made."""
+
+    def make(cls: type, *arguments: Any, **keywords: Any) -> Any:
+        raise SimulationError(
+            f"torch.cuda.{name} keeps {pool} in a memory pool of its own, which is not simulated.\n"
+            "Leave it out: many scripts have an option for it. Or measure the script on a GPU: trainatomy run --measure"
+        )
+
+    return type(name, (), {"__new__": make, "__module__": "torch.cuda"})
+
+
 def install_driver(
     stack: contextlib.ExitStack, properties: DeviceProperties, current: CurrentDevice, streams: Streams, hooks: Hooks
 ) -> None:
@@ -304,6 +318,10 @@ def install_driver(
             if hasattr(module, name):
                 patch(module, name, value)
         patch(module, "empty_cache", hooks.empty_cache)
+    for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory):
+        for name, pool in _PRIVATE_POOLS.items():
+            if hasattr(module, name):
+                patch(module, name, _refused(name, pool))
     for name in _MEMORY_HISTORY:
         patch(torch.cuda.memory, name, _always(None))
     patch(torch.cuda.memory, "_snapshot", _always({"segments": [], "device_traces": [[]]}))

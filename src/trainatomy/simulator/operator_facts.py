@@ -55,7 +55,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         reads=name in READS,
         sized=name in SIZED,
         learns=name in LEARNS,
-        chooses=name in CHOOSES and any(argument.name == "dim" for argument in func._schema.arguments),
+        chooses=name in CHOOSES and any(argument.name in ("dim", "num_samples") for argument in func._schema.arguments),
         is_functional=not func._schema.is_mutable and name not in LIKE_FACTORIES,
         loads=row is not None and bool(row.loads or row.workspaces),
         adds_rows=name == "aten::embedding_dense_backward",

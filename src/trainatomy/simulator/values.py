@@ -32,7 +32,7 @@ _SAME_SHAPE = frozenset({"aten::zeros_like", "aten::ones_like", "aten::full_like
 LIKE_FACTORIES = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"}) | _SAME_SHAPE
 """Factories that use only the dtype of their tensor argument, some of them its shape too."""
 
-CHOOSES = frozenset({"aten::topk", "aten::max", "aten::argmax"})
+CHOOSES = frozenset({"aten::topk", "aten::max", "aten::min", "aten::argmax", "aten::argmin", "aten::multinomial"})
 """Operators that pick entries along a dimension; their last result says which."""
 
 

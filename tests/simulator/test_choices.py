@@ -1,0 +1,62 @@
+"""Masks of choices among computed scores: an equal share for each choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from trainatomy.simulator.process import SimulatedProcess
+
+TOKENS, CHOICES, EACH = 96, 8, 2
+ROWS = TOKENS * EACH // CHOICES
+
+
+@pytest.fixture
+def noted(process: SimulatedProcess) -> list[str]:
+    """Return the operations that select by values of which nothing is assumed."""
+    found: list[str] = []
+    process.recorder.sizes.assumes = found.append
+    return found
+
+
+def scores() -> torch.Tensor:
+    return torch.randn(TOKENS, CHOICES, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("select", "rows"),
+    [
+        (lambda: torch.where(scores().topk(EACH).indices == 3)[0], ROWS),
+        (lambda: (scores().topk(EACH, dim=-1)[1].reshape(-1) == 0).nonzero(), ROWS),
+        (lambda: scores()[scores().argmax(dim=1) == 1], TOKENS // CHOICES),
+        (lambda: scores()[scores().max(1)[1].to(torch.int32) == 1], TOKENS // CHOICES),
+        (lambda: scores()[(scores().topk(EACH).indices == 5).any(dim=-1)], ROWS),
+        (lambda: torch.where(F.one_hot(scores().topk(EACH)[1], CHOICES).permute(2, 1, 0)[4])[0], ROWS),
+        (lambda: scores()[torch.multinomial(scores().softmax(-1), 1)[:, 0] == 2], TOKENS // CHOICES),
+        (lambda: torch.zeros_like(scores()).scatter(1, scores().topk(EACH)[1], 1.0).nonzero(), TOKENS * EACH),
+    ],
+    ids=["topk", "rows of topk", "argmax", "max", "any", "one_hot", "multinomial", "scatter"],
+)  # fmt: skip
+def test_an_equal_share_is_selected(
+    process: SimulatedProcess, noted: list[str], select: Callable[[], torch.Tensor], rows: int
+) -> None:
+    assert len(select()) == rows
+    assert process.recorder.values.choices_decide
+    assert not noted
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda: scores()[scores()[:, 0] > 0],
+        lambda: scores()[scores().topk(EACH).values[:, 0] == 3],
+        lambda: scores()[scores().argsort(dim=0)[:, 0] == 3],
+    ],
+    ids=["values", "values of topk", "order"],
+)
+def test_everything_is_selected_by_other_masks(noted: list[str], select: Callable[[], torch.Tensor]) -> None:
+    assert len(select()) == TOKENS
+    assert noted == ["aten::index"]
