@@ -318,3 +318,16 @@ for _ in range(5):
     step(waves[:, :64], y)
 """
     assert prediction(run_script(LOOP + text)).script is not None
+
+
+def test_a_checkpoint_that_was_saved_to_an_open_file_is_loaded_by_its_name(run_script: RunScript) -> None:
+    text = """
+import numpy
+torch.save(numpy.arange(12.0), open("data.pt", "wb"))
+torch.save(model.state_dict(), "model.pt")
+assert torch.load("data.pt", weights_only=False).shape == (12,)
+with open("model.pt", "rb") as file:
+    model.load_state_dict(torch.load(file))
+for _ in range(5): step(x, y)
+"""
+    assert prediction(run_script(LOOP + text)).script is not None

@@ -36,7 +36,8 @@ class Context:
             ``cublas_backward``: cuBLAS' handle of the forward thread and of autograd's; ``cudnn`` and
             ``cudnn_backward``: cuDNN's attention or convolution; ``convolution``: added by a convolution to that;
             ``training``: kernels of backward and optimizer; ``streams``: PyTorch's pools of streams, which the first
-            ``torch.cuda.Stream()`` makes (c10/cuda/CUDAStream.cpp: 32 streams of each of 4 priorities).
+            ``torch.cuda.Stream()`` makes (c10/cuda/CUDAStream.cpp: 32 streams of each of 4 priorities); ``cusolver``:
+            factorisations of ``torch.linalg``.
     """
 
     era: str

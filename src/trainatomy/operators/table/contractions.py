@@ -33,8 +33,9 @@ MATRIX_PRODUCTS = family(
 )
 
 FACTORISATIONS = family(
-    Operator("", "contraction", 0, "the FLOP of factorisations are not counted"),
+    Operator("", "contraction", 0, "the FLOP of factorisations are not counted", loads=("cusolver",)),
     row("geqrf", meta="meta:geqrf"),
+    row("linalg_qr linalg_householder_product linalg_cholesky_ex _linalg_eigh _linalg_svd"),
 )
 
 SOLUTIONS = family(

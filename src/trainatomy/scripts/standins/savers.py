@@ -57,14 +57,13 @@ def _redirect(stand_ins: StandIns, original: Any, checkpoints: Checkpoints) -> N
     """Let ``torch.save`` write to the redirected file: by ``original``, or an empty one; its content is remembered."""
 
     def save(value: Any, file: Any, *rest: Any, **more: Any) -> None:
+        if isinstance(file, str | os.PathLike):
+            target = stand_ins.files.redirected(file)
+            if original is None:
+                Path(target).touch()
+            else:
+                original(value, target, *rest, **more)
         checkpoints.remember(value, file)
-        if not isinstance(file, str | os.PathLike):
-            return
-        target = stand_ins.files.redirected(file)
-        if original is None:
-            Path(target).touch()
-        else:
-            original(value, target, *rest, **more)
 
     stand_ins.put(torch, "save", save)
 
@@ -85,10 +84,8 @@ class Checkpoints:
     def remember(self, value: Any, file: Any) -> None:
         """Keep the tensors of a checkpoint as what they are: a place and a size."""
         content = tree_map_only(torch.Tensor, self._described, value)
-        if isinstance(file, str | os.PathLike):
-            self._saved[os.path.abspath(os.fspath(file))] = content  # noqa: PTH100
-        elif isinstance(name := getattr(file, "name", None), str):
-            self._saved[os.path.abspath(name)] = content  # noqa: PTH100
+        if (path := self._path(file)) is not None:
+            self._saved[path] = content
         else:
             with contextlib.suppress(TypeError):
                 self._buffers[file] = content
@@ -114,11 +111,16 @@ class Checkpoints:
 
         return tree_map_only(_Saved, placed, content)
 
+    def _path(self, file: Any) -> str | None:
+        """Return where a file was redirected to, or is; None for a buffer.  An open file has the redirected name."""
+        named = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
+        if not isinstance(named, str | os.PathLike):
+            return None
+        return self._stand_ins.files.found(named) or os.path.abspath(os.fspath(named))  # noqa: PTH100
+
     def _content(self, file: Any) -> Any:
-        if isinstance(file, str | os.PathLike):
-            return self._saved.get(os.path.abspath(os.fspath(file)))  # noqa: PTH100
-        if isinstance(name := getattr(file, "name", None), str):
-            return self._saved.get(os.path.abspath(name))  # noqa: PTH100
+        if (path := self._path(file)) is not None:
+            return self._saved.get(path)
         with contextlib.suppress(TypeError):
             return self._buffers.get(file)
         return None
