@@ -27,8 +27,8 @@ the last columns count the trainings whose reserved memory is within 4 % and 8 %
 
 In fp16 the scale of the loss starts at 65,536. Where gradients overflow with it, PyTorch skips the first steps, so that
 the optimizer's states are allocated later, at other places. Which networks overflow is not known without data; a
-prediction names the peaks with up to four skipped steps where they differ. Nine of twenty trainings in fp16 skipped one to
-seven. Errors are those of the prediction for as many as were skipped; *none skipped* is the plain prediction.
+prediction names the peaks with up to four skipped steps where they differ. Nine of twenty trainings in fp16 skipped one
+to seven. Errors are those of the prediction for as many as were skipped; *none skipped* is the plain prediction.
 
 {blind}
 
