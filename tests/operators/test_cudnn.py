@@ -158,6 +158,13 @@ def test_trees_know_layouts_groups_and_volumes_but_not_every_type() -> None:
     assert learned_workspace("forward", convolution(*images, dtype=torch.float64)) is None
 
 
+@pytest.mark.parametrize(("side", "patch"), [(384, 32), (224, 16), (224, 14)])
+def test_patches_of_transformers_are_left_to_the_rules_written_by_hand(side: int, patch: int) -> None:
+    one = convolution((8, 3, side, side), (768, 3, patch, patch), patch)
+    assert learned_workspace("weight gradient", one) is None
+    assert workspace("weight gradient", one) < 40_000_000
+
+
 def test_every_method_and_size_of_the_trees_is_known() -> None:
     contents = json.loads(read_text(FILE))
     one = convolution(SQUARE, THREE, 1, 1, HALF)

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 FILE = "cudnn_rules.json"
 _OF_TYPE = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 3}
 """Numbers that tell types apart, in place of a size."""
+_PATCH = 64
+"""Pixels of a patch at least."""
 _OF_OUTPUT, _OF_DATA, _OF_CHANNELS = (64, 128, 192, 256, 320, 384, 512, 576), (64, 128, 256, 512), (64, 128)
 """Rows of tiles, which the pixels of all images, or the channels, leave a rest of."""
 
 
 def learned_workspace(kind: Kind, one: Convolution) -> int | None:
     """Return the bytes of workspace; None where the rules decide that were written by hand."""
-    node = _trees()[kind].get(group_of(one)) if one.dtype in _OF_TYPE else None
+    node = None if one.dtype not in _OF_TYPE or _cuts_patches(one) else _trees()[kind].get(group_of(one))
     if node is None:
         return None
     values = sizes_of(one)
@@ -39,6 +41,11 @@ def learned_workspace(kind: Kind, one: Convolution) -> int | None:
         size, limit, below, above = node
         node = below if values[size] <= limit else above
     return bytes_of(_methods()[node], kind, one)
+
+
+def _cuts_patches(one: Convolution) -> bool:
+    """Return whether images are cut into patches, as for transformers: few such calls were learned from."""
+    return one.is_stem and one.taps >= _PATCH and min(one.strides) >= max(one.weight[2:])
 
 
 def group_of(one: Convolution) -> str:
