@@ -36,7 +36,7 @@ def scores() -> torch.Tensor:
         (lambda: scores()[(scores().topk(EACH).indices == 5).any(dim=-1)], ROWS),
         (lambda: torch.where(F.one_hot(scores().topk(EACH)[1], CHOICES).permute(2, 1, 0)[4])[0], ROWS),
         (lambda: scores()[torch.multinomial(scores().softmax(-1), 1)[:, 0] == 2], TOKENS // CHOICES),
-        (lambda: torch.zeros_like(scores()).scatter(1, scores().topk(EACH)[1], 1.0).nonzero(), TOKENS * EACH),
+        (lambda: torch.zeros(TOKENS, CHOICES, device="cuda").scatter(1, scores().topk(EACH)[1], 1.0).nonzero(), TOKENS * EACH),
     ],
     ids=["topk", "rows of topk", "argmax", "max", "any", "one_hot", "multinomial", "scatter"],
 )  # fmt: skip

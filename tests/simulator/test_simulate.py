@@ -59,19 +59,11 @@ def test_a_plain_step(from_factory: Factory) -> None:
 
 def test_a_result_that_depends_on_data_is_named_with_its_module(from_factory: Factory) -> None:
     with pytest.raises(SimulationError) as error:
-        run(from_factory(net("return self.linear(h)[h.nonzero()[:, 0]]")))
+        run(from_factory(net("return self.linear(h) + torch.bincount((h > 0).long().view(-1)).sum()")))
     message = str(error.value)
-    assert "aten::nonzero" in message
+    assert "aten::bincount" in message
     assert "in head " in message
     assert "trainatomy measure" in message
-
-
-@pytest.mark.parametrize(
-    "line", ["return self.linear(h[h > 0])", "return torch.unique(h)", "return torch.masked_select(h, h > 0)"]
-)
-def test_other_operations_whose_size_depends_on_data(from_factory: Factory, line: str) -> None:
-    with pytest.raises(SimulationError, match="cannot be executed without data"):
-        run(from_factory(net(line)))
 
 
 def test_an_exception_in_user_code_has_the_users_line(from_factory: Factory) -> None:
@@ -87,7 +79,9 @@ def test_a_shape_mismatch_is_a_user_error(from_factory: Factory) -> None:
         run(from_factory(net("return self.linear(h[:, :3])")))
 
 
-@pytest.mark.parametrize("line", ["raise KeyError('mine')", "return self.linear(h)[h.nonzero()[:, 0]]"])
+@pytest.mark.parametrize(
+    "line", ["raise KeyError('mine')", "return self.linear(h) + torch.bincount((h > 0).long().view(-1)).sum()"]
+)
 def test_a_failure_leaves_nothing_behind(from_factory: Factory, line: str) -> None:
     available = torch.cuda.is_available()
     with pytest.raises((FactoryError, SimulationError)):
