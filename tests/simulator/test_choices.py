@@ -26,6 +26,10 @@ def scores() -> torch.Tensor:
     return torch.randn(TOKENS, CHOICES, device="cuda")
 
 
+def marked(chosen: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(TOKENS, CHOICES, device="cuda").scatter(1, chosen, 1.0)
+
+
 @pytest.mark.parametrize(
     ("select", "rows"),
     [
@@ -36,7 +40,7 @@ def scores() -> torch.Tensor:
         (lambda: scores()[(scores().topk(EACH).indices == 5).any(dim=-1)], ROWS),
         (lambda: torch.where(F.one_hot(scores().topk(EACH)[1], CHOICES).permute(2, 1, 0)[4])[0], ROWS),
         (lambda: scores()[torch.multinomial(scores().softmax(-1), 1)[:, 0] == 2], TOKENS // CHOICES),
-        (lambda: torch.zeros(TOKENS, CHOICES, device="cuda").scatter(1, scores().topk(EACH)[1], 1.0).nonzero(), TOKENS * EACH),
+        (lambda: marked(scores().topk(EACH).indices).nonzero(), TOKENS * EACH),
     ],
     ids=["topk", "rows of topk", "argmax", "max", "any", "one_hot", "multinomial", "scatter"],
 )  # fmt: skip
