@@ -99,3 +99,9 @@ def batch(size):
     notes = [note for note in found.notes if note.startswith("what these operations select")]
     assert len(notes) == 1
     assert "aten::index in Net, " in notes[0] and "assumed to be everything" in notes[0]
+
+
+def test_values_that_are_written_through_a_known_mask_are_known(process: SimulatedProcess) -> None:
+    marked, mask = torch.zeros(4, dtype=torch.long).to("cuda"), torch.tensor([True, False, True, True]).to("cuda")
+    marked[mask] = 1
+    assert marked.nonzero().shape == (3, 1)

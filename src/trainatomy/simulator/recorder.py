@@ -288,7 +288,7 @@ class Recorder(TorchDispatchMode):
         name, first = facts.name, outputs[0]
         if facts.learns:
             self.scalar_reads.learn(name, args, outputs)
-        learnt = facts.sized and self.values.knows(first)  # what decided a size is not unknown any more
+        learnt = facts.sized and facts.is_functional and self.values.knows(first)  # by what decided its size
         if not learnt and not (facts.is_functional and self.values.starts_unknown(args)):
             self.values.follow(func, args, kwargs, outputs)
         if facts.chooses and (dim := dimension_of_choice(name, args)) is not None:
