@@ -44,8 +44,11 @@ def learned_workspace(kind: Kind, one: Convolution) -> int | None:
 
 
 def _cuts_patches(one: Convolution) -> bool:
-    """Return whether images are cut into patches, as for transformers: few such calls were learned from."""
-    return one.is_stem and one.taps >= _PATCH and min(one.strides) >= max(one.weight[2:])
+    """Return whether images are cut into patches, as for transformers: few such calls were learned from.
+
+    Patches may overlap by up to a half, as those of spectrograms do.
+    """
+    return one.is_stem and one.taps >= _PATCH and 2 * min(one.strides) >= max(one.weight[2:])
 
 
 def group_of(one: Convolution) -> str:
