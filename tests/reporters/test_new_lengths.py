@@ -19,13 +19,13 @@ EPOCH = {
 def test_lengths_that_are_new_to_cudnn_cost_a_plan_each() -> None:
     lengths = predict(Workload.from_mapping(EPOCH)).lengths
     assert lengths is not None
-    assert lengths.new_shape_seconds == pytest.approx(0.046 + 0.097)
+    assert lengths.new_shape_seconds == pytest.approx(0.028 + 0.060)
     assert lengths.new_shapes is not None
     assert 1 <= lengths.new_shapes <= 2
     found = task_sentences.new_lengths(replace(lengths, new_shapes=2.0))
     assert found is not None
-    assert found.startswith("A step takes about 143 ms longer")
-    assert f"2 lengths in an epoch of {lengths.steps} steps, 286 ms" in found
+    assert found.startswith("A step takes about 88 ms longer")
+    assert f"2 lengths in an epoch of {lengths.steps} steps, 176 ms" in found
 
 
 def test_attention_of_pytorch_itself_needs_no_plan() -> None:
@@ -45,7 +45,7 @@ def test_forward_with_and_without_gradients_are_two_plans() -> None:
     }
     lengths = predict(Workload.from_mapping(preferences)).lengths
     assert lengths is not None
-    assert lengths.new_shape_seconds == pytest.approx(2 * 0.046 + 0.097)
+    assert lengths.new_shape_seconds == pytest.approx(2 * 0.028 + 0.060)
 
 
 def test_a_measured_epoch_is_compared_with_new_lengths_included() -> None:
@@ -54,5 +54,5 @@ def test_a_measured_epoch_is_compared_with_new_lengths_included() -> None:
     assert lengths is not None
     assert time is not None
     assert lengths.new_shapes is not None
-    planning = (0.046 + 0.097) * lengths.new_shapes / lengths.steps
+    planning = (0.028 + 0.060) * lengths.new_shapes / lengths.steps
     assert time.first_epoch_step_seconds == pytest.approx(time.step_seconds + planning)
