@@ -63,6 +63,8 @@ class Capped(nn.Module):
 class Splines(nn.Module):
     """A Kolmogorov-Arnold network: B-splines on each edge."""
 
+    grid: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("grid", torch.linspace(-2, 2, 12).repeat(300, 1))
