@@ -58,8 +58,8 @@ def choice_notes(values: Values) -> Iterator[str]:
     """Yield a note where an assumed choice decided the size of something."""
     if values.choices_decide:
         yield (
-            "how many rows each expert gets depends on values: the entries that topk, max or argmax pick are assumed "
-            "to be spread evenly"
+            "how many rows each expert gets depends on values: topk, max, argmax, multinomial and the like are "
+            "assumed to pick all entries equally often, so what they pick is spread evenly"
         )
 
 
