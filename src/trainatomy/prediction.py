@@ -262,13 +262,13 @@ def _evaluation(
     timed: bool,
 ) -> Evaluation | None:
     """Return what the evaluation of the training costs, None without one."""
+    from trainatomy.timing.first_calls import first_evaluation_seconds, first_on_machine_seconds
+
     executed = simulation.evaluation
     if executed is None:
         return None
     allocated, reserved = analysis.allocated_bytes, analysis.reserved_bytes
     begin, end = executed.events.start, executed.events.stop
-    from trainatomy.timing.first_calls import first_evaluation_seconds, first_on_machine_seconds
-
     calls = executed.operations.calls, simulation.operations.calls
     time = evaluation_time(workload, simulation, analysis, calibration) if timed else None
     return Evaluation(
