@@ -208,8 +208,8 @@ def test_an_unknown_setting_is_refused(tagger: nn.Module, batch: Any) -> None:
         trainatomy.predict(tagger, batch=batch, bf61=True)
 
 
-class Sparse(nn.Module):
-    """Module that selects the positive elements."""
+class Counting(nn.Module):
+    """Module that counts computed values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,15 +217,15 @@ class Sparse(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.linear(x)
-        return hidden[hidden > 0].sum()
+        return hidden.sum() + torch.bincount((hidden > 0).long().flatten()).sum()
 
 
-class Failing(Sparse):
+class Failing(Counting):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.linear.weight[:, :3])
 
 
-@pytest.mark.parametrize(("make", "error"), [(Sparse, SimulationError), (Failing, FactoryError)])
+@pytest.mark.parametrize(("make", "error"), [(Counting, SimulationError), (Failing, FactoryError)])
 def test_errors_of_a_live_module_are_reported(make: Callable[[], nn.Module], error: type[Exception]) -> None:
     with pytest.raises(error):
         trainatomy.predict(make(), batch={"x": torch.ones(2, 8)})
