@@ -1,8 +1,8 @@
 """Draw trainings for ``trainings.yaml``: model, precision and batch by a seed, so that nobody chooses what is easy.
 
-``python benchmarks/timing/drawn_trainings.py [--seed 24] [--count 32] [--of usual] [--wide 0] [--random 0]`` prints rows
-of ``trainings.yaml``.  Each family of ``drawn_trainings.yaml`` gives as many trainings as its share of the candidates; a
-candidate is drawn once.
+``python benchmarks/timing/drawn_trainings.py [--seed 24] [--count 32] [--of usual] [--wide 0] [--random 0]`` prints
+rows of ``trainings.yaml``.  Each family of ``drawn_trainings.yaml`` gives as many trainings as its share of the
+candidates; a candidate is drawn once.
 """
 
 from __future__ import annotations

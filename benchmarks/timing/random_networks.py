@@ -1,4 +1,4 @@
-"""Networks drawn by the seed in their name: ``volumes_17`` is the seventeenth network on volumes, ``volumes_17_batch`` its data.
+"""Networks drawn by the seed in their name: ``volumes_17`` is one on volumes, and ``volumes_17_batch`` its data.
 
 Names of families: ``images``, ``volumes``, ``series`` (convolutions over time, some with a recurrent layer), ``texts``
 (transformers) and ``rows`` (perceptrons and tables).  Widths, depths, filters, norms, activations and sizes are drawn
@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,7 +38,7 @@ ROWS = (1024, 2048, 5000, 8192)
 
 
 class Convolutions(nn.Module):
-    """Stages of blocks of one kind, each with wider and smaller feature maps, and scores of the whole or of each place."""
+    """Stages of blocks of one kind, each with wider and smaller feature maps; scores of the whole or of each place."""
 
     def __init__(self, random: Random, space: int, channels: int) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class Convolutions(nn.Module):
             )
             width = wider
         self.stages = nn.ModuleList(stages)
-        sizes = [stage[-1].outside for stage in stages]
+        sizes = [int(stage[-1].outside) for stage in stages]  # type: ignore[arg-type]
         self.head = Head(random, space, sizes, CLASSES)
         if self.last:
             self.to(memory_format=torch.channels_last if space == 2 else torch.channels_last_3d)  # type: ignore[call-overload]
@@ -107,7 +108,8 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy of the next tokens."""
         x = self.embedding(x % self.entries)
-        for layer in self.layers:
+        layers: Any = self.layers
+        for layer in layers:
             x = self._added(x, partial(self._attended, layer), layer["first"])
             x = self._added(x, partial(self._widened, layer), layer["second"])
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), (labels % self.entries).flatten())
@@ -125,7 +127,7 @@ class Transformer(nn.Module):
             scores = scores - (places[:, None] - places).abs().to(scores.dtype) * 0.1
             found = scores.softmax(-1).to(parts.dtype) @ parts[2]
         else:
-            found = F.scaled_dot_product_attention(*parts, is_causal=self.causal)
+            found = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=self.causal)
         return layer["out"](found.transpose(1, 2).reshape(batch, length, width))
 
     def _widened(self, layer: Any, x: Tensor) -> Tensor:
@@ -149,7 +151,7 @@ class Tables(nn.Module):
         norm: Any = random.choice((nn.LayerNorm, nn.BatchNorm1d, None))
         activation: Any = random.choice((nn.ReLU, nn.SiLU, nn.GELU, nn.SELU, nn.Tanh))
         dropout, layers = random.choice((0.0, 0.2)), []
-        for before, after in zip(sizes, sizes[1:], strict=False):
+        for before, after in pairwise(sizes):
             layers += [nn.Linear(before, after), *([norm(after)] if norm else []), activation()]
             layers += [nn.Dropout(dropout)] if dropout else []
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], CLASSES))
@@ -167,7 +169,7 @@ def network(family: str, seed: int) -> nn.Module:
     """Build a network."""
     random = Random(f"{family} {seed}")
     if family in SPACES:
-        side, channels, _ = _input_of(family, seed)
+        _, channels, _ = _input_of(family, seed)
         return Convolutions(random, SPACES[family], channels)
     return Transformer(random) if family == "texts" else Tables(random)
 

@@ -312,7 +312,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "measure":
         names = options.groups.split(",") if options.groups else list(GROUPS)
-        chosen = {name: count for name, count in {**GROUPS, WIDE: 400, TRAINED: 400, SHORT: 400}.items() if name in names}
+        chosen = {
+            name: count for name, count in {**GROUPS, WIDE: 400, TRAINED: 400, SHORT: 400}.items() if name in names
+        }
         measure(options.out, options.time_limit, chosen, options.draw)
     else:
         compare(options.file, options.gpu, options.worst)

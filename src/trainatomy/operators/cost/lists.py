@@ -1,8 +1,8 @@
 """Operators on lists of tensors: ``_foreach_*``, fused optimizers, norms for clipping.
 
 A launch of ``multi_tensor_apply`` takes a limited number of tensors, fewer the more lists there are, and 320 chunks of
-65,536 elements (aten/src/ATen/native/cuda/MultiTensorApply.cuh). A block of threads walks over a chunk, so that a launch
-takes as long as its longest chunk however few there are. Lists on the CPU (step counters) launch nothing.
+65,536 elements (aten/src/ATen/native/cuda/MultiTensorApply.cuh). A block of threads walks over a chunk, so that a
+launch takes as long as its longest chunk however few there are. Lists on the CPU (step counters) launch nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ from math import ceil, hypot
 from typing import NamedTuple
 
 from trainatomy.operators.cost.elementwise import memory_bound
-from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, Passes, efficiency_of, name_of, on_gpu, passes_to
+from trainatomy.operators.cost.kernel import (
+    NOTHING,
+    Chip,
+    KernelWork,
+    Passes,
+    efficiency_of,
+    name_of,
+    on_gpu,
+    passes_to,
+)
 from trainatomy.operators.traffic import in_memory, traffic
 from trainatomy.results.operations import Array, Call
 
@@ -21,8 +30,8 @@ _CHUNK, _CHUNKS = 65536, 320
 
 
 _START, _ELEMENT = 2.5e-6, 0.48e-9
-"""Seconds of a launch, and of each element of a chunk, of a fused optimizer: 34 µs for a full chunk in small networks on
-an H200 (benchmarks/timing/records/random-calls-h200.jsonl.gz)."""
+"""Seconds of a launch, and of each element of a chunk, of a fused optimizer: 34 µs for a full chunk in small networks
+on an H200 (benchmarks/timing/records/random-calls-h200.jsonl.gz)."""
 
 
 class _Launch(NamedTuple):

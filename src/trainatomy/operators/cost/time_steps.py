@@ -1,4 +1,4 @@
-"""The product of a recurrent layer's time step: [batch, depth] times [depth, columns], alone and beside those of others.
+"""The product of a recurrent layer's time step, [batch, depth] times [depth, columns], alone and beside others.
 
 Its tiles walk over the depth at once, if there are as many multiprocessors, each as fast as it loads its operands, and
 slower the more of them load.  Which of cuBLAS' kernels run is not known: the fastest of several sizes of tiles gives an
