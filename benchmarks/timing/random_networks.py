@@ -127,7 +127,8 @@ class Transformer(nn.Module):
             scores = scores - (places[:, None] - places).abs().to(scores.dtype) * 0.1
             found = scores.softmax(-1).to(parts.dtype) @ parts[2]
         else:
-            found = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=self.causal)
+            query, key, value = parts.unbind(0)
+            found = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return layer["out"](found.transpose(1, 2).reshape(batch, length, width))
 
     def _widened(self, layer: Any, x: Tensor) -> Tensor:
