@@ -9,7 +9,7 @@ import torch
 
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.data_dependent import assumed_values
-from trainatomy.simulator.meta_results import MetaResults
+from trainatomy.simulator.meta_results import results_of_process
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.values import Values
 
@@ -29,7 +29,7 @@ class MetaExecution:
 
     def __init__(self, values: Values, modules: ModuleTracker) -> None:
         """Take the values of tensors that are known, and the tracker of the current module."""
-        self.results = MetaResults()
+        self.results = results_of_process()
         self._values = values
         self._modules = modules
 
