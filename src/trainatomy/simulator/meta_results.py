@@ -51,6 +51,7 @@ class MetaResults:
         self._results: dict[Any, _Remembered] = {}
         self._never: set[Any] = set()
         self._kinds: dict[int, str] = {}  # by identity, as hashing an operator is slow
+        self._operators: list[Any] = []  # kept alive, so that no other operator gets the identity of one
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of ``func``, as the meta kernel would."""
@@ -59,6 +60,7 @@ class MetaResults:
         kind = self._kinds.get(id(func))
         if kind is None:
             kind = self._kinds[id(func)] = _kind(func)
+            self._operators.append(func)
         if kind == "list":
             return _on_list(func, args, kwargs)
         arguments = None if kind == "other" else _key((*args, *kwargs.items()) if kwargs else args)
