@@ -79,7 +79,8 @@ def without_data(model: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]
                 if tensor is None or tensor.is_meta or tensor.layout != torch.strided or is_packed(tensor):
                     continue
                 if id(tensor) not in made:
-                    twin = torch.empty_like(tensor, device="meta", requires_grad=False)
+                    with _disable_current_modes():  # it is no allocation of the GPU
+                        twin = torch.empty_like(tensor, device="meta", requires_grad=False)
                     if isinstance(tensor, nn.Parameter):
                         twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
                     made[id(tensor)] = twin
@@ -97,7 +98,8 @@ def _assigning(keep_on_host: Callable[[torch.Tensor], None]) -> Handler:
         tensor, data = args
         with _DISABLED():
             if data is not None and local(tensor).is_meta and not local(data).is_meta:
-                data = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device="meta")
+                with _disable_current_modes():
+                    data = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device="meta")
                 keep_on_host(data)
         return func(tensor, data)
 
