@@ -255,6 +255,14 @@ def test_the_bubble_of_equal_stages_is_the_textbook_one(name: str, ranks: int, m
     assert found.bubble_share == pytest.approx((ranks - 1) / (micro_batches + ranks - 1))
 
 
+def test_a_step_is_predicted_for_slower_hosts_too() -> None:
+    time = predict(workload(), host_paces=(1.0, 2.0)).time
+    assert time is not None
+    same, slower = time.at_paces
+    assert same.step_seconds == time.step_seconds
+    assert 1.5 < slower.step_seconds / time.step_seconds < 2.1  # the CPU bounds so small a model
+
+
 def test_interleaved_stages_divide_the_bubble() -> None:
     order = order_of_work("Interleaved1F1B", 4, 2, 8)
     found = schedule(order, seconds(0.5, 1.0, 4, 8, stages=2), lambda *_: 0.0, together=True)

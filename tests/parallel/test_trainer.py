@@ -26,6 +26,18 @@ def test_the_trainer_shards_with_fsdp(config: dict[str, Any]) -> None:
     assert labelled(found.trace, "optimizer_state") == pytest.approx(2 * weight_bytes(found) / 4, rel=0.01)
 
 
+def test_fsdp_takes_an_optimizer_by_its_class() -> None:
+    found = simulated(workload("trainer", {"fsdp": True, "optim": "torch.optim.NAdam"}, gpus=4))
+    assert labelled(found.trace, "optimizer_state") == pytest.approx(2 * weight_bytes(found) / 4, rel=0.01)
+
+
+def test_fsdp1_keeps_shards_in_host_memory() -> None:
+    train = {"fsdp": True, "fsdp_config": {"version": 1, "cpu_offload": True}}
+    found = simulated(workload("trainer", train, gpus=4))
+    assert labelled(found.trace, "optimizer_state") == 0
+    assert labelled(found.trace, "weight") < weight_bytes(found) / 20
+
+
 def test_fsdp1_is_the_same_in_every_run() -> None:
     train = {"fsdp": True, "fsdp_config": {"version": 1}}
     first, second = (simulated(workload("trainer", train, gpus=4)).trace for _ in range(2))
@@ -49,6 +61,8 @@ def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
         ({"fsdp": True, "fsdp_config": {"version": 3}}, {"gpus": 2}, "train.fsdp_config.version: must be 1 or 2"),
         ({"fsdp": True, "fsdp_config": {"cpu_ofload": True}}, {"gpus": 2}, "unknown key; did you mean cpu_offload"),
         ({"fsdp": True, "fsdp_config": {"xla": True}}, {"gpus": 2}, "is about TPUs"),
+        ({"fsdp": True, "optim": "own.py:make"}, {"gpus": 2}, "train.optim: own.py:make makes an optimizer before"),
+        ({"ddp_static_graph": True, "gradient_accumulation_steps": 2}, {"gpus": 2}, "train.ddp_static_graph: fails"),
         ({"deepspeed": "no-such-file.json"}, {"gpus": 2}, "train.deepspeed: cannot read no-such-file.json"),
     ],
 )

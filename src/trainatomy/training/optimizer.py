@@ -227,7 +227,10 @@ def create_custom(train: TrainSpec, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def sharded_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> Choice:
-    """Return the class that ``ZeroRedundancyOptimizer`` shards, and its arguments; raise as ``create_custom`` does."""
+    """Return the class of an optimizer of sharded parameters or states, and its arguments.
+
+    ``ZeroRedundancyOptimizer`` takes them, and the Trainer with FSDP.  Raises as ``create_custom`` does.
+    """
     if is_factory(train.optim):
         message = f"{train.optim} makes its optimizers itself, and ZeroRedundancyOptimizer makes them of a class"
         raise WorkloadError(f"train.optim: {message}: give the class, or another strategy", key="train.optim")

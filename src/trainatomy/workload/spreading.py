@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.workload.arguments import is_factory
 from trainatomy.workload.deepspeed import deepspeed_problems
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.parallel import CP_STRATEGY, ParallelSpec
@@ -65,7 +66,28 @@ def spreading_problems(workload: Workload) -> list[Problem]:
         problems.append(Problem(("data", "padding"), reason))
     if parallel.cp_size > 1 and workload.loop == "pytorch" and parallel.strategy is None:
         problems.append(Problem(("parallel", "cp_size"), f"{CP_STRATEGY}; the strategy is ddp"))
+    problems += _static_graph(workload, strategy)
+    if train.fp16 and parallel.tp_size > 1 and parallel.pp_size == 1 and strategy != "fsdp2":
+        reason = "needs a gradient scaler for sharded and whole weights, which PyTorch's is not: use bf16, or fsdp2"
+        problems.append(Problem(("train", "fp16"), f"{reason} with parallel.tp_size"))
     return problems + (_spread_by_trainer(workload) if workload.loop == "trainer" else [])
+
+
+def _static_graph(workload: Workload, strategy: str) -> list[Problem]:
+    """Refuse micro-batches without a reduction before the first one: DDP's static graph is learned in it.
+
+    Source: torch/csrc/distributed/c10d/reducer.cpp (it asserts ``expect_autograd_hooks_``), torch 2.13.
+    """
+    parallel, train = workload.parallel, workload.train
+    by_trainer = workload.loop == "trainer"
+    static = train.ddp_static_graph if by_trainer else parallel.static_graph
+    alone = train.gradient_accumulation_steps == 1 or parallel.sync_each_batch
+    if strategy != "ddp" or not static or alone or parallel.world_size == 1:
+        return []
+    here = ("train", "ddp_static_graph") if by_trainer else ("parallel", "static_graph")
+    reason = "fails in PyTorch with gradients that are accumulated without a reduction (no_sync)"
+    other = "" if by_trainer else ", or set parallel.sync_each_batch"
+    return [Problem(here, f"{reason}: leave it out{other}")]
 
 
 def _pipeline(workload: Workload) -> list[Problem]:
@@ -106,6 +128,9 @@ def _spread_by_trainer(workload: Workload) -> list[Problem]:
     if parallel.strategy == "dp":
         problems += _not_for_data_parallel(workload)
     problems += [] if train.deepspeed is None else _deepspeed(workload, train.deepspeed)
+    if train.fsdp and is_factory(train.optim):
+        reason = "makes an optimizer before the Trainer shards the model, which it refuses with FSDP: name a class"
+        problems.append(Problem(("train", "optim"), f"{train.optim} {reason}"))
     if train.fsdp and parallel.world_size == 1:
         problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
     if parallel.cp_size > 1:
