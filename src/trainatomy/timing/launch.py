@@ -49,11 +49,15 @@ class CPUCosts:
     Attributes:
         graph: Launching one operation of each of ``KINDS`` in a forward pass of a training.
         without_graph: The same in generation, evaluation and inference, as a share of ``graph``; see ``OTHER``.
+        recomputed: The same in recomputation in backward, calls of modules included, as a share of ``graph``.
         backward: The same in backward, and of adding up the gradients of a tensor (``ACCUMULATION``), which autograd's
             engine does between its nodes.
         plain: The same outside of both.
         list_item: Each tensor of a list argument.
         module_call: Calling one module.
+        forward_pass: What the forward pass of each micro-batch of a training takes besides its operations and modules:
+            contexts that are entered and left, code that the CPU's caches have lost since the last one.
+        backward_pass: The same of each backward pass: autograd's engine and its threads wake up, and free the graph.
         checkpoint: A checkpointed region, by where it is entered: forward, or backward, to be recomputed.
         hook_call: A call of a hook of saved tensors, by the class that has it and the phase; see ``OTHER``.
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
@@ -79,10 +83,13 @@ class CPUCosts:
 
     graph: Mapping[str, float]
     without_graph: Mapping[str, float]
+    recomputed: float
     backward: Mapping[str, float]
     plain: Mapping[str, float]
     list_item: float
     module_call: float
+    forward_pass: float
+    backward_pass: float
     checkpoint: Mapping[str, float]
     hook_call: Mapping[str, float]
     optimizer_step: Mapping[str, float]
@@ -110,6 +117,7 @@ PARTS = {
     "graph": (
         "graph",
         "module_call",
+        "forward_pass",
         "checkpoint",
         "hook_call",
         "sharded_call",
@@ -119,7 +127,7 @@ PARTS = {
         "engine_gradient",
         "replicated_module",
     ),
-    "backward": ("backward", "recurrent_layer", "inner_kernel"),
+    "backward": ("backward", "backward_pass", "recurrent_layer", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
     "loop": ("step", "micro_step", "token", "module_step", "module_micro_step", "parameter_step"),
     "batch": ("batch_byte",),
@@ -129,7 +137,8 @@ PARTS = {
 
 def cpu_costs(microseconds: Mapping[str, Any], factors: Mapping[str, float] | None = None) -> CPUCosts:
     """Build the costs from microseconds as in ``hosts.yaml``, each of ``PARTS`` multiplied by its factor."""
-    costs = _scaled(microseconds, 1e-6) | {"without_graph": microseconds["without_graph"]}
+    shares = {name: microseconds[name] for name in ("without_graph", "recomputed")}
+    costs = _scaled(microseconds, 1e-6) | shares
     for part, factor in (factors or {}).items():
         costs |= {name: _scaled(costs[name], factor) for name in PARTS[part]}
     return CPUCosts(**costs)
@@ -226,7 +235,8 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
         if seconds is None:
             call = operations.calls[operation.call]
             context, what = priced_launch(operation, call, graph=graph)
-            seconds = tables[context][what] + between.get(operation.phase, 0.0)
+            seconds = tables[context][what] * (costs.recomputed if operation.phase == "recompute" else 1.0)
+            seconds += between.get(operation.phase, 0.0)
             if call.name in _SHARDED_COLLECTIVES and operation.stream >= 0:  # those that run beside it are not FSDP's
                 seconds += costs.sharded_collective
             if what == "list" or call.name == "aten::stack":
@@ -279,11 +289,16 @@ def checkpointed_regions(operations: Operations) -> int:
 
 
 def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[str, float]:
-    """Return Python's own time per operation of a phase: calls of modules and checkpointed regions."""
+    """Return Python's own time per operation of a phase: of passes, calls of modules and checkpointed regions."""
     counts: dict[str, int] = {}
     for operation in operations.operations:
         counts[operation.phase] = counts.get(operation.phase, 0) + operation.repeats
     work = {phase: calls * costs.module_call for phase, calls in operations.module_calls.items()}
+    if "recompute" in work:
+        work["recompute"] *= costs.recomputed
+    for phase, cost in (("forward", costs.forward_pass), ("backward", costs.backward_pass)):
+        if counts.get("backward"):
+            work[phase] = work.get(phase, 0.0) + _count_micro_steps(operations) * cost
     for counts_of, cost in (
         (operations.sharded_calls, costs.sharded_call),
         (operations.resized_storages, costs.resized_storage),
@@ -350,3 +365,9 @@ def cpu_seconds_by_phase(operations: Operations, costs: CPUCosts, loop: str) -> 
         found["other"] -= costs.optimizer_step[loop]
         found["optimizer"] += costs.optimizer_step[loop]
     return found
+
+
+def backward_share(operations: Operations, costs: CPUCosts, loop: str) -> float:
+    """Return the share of a step's CPU time that autograd's thread spends, which launches the backward pass."""
+    found = cpu_seconds_by_phase(operations, costs, loop)
+    return found["backward"] / (sum(found.values()) or 1.0)
