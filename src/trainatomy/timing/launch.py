@@ -221,7 +221,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
         loop: trainer, trl, pytorch, inference, generation or evaluation (the Trainer's).
     """
     graph = any(operation.phase == "backward" for operation in operations.operations)
-    between = _seconds_between_operations(operations, costs)
+    between = seconds_between_operations(operations, costs)
     tables = {
         "graph": costs.graph,
         "ungraphed": {kind: cost * _share_of(costs.without_graph, kind) for kind, cost in costs.graph.items()},
@@ -288,7 +288,7 @@ def checkpointed_regions(operations: Operations) -> int:
     return regions
 
 
-def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[str, float]:
+def seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[str, float]:
     """Return Python's own time per operation of a phase: of passes, calls of modules and checkpointed regions."""
     counts: dict[str, int] = {}
     for operation in operations.operations:
@@ -298,7 +298,7 @@ def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict
         work["recompute"] *= costs.recomputed
     for phase, cost in (("forward", costs.forward_pass), ("backward", costs.backward_pass)):
         if counts.get("backward"):
-            work[phase] = work.get(phase, 0.0) + _count_micro_steps(operations) * cost
+            work[phase] = work.get(phase, 0.0) + count_micro_steps(operations) * cost
     for counts_of, cost in (
         (operations.sharded_calls, costs.sharded_call),
         (operations.resized_storages, costs.resized_storage),
@@ -321,7 +321,7 @@ def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str
 
     ``loop``: as in ``launch_seconds``; a training that generates calls ``generate()`` once in a step.
     """
-    micro_steps = _count_micro_steps(operations)
+    micro_steps = count_micro_steps(operations)
     modules = operations.modules or operations.module_calls.get("forward", 0) / micro_steps
     walks = costs.module_step[loop] * modules + costs.parameter_step[loop] * operations.parameters
     optimizes = any(operation.phase == "optimizer" for operation in operations.operations)
@@ -334,7 +334,7 @@ def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str
     }
 
 
-def _count_micro_steps(operations: Operations) -> int:
+def count_micro_steps(operations: Operations) -> int:
     """Count the micro-batches of the step.
 
     A micro-batch that stands for several repeats its operations, except for the last ones, which do not repeat.
@@ -360,7 +360,7 @@ def cpu_seconds_by_phase(operations: Operations, costs: CPUCosts, loop: str) -> 
         found["batch"] += batch * operation.repeats
     loops = loop_seconds(operations, costs, loop)
     tokens = max((operation.repeats for operation in operations.operations if operation.generated), default=0)
-    found["other"] += loops["step"] + loops["micro_step"] * _count_micro_steps(operations) + loops["token"] * tokens
+    found["other"] += loops["step"] + loops["micro_step"] * count_micro_steps(operations) + loops["token"] * tokens
     if found["optimizer"]:
         found["other"] -= costs.optimizer_step[loop]
         found["optimizer"] += costs.optimizer_step[loop]
