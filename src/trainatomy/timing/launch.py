@@ -64,9 +64,8 @@ class CPUCosts:
         step: Time that a loop (trainer, trl, pytorch, inference, generation, evaluation) adds to each step.
         micro_step: Time that a loop adds to each micro-batch.
         token: Time that ``generate()`` adds to each further token.
-        module_step: Time that a loop adds to each step for each module (walks over parameters).
         module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
-        parameter_step: Time that a loop adds to each step for each parameter tensor (clipping).
+        parameter_step: Time that a loop adds to each step for each parameter tensor (walks over them, clipping).
         batch_byte: Collating, pinning and copying each byte of a batch to the GPU, by loop.
         read: Waking up after waiting for the GPU.
         launch_delay: From launching a kernel until it can start on an idle GPU.
@@ -96,7 +95,6 @@ class CPUCosts:
     step: Mapping[str, float]
     micro_step: Mapping[str, float]
     token: float
-    module_step: Mapping[str, float]
     module_micro_step: Mapping[str, float]
     parameter_step: Mapping[str, float]
     batch_byte: Mapping[str, float]
@@ -129,7 +127,7 @@ PARTS = {
     ),
     "backward": ("backward", "backward_pass", "recurrent_layer", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
-    "loop": ("step", "micro_step", "token", "module_step", "module_micro_step", "parameter_step"),
+    "loop": ("step", "micro_step", "token", "module_micro_step", "parameter_step"),
     "batch": ("batch_byte",),
 }
 """Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
@@ -323,7 +321,7 @@ def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str
     """
     micro_steps = count_micro_steps(operations)
     modules = operations.modules or operations.module_calls.get("forward", 0) / micro_steps
-    walks = costs.module_step[loop] * modules + costs.parameter_step[loop] * operations.parameters
+    walks = costs.parameter_step[loop] * operations.parameters
     optimizes = any(operation.phase == "optimizer" for operation in operations.operations)
     generates = loop != GENERATION and any(operation.generated for operation in operations.operations)
     called = costs.step[GENERATION] if generates else 0.0
