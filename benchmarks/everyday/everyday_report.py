@@ -173,13 +173,20 @@ def at_pace(times: Mapping[str, float], pace: float) -> float:
 
 
 def paced_times(record: Mapping[str, Any], prediction: Mapping[str, Any]) -> dict[str, float]:
-    """Return the predicted times at the pace of the record, of a prediction that knows several paces."""
-    pace = pace_of(record)
-    if pace is None or record.get("shared"):
+    """Return the predicted times at the pace of the record, of a prediction that knows several paces.
+
+    Where the readings of each thread are known, evaluations and tokens are at the pace of the main thread.
+    """
+    if pace_of(record) is None or record.get("shared"):
         return {}
-    found = {name: at_pace(times, pace) for name, times in prediction.get("paced", {}).items() if times}
-    if "evaluation_seconds" in found:
-        found["evaluation_seconds"] += first_evaluation_extra(prediction.get("evaluation") or {}, pace)
+    share, found = prediction.get("backward_host_share"), dict[str, float]()
+    for name, times in prediction.get("paced", {}).items():
+        own = share if name == "step_seconds" else 0.0
+        pace = pace_of(record, None if share is None else own)
+        if times and pace is not None:
+            found[name] = at_pace(times, pace)
+            if name == "evaluation_seconds":
+                found[name] += first_evaluation_extra(prediction.get("evaluation") or {}, pace)
     return found
 
 

@@ -73,7 +73,8 @@ def line_of(
     parts: dict[str, Any] = {name: asdict(part) for name in _PARTS if (part := getattr(found, name)) is not None}
     parts |= {"restored": [asdict(each) for each in found.restored]} if found.restored else {}
     times: dict[str, Any] = {"step_seconds": None if found.time is None else found.time.step_seconds, "paced": paced}
-    times |= {} if found.time is None else {"bound_by": found.time.bound_by}
+    if found.time is not None:
+        times |= {"bound_by": found.time.bound_by, "backward_host_share": found.time.backward_host_share}
     return {**about, **made, "versions": found.versions, "memory": memory, **times, **parts}
 
 
@@ -141,7 +142,11 @@ def waiting(options: argparse.Namespace) -> list[tuple[Case, str | None, float |
 
 def times_of(line: dict[str, Any]) -> dict[str, Any]:
     """Return what is kept of a prediction that was made again."""
-    return {name: line[name] for name in ("name", "commit", "paced", "bound_by", "evaluation", "error") if name in line}
+    return {
+        name: line[name]
+        for name in ("name", "commit", "paced", "bound_by", "backward_host_share", "evaluation", "error")
+        if name in line
+    }
 
 
 if __name__ == "__main__":

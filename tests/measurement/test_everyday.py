@@ -105,9 +105,10 @@ def test_drawn_cases_are_those_of_their_seed(seed: int, each: int | None) -> Non
     assert written == drawn
 
 
-def test_chosen_cases_of_a_seed_are_drawn_by_it() -> None:
-    drawn = {name: case for cases in script("draw").drawn(33, 20).values() for name, case in cases.items()}
-    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith("-33")}
+@pytest.mark.parametrize(("seed", "most"), [(33, 20), (34, 9)])
+def test_chosen_cases_of_a_seed_are_drawn_by_it(seed: int, most: int) -> None:
+    drawn = {name: case for cases in script("draw").drawn(seed, most).values() for name, case in cases.items()}
+    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith(f"-{seed}")}
     assert written and written.items() <= drawn.items()
 
 

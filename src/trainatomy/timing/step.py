@@ -22,7 +22,15 @@ from trainatomy.timing.cost_model import (
 )
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
-from trainatomy.timing.launch import PARTS, CPUCosts, batch_bytes, cpu_costs, launch_seconds, loop_seconds
+from trainatomy.timing.launch import (
+    PARTS,
+    CPUCosts,
+    backward_share,
+    batch_bytes,
+    cpu_costs,
+    launch_seconds,
+    loop_seconds,
+)
 from trainatomy.timing.power import power_in, slowed
 from trainatomy.timing.replay import COLLECTIVES, StepTimeline
 from trainatomy.timing.timeline import replay_step
@@ -118,6 +126,7 @@ def predict_step_time(
             for pace in sorted(paces if pipeline is None else ())
         ),
         probe_seconds=probe_seconds(calibration),
+        backward_host_share=backward_share(operations, _cpu_costs(calibration)[0], loop),
     )
 
 
