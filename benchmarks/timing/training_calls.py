@@ -88,13 +88,17 @@ def _recorded(row: grid.Row) -> list[dict[str, Any]]:
     from trainatomy.measurement.process.job import warm_up_steps
     from trainatomy.measurement.step.timer import EnoughSteps
     from trainatomy.training.model import build_model
+    from trainatomy.training.quantization import load_on_device
     from trainatomy.training.run import run
 
     workload = row.workload(HERE)
     observer = RecordedStep(warm_up_steps(workload) + 1)
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = build_model(workload)
+    if workload.model.quantization:
+        model = load_on_device(workload, build_model(workload), "cuda")
+    else:
+        with torch.device("cuda"):
+            model = build_model(workload)
     with suppress(EnoughSteps):
         run(workload, model, device="cuda", steps=100, observer=observer)
     return observer.lines()

@@ -228,7 +228,7 @@ def test_recurrent_layers_run_their_steps_in_sequence():
     assert layer(100, 8).seconds == pytest.approx(2 * one.seconds, rel=0.1)
     assert layer(50, 16).seconds < 1.2 * one.seconds
     both = layer(50, 8, directions=2)
-    assert both.seconds == pytest.approx(2 * one.seconds, rel=0.05) and both.seconds / both.at_once < 1.5 * one.seconds
+    assert both.seconds == pytest.approx(2 * one.seconds, rel=0.05) and both.seconds / both.at_once < 1.6 * one.seconds
 
 
 def _lstm(hidden: int, layers: int = 1, steps: int = 70, batch: int = 80) -> KernelWork:
