@@ -219,7 +219,16 @@ with torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_hand
         profiler.step()
         print(profiler.key_averages().table(sort_by="cuda_time_total"))
 """
-    assert kinds(run_script(LOOP + text)) == ["monitor", "monitor"]
+    assert kinds(run_script(LOOP + text)) == ["monitor", "tracker"]
+
+
+def test_forward_mode_derivatives_load_their_decompositions(run_script: RunScript) -> None:
+    text = """
+for _ in range(5):
+    torch.func.jvp(lambda z: torch.logsumexp(z, 0).sum(), (torch.ones(4, 4).cuda(),), (torch.ones(4, 4).cuda(),))
+    step(x, y)
+"""
+    prediction(run_script(LOOP + text))
 
 
 def test_random_numbers_of_distributions(run_script: RunScript) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from trainatomy.results.script import Ending, Growth, ScriptRun, StandIn, StandInKind
@@ -19,9 +20,8 @@ _MOST_WRITES = 5
 
 _STAND_INS: dict[StandInKind, str] = {
     "command": "the command `{name}` was not run: it counts as successful and prints nothing",
-    "computed values": "Python reads computed {name} ({times}), which have no values without a GPU: numbers count as "
-    "0, conditions as in a healthy training (no overflow, no NaN); if the script decides by them, it may do something "
-    "else on a GPU",
+    "computed values": "the script reads computed {name} ({times}), which have no values without a GPU: numbers are "
+    "0, and checks for overflow or NaN find none; a branch that depends on them may differ on a GPU",
     "compiled": "torch.compile of {name} was left out: that ran eagerly. Compiled steps of four small models on an "
     "H200 (PyTorch 2.11) allocated 28 to 47 % less than eager ones in three cases, and 20 % more in one",
     "configuration": "the configuration of {name} comes from trainatomy's data: it is not in the cache on this machine",
@@ -31,8 +31,8 @@ _STAND_INS: dict[StandInKind, str] = {
     "images": "the images of {name} are not on this machine: black ones of its size were made up",
     "launch": "{name}",
     "metric": "the metric {name} is not on this machine and computes nothing",
-    "monitor": "{name} watches no GPU: the memory in use that it hears of is what PyTorch reserves, without the CUDA "
-    "context; all else is empty",
+    "monitor": "{name} describes the simulated GPU: memory in use is what PyTorch has reserved, without the CUDA "
+    "context; temperature, power and utilisation are those of an idle GPU",
     "pretrained weights": "{name} was built from its configuration, without pretrained weights",
     "sample lengths": "samples have {name} tokens",
     "selection": "masks of computed values select everything, and all computed values differ ({times}): the most that "
@@ -62,14 +62,16 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
         yield run.message
     if run.growth:
         yield _growth(run.growth)
-    for model in run.models:
+    for model, count in Counter(run.models).items():
         frozen = "" if model.trainable_parameters == model.parameters else f", {model.trainable_parameters:,} trained"
-        yield f"model {model.name}: {model.parameters:,} parameters{frozen}, {human_bytes(model.bytes)} on the GPU"
+        size = f"{model.parameters:,} parameters{frozen}, {human_bytes(model.bytes)} on the GPU"
+        yield f"model {model.name}: {size}" if count == 1 else f"{count} models {model.name}, each: {size}"
     if not run.optimizers:
         yield "no optimizer stepped: steps are backward passes, and there are no optimizer states"
-    for optimizer in run.optimizers:
-        steps = many(optimizer.steps, "step")
-        yield f"optimizer {optimizer.name}: {steps}, states of {human_bytes(optimizer.state_bytes)}"
+    for (name, steps), count in Counter((one.name, one.steps) for one in run.optimizers).items():
+        states = sum(one.state_bytes for one in run.optimizers if (one.name, one.steps) == (name, steps))
+        said = f"{many(steps, 'step')}, states of {human_bytes(states)}"
+        yield f"optimizer {name}: {said}" if count == 1 else f"{count} optimizers {name}: {said} in all"
 
 
 def _growth(growth: Growth) -> str:
