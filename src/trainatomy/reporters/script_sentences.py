@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trainatomy.results.script import Ending, Growth, ScriptRun, StandIn, StandInKind
 from trainatomy.units import human_bytes, many
@@ -20,14 +21,16 @@ _MOST_WRITES = 5
 
 _STAND_INS: dict[StandInKind, str] = {
     "command": "the command `{name}` was not run: it counts as successful and prints nothing",
-    "computed values": "the script reads computed {name} ({times}), which have no values without a GPU: numbers are "
-    "0, and checks for overflow or NaN find none; a branch that depends on them may differ on a GPU",
+    "computed values": "the script reads computed values ({name}), which do not exist without a GPU: numbers are 0; "
+    "NaN, overflow and equal whole numbers are not found; other conditions are true. A branch that depends on them may "
+    "differ on a GPU",
     "compiled": "torch.compile of {name} was left out: that ran eagerly. Compiled steps of four small models on an "
     "H200 (PyTorch 2.11) allocated 28 to 47 % less than eager ones in three cases, and 20 % more in one",
     "configuration": "the configuration of {name} comes from trainatomy's data: it is not in the cache on this machine",
     "data loader": "data are loaded in the script's own process",
     "data set": "the data set {name} is not on this machine: rows of its columns were made up, with texts of one "
     "length (--lengths), which decides the size of a batch that is padded to its longest",
+    "generation": "generate() goes on to its maximum length: no sequence ends earlier, as the tokens are not known",
     "images": "the images of {name} are not on this machine: black ones of its size were made up",
     "launch": "{name}",
     "metric": "the metric {name} is not on this machine and computes nothing",
@@ -46,7 +49,15 @@ _STAND_INS: dict[StandInKind, str] = {
 
 def script_sentences(run: ScriptRun) -> list[str]:
     """Return everything there is to say about a script that ran."""
-    return [*_what_ran(run), *map(stand_in, run.stand_ins), *_writes(run)]
+    return [*_what_ran(run), *map(stand_in, _one_of_reads(run.stand_ins)), *_writes(run)]
+
+
+def _one_of_reads(stand_ins: tuple[StandIn, ...]) -> list[StandIn]:
+    """Return the stand-ins, with one for all computed values that were read, in the place of the first."""
+    reads = [one for one in stand_ins if one.kind == "computed values"]
+    kinds = ", ".join(many(one.times, one.name.removesuffix("s")) for one in reads)
+    joined = [replace(one, name=kinds, times=sum(each.times for each in reads)) for one in reads[:1]]
+    return [one for each in stand_ins for one in (joined if each in reads[:1] else [each]) if each not in reads[1:]]
 
 
 def ending(run: ScriptRun) -> str:
@@ -86,7 +97,7 @@ def _growth(growth: Growth) -> str:
 
 def stand_in(one: StandIn) -> str:
     """Return what stood in for something, with the script's line."""
-    times = many(one.times, "time" if one.kind == "selection" else "read")
+    times = many(one.times, "time")
     said = _STAND_INS[one.kind].format(name=one.name, times=times)
     return f"{said} ({one.place})" if one.place else said
 
