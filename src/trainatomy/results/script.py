@@ -16,6 +16,7 @@ StandInKind = Literal[
     "configuration",
     "data loader",
     "data set",
+    "generation",
     "images",
     "launch",
     "metric",

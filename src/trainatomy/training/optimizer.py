@@ -223,7 +223,15 @@ def create_custom(train: TrainSpec, model: nn.Module) -> torch.optim.Optimizer:
         raise
     except Exception as error:
         reason = str(error) or type(error).__name__
-        raise WorkloadError(f"train.optim: {train.optim} refuses: {reason}", key="train.optim") from error
+        message = f"train.optim: {train.optim} refuses: {reason}{_FOR_MATRICES if chosen is _MUON else ''}"
+        raise WorkloadError(message, key="train.optim") from error
+
+
+_MUON = getattr(torch.optim, "Muon", None)
+_FOR_MATRICES = (
+    ".\nNorms, biases and embeddings need another optimizer: with `loop: pytorch`, name a function of the model that "
+    "returns both, `train.optim: file.py:make`"
+)
 
 
 def sharded_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> Choice:
