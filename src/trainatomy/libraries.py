@@ -36,7 +36,7 @@ def version_of(name: str) -> str | None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Python's version, and that of each of ``LIBRARIES`` that is installed."""
+    """Return Python's version, and that of each of ``LIBRARIES`` that is installed."""
     found = {name: version_of(name) for name in ("python", *LIBRARIES)}
     return {name: version for name, version in found.items() if version is not None}
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from spread import HIDDEN, VOCABULARY, labelled, simulated, weight_bytes, workload
+from executed import simulated
+from spread import HIDDEN, VOCABULARY, labelled, weight_bytes, workload
 from torch.nn.parallel import comm
 from torch.nn.parallel._functions import Broadcast
 

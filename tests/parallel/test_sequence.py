@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spread import CONFIG, HIDDEN, LAYERS, collectives, simulated, workload
+from executed import simulated
+from spread import CONFIG, HIDDEN, LAYERS, collectives, workload
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from spread import HIDDEN, INNER, LAYERS, VOCABULARY, collectives, labelled, simulated, weight_bytes, workload
+from executed import simulated
+from spread import HIDDEN, INNER, LAYERS, VOCABULARY, collectives, labelled, weight_bytes, workload
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import analyze_memory

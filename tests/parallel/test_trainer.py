@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spread import CONFIG, LAYERS, collectives, labelled, simulated, weight_bytes, workload
+from executed import simulated
+from spread import CONFIG, LAYERS, collectives, labelled, weight_bytes, workload
 
 from trainatomy.errors import WorkloadError
 

@@ -21,7 +21,7 @@ _CLASSES = {"aten::nll_loss_forward": 1, "aten::nll_loss_backward": 2}
 
 
 class MetaExecution:
-    """Executes operations on meta tensors; their results hold no data.
+    """Executor of operations on meta tensors; their results hold no data.
 
     Attributes:
         results: Runs the meta kernels, and remembers what they returned.

@@ -43,7 +43,7 @@ _COUNTED = ("module_calls", "hook_calls")
 
 
 class OperationWriter:
-    """Writes ``operations`` while ``recording``.
+    """Writer of ``operations`` while ``recording``.
 
     Args:
         storages: Location of tensors.

@@ -1,4 +1,4 @@
-"""What a launcher decides of a training, and the keys of a workload that say the same."""
+"""Settings that a launcher decides, and the keys of a workload that say the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOADING = frozenset({"state_dict_type", "sync_module_states", "cpu_ram_efficien
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What was read from a launcher.
+    """Settings read from a launcher.
 
     Attributes:
         source: File or command, for messages.
