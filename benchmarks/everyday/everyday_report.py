@@ -332,15 +332,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--records", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    records = everyday_cases.lines(options.records or everyday_cases.RECORDS / f"{options.gpu}.jsonl")
+    records = everyday_cases.lines(options.records or everyday_cases.RECORDS / options.gpu)
     folder = everyday_cases.PREDICTIONS
     known = _by_name(options.predictions or folder / f"{options.gpu}.jsonl")
     again = _by_name(options.again or folder / f"{options.gpu}-again.jsonl")
     found = outcomes(records, known)
     missing = [line["name"] for line in records if line["name"] not in known]
-    other = outcomes(
-        everyday_cases.lines(folder.parent / "records" / f"{OTHER_GPU}.jsonl"), _by_name(folder / f"{OTHER_GPU}.jsonl")
-    )
+    other = outcomes(everyday_cases.lines(everyday_cases.RECORDS / OTHER_GPU), _by_name(folder / f"{OTHER_GPU}.jsonl"))
     text = page(found, with_times_of_today(found, again, records), missing, () if options.records else other)
     if options.out:
         options.out.write_text(text, encoding="utf-8")
