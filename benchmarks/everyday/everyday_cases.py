@@ -81,7 +81,9 @@ def pace_of(record: Mapping[str, Any], backward_share: float | None = None) -> f
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file; none if there is no file."""
+    """Return the lines of a file, or of all files in a folder; none if there is none."""
+    if path.is_dir():
+        return [line for file in sorted(path.glob("*.jsonl")) for line in lines(file)]
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 

@@ -133,7 +133,7 @@ def waiting(options: argparse.Namespace) -> list[tuple[Case, str | None, float |
     if not options.again:
         every = everyday_cases.chosen(everyday_cases.cases(options.cases), options.names, options.kinds)
         return [(case, options.torch, None) for case in every]
-    records = everyday_cases.lines(everyday_cases.RECORDS / f"{options.gpu}.jsonl")
+    records = everyday_cases.lines(everyday_cases.RECORDS / options.gpu)
     timed = {line["name"]: (line["versions"]["torch"], pace_of(line)) for line in records if not line.get("shared")}
     cases = tuple(Case(line["name"], line["kind"], line["workload"]) for line in records)
     found = [case for case in everyday_cases.chosen(cases, options.names, options.kinds) if case.name in timed]

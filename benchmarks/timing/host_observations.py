@@ -145,7 +145,7 @@ def _simulated(workload: Workload) -> Any:
 def everyday() -> Iterator[dict[str, Any]]:
     """Yield steps and tokens of everyday cases; where only some steps generate, none."""
     for gpu in GPUS:
-        for line in everyday_cases.lines(everyday_cases.RECORDS / f"{gpu}.jsonl"):
+        for line in everyday_cases.lines(everyday_cases.RECORDS / gpu):
             pace = everyday_cases.pace_of(line)
             if pace is None or line.get("shared") or line["status"] != "completed" or "lengths" in line["kind"]:
                 continue
