@@ -212,10 +212,10 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     from trainatomy.catalog.calibrations import load
     from trainatomy.measurement.calibration.calibrate import write
 
-    content = json.loads(path.read_text(encoding="utf-8"))
+    calibration = load(path)
+    content = dict(calibration.content)
     kernels = content["sections"]["kernels"]
     known = {(_without_step(point["call"]), point.get("tf32", False)) for point in kernels["points"]}
-    calibration = load(path)
     chip = cost_model_of(calibration.known_gpu).chip
     counts = Counter(kernel_work(point.call, chip).family for point in calibration.points)
     new = []
