@@ -32,6 +32,17 @@ def test_fsdp_takes_an_optimizer_by_its_class() -> None:
     assert labelled(found.trace, "optimizer_state") == pytest.approx(2 * weight_bytes(found) / 4, rel=0.01)
 
 
+def test_accelerate_reads_fsdp1s_strategy_from_its_variable_only() -> None:
+    passed_over, read = (
+        simulated(workload("trainer", {"fsdp": True, "fsdp_config": {"version": 1, key: "NO_SHARD"}}, gpus=4))
+        for key in ("reshard_after_forward", "sharding_strategy")
+    )
+    assert labelled(passed_over.trace, "weight") == pytest.approx(weight_bytes(passed_over) / 4, rel=0.01)
+    assert any("does not read no_shard" in note for note in passed_over.notes)
+    assert labelled(read.trace, "weight") == pytest.approx(weight_bytes(read), rel=0.01)
+    assert not any("does not read" in note for note in read.notes)
+
+
 def test_fsdp1_keeps_shards_in_host_memory() -> None:
     train = {"fsdp": True, "fsdp_config": {"version": 1, "cpu_offload": True}}
     found = simulated(workload("trainer", train, gpus=4))
@@ -64,6 +75,12 @@ def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
         ({"fsdp": True, "fsdp_config": {"xla": True}}, {"gpus": 2}, "is about TPUs"),
         ({"fsdp": True, "optim": "own.py:make"}, {"gpus": 2}, "train.optim: own.py:make makes an optimizer before"),
         ({"ddp_static_graph": True, "gradient_accumulation_steps": 2}, {"gpus": 2}, "train.ddp_static_graph: fails"),
+        ({"fsdp": True, "fsdp_config": {"sharding_strategy": "NO_SHARD"}}, {"gpus": 2}, "is FSDP1's"),
+        (
+            {"fsdp": True, "fsdp_config": {"version": 1, "sharding_strategy": "SOME"}},
+            {"gpus": 2},
+            "must be one of FULL",
+        ),
         ({"deepspeed": "no-such-file.json"}, {"gpus": 2}, "train.deepspeed: cannot read no-such-file.json"),
     ],
 )

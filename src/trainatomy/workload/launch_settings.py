@@ -8,6 +8,7 @@ from typing import Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Path
+from trainatomy.workload.spreading import SHARDING_STRATEGY
 
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16"}
 _BY_TRAINER = "is simulated with loop: trainer only"
@@ -80,7 +81,7 @@ class Launch:
             value = str(fsdp.get(name, usual[0])).lower()
             if value not in usual:
                 raise WorkloadError(f"{self.source}: fsdp_{name}: {value}: {reason}", key="launch")
-        if unknown := set(fsdp) - set(_NOT_PLAIN) - _PLAIN - _LOADING:
+        if unknown := set(fsdp) - set(_NOT_PLAIN) - _PLAIN - _LOADING - {SHARDING_STRATEGY}:
             names = ", ".join(f"fsdp_{name}" for name in sorted(unknown))
             raise WorkloadError(f"{self.source}: {names}: not known to loop: pytorch", key="launch")
 

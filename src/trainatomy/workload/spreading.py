@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.results.plan import fsdp_version
 from trainatomy.workload.arguments import is_factory
 from trainatomy.workload.deepspeed import deepspeed_problems
 from trainatomy.workload.nearest import suggestion
@@ -40,6 +41,12 @@ _FSDP_CONFIG = frozenset(
 )
 """Keys that ``TrainingArguments`` reads from ``fsdp_config`` (transformers 5.17), with or without ``fsdp_``."""
 
+SHARDING_STRATEGY = "sharding_strategy"
+"""A key of ours in ``fsdp_config``: the variable ``FSDP_SHARDING_STRATEGY``, which ``accelerate launch`` sets.
+
+For FSDP1, accelerate 1.15 reads this variable instead of ``reshard_after_forward``, which transformers gives it.
+"""
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _OFFLOADED = "gradient_checkpointing: true with gradient_checkpointing_kwargs: {offload: true}"
 
 _STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
@@ -196,6 +203,8 @@ def _fsdp_config(workload: Workload) -> list[Problem]:
         name = key.removeprefix("fsdp_")
         if name.startswith("xla") and value:
             problems.append(Problem((*here, key), "is about TPUs, which are not simulated"))
+        elif key == SHARDING_STRATEGY:
+            problems += _sharding_problems((*here, key), value, workload.train.fsdp_config or {})
         elif name == "activation_checkpointing_offload":
             if str(value).lower() in ("true", "1"):
                 message = "is not passed on to accelerate by TrainingArguments (transformers 5.17)"
@@ -208,3 +217,12 @@ def _fsdp_config(workload: Workload) -> list[Problem]:
         elif name == "version" and str(value) not in ("1", "2"):
             problems.append(Problem((*here, key), f"must be 1 or 2, found {value!r}"))
     return problems
+
+
+def _sharding_problems(here: tuple[str, ...], value: Any, config: Mapping[str, Any]) -> list[Problem]:
+    """Refuse a strategy of FSDP1 that does not exist, or with FSDP2."""
+    if fsdp_version(config) != 1:
+        return [Problem(here, "is FSDP1's (version: 1); with FSDP2, use reshard_after_forward")]
+    if str(value).upper() not in _STRATEGIES:
+        return [Problem(here, f"must be one of {', '.join(_STRATEGIES)}, found {value!r}")]
+    return []
