@@ -1,13 +1,12 @@
 """Predict the times of measured evaluations again: ``python benchmarks/everyday/evaluations.py``.
 
-Reads the records of one H200 (``records/h200.jsonl``) and of two (``../parallel/records/h200x2.jsonl``), and prints a
+Reads the records of one H200 (``records/h200``) and of two (``../parallel/records/h200x2.jsonl``), and prints a
 line for each evaluation: how many bytes it gathers, the predicted time with what a first evaluation takes longer, the
 measured one, and the error.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from trainatomy.results.prediction import Prediction
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
 
-RECORDS = (everyday_cases.RECORDS / "h200.jsonl", Path(__file__).parents[1] / "parallel/records/h200x2.jsonl")
+RECORDS = (everyday_cases.RECORDS / "h200", Path(__file__).parents[1] / "parallel/records/h200x2.jsonl")
 GATHERED = "gathered_outputs"
 
 
@@ -33,7 +32,7 @@ def predicted(line: dict[str, Any]) -> Prediction:
 def main() -> int:
     """Print a line for each measured evaluation."""
     for path in RECORDS:
-        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        for line in everyday_cases.lines(path):
             measured = (line.get("evaluation") or {}).get("seconds")
             if measured is None:
                 continue

@@ -67,18 +67,23 @@ def _listed(text: str | None) -> set[str]:
     return set(text.split(",")) if text else set()
 
 
-def pace_of(record: Mapping[str, Any]) -> float | None:
-    """Return the host's pace during a measured case, beside the reference host's of today; None if it is not known."""
+def pace_of(record: Mapping[str, Any], backward_share: float | None = None) -> float | None:
+    """Return the host's pace during a measured case, beside the reference host's of today; None if it is not known.
+
+    ``backward_share``: as in ``HostPace.beside``.
+    """
     recorded, host = record.get("host_pace"), reference_host()
     if not recorded or recorded["probe"] not in host.probe_seconds:
         return None
     probe = recorded["probe"]
     seconds, exponent = host.probe_seconds[probe], host.pace_exponents[probe]
-    return HostPace(**{**recorded, "reference_seconds": seconds, "exponent": exponent}).relative
+    return HostPace(**{**recorded, "exponent": exponent}).beside(seconds, backward_share)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file; none if there is no file."""
+    """Return the lines of a file, or of all files in a folder; none if there is none."""
+    if path.is_dir():
+        return [line for file in sorted(path.glob("*.jsonl")) for line in lines(file)]
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 

@@ -2,7 +2,7 @@
 
 The code path is that of ``trainatomy measure``: one worker loads the libraries once and forks for each case, so that
 CUDA is new in each.  A case is timed, and nothing is recorded.  Each measurement becomes a line of
-``records/GPU.jsonl`` at once, each failure a line of ``records/GPU.jsonl.failed``; a second call resumes and repeats
+``records/GPU/KIND.jsonl`` at once, each failure a line of ``KIND.jsonl.failed``; a second call resumes and repeats
 what failed.  Cases without a stored prediction are refused, so that none is predicted after it was seen.  ``--list``
 prints what would run.
 """
@@ -33,12 +33,13 @@ from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
 from trainatomy.measurement.process.progress import Progress
 from trainatomy.results.measurement import Measurement
 
-TIMED_STEPS = 6
-TIMED_SECONDS = 1.5
-MOST_STEPS = 40
+TIMED_STEPS = 14
+TIMED_SECONDS = 2.5
+MOST_STEPS = 60
 """A case is timed for at least ``TIMED_STEPS``, and until it took ``TIMED_SECONDS`` or ``MOST_STEPS`` ran.
 
-Between six steps the host's pace is probed five times, as many as it needs to follow from those readings alone.
+Readings of the host's pace between steps scatter by 14 % around their mean, one independent of the next, and steps by
+6 %: with six steps the readings' own noise was 5 to 6 % of the time at the pace.
 """
 
 
@@ -65,7 +66,7 @@ def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list
             if time.monotonic() > deadline:
                 print(f"{case.name}: left out, out of time", flush=True)
                 continue
-            began = time.monotonic()
+            began, file = time.monotonic(), out if out.suffix else out / f"{case.kind}.jsonl"
             try:
                 trace = (options.traces / f"{case.name}.json.gz").absolute() if options.traces else None
                 job = replace(job_of(case, options.gpu, trace), alone=not options.shared)
@@ -73,10 +74,10 @@ def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list
                     found = pool.run(job, TimeLimit(options.case_limit), _ignore, more=True)
             except (TrainatomyError, subprocess.SubprocessError) as error:
                 failed.append(case.name)
-                everyday_cases.append(out.with_name(f"{out.name}.failed"), {"name": case.name, "error": str(error)})
+                everyday_cases.append(file.with_name(f"{file.name}.failed"), {"name": case.name, "error": str(error)})
                 print(f"{case.name}: FAILED in {time.monotonic() - began:.1f} s: {error}", flush=True)
             else:
-                everyday_cases.append(out, line_of(case, found, shared=options.shared))
+                everyday_cases.append(file, line_of(case, found, shared=options.shared))
                 sizes = f"{found.peak_allocated_bytes:,} {found.peak_reserved_bytes:,}"
                 print(f"{case.name:40} {found.status}: {sizes} in {time.monotonic() - began:.1f} s", flush=True)
     return failed
@@ -128,7 +129,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpu", default="h200", help="the GPU of this machine, whose predictions are stored")
     parser.add_argument("--cases", type=Path, default=everyday_cases.CASES, help="folder of cases")
     parser.add_argument("--predictions", type=Path, help="default: predictions/GPU.jsonl")
-    parser.add_argument("--out", type=Path, help="default: records/GPU.jsonl")
+    parser.add_argument("--out", type=Path, help="a file, or a folder with a file for each kind (default: records/GPU)")
     parser.add_argument("--names", help="cases, separated by commas")
     parser.add_argument("--kinds", help="kinds of cases, such as evaluation,generation")
     parser.add_argument("--part", default="0/1", help="measure one part of the cases, 0/4 is the first of four")
@@ -146,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.traces:
         options.traces.mkdir(parents=True, exist_ok=True)
-    out = options.out or everyday_cases.RECORDS / f"{options.gpu}.jsonl"
+    out = options.out or everyday_cases.RECORDS / options.gpu
     stored = options.predictions or everyday_cases.PREDICTIONS / f"{options.gpu}.jsonl"
     done = {line["name"] for line in everyday_cases.lines(out)}
     every = everyday_cases.chosen(everyday_cases.cases(options.cases), options.names, options.kinds)

@@ -23,7 +23,8 @@ from everyday_cases import Case, pace_of
 
 from trainatomy.api import predict
 from trainatomy.errors import TrainatomyError
-from trainatomy.prediction import evaluation_time, first_token_time, keep_executed
+from trainatomy.prediction import keep_executed
+from trainatomy.prediction_tasks import evaluation_time, first_token_time
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import Time
 from trainatomy.workload.schema import Workload
@@ -73,7 +74,8 @@ def line_of(
     parts: dict[str, Any] = {name: asdict(part) for name in _PARTS if (part := getattr(found, name)) is not None}
     parts |= {"restored": [asdict(each) for each in found.restored]} if found.restored else {}
     times: dict[str, Any] = {"step_seconds": None if found.time is None else found.time.step_seconds, "paced": paced}
-    times |= {} if found.time is None else {"bound_by": found.time.bound_by}
+    if found.time is not None:
+        times |= {"bound_by": found.time.bound_by, "backward_host_share": found.time.backward_host_share}
     return {**about, **made, "versions": found.versions, "memory": memory, **times, **parts}
 
 
@@ -132,7 +134,7 @@ def waiting(options: argparse.Namespace) -> list[tuple[Case, str | None, float |
     if not options.again:
         every = everyday_cases.chosen(everyday_cases.cases(options.cases), options.names, options.kinds)
         return [(case, options.torch, None) for case in every]
-    records = everyday_cases.lines(everyday_cases.RECORDS / f"{options.gpu}.jsonl")
+    records = everyday_cases.lines(everyday_cases.RECORDS / options.gpu)
     timed = {line["name"]: (line["versions"]["torch"], pace_of(line)) for line in records if not line.get("shared")}
     cases = tuple(Case(line["name"], line["kind"], line["workload"]) for line in records)
     found = [case for case in everyday_cases.chosen(cases, options.names, options.kinds) if case.name in timed]
@@ -141,7 +143,11 @@ def waiting(options: argparse.Namespace) -> list[tuple[Case, str | None, float |
 
 def times_of(line: dict[str, Any]) -> dict[str, Any]:
     """Return what is kept of a prediction that was made again."""
-    return {name: line[name] for name in ("name", "commit", "paced", "bound_by", "evaluation", "error") if name in line}
+    return {
+        name: line[name]
+        for name in ("name", "commit", "paced", "bound_by", "backward_host_share", "evaluation", "error")
+        if name in line
+    }
 
 
 if __name__ == "__main__":

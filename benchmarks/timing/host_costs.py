@@ -37,7 +37,7 @@ from trainatomy.timing.launch import ACCUMULATION, KINDS  # noqa: E402
 
 HOST = reference_host()
 LOOPS = ("trainer", "pytorch")
-BY_LOOP = ("optimizer_step", "step", "module_step", "module_micro_step")
+BY_LOOP = ("optimizer_step", "step", "module_micro_step")
 FREE = ("recurrent_layer.graph", "recurrent_layer.backward", "inner_kernel", "list_item")
 NAMES = (
     *(f"{context}.{kind}" for context in ("graph", "backward", "plain") for kind in KINDS),
@@ -107,12 +107,12 @@ def phases(path: Path) -> list[Phase]:
 def _row(line: Mapping[str, Any], phase: str) -> Any:
     """Return how often each of ``NAMES`` occurs in a phase."""
     found = dict(line["counts"].get(phase, {}))
-    loop, micro_steps = line["loop"], line["micro_steps"]
+    loop = line["loop"]
     modules = line["counts"]["forward"].get("module_call", 0)
     if phase == "optimizer":
         found[f"optimizer_step.{loop}"] = 1
     elif phase == "other":
-        found |= {f"step.{loop}": 1, f"module_step.{loop}": modules / micro_steps}
+        found[f"step.{loop}"] = 1
         found[f"module_micro_step.{loop}"] = modules if loop == "trainer" else 0
     return numpy.array([found.get(name, 0) for name in NAMES], float)
 

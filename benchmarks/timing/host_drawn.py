@@ -160,6 +160,8 @@ def times(watch: Watch, warm_up: int) -> Mapping:
     found["step_probes_us"] = [round(1e6 * one, 1) for one in watch.probes]
     tokens = [list(_tokens(step)) for step in watch.steps[warm_up:]]
     found |= {"tokens": tokens} if any(tokens) else {}
+    if readings := getattr(watch, "readings", None):
+        found["readings"] = readings[warm_up - 1 :]
     if watch.evaluations:
         found["evaluations"] = [_evaluation(events) for events in watch.evaluations]
     return found

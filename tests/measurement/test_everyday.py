@@ -98,6 +98,30 @@ def test_times_are_compared_at_the_recorded_pace() -> None:
     assert report.paced_times({"name": "a", "host_pace": {"probe": "older/1"}}, {"paced": paced}) == {}
 
 
+def test_steps_are_compared_at_the_pace_of_both_threads_and_tokens_at_that_of_one() -> None:
+    report, host = script("everyday_report"), reference_host()
+    probe, seconds = next(iter(host.probe_seconds.items()))
+    share, exponent = host.backward_probe_shares[probe], 1 / host.pace_exponents[probe]
+    main, backward = seconds * (1 - share) * 2.0**exponent, seconds * share
+    readings = {"during_seconds": [main + backward] * 5, "backward_seconds": [backward] * 5}
+    pace = {"probe": probe, **readings, "backward_reference_share": share}
+    paced = {name: {"1.0": 1.0, "3.0": 3.0} for name in ("step_seconds", "token_seconds")}
+    found = report.paced_times({"name": "a", "host_pace": pace}, {"paced": paced, "backward_host_share": 0.5})
+    assert found == pytest.approx({"step_seconds": 1.5, "token_seconds": 2.0})
+    summed = report.paced_times({"name": "a", "host_pace": pace}, {"paced": paced})
+    assert (
+        summed["step_seconds"] == summed["token_seconds"] == pytest.approx(everyday_cases.pace_of({"host_pace": pace}))
+    )
+
+
+def test_records_of_a_folder_are_those_of_all_its_kinds(tmp_path: Path) -> None:
+    for kind in ("b", "a"):
+        everyday_cases.append(tmp_path / f"{kind}.jsonl", {"kind": kind})
+        everyday_cases.append(tmp_path / f"{kind}.jsonl.failed", {"kind": kind})
+    assert everyday_cases.lines(tmp_path) == [{"kind": "a"}, {"kind": "b"}]
+    assert everyday_cases.lines(tmp_path / "a.jsonl") == [{"kind": "a"}]
+
+
 @pytest.mark.parametrize(("seed", "each"), [(31, None), (32, 4)])
 def test_drawn_cases_are_those_of_their_seed(seed: int, each: int | None) -> None:
     drawn = {name: case for cases in script("draw").drawn(seed, each).values() for name, case in cases.items()}
@@ -105,9 +129,10 @@ def test_drawn_cases_are_those_of_their_seed(seed: int, each: int | None) -> Non
     assert written == drawn
 
 
-def test_chosen_cases_of_a_seed_are_drawn_by_it() -> None:
-    drawn = {name: case for cases in script("draw").drawn(33, 20).values() for name, case in cases.items()}
-    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith("-33")}
+@pytest.mark.parametrize(("seed", "most"), [(33, 20), (34, 9)])
+def test_chosen_cases_of_a_seed_are_drawn_by_it(seed: int, most: int) -> None:
+    drawn = {name: case for cases in script("draw").drawn(seed, most).values() for name, case in cases.items()}
+    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith(f"-{seed}")}
     assert written and written.items() <= drawn.items()
 
 

@@ -91,6 +91,31 @@ def test_the_pace_is_the_mean_beside_the_steps_without_stalls() -> None:
     assert many.seconds == pytest.approx(3e-4)
 
 
+def test_each_thread_counts_at_its_own_pace() -> None:
+    times = HostPace(PROBE, (4e-4,) * 3, (4e-4,) * 4, (4e-4,) * 3, exponent=0.9)
+    halves = replace(times, backward_seconds=(1e-4,) * 10, backward_reference_share=0.5)
+    main, backward = 3.0**0.9, 1.0
+    assert halves.beside(2e-4, 0.0) == pytest.approx(main)
+    assert halves.beside(2e-4, 1.0) == pytest.approx(backward)
+    assert halves.beside(2e-4, 0.25) == pytest.approx(0.75 * main + 0.25 * backward)
+    assert halves.beside(2e-4) == times.beside(2e-4, 0.25) == pytest.approx(2.0**0.9), "the sum, where no part is known"
+    stalled = replace(halves, during_seconds=(4e-4, 4e-4, 4e-4, 40e-4))
+    assert stalled.beside(2e-4, 0.0) == pytest.approx(main)
+    assert replace(halves, backward_seconds=(1e-4,)).beside(2e-4, 0.0) == times.beside(2e-4)
+
+
+def test_the_probe_notes_the_part_of_autograds_thread() -> None:
+    probe = HostProbe()
+    probe.before()
+    probe.between()
+    probe.after()
+    found = probe.result()
+    assert found is not None and found.backward_reference_share == reference_host().backward_probe_shares[PROBE]
+    whole = (*found.before_seconds, *found.during_seconds, *found.after_seconds)
+    assert len(found.backward_seconds) == len(whole) == 2 * host_probe.REPEATS + 1
+    assert all(0 < part < time for part, time in zip(found.backward_seconds, whole, strict=True))
+
+
 def test_without_readings_between_steps_those_around_them_count() -> None:
     ranks = HostPace(PROBE, (2e-4, 3e-4, 4e-4), (), (3e-4, 5e-4, 60e-4))
     assert ranks.seconds == pytest.approx((3e-4 + 3e-4 + 4e-4 + 5e-4) / 4)

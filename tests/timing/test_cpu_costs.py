@@ -16,7 +16,15 @@ from trainatomy.measurement.device.host_probe import PROBE
 from trainatomy.results.host_pace import HostPace
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.launch import PARTS, batch_bytes, cpu_costs, cpu_seconds_by_phase, launch_seconds, loop_seconds
+from trainatomy.timing.launch import (
+    PARTS,
+    backward_share,
+    batch_bytes,
+    cpu_costs,
+    cpu_seconds_by_phase,
+    launch_seconds,
+    loop_seconds,
+)
 from trainatomy.timing.step import predict_step_time
 
 
@@ -167,7 +175,7 @@ def test_hooks_of_saved_tensors_cost_python_by_who_has_them() -> None:
 
 def test_adding_up_gradients_costs_less_than_a_node_of_backward() -> None:
     array = Array((1024,), (1,), "float32", 4, 0)
-    costs = cpu_costs(reference_host().microseconds)
+    costs = replace(cpu_costs(reference_host().microseconds), forward_pass=0.0, backward_pass=0.0)
 
     def cost(name: str, phase: str) -> float:
         operations = [Operation(0, 0, phase, "", 0, 1), Operation(1, 0, "backward", "", 0, 1)]
@@ -177,6 +185,43 @@ def test_adding_up_gradients_costs_less_than_a_node_of_backward() -> None:
     assert cost("aten::add_", "backward") == cost("aten::add", "backward") == costs.backward["accumulation"]
     assert cost("aten::mul", "backward") == costs.backward["pointwise"] > costs.backward["accumulation"]
     assert cost("aten::add", "forward") == costs.graph["pointwise"]
+
+
+def test_each_pass_of_a_micro_batch_costs_time_besides_its_operations() -> None:
+    array = Array((1024,), (1,), "float32", 4, 0)
+    one = [("forward", False), ("forward", True), ("backward", False)]
+    operations = Operations(
+        calls=[Call("aten::mul", (array, array), (array,))],
+        operations=[Operation(0, 0, phase, "", 0, 4, generated=token) for phase, token in one],
+    )
+    free = replace(cpu_costs(reference_host().microseconds), forward_pass=0.0, backward_pass=0.0)
+    dear = replace(free, forward_pass=1.0, backward_pass=10.0)
+    before, after = (cpu_seconds_by_phase(operations, costs, "trainer") for costs in (free, dear))
+    added = {phase: after[phase] - before[phase] for phase in ("forward", "backward")}
+    assert added == pytest.approx({"forward": 4.0, "backward": 40.0})
+    inference = Operations(calls=operations.calls, operations=operations.operations[:1])
+    assert cpu_seconds_by_phase(inference, free, "inference") == cpu_seconds_by_phase(inference, dear, "inference")
+
+
+def test_recomputation_costs_a_share_of_a_forward_pass() -> None:
+    array = Array((1024,), (1,), "float32", 4, 0)
+    phases = ("forward", "recompute", "backward")
+    operations = Operations(
+        calls=[Call("aten::mul", (array, array), (array,))],
+        operations=[Operation(0, 0, phase, "", 0, 1) for phase in phases],
+        module_calls={"forward": 3, "recompute": 3},
+    )
+    known = cpu_costs(reference_host().microseconds)
+    costs = replace(known, forward_pass=0.0, checkpoint={"forward": 0.0, "backward": 0.0}, recomputed=0.5)
+    launches = list(launch_seconds(operations, costs, "trainer"))
+    assert launches[1] == pytest.approx(launches[0] / 2)
+
+
+def test_the_share_of_autograds_thread_is_that_of_the_backward_pass(encoder: Operations) -> None:
+    costs = cpu_costs(reference_host().microseconds)
+    found = cpu_seconds_by_phase(encoder, costs, "trainer")
+    assert backward_share(encoder, costs, "trainer") == pytest.approx(found["backward"] / sum(found.values()))
+    assert 0.3 < backward_share(encoder, costs, "trainer") < 0.7
 
 
 def test_a_loop_walks_over_the_modules_and_parameters_of_the_model_that_is_trained() -> None:

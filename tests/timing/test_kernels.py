@@ -140,7 +140,8 @@ def test_every_gpu_has_a_cost_for_every_calibrated_call(one):
     cost_model = cost_model_of(one)
     assert cost_model.calibrated == (one.id in shipped())
     points = shipped()["h200"].points
-    for point in (*{one.operator: one for one in points}.values(), *points[::45]):
+    more = points[::45] if cost_model.calibrated else ()
+    for point in (*{one.operator: one for one in points}.values(), *more):
         cost = kernel_cost(point.call, cost_model)
         assert 0 <= cost.seconds < 10
         assert cost.launches > 0

@@ -20,6 +20,7 @@ class Host:
         source: Origin of the figures.
         probe_seconds: Time of the probe of a host's pace (``measurement.device.host_probe``) while nothing else ran, by
             the probe's name.
+        backward_probe_shares: Share of that time on autograd's thread, by the probe's name.
         pace_exponents: Power of the probe's time with which a step's CPU time grows, by the probe's name.
         copy_exponent: Power of the pace with which copies of batches from pageable memory take longer: the driver's
             threads on the CPU make them.
@@ -32,6 +33,7 @@ class Host:
     source: str
     probe_seconds: dict[str, float] = field(default_factory=dict)
     pace_exponents: dict[str, float] = field(default_factory=dict)
+    backward_probe_shares: dict[str, float] = field(default_factory=dict)
     copy_exponent: float = 0.0
 
     @property
@@ -51,8 +53,9 @@ def _host(key: str, one: dict[str, Any]) -> Host:
     slowdowns = tuple(float(session["factor"]) for session in one["sessions"])
     probes = {name: float(value) / 1e6 for name, value in one.get("probe_microseconds", {}).items()}
     exponents = {name: float(value) for name, value in one.get("pace_exponents", {}).items()}
+    shares = {name: float(value) for name, value in one.get("backward_probe_shares", {}).items()}
     copies, source = float(one.get("copy_exponent", 0.0)), one["source"].strip()
-    return Host(key, one["name"], one["microseconds"], slowdowns, source, probes, exponents, copies)
+    return Host(key, one["name"], one["microseconds"], slowdowns, source, probes, exponents, shares, copies)
 
 
 def reference_host() -> Host:

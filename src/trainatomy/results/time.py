@@ -13,7 +13,7 @@ Bound = Literal["arithmetic", "memory bandwidth", "host", "communication", "tran
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """What a step on several GPUs spends on communication, and what all of them process together.
+    """Time that a step on several GPUs spends on communication, and the throughput of all of them together.
 
     Attributes:
         seconds: Sum of the durations of this rank's collectives.
@@ -120,6 +120,8 @@ class Time:
         first_epoch_extra_seconds: What the mean step of a first epoch takes longer, because libraries plan operators
             anew for each length of batches; not part of `step_seconds`.
         probe_seconds: Time of the probe of a host's pace on the assumed host, by the probe's name; empty: not known.
+        backward_host_share: Share of the CPU's time that the thread spends which launches backward passes; None: not
+            known.
     """
 
     step_seconds: float
@@ -144,11 +146,12 @@ class Time:
     at_paces: tuple[PacedStep, ...] = ()
     first_epoch_extra_seconds: float = 0.0
     probe_seconds: dict[str, float] = field(default_factory=dict)
+    backward_host_share: float | None = None
 
     def pace_of(self, host: HostPace) -> float | None:
         """Return the pace of a measured host beside the assumed one; None where the latter is not known."""
         assumed = self.probe_seconds.get(host.probe)
-        return None if assumed is None else host.beside(assumed)
+        return None if assumed is None else host.beside(assumed, self.backward_host_share)
 
     @property
     def first_epoch_step_seconds(self) -> float:

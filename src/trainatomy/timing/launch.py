@@ -49,20 +49,23 @@ class CPUCosts:
     Attributes:
         graph: Launching one operation of each of ``KINDS`` in a forward pass of a training.
         without_graph: The same in generation, evaluation and inference, as a share of ``graph``; see ``OTHER``.
+        recomputed: The same in recomputation in backward, calls of modules included, as a share of ``graph``.
         backward: The same in backward, and of adding up the gradients of a tensor (``ACCUMULATION``), which autograd's
             engine does between its nodes.
         plain: The same outside of both.
         list_item: Each tensor of a list argument.
         module_call: Calling one module.
+        forward_pass: What the forward pass of each micro-batch of a training takes besides its operations and modules:
+            contexts that are entered and left, code that the CPU's caches have lost since the last one.
+        backward_pass: The same of each backward pass: autograd's engine and its threads wake up, and free the graph.
         checkpoint: A checkpointed region, by where it is entered: forward, or backward, to be recomputed.
         hook_call: A call of a hook of saved tensors, by the class that has it and the phase; see ``OTHER``.
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
         step: Time that a loop (trainer, trl, pytorch, inference, generation, evaluation) adds to each step.
         micro_step: Time that a loop adds to each micro-batch.
         token: Time that ``generate()`` adds to each further token.
-        module_step: Time that a loop adds to each step for each module (walks over parameters).
         module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
-        parameter_step: Time that a loop adds to each step for each parameter tensor (clipping).
+        parameter_step: Time that a loop adds to each step for each parameter tensor (walks over them, clipping).
         batch_byte: Collating, pinning and copying each byte of a batch to the GPU, by loop.
         read: Waking up after waiting for the GPU.
         launch_delay: From launching a kernel until it can start on an idle GPU.
@@ -79,17 +82,19 @@ class CPUCosts:
 
     graph: Mapping[str, float]
     without_graph: Mapping[str, float]
+    recomputed: float
     backward: Mapping[str, float]
     plain: Mapping[str, float]
     list_item: float
     module_call: float
+    forward_pass: float
+    backward_pass: float
     checkpoint: Mapping[str, float]
     hook_call: Mapping[str, float]
     optimizer_step: Mapping[str, float]
     step: Mapping[str, float]
     micro_step: Mapping[str, float]
     token: float
-    module_step: Mapping[str, float]
     module_micro_step: Mapping[str, float]
     parameter_step: Mapping[str, float]
     batch_byte: Mapping[str, float]
@@ -110,6 +115,7 @@ PARTS = {
     "graph": (
         "graph",
         "module_call",
+        "forward_pass",
         "checkpoint",
         "hook_call",
         "sharded_call",
@@ -119,9 +125,9 @@ PARTS = {
         "engine_gradient",
         "replicated_module",
     ),
-    "backward": ("backward", "recurrent_layer", "inner_kernel"),
+    "backward": ("backward", "backward_pass", "recurrent_layer", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
-    "loop": ("step", "micro_step", "token", "module_step", "module_micro_step", "parameter_step"),
+    "loop": ("step", "micro_step", "token", "module_micro_step", "parameter_step"),
     "batch": ("batch_byte",),
 }
 """Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
@@ -129,7 +135,8 @@ PARTS = {
 
 def cpu_costs(microseconds: Mapping[str, Any], factors: Mapping[str, float] | None = None) -> CPUCosts:
     """Build the costs from microseconds as in ``hosts.yaml``, each of ``PARTS`` multiplied by its factor."""
-    costs = _scaled(microseconds, 1e-6) | {"without_graph": microseconds["without_graph"]}
+    shares = {name: microseconds[name] for name in ("without_graph", "recomputed")}
+    costs = _scaled(microseconds, 1e-6) | shares
     for part, factor in (factors or {}).items():
         costs |= {name: _scaled(costs[name], factor) for name in PARTS[part]}
     return CPUCosts(**costs)
@@ -212,7 +219,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
         loop: trainer, trl, pytorch, inference, generation or evaluation (the Trainer's).
     """
     graph = any(operation.phase == "backward" for operation in operations.operations)
-    between = _seconds_between_operations(operations, costs)
+    between = seconds_between_operations(operations, costs)
     tables = {
         "graph": costs.graph,
         "ungraphed": {kind: cost * _share_of(costs.without_graph, kind) for kind, cost in costs.graph.items()},
@@ -226,7 +233,8 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
         if seconds is None:
             call = operations.calls[operation.call]
             context, what = priced_launch(operation, call, graph=graph)
-            seconds = tables[context][what] + between.get(operation.phase, 0.0)
+            seconds = tables[context][what] * (costs.recomputed if operation.phase == "recompute" else 1.0)
+            seconds += between.get(operation.phase, 0.0)
             if call.name in _SHARDED_COLLECTIVES and operation.stream >= 0:  # those that run beside it are not FSDP's
                 seconds += costs.sharded_collective
             if what == "list" or call.name == "aten::stack":
@@ -278,12 +286,17 @@ def checkpointed_regions(operations: Operations) -> int:
     return regions
 
 
-def _seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[str, float]:
-    """Return Python's own time per operation of a phase: calls of modules and checkpointed regions."""
+def seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[str, float]:
+    """Return Python's own time per operation of a phase: of passes, calls of modules and checkpointed regions."""
     counts: dict[str, int] = {}
     for operation in operations.operations:
         counts[operation.phase] = counts.get(operation.phase, 0) + operation.repeats
     work = {phase: calls * costs.module_call for phase, calls in operations.module_calls.items()}
+    if "recompute" in work:
+        work["recompute"] *= costs.recomputed
+    for phase, cost in (("forward", costs.forward_pass), ("backward", costs.backward_pass)):
+        if counts.get("backward"):
+            work[phase] = work.get(phase, 0.0) + count_micro_steps(operations) * cost
     for counts_of, cost in (
         (operations.sharded_calls, costs.sharded_call),
         (operations.resized_storages, costs.resized_storage),
@@ -306,9 +319,9 @@ def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str
 
     ``loop``: as in ``launch_seconds``; a training that generates calls ``generate()`` once in a step.
     """
-    micro_steps = _count_micro_steps(operations)
+    micro_steps = count_micro_steps(operations)
     modules = operations.modules or operations.module_calls.get("forward", 0) / micro_steps
-    walks = costs.module_step[loop] * modules + costs.parameter_step[loop] * operations.parameters
+    walks = costs.parameter_step[loop] * operations.parameters
     optimizes = any(operation.phase == "optimizer" for operation in operations.operations)
     generates = loop != GENERATION and any(operation.generated for operation in operations.operations)
     called = costs.step[GENERATION] if generates else 0.0
@@ -319,7 +332,7 @@ def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str
     }
 
 
-def _count_micro_steps(operations: Operations) -> int:
+def count_micro_steps(operations: Operations) -> int:
     """Count the micro-batches of the step.
 
     A micro-batch that stands for several repeats its operations, except for the last ones, which do not repeat.
@@ -345,8 +358,14 @@ def cpu_seconds_by_phase(operations: Operations, costs: CPUCosts, loop: str) -> 
         found["batch"] += batch * operation.repeats
     loops = loop_seconds(operations, costs, loop)
     tokens = max((operation.repeats for operation in operations.operations if operation.generated), default=0)
-    found["other"] += loops["step"] + loops["micro_step"] * _count_micro_steps(operations) + loops["token"] * tokens
+    found["other"] += loops["step"] + loops["micro_step"] * count_micro_steps(operations) + loops["token"] * tokens
     if found["optimizer"]:
         found["other"] -= costs.optimizer_step[loop]
         found["optimizer"] += costs.optimizer_step[loop]
     return found
+
+
+def backward_share(operations: Operations, costs: CPUCosts, loop: str) -> float:
+    """Return the share of a step's CPU time that autograd's thread spends, which launches the backward pass."""
+    found = cpu_seconds_by_phase(operations, costs, loop)
+    return found["backward"] / (sum(found.values()) or 1.0)

@@ -22,7 +22,15 @@ from trainatomy.timing.cost_model import (
 )
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
-from trainatomy.timing.launch import PARTS, CPUCosts, batch_bytes, cpu_costs, launch_seconds, loop_seconds
+from trainatomy.timing.launch import (
+    PARTS,
+    CPUCosts,
+    backward_share,
+    batch_bytes,
+    cpu_costs,
+    launch_seconds,
+    loop_seconds,
+)
 from trainatomy.timing.power import power_in, slowed
 from trainatomy.timing.replay import COLLECTIVES, StepTimeline
 from trainatomy.timing.timeline import replay_step
@@ -69,7 +77,7 @@ def predict_step_time(
         links: The links to the other GPUs; None: there are none.
         gpus: GPUs of the training.
         data_parallel_size: Ranks that process different samples.
-        pipeline: The step of the whole pipeline that the rank belongs to; it has no ``paces``.
+        pipeline: The step of the whole pipeline that the rank belongs to; its ``paces`` are not predicted here.
         paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
         collated: Whether the loop makes batches of samples.  If not, a function returns them as they are, and the CPU
             only waits until they are copied.
@@ -118,6 +126,7 @@ def predict_step_time(
             for pace in sorted(paces if pipeline is None else ())
         ),
         probe_seconds=probe_seconds(calibration),
+        backward_host_share=backward_share(operations, _cpu_costs(calibration)[0], loop),
     )
 
 

@@ -126,6 +126,7 @@ class HostProbe:
         self._before: list[float] = []
         self._during: list[float] = []
         self._after: list[float] = []
+        self._backward: list[float] = []
         self._ended, self._cost = 0.0, float("inf")
         self._meter: LoadMeter | None = None
         self._load: HostLoad | None = None
@@ -168,10 +169,14 @@ class HostProbe:
             throttled_share=None if load is None else load.throttled_share,
             waited_share=self._waited,
             exponent=reference.pace_exponents.get(PROBE, 1.0),
+            backward_seconds=tuple(self._backward),
+            backward_reference_share=reference.backward_probe_shares.get(PROBE),
         )
 
     def _run(self, times: list[float], count: int) -> None:
         began = time.perf_counter()
-        times.extend(probe_seconds() for _ in range(count))
+        for _ in range(count):
+            times.append(probe_seconds())
+            self._backward.append(_Visit.seconds)
         self._ended = time.perf_counter()
         self._cost = min(self._cost, (self._ended - began) / count)
