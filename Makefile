@@ -87,9 +87,6 @@ demo: $(SETUP)
 	@$(BIN)/trainatomy predict --model google-bert/bert-large-uncased --model-class BertForSequenceClassification \
 		--sequence-length 512 --per-device-train-batch-size 4 --gpu h200
 
-# Where nothing may be written to __pycache__, as in some images, each process compiles all files.
-test coverage: export PYTHONDONTWRITEBYTECODE :=
-
 test: $(TEST_SETUP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(TESTS)
 

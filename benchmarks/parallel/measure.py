@@ -23,7 +23,7 @@ from trainatomy.measurement import ranks
 from trainatomy.measurement.device.visible import require_gpus
 from trainatomy.measurement.measure import MOST_STEPS, TIMED_STEPS
 from trainatomy.measurement.process.job import Job, warm_up_steps
-from trainatomy.measurement.process.pool import TimeLimit
+from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
 from trainatomy.measurement.process.ranks import RankProcesses
 from trainatomy.workload.parallel import ParallelSpec
 
@@ -50,13 +50,12 @@ def measure(cases: list[Case], options: argparse.Namespace) -> list[str]:
     deadline = time.monotonic() + options.time_limit
     waiting = list(cases)
     while waiting and time.monotonic() < deadline:
-        with RankProcesses(options.gpus) as processes:
+        with RankProcesses(options.gpus) as processes, WorkerPool() as pool:
             while waiting and time.monotonic() < deadline:
                 case = waiting.pop(0)
                 began = time.monotonic()
                 try:
-                    runs = ranks.run_in_ranks(processes, job_of(case), TimeLimit(options.case_limit), _ignore)
-                    found = ranks.gathered(runs)
+                    found = _measured(case, processes, pool, TimeLimit(options.case_limit))
                 except TrainatomyError as error:
                     failed.append(case.name)
                     _append(
@@ -71,6 +70,13 @@ def measure(cases: list[Case], options: argparse.Namespace) -> list[str]:
     for case in waiting:
         print(f"{case.name}: left out, out of time", flush=True)
     return failed
+
+
+def _measured(case: Case, processes: RankProcesses, pool: WorkerPool, limit: TimeLimit) -> Measurement:
+    """Measure a case in every rank, or in the one process of ``DataParallel``."""
+    if case.workload().parallel.processes == 1:
+        return pool.run(job_of(case), limit, _ignore, more=True)
+    return ranks.gathered(ranks.run_in_ranks(processes, job_of(case), limit, _ignore))
 
 
 def line_of(case: Case, found: Measurement) -> dict[str, Any]:

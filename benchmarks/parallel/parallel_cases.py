@@ -1,4 +1,7 @@
-"""The trainings of ``cases.yaml`` (two GPUs) and ``several.yaml`` (four or more), and which of them are held out."""
+"""The trainings of ``cases.yaml`` (two GPUs), ``several.yaml`` (four or more) and ``drawn.yaml`` (drawn at random).
+
+Of the first two, some are held out; the drawn ones were predicted before they were measured.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from trainatomy.workload.schema import Workload
 HERE = Path(__file__).parent
 CASES = HERE / "cases.yaml"
 SEVERAL = HERE / "several.yaml"
+DRAWN = HERE / "drawn.yaml"
 GPU = "h200"
 GPUS = 2
 _SECTIONS = ("model", "data", "train", "parallel")
@@ -61,7 +65,8 @@ def records(gpus: int = GPUS, gpu: str = GPU) -> Path:
 
 
 def _case(name: str, written: Mapping[str, Any], models: Mapping[str, Any], gpus: int, gpu: str) -> Case:
-    base: dict[str, Any] = {"loop": "pytorch", "gpu": gpu, "parallel": {"gpus": gpus}} | models[written["of"]]
+    base: dict[str, Any] = {"gpu": gpu, "parallel": {"gpus": gpus}}
+    base |= {"loop": "pytorch", **models[written["of"]]} if "of" in written else {}
     rest = {key: value for key, value in written.items() if key not in ("of", "at_least")}
     merged = (
         base | rest | {key: base.get(key, {}) | rest.get(key, {}) for key in _SECTIONS if key in base or key in rest}

@@ -58,7 +58,16 @@ ALWAYS = (
 _WRAPPERS = ("gemm_4bit", "gemv_4bit", "int8_scaled_mm", "int8_mixed_scaled_mm")
 WRAPPED = tuple(f"bitsandbytes::{name}(" for name in _WRAPPERS)
 """Operators of bitsandbytes whose Python may run several kernels, which a simulation writes as operations each."""
-FALLBACKS = ("wgrad_alg1", "dgrad2d_alg1", "dgrad_engine", "dgrad2d_grouped_direct", "wgrad2d_grouped_direct")
+FALLBACKS = (
+    "wgrad_alg1",
+    "dgrad2d_alg1",
+    "dgrad_engine",
+    "dgrad_float_engine",
+    "dgrad2d_grouped_direct",
+    "wgrad2d_grouped_direct",
+    "implicit_convolve_sgemm",
+    "precomputed_convolve_sgemm",
+)
 """Kernels of cuDNN that ran five of 340 convolutions without groups, up to 20 times as slow as implicit products."""
 MANY_GROUPS = 8
 TURNS = (".group.", ".cores.", ".turns.")
@@ -203,10 +212,10 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     from trainatomy.catalog.calibrations import load
     from trainatomy.measurement.calibration.calibrate import write
 
-    content = json.loads(path.read_text(encoding="utf-8"))
+    calibration = load(path)
+    content = dict(calibration.content)
     kernels = content["sections"]["kernels"]
     known = {(_without_step(point["call"]), point.get("tf32", False)) for point in kernels["points"]}
-    calibration = load(path)
     chip = cost_model_of(calibration.known_gpu).chip
     counts = Counter(kernel_work(point.call, chip).family for point in calibration.points)
     new = []

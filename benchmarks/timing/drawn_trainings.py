@@ -1,8 +1,8 @@
 """Draw trainings for ``trainings.yaml``: model, precision and batch by a seed, so that nobody chooses what is easy.
 
-``python benchmarks/timing/drawn_trainings.py [--seed 24] [--count 32] [--of usual] [--wide 0]`` prints rows of
-``trainings.yaml``.  Each family of ``drawn_trainings.yaml`` gives as many trainings as its share of the candidates; a
-candidate is drawn once.
+``python benchmarks/timing/drawn_trainings.py [--seed 24] [--count 32] [--of usual] [--wide 0] [--random 0]`` prints
+rows of ``trainings.yaml``.  Each family of ``drawn_trainings.yaml`` gives as many trainings as its share of the
+candidates; a candidate is drawn once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from typing import Any
 
 import yaml
 
+sys.path.append(str(Path(__file__).resolve().parent))
+
 CANDIDATES = Path(__file__).resolve().parent / "drawn_trainings.yaml"
 UNNUMBERED = (24, 25)
 """Seeds that the names of their trainings do not say."""
 PRECISIONS = ("fp32", "tf32", "bf16", "bf16", "fp16")
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Multiples of a candidate's batch."""
+
+NETWORKS = ("images", "images", "volumes", "series", "texts", "rows")
+"""Families of random networks, those of images twice."""
 
 Families = dict[str, dict[str, dict[str, Any]]]
 
@@ -36,7 +41,17 @@ def sets() -> dict[str, Families]:
         family: {name: row for name, row in models.items() if name not in before}
         for family, models in known["coming"].items()
     }
-    return known | {"usual and remaining": known["usual"] | remaining}
+    known |= {"usual and remaining": known["usual"] | remaining}
+    quantised = {
+        name: settings
+        for families in known.values()
+        for models in families.values()
+        for name, settings in models.items()
+        if "quantization" in settings.get("model", {})
+    }
+    known["quantised"] = {"quantised": quantised}
+    others = [known[name] for name in ("never timed", "further", "others", "latest", "coming")]
+    return known | {"all others": {family: models for one in others for family, models in one.items()}}
 
 
 def drawn(seed: int, count: int, candidates: Mapping[str, Mapping[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -66,6 +81,22 @@ def wide(seed: int, count: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
+def networks(seed: int, count: int) -> dict[str, dict[str, Any]]:
+    """Return rows of random networks (``random_networks.py``) by their names."""
+    from random_networks import usual_batch
+
+    random = Random(f"random networks {seed}")
+    rows: dict[str, dict[str, Any]] = {}
+    for number in range(count):
+        family, precision = random.choice(NETWORKS), random.choice(PRECISIONS)
+        own = 100 * seed + number
+        form = f"random_networks.py:{family}_{own}"
+        settings = {"of": "random", "model": {"factory": form}, "data": {"factory": f"{form}_batch"}}
+        row = _row(random, {**settings, "batch": usual_batch(family, own)}, precision)
+        rows[f"random-{family}-{number}-{precision}-drawn-{seed}"] = row
+    return rows
+
+
 def _row(random: Random, settings: Mapping[str, Any], precision: str) -> dict[str, Any]:
     row = {**settings, "batch": max(round(settings["batch"] * random.choice(FACTORS)), 1)}
     return row if precision == "fp32" else {**row, "precision": precision}
@@ -79,8 +110,10 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=32)
     parser.add_argument("--of", choices=tuple(known), default="usual", help="what to draw from")
     parser.add_argument("--wide", type=int, default=0, help="wide recurrent networks besides")
+    parser.add_argument("--random", type=int, default=0, help="random networks besides")
     options = parser.parse_args()
     rows = drawn(options.seed, options.count, known[options.of]) | wide(options.seed, options.wide)
+    rows |= networks(options.seed, options.random)
     for name, row in rows.items():
         print(f"  {name}: {json.dumps(row)}")
     return 0

@@ -35,7 +35,7 @@ from trainatomy.results.operations import Array, Call  # noqa: E402
 GROUPS = {"recurrent layers of any width": 110, "recurrent layers": 60, "recurrent layers of usual size": 50}
 WIDE = "wide recurrent layers"
 """A group that is drawn here: every other case is held out."""
-RUNS, TIMED = 2, 7
+RUNS, TIMED = 2, 5
 GRACE = 15
 """Seconds beyond its limit after which the process that measures is killed."""
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -44,6 +44,9 @@ AROUND = ("void at::native", "at::cuda", "Memcpy")
 """Beginnings of the names of kernels that are not cuDNN's."""
 TRAINED = "recurrent layers as in trainings"
 """A group that is drawn here, with the sizes of drawn trainings: every other case is held out."""
+SHORT = "short recurrent layers as in trainings"
+"""The same for shorter sequences, of which more are measured in the same time."""
+LENGTHS = {TRAINED: (35, 70, 120, 120, 200), SHORT: (24, 32, 48)}
 CYCLES_PER_US, WAITING = 2000, 3
 """Cycles of a GPU in a microsecond; for so many times the CPU's time the GPU waits, so that all kernels are queued."""
 PRECISIONS = (
@@ -78,8 +81,10 @@ def _measure(out: Path, deadline: float, groups: dict[str, int], draw: str) -> N
 
     seed = f"{drawn.SEED}, {draw}" if draw else drawn.SEED
     for group, count in groups.items():
-        draw_own = {WIDE: wide_networks, TRAINED: trained_networks}.get(group)
-        cases = draw_own(seed, count) if draw_own else _drawn_networks(group, seed, count)
+        if group in LENGTHS:
+            cases = trained_networks(seed, count, group)
+        else:
+            cases = wide_networks(seed, count) if group == WIDE else _drawn_networks(group, seed, count)
         for number, case in enumerate(cases):
             if time.monotonic() > deadline:
                 return
@@ -121,16 +126,16 @@ def wide_networks(seed: str, count: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def trained_networks(seed: str, count: int) -> Iterator[dict[str, Any]]:
+def trained_networks(seed: str, count: int, group: str = TRAINED) -> Iterator[dict[str, Any]]:
     """Yield networks with the sizes of drawn trainings (autocast computes in fp16); every other one is held out."""
-    random = Random(f"{seed}/{TRAINED}")
+    random = Random(f"{seed}/{group}")
     for number in range(count):
         hidden = random.randrange(192, 1281, random.choice((2, 2, 4, 8, 64)))
         yield {
             "split": ("fit", "held out")[number % 2],
             "kind": random.choice(("LSTM", "LSTM", "GRU", "GRU", "RNN")),
             "sizes": (random.choice((random.randrange(128, 769, 32), hidden)), hidden),
-            "shape": (random.randint(16, 96), random.choice((35, 70, 120, 120, 200))),
+            "shape": (random.randint(16, 96), random.choice(LENGTHS[group])),
             "dtype": random.choice(("float32", "float16")),
             "tf32": True,
             "num_layers": random.choice((1, 2, 3, 4)),
@@ -307,7 +312,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "measure":
         names = options.groups.split(",") if options.groups else list(GROUPS)
-        chosen = {name: count for name, count in {**GROUPS, WIDE: 400, TRAINED: 400}.items() if name in names}
+        chosen = {
+            name: count for name, count in {**GROUPS, WIDE: 400, TRAINED: 400, SHORT: 400}.items() if name in names
+        }
         measure(options.out, options.time_limit, chosen, options.draw)
     else:
         compare(options.file, options.gpu, options.worst)

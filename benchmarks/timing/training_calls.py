@@ -1,9 +1,9 @@
 """Measure each operation of trainings where it runs, between the others, and compare the prices.
 
-``python benchmarks/timing/training_calls.py measure --out FILE.jsonl [--time-limit 60]`` runs the trainings of
-``training_calls.yaml`` on this machine's GPU, and writes a line for each distinct call of one step after the warm-up,
-in the form of ``drawn_kernels.py``, which compares them and adds them to a calibration.  Every other training is held
-out.  ``training_calls.py compare FILE.jsonl`` prints the errors of each training by operator.
+``python benchmarks/timing/training_calls.py measure --out FILE.jsonl [--time-limit 60] [--rows random_calls.yaml]``
+runs the trainings of ``training_calls.yaml`` on this machine's GPU, and writes a line for each distinct call of one
+step after the warm-up, in the form of ``drawn_kernels.py``, which compares them and adds them to a calibration.  Every
+other training is held out.  ``training_calls.py compare FILE.jsonl`` prints the errors of each training by operator.
 
 A call of its own finds its operands in the cache or not; in a training some of them are there.  Single calls show which
 operator is off, where the sum of a step shows only that one is.
@@ -88,23 +88,27 @@ def _recorded(row: grid.Row) -> list[dict[str, Any]]:
     from trainatomy.measurement.process.job import warm_up_steps
     from trainatomy.measurement.step.timer import EnoughSteps
     from trainatomy.training.model import build_model
+    from trainatomy.training.quantization import load_on_device
     from trainatomy.training.run import run
 
     workload = row.workload(HERE)
     observer = RecordedStep(warm_up_steps(workload) + 1)
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        model = build_model(workload)
+    if workload.model.quantization:
+        model = load_on_device(workload, build_model(workload), "cuda")
+    else:
+        with torch.device("cuda"):
+            model = build_model(workload)
     with suppress(EnoughSteps):
         run(workload, model, device="cuda", steps=100, observer=observer)
     return observer.lines()
 
 
-def _measure(out: Path, deadline: float) -> None:
+def _measure(out: Path, deadline: float, rows: Path) -> None:
     import torch
 
     torch.zeros(1, device="cuda")
-    for number, row in enumerate(grid.rows(TRAININGS, trainings.TRAININGS)):
+    for number, row in enumerate(grid.rows(rows, trainings.TRAININGS)):
         if time.monotonic() > deadline:
             return
         tf32 = bool(row.mapping.get("train", {}).get("tf32"))
@@ -121,13 +125,13 @@ def _measure(out: Path, deadline: float) -> None:
         print(f"{row.name}: {len(found)} calls in {time.monotonic() - began:.1f} s", flush=True)
 
 
-def measure(out: Path, time_limit: float) -> None:
+def measure(out: Path, time_limit: float, rows: Path) -> None:
     """Measure training after training in a fork until the time is up."""
     from trainatomy.measurement.calibration import calibrate
 
     processes.preload_for_forks()
     began, log = time.monotonic(), out.with_suffix(".log")
-    process = processes.fork_and_run(partial(_measure, out, began + time_limit), log)
+    process = processes.fork_and_run(partial(_measure, out, began + time_limit, rows), log)
     while process.status() is None and time.monotonic() - began < time_limit + GRACE:
         time.sleep(0.1)
     if process.status() is None:
@@ -166,13 +170,14 @@ def main() -> int:
     measuring = commands.add_parser("measure")
     measuring.add_argument("--out", type=Path, required=True)
     measuring.add_argument("--time-limit", type=float, default=60)
+    measuring.add_argument("--rows", type=Path, default=TRAININGS, help="the file of the trainings")
     comparing = commands.add_parser("compare")
     comparing.add_argument("file", type=Path)
     comparing.add_argument("--gpu", default="h200")
     comparing.add_argument("--least", type=float, default=0.01, help="errors below this share of a step are left out")
     options = parser.parse_args()
     if options.command == "measure":
-        measure(options.out, options.time_limit)
+        measure(options.out, options.time_limit, options.rows)
     else:
         compare(options.file, options.gpu, options.least)
     return 0

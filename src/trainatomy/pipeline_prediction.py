@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.operators.cost.nccl import collective_seconds
 from trainatomy.prediction import analysis_of, prediction_of, rank_prediction_of
-from trainatomy.results.time import Pipeline
+from trainatomy.results.time import PacedStep, Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +36,7 @@ def pipeline_prediction(
     timeline: bool,
     started: float,
     first_rank: bool,
+    paces: Sequence[float] = (),
 ) -> Prediction:
     """Return the prediction of the fullest rank of a pipeline, with those of the other distinct ones.
 
@@ -47,6 +48,7 @@ def pipeline_prediction(
         timeline: See ``prediction_of``.
         started: See ``prediction_of``.
         first_rank: Whether to bill rank 0 instead of the fullest.
+        paces: See ``prediction_of``; the CPUs of all ranks are taken to have the same pace.
     """
     parallel = workload.parallel
     first = simulate_rank(0)
@@ -56,7 +58,8 @@ def pipeline_prediction(
         simulation = simulate_rank(stage * parallel.ranks_per_stage) if stage else first
         found[stage] = _Rank(simulation, analysis_of(workload, simulation))
     main = 0 if first_rank else max(found, key=lambda each: found[each].analysis.memory.device_bytes)
-    step = _step(workload, [found[stage] for stage in alike], calibration) if timed else None
+    in_order = [found[stage] for stage in alike]
+    step = _step(workload, in_order, calibration) if timed else None
     prediction = prediction_of(
         workload,
         found[main].simulation,
@@ -67,6 +70,9 @@ def pipeline_prediction(
         analysis=found[main].analysis,
         pipeline=step,
     )
+    if prediction.time is not None:
+        steps = (PacedStep(pace, _step(workload, in_order, calibration, pace).step_seconds) for pace in sorted(paces))
+        prediction = replace(prediction, time=replace(prediction.time, at_paces=tuple(steps)))
     others = tuple(
         rank_prediction_of(workload, each.simulation, timeline=timeline, analysis=each.analysis)
         for stage, each in found.items()
@@ -92,7 +98,7 @@ def ranks_alike(parallel: ParallelSpec, layers: int) -> list[int]:
     return [kinds.index(kind) for kind in kinds]
 
 
-def _step(workload: Workload, ranks: Sequence[_Rank], calibration: Calibration | None) -> Pipeline:
+def _step(workload: Workload, ranks: Sequence[_Rank], calibration: Calibration | None, pace: float = 1.0) -> Pipeline:
     """Return the time of a step of the whole pipeline, from what each rank does (equal ones repeated)."""
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.pipeline import schedule, stage_seconds
@@ -110,6 +116,7 @@ def _step(workload: Workload, ranks: Sequence[_Rank], calibration: Calibration |
             calibration=calibration,
             driver_calls=rank.analysis.driver_calls,
             links=parallel.links(gpu),
+            pace=pace,
         )
         for rank in {id(rank): rank for rank in ranks}.values()
     }

@@ -28,7 +28,7 @@ def leaves(data, prefix=""):
 
 def test_the_index_names_exactly_the_files():
     assert sorted(one.id for one in ALL) == sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "index")
-    assert len(ALL) == 48
+    assert len(ALL) == 52
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)

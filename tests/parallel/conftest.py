@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 class ForkedRanks(RankProcesses):
-    """Ranks that load the libraries once, together; torchrun starts those of ``processes``, as it does for users.
+    """Ranks that load the libraries once, together; torchrun, which starts ranks for users, is tested with light ones.
 
     The process that loads the libraries also forks the ranks of ``others``.
     """
@@ -35,13 +35,7 @@ class NeighbouringRanks(RankProcesses):
     """Ranks that the process of ``ForkedRanks`` forks; their own launcher only waits until they shall end."""
 
     def _command(self) -> list[str]:
-        return ["sh", "-c", f"until [ -e '{self._spool}/end' ]; do sleep 0.1; done"]
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[RankProcesses]:
-    with _launched(RankProcesses(2)) as launched:
-        yield launched
+        return ["sh", "-c", f"until [ -e '{self._spool}/end' ]; do sleep 0.5; done"]
 
 
 @pytest.fixture(scope="session")

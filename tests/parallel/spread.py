@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from trainatomy.results.trace import AllocationTrace
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import Simulation
 from trainatomy.workload.schema import Workload
 
-LAYERS = 3
+LAYERS = 2
 STEPS = 2
-"""Steps of the plain loop.  The second one is like all that follow: it begins with optimizer states."""
+"""The second step is like all that follow: it begins with optimizer states."""
 HIDDEN, INNER, VOCABULARY = 256, 512, 1000
 CONFIG = {
     "num_hidden_layers": LAYERS,
@@ -30,14 +30,10 @@ def workload(loop: str = "pytorch", train: dict[str, Any] | None = None, **paral
             "data": {"sequence_length": 64},
             "train": {"per_device_train_batch_size": 2, **(train or {})},
             "gpu": "h200",
-            "steps": STEPS if loop == "pytorch" else None,
+            "steps": STEPS,
             "parallel": parallel,
         }
     )
-
-
-def simulated(described: Workload) -> Simulation:
-    return simulate(described, described.resolve_gpu())
 
 
 def labelled(trace: AllocationTrace, label: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, simulated, weight_bytes
+from executed import simulated
+from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, weight_bytes
 from spread import workload as described
 
 from trainatomy.api import predict

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from spread import HIDDEN, VOCABULARY, labelled, simulated, weight_bytes, workload
+from executed import simulated
+from spread import HIDDEN, VOCABULARY, labelled, weight_bytes, workload
 from torch.nn.parallel import comm
 from torch.nn.parallel._functions import Broadcast
 
@@ -205,3 +206,20 @@ def test_the_cases_that_wait_for_a_measurement_are_valid() -> None:
     rows = read_all(Path(__file__).parents[2] / "benchmarks/parallel/data_parallel.yaml")
     assert len({row.name for row in rows}) == 7
     assert {row.parallel.devices for row in rows} == {2} and {row.loop for row in rows} == {"pytorch", "trainer"}
+
+
+def test_an_error_in_a_thread_names_its_cause() -> None:
+    described = Workload.from_mapping(
+        {
+            "model": {
+                "class": "SwitchTransformersForConditionalGeneration",
+                "config": {"d_model": 64, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 100},
+                "dtype": "bfloat16",
+            },
+            "data": {"sequence_length": 16},
+            "gpu": "h200",
+            "parallel": {"gpus": 2, "strategy": "dp"},
+        }
+    )
+    with pytest.raises(SimulationError, match=r"mm: self \(float32\) and mat2 \(bfloat16\) must have the same type"):
+        simulate(described, described.resolve_gpu())

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, simulated, workload
+from executed import simulated
+from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, workload
 
 from trainatomy.analysis.nccl_memory import nccl_bytes
 from trainatomy.errors import MissingLibrary, WorkloadError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spread import labelled, simulated, workload
+from executed import simulated
+from spread import labelled, workload
 
 from trainatomy.measurement.process.pool import TimeLimit
 from trainatomy.measurement.process.ranks import RankProcesses, RankTask

@@ -20,7 +20,6 @@ LENGTHS = {5: 3, 9: 3, 40: 4, 63: 3, 64: 4, 65: 3}
 CASES: dict[str, Any] = {
     "ddp": {},
     "ddp view": {"gradient_as_bucket_view": True, "train": {"bf16": True}},
-    "ddp micro-batches": {"train": {"gradient_accumulation_steps": 2}},
     "fsdp2": {
         "strategy": "fsdp2",
         "mp_policy": {"param_dtype": "bfloat16"},
@@ -39,7 +38,7 @@ def described(case: str = "ddp", **lengths: Any) -> Workload:
     return found.replace({"data": {"lengths": spec}, "model.config.num_hidden_layers": 1, "steps": None})
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "ddp"])
 def test_the_stitched_epoch_of_each_rank_is_what_execution_writes(case: str) -> None:
     given = described(case)
     epochs = simulate_lengths(given, given.resolve_gpu(), operations=False)

@@ -107,9 +107,9 @@ def test_the_trainer_is_measured_in_every_rank(two_processes: RankProcesses, tra
 
 
 @pytest.mark.parametrize("loop", ["pytorch", "trainer"])
-def test_ranks_train_on_samples_of_different_lengths(processes: RankProcesses, loop: str) -> None:
+def test_ranks_train_on_samples_of_different_lengths(two_processes: RankProcesses, loop: str) -> None:
     lengths = {"data": {"lengths": {3: 8, 5: 8, 8: 8}}, "steps": 5}
-    found = measuring.gathered(run(processes, workload(loop=loop).replace(lengths)))
+    found = measuring.gathered(run(two_processes, workload(loop=loop).replace(lengths)))
     assert (found.status, [one.steps for one in found.ranks.values()]) == ("completed", [5, 5])
 
 

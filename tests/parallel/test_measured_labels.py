@@ -6,8 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from executed import simulated
 from note_taker import differences, run
-from spread import simulated, workload
+from spread import workload
 
 from trainatomy.measurement.process.job import WARM_UP_STEPS
 from trainatomy.measurement.process.pool import TimeLimit

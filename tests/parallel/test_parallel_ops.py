@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from spread import HIDDEN, VOCABULARY, simulated, weight_bytes, workload
+from executed import simulated
+from spread import HIDDEN, VOCABULARY, weight_bytes, workload
 
 from trainatomy.api.operations import ops
 from trainatomy.catalog.gpus import find_gpu

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from executed import simulated
 from spread import CONFIG, HIDDEN, INNER, VOCABULARY, collectives, labelled, weight_bytes
 from spread import workload as described
 
@@ -15,7 +16,6 @@ from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
 from trainatomy.pipeline_prediction import ranks_alike
 from trainatomy.results.pipeline import Work
-from trainatomy.simulator.simulate import Simulation, simulate, topology_of
 from trainatomy.timing.pipeline import StageSeconds, schedule
 from trainatomy.training.parallel.schedule import order_of_work
 from trainatomy.training.parallel.stages import layers_by_stage, stages_of
@@ -36,17 +36,6 @@ def workload(layers: int = 4, train: dict[str, Any] | None = None, **parallel: A
         train={"per_device_train_batch_size": ROWS, **(train or {})}, **{"gpus": 2, "pp_size": 2, **parallel}
     )
     return made.replace("model.config", {**CONFIG, "num_hidden_layers": layers})
-
-
-_SIMULATIONS: dict[tuple[str, int], Simulation] = {}
-
-
-def simulated(workload: Workload, rank: int = 0) -> Simulation:
-    """Simulate a rank, once for all tests: they only read it."""
-    key = workload.model_dump_json(), rank
-    if key not in _SIMULATIONS:
-        _SIMULATIONS[key] = simulate(workload, workload.resolve_gpu(), topology=topology_of(workload, rank))
-    return _SIMULATIONS[key]
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Mistral", "Qwen3", "Gemma2"])
@@ -163,7 +152,7 @@ def of_stages(layers: int, ranks: int) -> tuple[int, int]:
     return 4 * (stage + table), 4 * (stage + norm + table // ranks)  # plans of transformers leave the embeddings whole
 
 
-@pytest.mark.parametrize(("ranks", "sequences"), [(1, False), (2, False), (4, True)])
+@pytest.mark.parametrize(("ranks", "sequences"), [(1, False), (4, True)])
 def test_ranks_of_a_stage_share_its_matrices(ranks: int, sequences: bool) -> None:
     made = workload(gpus=2 * ranks, tp_size=ranks, sequence_parallel=sequences)
     made = made.replace({"model.config.num_hidden_layers": 2})
@@ -176,10 +165,10 @@ def test_ranks_of_a_stage_share_its_matrices(ranks: int, sequences: bool) -> Non
 
 
 def test_parameters_of_all_ranks_are_those_of_the_model() -> None:
-    made = workload(gpus=4, tp_size=2)
+    made = workload(layers=2, gpus=4, tp_size=2)
     held = [labelled(simulated(made, rank).trace, "gradient") for rank in range(4)]
     # Both ranks of a stage hold its norms, those of the first one the embeddings too.
-    twice = 4 * (9 * HIDDEN + VOCABULARY * HIDDEN)
+    twice = 4 * (5 * HIDDEN + VOCABULARY * HIDDEN)
     assert sum(held) == weight_bytes(simulated(made)) + twice
 
 
@@ -195,10 +184,10 @@ def test_stages_send_to_the_same_rank_of_the_next_one(sequences: bool) -> None:
         assert not {"send", "recv"} & found.communicators[sharing]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ["1F1B", "InterleavedZeroBubble"])
 def test_matrices_are_shared_with_every_schedule(name: str) -> None:
     made = workload(gpus=4, tp_size=2, pp_schedule=name)
-    per_rank = 2 if name not in ("GPipe", "1F1B") else 1
+    per_rank = 1 if name == "1F1B" else 2
     alone, shared = simulated(workload(pp_schedule=name), 1), simulated(made, 2)
     assert [run.work for run in shared.operations.stage_runs] == order_of_work(name, 2, per_rank, ROWS)[1]
     reduced = [size for kind, size in collectives(shared) if (kind, size) == ("nccl::all_reduce", HIDDEN_BYTES)]
@@ -255,6 +244,14 @@ def test_the_bubble_of_equal_stages_is_the_textbook_one(name: str, ranks: int, m
     assert found.bubble_share == pytest.approx((ranks - 1) / (micro_batches + ranks - 1))
 
 
+def test_a_step_is_predicted_for_slower_hosts_too() -> None:
+    time = predict(workload(), host_paces=(1.0, 2.0)).time
+    assert time is not None
+    same, slower = time.at_paces
+    assert same.step_seconds == time.step_seconds
+    assert 1.5 < slower.step_seconds / time.step_seconds < 2.1  # the CPU bounds so small a model
+
+
 def test_interleaved_stages_divide_the_bubble() -> None:
     order = order_of_work("Interleaved1F1B", 4, 2, 8)
     found = schedule(order, seconds(0.5, 1.0, 4, 8, stages=2), lambda *_: 0.0, together=True)
@@ -309,14 +306,14 @@ def test_the_fullest_rank_is_billed_and_the_others_are_listed() -> None:
 
 
 def test_the_first_rank_of_each_stage_is_executed() -> None:
-    found = predict(workload(train={"per_device_train_batch_size": 8}, gpus=16, pp_size=4, tp_size=2, strategy="fsdp2"))
+    found = predict(workload(train={"per_device_train_batch_size": 4}, gpus=16, pp_size=4, tp_size=2, strategy="fsdp2"))
     assert list(found.ranks) == [0, 4, 12]
     assert [note for note in found.notes if note.startswith("rank 8: layers as in rank 4")]
     assert found.time is not None and found.time.pipeline is not None
     assert len(found.time.pipeline.rank_seconds) == 4
     assert found.time.communication is not None
     rate = found.time.communication.total_samples_per_second
-    assert rate == pytest.approx(2 * 8 / found.time.pipeline.step_seconds)
+    assert rate == pytest.approx(2 * 4 / found.time.pipeline.step_seconds)
 
 
 def test_ranks_that_are_asked_for_are_listed_beside_rank_0() -> None:

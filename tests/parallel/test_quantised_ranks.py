@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spread import CONFIG, HIDDEN, INNER, LAYERS, collectives, labelled, simulated
+from executed import simulated
+from spread import CONFIG, HIDDEN, INNER, LAYERS, collectives, labelled
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
@@ -35,8 +36,7 @@ def workload(quantization: dict[str, Any], loop: str, train: dict[str, Any] | No
     )
 
 
-@pytest.mark.parametrize("loop", ["trainer", "pytorch"])
-@pytest.mark.parametrize("quantization", [FOUR, EIGHT], ids=["4", "8"])
+@pytest.mark.parametrize(("quantization", "loop"), [(FOUR, "trainer"), (EIGHT, "pytorch")], ids=["4", "8"])
 def test_each_rank_holds_all_weights_and_reduces_the_gradients_of_its_adapters(
     quantization: dict[str, Any], loop: str
 ) -> None:

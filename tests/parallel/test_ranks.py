@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trainatomy.errors import DeviceError
-from trainatomy.measurement.process import ranks
+from trainatomy.measurement.process import rank, ranks
 from trainatomy.measurement.process.pool import TimeLimit
 from trainatomy.measurement.process.progress import Progress
 from trainatomy.measurement.process.ranks import RankAnswer, RankProcesses, RankTask
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 SECONDS = 60.0
+MODULE = ranks.MODULE
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,7 +117,7 @@ def test_ranks_that_hang_are_stopped_in_time(tmp_path: Path, monkeypatch: pytest
 
 def test_ranks_end_with_a_killed_parent(tmp_path: Path) -> None:
     script = f"""
-from trainatomy.measurement.process import ranks
+from trainatomy.measurement.process import rank, ranks
 from trainatomy.measurement.process.ranks import RankProcesses, RankTask
 ranks.MODULE = "light_rank"
 with RankProcesses(2) as processes:
@@ -135,6 +137,10 @@ def test_a_launch_that_fails_is_reported_with_its_log(tmp_path: Path, monkeypatc
     monkeypatch.setattr(ranks, "MODULE", "trainatomy.no_such_module")
     with RankProcesses(2) as processes, pytest.raises(DeviceError, match="no_such_module"):
         processes.run(task("total_of_ranks", tmp_path), TimeLimit(SECONDS))
+
+
+def test_the_module_of_a_rank_can_be_started() -> None:
+    assert importlib.import_module(MODULE).main is rank.main
 
 
 def test_fresh_processes_are_started_where_forks_cannot_be(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spread import CONFIG, HIDDEN, LAYERS, collectives, simulated, workload
+from executed import simulated
+from spread import CONFIG, HIDDEN, LAYERS, collectives, workload
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
@@ -54,6 +55,11 @@ def test_it_runs_with_fsdp_and_tied_embeddings(tied: bool) -> None:
             "",
             "needs a mask",
         ),
+        (
+            {"model": {"class": "MistralForCausalLM", "config": {**CONFIG, "sliding_window": 32}}},
+            "",
+            "attend to 32 tokens",
+        ),
     ],
     ids=lambda one: next(iter(one)) if isinstance(one, dict) else "",
 )
@@ -62,6 +68,13 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], key: str, message: s
     with pytest.raises(WorkloadError, match=message) as raised:
         predict(type(workload()).from_mapping(given), timed=False)
     assert key in str(raised.value) or raised.value.key == key
+
+
+def test_norms_behind_a_block_work_on_shards() -> None:
+    gemma = {"class": "Gemma2ForCausalLM", "config": {**CONFIG, "head_dim": 32, "sliding_window": 64}}
+    found = simulated(workload(gpus=2, tp_size=2, sequence_parallel=True).replace("model", gemma))
+    scattered = [size for name, size in collectives(found) if name == "nccl::reduce_scatter"]
+    assert len(scattered) == 4 * LAYERS  # its embeddings and output layer share weights, and stay whole
 
 
 def test_gradients_flow_through_norms_that_compute_in_another_dtype() -> None:

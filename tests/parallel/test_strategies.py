@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from spread import HIDDEN, INNER, LAYERS, VOCABULARY, collectives, labelled, simulated, weight_bytes, workload
+from executed import simulated
+from spread import HIDDEN, INNER, LAYERS, VOCABULARY, collectives, labelled, weight_bytes, workload
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import analyze_memory
@@ -167,6 +168,59 @@ def test_what_cannot_be_is_refused_by_its_key(parallel: dict[str, Any], key: str
     with pytest.raises(WorkloadError, match=message) as raised:
         workload(**parallel)
     assert key in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("train", "parallel", "message"),
+    [
+        ({"fp16": True}, {"tp_size": 2}, "train.fp16: needs a gradient scaler for sharded and whole weights"),
+        ({"gradient_accumulation_steps": 2}, {"static_graph": True}, "or set parallel.sync_each_batch"),
+    ],
+)
+def test_what_pytorch_cannot_train_is_refused(train: dict[str, Any], parallel: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        workload(train=train, gpus=2, **parallel)
+
+
+def test_a_model_without_a_list_of_layers_is_one_unit_of_fsdp(tmp_path: Path) -> None:
+    found = simulated(own_model(tmp_path, "self.one, self.weight = nn.Linear(64, 512), nn.Parameter(torch.ones(512))"))
+    gathers = [size for name, size in collectives(found) if name == "nccl::all_gather"]
+    assert gathers == [(64 * 512 + 2 * 512) * 4]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1"])
+def test_weights_that_a_constructor_makes_with_data_are_sharded(tmp_path: Path, strategy: str) -> None:
+    plain, legacy = (
+        simulated(own_model(tmp_path, f"self.one, self.weight = nn.Linear(64, 512), nn.Parameter({made})", strategy))
+        for made in ("torch.ones(512)", "torch.Tensor(512).fill_(1)")
+    )
+    assert legacy.trace.events == plain.trace.events
+
+
+def own_model(folder: Path, made: str, strategy: str = "fsdp2") -> Workload:
+    """Return a training of a module whose constructor runs ``made``."""
+    (folder / "own.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Own(nn.Module):\n    def __init__(self):\n"
+        f"        super().__init__()\n        {made}\n\n"
+        "    def forward(self, x):\n        return (self.one(x) * self.weight).square().mean()\n\n\n"
+        "def batch(size):\n    return {'x': torch.ones(size, 64)}\n"
+    )
+    return Workload.from_mapping(
+        {
+            "loop": "pytorch",
+            "model": {"factory": f"{folder}/own.py:Own"},
+            "data": {"factory": f"{folder}/own.py:batch"},
+            "gpu": "h200",
+            "parallel": {"gpus": 2, "strategy": strategy},
+        }
+    )
+
+
+def test_weights_shared_by_groups_of_fsdp2_are_refused_since_2_13() -> None:
+    described = model_of("google-t5/t5-small", {"gpus": 2}, {"num_layers": 2, "num_decoder_layers": 2}, "trainer")
+    assert simulated(described.replace("software.torch", "2.11")).parameters
+    with pytest.raises(SimulationError, match="already managed by another FSDP group"):
+        simulated(described.replace("software.torch", "2.13"))
 
 
 def test_heads_that_cannot_be_divided_are_named() -> None:

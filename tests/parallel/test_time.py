@@ -19,7 +19,7 @@ from trainatomy.timing.timeline import blocks_cpu
 from trainatomy.workload.schema import Workload
 
 CONFIG = {
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "hidden_size": 512,
     "intermediate_size": 2048,
     "vocab_size": 8000,
@@ -46,7 +46,7 @@ def shared(prediction: Prediction) -> Communication:
     return prediction.time.communication
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp1", "zero1"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "fsdp1"])
 def test_a_slower_link_makes_the_step_longer(strategy: str) -> None:
     fast, slow = (predict(workload(gpus=2, strategy=strategy, link={"intra": link})) for link in ("nvlink4", "2 GB/s"))
     assert fast.time is not None and slow.time is not None

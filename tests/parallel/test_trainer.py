@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spread import CONFIG, LAYERS, collectives, labelled, simulated, weight_bytes, workload
+from executed import simulated
+from spread import CONFIG, LAYERS, collectives, labelled, weight_bytes, workload
 
 from trainatomy.errors import WorkloadError
 
@@ -24,6 +25,29 @@ def test_the_trainer_shards_with_fsdp(config: dict[str, Any]) -> None:
     found = simulated(workload("trainer", {"fsdp": True, "bf16": True, "fsdp_config": config}, gpus=4))
     assert labelled(found.trace, "weight") == pytest.approx(weight_bytes(found) / 4, rel=0.01)
     assert labelled(found.trace, "optimizer_state") == pytest.approx(2 * weight_bytes(found) / 4, rel=0.01)
+
+
+def test_fsdp_takes_an_optimizer_by_its_class() -> None:
+    found = simulated(workload("trainer", {"fsdp": True, "optim": "torch.optim.NAdam"}, gpus=4))
+    assert labelled(found.trace, "optimizer_state") == pytest.approx(2 * weight_bytes(found) / 4, rel=0.01)
+
+
+def test_accelerate_reads_fsdp1s_strategy_from_its_variable_only() -> None:
+    passed_over, read = (
+        simulated(workload("trainer", {"fsdp": True, "fsdp_config": {"version": 1, key: "NO_SHARD"}}, gpus=4))
+        for key in ("reshard_after_forward", "sharding_strategy")
+    )
+    assert labelled(passed_over.trace, "weight") == pytest.approx(weight_bytes(passed_over) / 4, rel=0.01)
+    assert any("does not read no_shard" in note for note in passed_over.notes)
+    assert labelled(read.trace, "weight") == pytest.approx(weight_bytes(read), rel=0.01)
+    assert not any("does not read" in note for note in read.notes)
+
+
+def test_fsdp1_keeps_shards_in_host_memory() -> None:
+    train = {"fsdp": True, "fsdp_config": {"version": 1, "cpu_offload": True}}
+    found = simulated(workload("trainer", train, gpus=4))
+    assert labelled(found.trace, "optimizer_state") == 0
+    assert labelled(found.trace, "weight") < weight_bytes(found) / 20
 
 
 def test_fsdp1_is_the_same_in_every_run() -> None:
@@ -49,6 +73,14 @@ def test_copies_of_shards_take_accelerates_configuration(size: str) -> None:
         ({"fsdp": True, "fsdp_config": {"version": 3}}, {"gpus": 2}, "train.fsdp_config.version: must be 1 or 2"),
         ({"fsdp": True, "fsdp_config": {"cpu_ofload": True}}, {"gpus": 2}, "unknown key; did you mean cpu_offload"),
         ({"fsdp": True, "fsdp_config": {"xla": True}}, {"gpus": 2}, "is about TPUs"),
+        ({"fsdp": True, "optim": "own.py:make"}, {"gpus": 2}, "train.optim: own.py:make makes an optimizer before"),
+        ({"ddp_static_graph": True, "gradient_accumulation_steps": 2}, {"gpus": 2}, "train.ddp_static_graph: fails"),
+        ({"fsdp": True, "fsdp_config": {"sharding_strategy": "NO_SHARD"}}, {"gpus": 2}, "is FSDP1's"),
+        (
+            {"fsdp": True, "fsdp_config": {"version": 1, "sharding_strategy": "SOME"}},
+            {"gpus": 2},
+            "must be one of FULL",
+        ),
         ({"deepspeed": "no-such-file.json"}, {"gpus": 2}, "train.deepspeed: cannot read no-such-file.json"),
     ],
 )

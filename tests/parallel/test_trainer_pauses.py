@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from spread import CONFIG, HIDDEN, LAYERS, VOCABULARY, simulated, weight_bytes, workload
+from executed import simulated
+from spread import CONFIG, HIDDEN, LAYERS, VOCABULARY, weight_bytes, workload
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
@@ -73,11 +74,11 @@ def test_samples_that_the_ranks_got_twice_are_cut_off() -> None:
 
 
 def test_batches_are_those_of_a_rank() -> None:
-    prediction = predict(evaluated(32, gpus=4))
+    prediction = predict(evaluated(32, gpus=4).replace("steps", None))
     assert prediction.evaluation is not None
     assert (prediction.evaluation.batches, prediction.evaluation.samples) == (2, 32)
     assert evaluated(None, gpus=4).eval_samples == 32
-    plain = predict(workload("trainer", gpus=4))
+    plain = predict(workload("trainer", gpus=4).replace("steps", None))
     assert prediction.evaluation.allocated_before_bytes == plain.memory.peak_allocated_bytes
 
 
@@ -116,8 +117,9 @@ ADAPTERS = 2 * LAYERS * 2 * 8 * HIDDEN * 4
 """Bytes of adapters of rank 8 on two square matrices of each layer."""
 
 
-@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("version", "kind"), [(1, "SHARDED_STATE_DICT"), (2, "FULL_STATE_DICT"), (2, "SHARDED_STATE_DICT")]
+)
 def test_fsdp_saves_and_loads_adapters(version: int, kind: str) -> None:
     config = {"version": version, "state_dict_type": kind, **({"use_orig_params": True} if version == 1 else {})}
     best = {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from script_types import RunScript
 
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
@@ -227,6 +229,47 @@ def test_a_model_may_be_called_on_the_cpu_before_it_moves(run_script: RunScript)
     assert found.prediction.memory.components.weights == 1024 + 512
 
 
+def test_tensors_of_safetensors_are_loaded_where_the_script_says(run_script: RunScript) -> None:
+    text = """
+import safetensors, safetensors.torch as st, transformers
+st.save_file({"a": torch.zeros(4, 256, device="cuda"), "b": torch.ones(2)}, "own.safetensors", {"step": "1"})
+assert not st.load_file("own.safetensors")["a"].is_cuda
+before = torch.cuda.memory_allocated()
+kept = st.load_file("own.safetensors", device="cuda:0")
+assert kept["a"].shape == (4, 256) and torch.cuda.memory_allocated() == before + 4096 + 512
+with safetensors.safe_open("own.safetensors", framework="pt", device="cuda") as file:
+    assert file.metadata() == {"step": "1"} and list(file.keys()) == ["a", "b"]
+    assert file.get_tensor("b").is_cuda
+st.save_model(model, "model.safetensors")
+st.load_model(model, "model.safetensors")
+assert os.path.getsize("beside.safetensors") and st.load_file("beside.safetensors")["w"].tolist() == [1.0, 2.0]
+train(model, optimizer, 5)
+"""
+    save_file({"w": torch.tensor([1.0, 2.0])}, "beside.safetensors")
+    assert run_script("import os\n" + LOOP + MODEL + text).message == ""
+
+
+def test_nvidia_smi_describes_the_simulated_gpu(run_script: RunScript) -> None:
+    text = """
+import os, subprocess
+query = "nvidia-smi --query-gpu=name,memory.total,memory.used --format=csv,noheader,nounits"
+total = torch.cuda.mem_get_info()[1] >> 20
+used = (torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) >> 20
+expected = f"{torch.cuda.get_device_name()}, {total}, {used}\\n"
+assert subprocess.check_output(query.split(), text=True) == expected
+assert subprocess.run(query, shell=True, capture_output=True, encoding="utf-8").stdout == expected
+assert os.popen("nvidia-smi --query-gpu=memory.used --format=csv | tail -n 1").read() == f"{used} MiB\\n"
+assert str(total) in subprocess.getoutput("nvidia-smi")
+assert os.system("nvidia-smi > listed.txt") == 0 and not os.path.exists("listed.txt")
+train(model, optimizer, 5)
+"""
+    found = run_script(LOOP + MODEL + text)
+    assert found.message == ""
+    assert found.prediction is not None and found.prediction.script is not None
+    noted = {(one.kind, one.name): one.times for one in found.prediction.script.stand_ins}
+    assert noted == {("monitor", "nvidia-smi"): 4, ("command", "nvidia-smi > listed.txt"): 1}
+
+
 def test_a_checkpoint_of_safetensors_goes_nowhere(run_script: RunScript, tmp_path: Path) -> None:
     text = """
 import transformers
@@ -235,6 +278,7 @@ accelerator = Accelerator()
 model, optimizer = accelerator.prepare(model, optimizer)
 train(model, optimizer, 1)
 accelerator.save_state("out")
+accelerator.load_state("out")
 train(model, optimizer, 5)
 """
     found = run_script(LOOP + MODEL + text)

@@ -219,7 +219,52 @@ with torch.profiler.profile(on_trace_ready=torch.profiler.tensorboard_trace_hand
         profiler.step()
         print(profiler.key_averages().table(sort_by="cuda_time_total"))
 """
-    assert kinds(run_script(LOOP + text)) == ["monitor", "monitor"]
+    assert kinds(run_script(LOOP + text)) == ["monitor", "tracker"]
+
+
+@pytest.mark.parametrize("options", ["", "num_beams=3", "do_sample=True, top_k=5"])
+def test_generate_goes_on_to_its_maximum_length(run_script: RunScript, options: str) -> None:
+    text = f"""
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+sizes = dict(n_layer=1, n_embd=64, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+model = GPT2LMHeadModel(GPT2Config(**sizes)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(5):
+    prompts = torch.randint(3, 100, (2, 7)).cuda()
+    rows = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=5, {options})
+    assert rows.shape == (2, 12), rows.shape
+    model(rows, labels=rows).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    assert "generation" in kinds(run_script(text))
+
+
+def test_a_loop_that_waits_for_a_token_reaches_its_last_round(run_script: RunScript) -> None:
+    text = """
+for _ in range(5):
+    done = torch.zeros(4, dtype=torch.bool, device="cuda")
+    for rounds in range(1, 9):
+        token = torch.randn(4, 2000).cuda().softmax(-1).multinomial(1).squeeze(1)
+        done |= token == 2
+        if done.all() or token[0] == 2 or token[0].item() == 2:
+            break
+    assert rounds == 8
+    done |= torch.full((4,), True, device="cuda")
+    assert done.all()
+    step(x, y)
+"""
+    prediction(run_script(LOOP + text))
+
+
+def test_forward_mode_derivatives_load_their_decompositions(run_script: RunScript) -> None:
+    text = """
+for _ in range(5):
+    torch.func.jvp(lambda z: torch.logsumexp(z, 0).sum(), (torch.ones(4, 4).cuda(),), (torch.ones(4, 4).cuda(),))
+    step(x, y)
+"""
+    prediction(run_script(LOOP + text))
 
 
 def test_random_numbers_of_distributions(run_script: RunScript) -> None:

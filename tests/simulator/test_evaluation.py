@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from executed import predicted, simulated
 
-from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.evaluation import RepeatedBatches
 from trainatomy.simulator.simulate import Simulation, simulate
@@ -30,12 +30,13 @@ def describe(data: dict[str, Any] | None = None, steps: int | None = None, **tra
 
 
 def run(workload: Workload) -> Simulation:
+    """Simulate a workload that is simulated otherwise elsewhere in the same test."""
     return simulate(workload, workload.resolve_gpu())
 
 
 def gathered(workload: Workload) -> list[int]:
     """Return the sizes of the tensors that evaluation joins outputs in."""
-    trace = run(workload).trace
+    trace = simulated(workload).trace
     return [
         event.bytes
         for event in trace.events
@@ -57,7 +58,7 @@ def test_accumulation_moves_outputs_to_the_host() -> None:
     workload = describe({"compute_metrics": True}, eval_accumulation_steps=2)
     assert workload.eval_samples == 4 * 16
     assert gathered(workload) == [2 * LOGITS, 2 * LOGITS]
-    simulation = run(workload)
+    simulation = simulated(workload)
     assert simulation.evaluation is not None
     begin, end = simulation.evaluation.events.start, simulation.evaluation.events.stop
     assert [event.action for event in simulation.trace.events[begin:end]].count("empty_cache") == 2
@@ -91,7 +92,7 @@ def test_copied_batches_are_what_execution_writes(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_step_after_an_evaluation_is_that_of_a_training_without() -> None:
-    plain, evaluated = run(describe(steps=3, eval_strategy="no")), run(describe(steps=3))
+    plain, evaluated = simulated(describe(steps=3, eval_strategy="no")), simulated(describe(steps=3))
     assert evaluated.evaluation is not None and plain.evaluation is None
     assert evaluated.operations.calls == plain.operations.calls
     assert len(evaluated.operations.operations) == len(plain.operations.operations)
@@ -106,25 +107,25 @@ def _within(simulation: Simulation) -> list[Any]:
 
 
 def test_accumulated_gradients_are_copied_again_after_an_evaluation() -> None:
-    plain = run(describe(steps=3, eval_strategy="no", gradient_accumulation_steps=6))
-    evaluated = run(describe(steps=3, gradient_accumulation_steps=6))
+    plain = simulated(describe(steps=3, eval_strategy="no", gradient_accumulation_steps=6))
+    evaluated = simulated(describe(steps=3, gradient_accumulation_steps=6))
     assert evaluated.operations.calls == plain.operations.calls
 
 
 def test_evaluation_on_start_comes_before_the_first_step() -> None:
-    marks = run(describe(eval_strategy="no", eval_on_start=True)).trace.marks
+    marks = simulated(describe(eval_strategy="no", eval_on_start=True)).trace.marks
     names = [mark.name for mark in marks]
     assert names.count("evaluation") == 1 and names.index("evaluation") < names.index("step")
 
 
 def test_the_bill_says_what_an_evaluation_adds() -> None:
-    prediction = predict(describe({"compute_metrics": True, "eval_samples": 64}))
+    prediction = predicted(describe({"compute_metrics": True, "eval_samples": 64}))
     found, memory = prediction.evaluation, prediction.memory
     assert found is not None and found.batches == 4 and found.seconds
     assert memory.peak.phase == "evaluation" and memory.components["gathered_outputs"] >= 4 * LOGITS
     assert found.own_allocated_bytes == found.allocated_after_bytes == memory.peak_allocated_bytes
     assert found.added_reserved_bytes > 4 * LOGITS
-    plain = predict(describe(eval_strategy="no"))
+    plain = predicted(describe(eval_strategy="no"))
     assert plain.evaluation is None and plain.memory.peak_allocated_bytes == found.allocated_before_bytes
 
 
@@ -147,8 +148,8 @@ def test_the_users_functions_reduce_what_is_gathered(tmp_path: Any) -> None:
     )
     reduced = describe({"compute_metrics": True, "eval_samples": 64, "preprocess_logits_for_metrics": f"{file}:best"})
     assert gathered(reduced) == []
-    assert predict(reduced).memory.components["gathered_outputs"] < 2 * LOGITS
-    batchwise = run(describe({"compute_metrics": f"{file}:metrics"}, batch_eval_metrics=True))
+    assert predicted(reduced).memory.components["gathered_outputs"] < 2 * LOGITS
+    batchwise = simulated(describe({"compute_metrics": f"{file}:metrics"}, batch_eval_metrics=True))
     assert any(origin.operation == "aten::ne" and origin.phase == "evaluation" for origin in batchwise.trace.origins)
 
 
@@ -160,8 +161,8 @@ def test_predict_with_generate_generates_all_tokens_of_every_batch() -> None:
         "train": {"eval_strategy": "steps", "per_device_train_batch_size": 2, "per_device_eval_batch_size": 4},
         "steps": 2,
     }
-    plain = run(Workload.from_mapping(described))
-    made = run(
+    plain = simulated(Workload.from_mapping(described))
+    made = simulated(
         Workload.from_mapping(described).replace(
             {"train.predict_with_generate": True, "train.generation_max_length": 9}
         )
@@ -186,13 +187,13 @@ def _calls(simulation: Simulation, name: str) -> list[dict[str, str]]:
 
 
 def test_what_the_host_joins_and_converts_is_read_and_written_once() -> None:
-    joined = _calls(run(describe({"compute_metrics": True}, eval_accumulation_steps=2)), "numpy::concatenate")
+    joined = _calls(simulated(describe({"compute_metrics": True}, eval_accumulation_steps=2)), "numpy::concatenate")
     assert [int(one["bytes"]) for one in joined if int(one["bytes"]) > LOGITS] == [2 * 4 * LOGITS]
-    assert _calls(run(describe({"compute_metrics": True, "eval_samples": 64})), "numpy::concatenate") == []
+    assert _calls(simulated(describe({"compute_metrics": True, "eval_samples": 64})), "numpy::concatenate") == []
     kept = {"compute_metrics": True, "eval_samples": 32}
     model = {"class": "GPT2LMHeadModel", "config": CONFIG, "dtype": "bfloat16"}
     halves = describe(kept).replace("model", model)
-    converted = _calls(run(halves), "numpy::convert")
+    converted = _calls(simulated(halves), "numpy::convert")
     assert max(int(one["bytes"]) for one in converted) == 2 * 3 * LOGITS // 2
 
 
@@ -201,7 +202,7 @@ def test_time_is_that_of_new_host_memory_where_outputs_are_large() -> None:
     model = {"class": "GPT2LMHeadModel", "config": wide}
     large = describe({"compute_metrics": True, "eval_samples": 64}, bf16=True).replace({"model": model, "gpu": "h200"})
     losses = large.replace("train.prediction_loss_only", True)
-    found, without = predict(large).evaluation, predict(losses).evaluation
+    found, without = predicted(large).evaluation, predicted(losses).evaluation
     assert found is not None and without is not None and found.seconds and without.seconds
     size = 64 * 64 * 65_536 * 4
     assert found.seconds - without.seconds == pytest.approx(size / 1.6e9, rel=0.25)
@@ -209,12 +210,12 @@ def test_time_is_that_of_new_host_memory_where_outputs_are_large() -> None:
 
 def test_the_first_evaluation_plans_attention_for_new_shapes() -> None:
     described = describe({"compute_metrics": True, "eval_samples": 36}, bf16=True).replace("gpu", "h200")
-    found = predict(described).evaluation
+    found = predicted(described).evaluation
     assert found is not None and found.first_extra_seconds == pytest.approx(0.012 + 2 * 0.028)  # batches of 16 and of 4
-    whole = predict(described.replace("data.eval_samples", 32)).evaluation
+    whole = predicted(described.replace("data.eval_samples", 32)).evaluation
     assert whole is not None and whole.first_extra_seconds == pytest.approx(0.012 + 0.028)
     assert whole.first_on_machine_seconds == 0.45
-    plain = predict(described.replace("model.attn_implementation", "eager")).evaluation
+    plain = predicted(described.replace("model.attn_implementation", "eager")).evaluation
     assert plain is not None and plain.first_extra_seconds == 0.012 and plain.first_on_machine_seconds == 0.0
 
 
@@ -226,10 +227,10 @@ def test_the_first_evaluation_plans_convolutions_for_a_new_batch_size() -> None:
         "train": {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 8, "eval_strategy": "steps"},
         "gpu": "h200",
     }
-    found = predict(Workload.from_mapping({**mapping, "train": {**mapping["train"], "bf16": True}})).evaluation
+    found = predicted(Workload.from_mapping({**mapping, "train": {**mapping["train"], "bf16": True}})).evaluation
     # four depthwise convolutions, the stem and three between stages
     assert found is not None and found.first_extra_seconds == pytest.approx(0.012 + 4 * 0.103 + 4 * 0.0013)
-    full = predict(Workload.from_mapping(mapping)).evaluation
+    full = predicted(Workload.from_mapping(mapping)).evaluation
     assert full is not None and full.first_extra_seconds == pytest.approx(0.012 + 8 * 0.0013)
-    known = predict(Workload.from_mapping(mapping).replace("train.per_device_train_batch_size", 8)).evaluation
+    known = predicted(Workload.from_mapping(mapping).replace("train.per_device_train_batch_size", 8)).evaluation
     assert known is not None and known.first_extra_seconds == 0.012

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from executed import predicted, simulated
 
-from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.simulator.watcher import Watcher
@@ -48,10 +48,6 @@ def describe(model: str = "LlamaForCausalLM", config: dict[str, Any] = LLAMA, **
     )
 
 
-def run(workload: Workload) -> Simulation:
-    return simulate(workload, workload.resolve_gpu())
-
-
 def cache_at_the_end(simulation: Simulation) -> int:
     """Return the largest total of requested keys and values that lived at once at the end of a call."""
     held: dict[int, int] = {}
@@ -67,31 +63,31 @@ def cache_at_the_end(simulation: Simulation) -> int:
 
 
 def test_keys_and_values_grow_with_tokens_and_beams() -> None:
-    greedy = predict(describe()).generation
+    greedy = predicted(describe()).generation
     assert greedy is not None
     assert greedy.cache_bytes_per_token == PER_TOKEN and greedy.sequences == 3
     assert greedy.cache_bytes == PER_TOKEN * 3 * (32 + 5)  # the last token is not fed back
     assert greedy.first_token_seconds and greedy.token_seconds
-    beams = predict(describe(num_beams=4)).generation
+    beams = predicted(describe(num_beams=4)).generation
     assert beams is not None and beams.cache_bytes == 4 * greedy.cache_bytes and beams.sequences == 12
 
 
 def test_the_bill_has_a_line_for_keys_and_values() -> None:
-    simulation = run(describe())
+    simulation = simulated(describe())
     assert cache_at_the_end(simulation) >= PER_TOKEN * 3 * 37
-    assert predict(describe()).memory.components["key_value_cache"] > 0
-    without = predict(describe(use_cache=False))
+    assert predicted(describe()).memory.components["key_value_cache"] > 0
+    without = predicted(describe(use_cache=False))
     assert without.memory.components["key_value_cache"] == 0 and without.generation.cache_bytes == 0
 
 
 def test_a_static_cache_is_allocated_whole() -> None:
-    static = predict(describe(cache_implementation="static", disable_compile=True)).generation
+    static = predicted(describe(cache_implementation="static", disable_compile=True)).generation
     assert static is not None and static.cache_bytes == PER_TOKEN * 3 * (32 + 6 - 1)
 
 
 def test_a_sliding_window_bounds_the_cache() -> None:
     window = {**LLAMA, "sliding_window": 16, "head_dim": 16}
-    found = predict(describe("MistralForCausalLM", window)).generation
+    found = predicted(describe("MistralForCausalLM", window)).generation
     assert found is not None and found.cache_bytes == PER_TOKEN * 3 * 15
 
 
@@ -99,21 +95,21 @@ def test_a_sliding_window_bounds_the_cache() -> None:
     ("model", "config"), [("T5ForConditionalGeneration", T5), ("BartForConditionalGeneration", BART)]
 )
 def test_encoder_decoders_keep_keys_and_values_of_both_sides(model: str, config: dict[str, Any]) -> None:
-    found = predict(describe(model, config)).generation
+    found = predicted(describe(model, config)).generation
     assert found is not None
     assert found.cache_bytes == 2 * 2 * 64 * 4 * 3 * (32 + 6)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2, "top_p": 0.9}, {"repetition_penalty": 1.2}],
+    [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2, "top_p": 0.9, "repetition_penalty": 1.2}],
     ids=str,
 )
 def test_copied_calls_are_what_execution_writes(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = run(describe(**settings))
+    copied = simulated(describe(**settings))
     with monkeypatch.context() as patch:
         patch.setattr(Watcher, "repeat_generation", lambda *arguments: False)
-        executed = run(describe(**settings))
+        executed = simulate(workload := describe(**settings), workload.resolve_gpu())
     assert copied.trace == executed.trace
     assert copied.generation == executed.generation
     assert copied.operations.operations == executed.operations.operations
@@ -122,14 +118,14 @@ def test_copied_calls_are_what_execution_writes(settings: dict[str, Any], monkey
 
 def test_every_token_is_generated() -> None:
     for settings in ({}, {"num_beams": 2}):
-        names = [mark.name for mark in run(describe(**settings)).trace.marks]
+        names = [mark.name for mark in simulated(describe(**settings)).trace.marks]
         assert names.count("token") == 2 * 5  # the first token comes from the prompts
-    one = predict(describe(max_new_tokens=1)).generation
+    one = predicted(describe(max_new_tokens=1)).generation
     assert one is not None and one.token_seconds is None
 
 
 def test_the_middle_token_stands_for_the_others() -> None:
-    operations = run(describe(max_new_tokens=9)).operations
+    operations = simulated(describe(max_new_tokens=9)).operations
     assert {one.repeats for one in operations.operations} == {1, 8}
     assert sum(one.repeats for one in operations.operations) > 8 * len(operations.operations) / 2
 
@@ -154,9 +150,9 @@ def test_what_is_not_simulated_is_refused(changes: dict[str, Any], message: str)
 
 def test_more_tokens_than_positions_and_models_that_cannot_generate_are_refused() -> None:
     with pytest.raises(WorkloadError, match="more than the 64 positions of GPT2LMHeadModel"):
-        predict(describe("GPT2LMHeadModel", GPT2, max_new_tokens=34))
-    assert predict(describe("GPT2LMHeadModel", GPT2, max_new_tokens=33)).generation
+        predicted(describe("GPT2LMHeadModel", GPT2, max_new_tokens=34))
+    assert predicted(describe("GPT2LMHeadModel", GPT2, max_new_tokens=33)).generation
     with pytest.raises(WorkloadError, match="cannot generate"):
-        predict(describe("BertForSequenceClassification", {"hidden_size": 96, "num_hidden_layers": 1}))
+        predicted(describe("BertForSequenceClassification", {"hidden_size": 96, "num_hidden_layers": 1}))
     with pytest.raises(WorkloadError, match="needs mode: generation"):
         Workload.from_mapping({"model": {"id": "gpt2"}, "generation": {"num_beams": 4}})

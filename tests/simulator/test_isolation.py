@@ -202,10 +202,15 @@ def predict_bert(loop: str, **train: Any) -> trainatomy.Prediction:
 
 
 @pytest.mark.parametrize(
-    "train",
-    [{}, {"fp16": True}, {"bf16": True, "tf32": True, "gradient_checkpointing": True}, {"optim": "adamw_bnb_8bit"}],
+    ("loop", "train"),
+    [
+        ("trainer", {"fp16": True}),
+        ("trainer", {"bf16": True, "tf32": True, "gradient_checkpointing": True}),
+        ("trainer", {"optim": "adamw_bnb_8bit"}),
+        ("pytorch", {"fp16": True}),
+        ("pytorch", {"bf16": True, "tf32": True, "gradient_checkpointing": True}),
+    ],
 )
-@pytest.mark.parametrize("loop", ["trainer", "pytorch"])
 def test_a_prediction_leaves_nothing_behind(loop: str, train: dict[str, Any]) -> None:
     before = snapshot()
     predict_bert(loop, **train)

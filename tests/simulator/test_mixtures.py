@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from executed import predicted
 
-from trainatomy import ops, predict
+from trainatomy import ops
 from trainatomy.reporters import task_sentences
 from trainatomy.workload.schema import Workload
 
@@ -35,7 +36,7 @@ MIXTRAL = workload("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_p
 
 
 def test_a_token_passes_some_experts_and_memory_holds_all() -> None:
-    found = predict(MIXTRAL).experts
+    found = predicted(MIXTRAL).experts
     assert found is not None
     assert (found.layers, found.experts, found.experts_per_token) == (2, 8, 2)
     assert found.expert_parameters == 2 * 8 * 3 * 32 * 64
@@ -51,24 +52,24 @@ def test_a_layer_with_shared_experts_counts_them_as_active() -> None:
         "shared_expert_intermediate_size": 64,
         "decoder_sparse_step": 1,
     }
-    found = predict(workload("Qwen2MoeForCausalLM", config)).experts
+    found = predicted(workload("Qwen2MoeForCausalLM", config)).experts
     assert found is not None
     assert found.expert_parameters == 2 * 4 * 3 * 32 * 16
     assert found.parameters - found.active_parameters == found.expert_parameters * 3 // 4
 
 
 def test_operations_say_the_same() -> None:
-    assert ops(MIXTRAL).experts == predict(MIXTRAL).experts
+    assert ops(MIXTRAL).experts == predicted(MIXTRAL).experts
 
 
 def test_a_dense_model_has_no_experts() -> None:
-    assert predict(workload("LlamaForCausalLM", {})).experts is None
+    assert predicted(workload("LlamaForCausalLM", {})).experts is None
 
 
 @pytest.mark.parametrize(
     "words", ["2 of 8 experts in 2 layers", "assumed: the router spreads rows evenly, 8 of a batch"]
 )
 def test_the_sentences_state_the_assumption(words: str) -> None:
-    found = predict(MIXTRAL).experts
+    found = predicted(MIXTRAL).experts
     assert found is not None
     assert any(words in line for line in task_sentences.experts(found))

@@ -90,9 +90,15 @@ def test_flop_are_those_of_flop_counter_mode_on_the_plain_model(name: str) -> No
     assert flop(found, "backward") == backward.get_total_flops() > 0
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(
-    "name", ["BertForMaskedLM", "LlamaForCausalLM", "ViTForImageClassification", "MixtralForCausalLM"]
+    ("name", "attention"),
+    [
+        ("BertForMaskedLM", "eager"),
+        ("BertForMaskedLM", "sdpa"),
+        ("LlamaForCausalLM", "sdpa"),
+        ("ViTForImageClassification", "sdpa"),
+        ("MixtralForCausalLM", "eager"),
+    ],
 )
 def test_flop_are_those_of_flop_counter_mode_over_the_same_kernels(
     name: str, attention: str, monkeypatch: pytest.MonkeyPatch
@@ -207,17 +213,16 @@ def test_recomputation_is_a_phase() -> None:
     assert found.parameters > found.modules // 2 > 0
 
 
-@pytest.mark.parametrize("loop", ["trainer", "pytorch"])
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize(("loop", "reentrant"), [("trainer", False), ("pytorch", True)])
 def test_every_nth_layer_is_recomputed(loop: str, reentrant: bool) -> None:
     regions, work = [], []
-    for every in (1, 2, 3, 6):
+    for every in (1, 3, 6):
         kwargs = {"use_reentrant": reentrant, "every_n_layers": every}
         described = workload("LlamaForCausalLM", gradient_checkpointing=True, gradient_checkpointing_kwargs=kwargs)
         found = operations_of(described.replace({"model.config.num_hidden_layers": 5, "loop": loop}))
         regions.append(checkpointed_regions(found))
         work.append(flop(found, "recompute"))
-    assert regions == [5, 3, 2, 1]
+    assert regions == [5, 2, 1]
     assert [5 * each for each in work] == [count * work[0] for count in regions]
 
 

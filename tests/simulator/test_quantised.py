@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from executed import simulated
 from torch import nn
 
 import trainatomy
@@ -57,8 +58,7 @@ def describe(quantization: dict[str, Any] | None, **sections: Any) -> Workload:
 
 
 def run(quantization: dict[str, Any] | None, **sections: Any) -> Simulation:
-    workload = describe(quantization, **sections)
-    return simulate(workload, workload.resolve_gpu())
+    return simulated(describe(quantization, **sections))
 
 
 def held_by_label(simulation: Simulation) -> Counter[str]:
@@ -207,7 +207,8 @@ def test_no_outlier_is_assumed_and_said() -> None:
 
 def test_nothing_of_the_library_changes() -> None:
     before = dict(bitsandbytes.functional.name2qmap)
-    run(DOUBLE)
+    workload = describe(DOUBLE)
+    simulate(workload, workload.resolve_gpu())
     assert bitsandbytes.functional.name2qmap == before
 
 
@@ -307,8 +308,7 @@ def test_the_same_code_trains_with_data(quantization: dict[str, Any]) -> None:
     assert all("lora_" in name for name in changed)
 
 
-@pytest.mark.parametrize("loop", ["pytorch", "trainer"])
-@pytest.mark.parametrize("quantization", [DOUBLE, EIGHT])
+@pytest.mark.parametrize(("quantization", "loop"), [(DOUBLE, "pytorch"), (EIGHT, "trainer")])
 def test_a_live_model_that_was_loaded_quantised(quantization: dict[str, Any], loop: str) -> None:
     """It holds what the workload holds that loads it."""
     model = loaded_on_host(quantization)[1]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from executed import predicted
 from safetensors.torch import save
 
-from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.saving import safetensors_bytes
 from trainatomy.simulator.simulate import simulate
@@ -77,8 +77,8 @@ def test_the_size_of_safetensors_counts_header_and_data() -> None:
 
 
 def test_saving_copies_experts_on_the_gpu_and_plain_weights_not() -> None:
-    plain = predict(describe("GPT2LMHeadModel", GPT2)).checkpoint
-    experts = predict(describe("MixtralForCausalLM", MIXTRAL))
+    plain = predicted(describe("GPT2LMHeadModel", GPT2)).checkpoint
+    experts = predicted(describe("MixtralForCausalLM", MIXTRAL))
     assert plain is not None and experts.checkpoint is not None
     assert plain.allocated_after_bytes == plain.allocated_before_bytes
     held = experts.memory.components.weights + experts.memory.components.optimizer_states
@@ -86,12 +86,12 @@ def test_saving_copies_experts_on_the_gpu_and_plain_weights_not() -> None:
 
 
 def test_the_bill_counts_states_and_limits() -> None:
-    found = predict(describe("GPT2LMHeadModel", GPT2, save_total_limit=2)).checkpoint
+    found = predicted(describe("GPT2LMHeadModel", GPT2, save_total_limit=2)).checkpoint
     assert found is not None and found.kept == 2
     assert found.files["optimizer.pt"] > 2 * found.weights_bytes > 0
-    alone = predict(describe("GPT2LMHeadModel", GPT2, save_only_model=True)).checkpoint
+    alone = predicted(describe("GPT2LMHeadModel", GPT2, save_only_model=True)).checkpoint
     assert alone is not None and "optimizer.pt" not in alone.files
-    assert predict(describe("GPT2LMHeadModel", GPT2, save_strategy="no")).checkpoint is None
+    assert predicted(describe("GPT2LMHeadModel", GPT2, save_strategy="no")).checkpoint is None
 
 
 def test_what_is_not_counted_is_named() -> None:
@@ -100,7 +100,7 @@ def test_what_is_not_counted_is_named() -> None:
 
 
 def test_saving_copies_a_file_of_weights_to_the_host_and_states_one_by_one() -> None:
-    found = predict(describe("GPT2LMHeadModel", GPT2)).checkpoint
+    found = predicted(describe("GPT2LMHeadModel", GPT2)).checkpoint
     assert found is not None and found.host_bytes is not None
     assert 0 <= found.weights_bytes - found.host_bytes < 8192  # the header
 
@@ -111,7 +111,7 @@ ADAPTERS = {"r": 4, "target_modules": ["c_attn"]}
 @pytest.mark.parametrize("lora", [None, ADAPTERS], ids=["whole", "lora"])
 def test_a_resumed_training_holds_its_states_before_the_first_step(lora: Any) -> None:
     workload = describe("GPT2LMHeadModel", GPT2, lora, save_strategy="no")
-    plain, resumed = predict(workload), predict(workload.replace("train.resume_from_checkpoint", True))
+    plain, resumed = predicted(workload), predicted(workload.replace("train.resume_from_checkpoint", True))
     (found,) = resumed.restored
     assert plain.restored == ()
     assert resumed.memory.components.optimizer_states == plain.memory.components.optimizer_states > 0
@@ -127,7 +127,7 @@ def test_loaded_states_share_no_tables_and_are_not_paged() -> None:
     def added(optim: str) -> int:
         workload = describe("GPT2LMHeadModel", wide, save_strategy="no", optim=optim)
         resumed = workload.replace("train.resume_from_checkpoint", True)
-        states = [predict(each).memory.components.optimizer_states for each in (workload, resumed)]
+        states = [predicted(each).memory.components.optimizer_states for each in (workload, resumed)]
         return states[1] - states[0]
 
     assert added("adamw_bnb_8bit") % 1024 == 0 < added("adamw_bnb_8bit")  # a table of 256 fp32 for each state
@@ -136,7 +136,7 @@ def test_loaded_states_share_no_tables_and_are_not_paged() -> None:
 
 def test_paged_states_are_noted_with_what_the_gpu_may_show() -> None:
     def paged(**train: Any) -> list[str]:
-        found = predict(describe("GPT2LMHeadModel", {**GPT2, "vocab_size": 4000}, save_strategy="no", **train)).notes
+        found = predicted(describe("GPT2LMHeadModel", {**GPT2, "vocab_size": 4000}, save_strategy="no", **train)).notes
         return [note for note in found if "paged optimizer states" in note]
 
     (note,) = paged(optim="paged_adamw_32bit")
@@ -145,7 +145,7 @@ def test_paged_states_are_noted_with_what_the_gpu_may_show() -> None:
 
 
 def test_a_checkpoint_without_states_restores_none() -> None:
-    (found,) = predict(
+    (found,) = predicted(
         describe("GPT2LMHeadModel", GPT2, save_only_model=True, resume_from_checkpoint="earlier/checkpoint-500")
     ).restored
     assert found.allocated_after_bytes == found.allocated_before_bytes
@@ -219,7 +219,7 @@ def test_a_plain_loop_loads_no_checkpoints() -> None:
 
 def test_ranks_of_ddp_resume_as_one_gpu_does() -> None:
     alone = describe("GPT2LMHeadModel", GPT2, save_strategy="no", resume_from_checkpoint=True)
-    found, several = predict(alone), predict(alone.replace("parallel.gpus", 2))
+    found, several = predicted(alone), predicted(alone.replace("parallel.gpus", 2))
     (one,), (other,) = found.restored, several.restored
     assert (one.purpose, one.host_bytes) == (other.purpose, other.host_bytes)
     assert several.memory.components.optimizer_states == found.memory.components.optimizer_states

@@ -15,6 +15,7 @@ from trainatomy.catalog.calls import from_text, to_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpu_from_mapping, gpus
 from trainatomy.errors import WorkloadError
+from trainatomy.measurement.calibration.calibrate import write
 from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost
 from trainatomy.timing.efficiency import point_microseconds
 from trainatomy.timing.findings import findings
@@ -27,6 +28,23 @@ def test_calls_round_trip_through_text():
     for calibration in shipped().values():
         for point in calibration.points:
             assert from_text(to_text(point.call)) == point.call
+
+
+def test_a_calibration_in_a_folder_is_the_same_as_in_a_file(tmp_path: Path) -> None:
+    known = shipped()["h100-sxm"]
+    folder, file = tmp_path / "folder", tmp_path / "file.json"
+    folder.mkdir()
+    for path in (folder, file):
+        write(dict(known.content), path)
+    assert {"calibration.json", "convolution.json", "convolution_backward.json"} < {
+        one.name for one in folder.iterdir()
+    }
+    whole = load(folder)
+    assert sorted(whole.points, key=str) == sorted(load(file).points, key=str) == sorted(known.points, key=str)
+    assert (whole.environment, whole.sections) == (known.environment, known.sections)
+    (folder / "convolution.json").write_text("{}")
+    with pytest.raises(WorkloadError, match="do not form one calibration"):
+        load(folder)
 
 
 def test_text_keeps_strides_storages_and_written_inputs():

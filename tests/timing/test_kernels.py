@@ -140,7 +140,8 @@ def test_every_gpu_has_a_cost_for_every_calibrated_call(one):
     cost_model = cost_model_of(one)
     assert cost_model.calibrated == (one.id in shipped())
     points = shipped()["h200"].points
-    for point in (*{one.operator: one for one in points}.values(), *points[::45]):
+    more = points[::45] if cost_model.calibrated else ()
+    for point in (*{one.operator: one for one in points}.values(), *more):
         cost = kernel_cost(point.call, cost_model)
         assert 0 <= cost.seconds < 10
         assert cost.launches > 0
@@ -228,7 +229,7 @@ def test_recurrent_layers_run_their_steps_in_sequence():
     assert layer(100, 8).seconds == pytest.approx(2 * one.seconds, rel=0.1)
     assert layer(50, 16).seconds < 1.2 * one.seconds
     both = layer(50, 8, directions=2)
-    assert both.seconds == pytest.approx(2 * one.seconds, rel=0.05) and both.seconds / both.at_once < 1.5 * one.seconds
+    assert both.seconds == pytest.approx(2 * one.seconds, rel=0.05) and both.seconds / both.at_once < 1.6 * one.seconds
 
 
 def _lstm(hidden: int, layers: int = 1, steps: int = 70, batch: int = 80) -> KernelWork:

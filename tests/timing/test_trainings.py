@@ -84,10 +84,19 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
         drawn |= drawing.drawn(seed, count, sets[of])
     drawn |= drawing.wide(31, 4)
     rows = yaml.safe_load(trainings.TRAININGS.read_text(encoding="utf-8"))["rows"]
-    before = [row for name, row in rows.items() if not name.endswith("-32")]
-    latest = drawing.drawn(32, 45, sets["usual and remaining"]) | drawing.wide(32, 4)
-    drawn |= {name: row for name, row in latest.items() if row not in before}
+    for seed, latest in (
+        ("-32", drawing.drawn(32, 45, sets["usual and remaining"]) | drawing.wide(32, 4)),
+        ("-33", _of_seed_33(drawing, sets)),
+        ("-34", drawing.drawn(34, 8, sets["all others"])),
+    ):
+        before = [row for name, row in rows.items() if not name.endswith(("-32", "-33", "-34")) or name[-3:] < seed]
+        drawn |= {name: row for name, row in latest.items() if row not in before}
     assert {name: row for name, row in rows.items() if name.endswith("-drawn") or "-drawn-" in name} == drawn
+
+
+def _of_seed_33(drawing: Any, sets: Any) -> dict[str, Any]:
+    found: dict[str, Any] = drawing.drawn(33, 26, sets["usual"]) | drawing.wide(33, 5) | drawing.networks(33, 8)
+    return found | drawing.drawn(33, 16, sets["all others"]) | drawing.drawn(33, 3, sets["quantised"])
 
 
 def test_groups_that_are_convolved_one_after_the_other_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,28 @@ OTHER_HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"context_length": 32, "prediction_length": 8, "num_input_channels": 3},
         {"past_values": ((2, 32, 3), torch.float32), "future_values": ((2, 8, 3), torch.float32)},
     ),
+    "TimeSeriesTransformerForPrediction": (
+        {"context_length": 16, "prediction_length": 8, "lags_sequence": [1, 5], "num_time_features": 2}
+        | {"num_static_categorical_features": 2, "cardinality": [3, 4], "d_model": 32, "input_size": 3},
+        {
+            "past_values": ((2, 21, 3), torch.float32),
+            "past_time_features": ((2, 21, 2), torch.float32),
+            "past_observed_mask": ((2, 21, 3), torch.float32),
+            "static_categorical_features": ((2, 2), torch.int64),
+            "future_values": ((2, 8, 3), torch.float32),
+            "future_time_features": ((2, 8, 2), torch.float32),
+        },
+    ),
+    "AutoformerForPrediction": (
+        {"context_length": 16, "prediction_length": 8, "num_time_features": 1, "d_model": 32},
+        {
+            "past_values": ((2, 23), torch.float32),
+            "past_time_features": ((2, 23, 1), torch.float32),
+            "past_observed_mask": ((2, 23), torch.float32),
+            "future_values": ((2, 8), torch.float32),
+            "future_time_features": ((2, 8, 1), torch.float32),
+        },
+    ),
     "Speech2TextForConditionalGeneration": (
         {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 60},
         {"input_features": ((2, 60, 80), torch.float32), "labels": ((2, 8), torch.int64)},

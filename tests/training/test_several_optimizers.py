@@ -146,3 +146,8 @@ def test_a_function_is_passed_with_a_live_model() -> None:
     assert found.memory.components["optimizer_states"] >= 2 * 4 * second
     with pytest.raises(WorkloadError, match="cannot be imported by its name"):
         predict(model, batch=batch, optimizer=lambda model: make_both(model), gpu="h200")
+
+
+def test_muon_alone_says_what_to_do() -> None:
+    with pytest.raises(WorkloadError, match="name a function of the model that returns both"):
+        create_custom(TrainSpec(optim="torch.optim.Muon"), nn.Linear(2, 2))

@@ -173,6 +173,13 @@ def test_a_plain_loop_refuses_what_only_the_trainer_does(tmp_path: Path, name: s
     assert merge(None, {"model": "bert-base-uncased", "launch": file}).train.fsdp is True
 
 
+def test_the_strategy_of_fsdp1_is_that_of_the_variable_which_accelerate_launch_sets(tmp_path: Path) -> None:
+    file = written(tmp_path, fsdp_config={"fsdp_version": 1, "fsdp_sharding_strategy": "SHARD_GRAD_OP"})
+    config = merge(None, {"model": "bert-base-uncased", "launch": file}).train.fsdp_config
+    assert config is not None
+    assert config["sharding_strategy"] == "SHARD_GRAD_OP"
+
+
 @pytest.mark.parametrize("text", ["nothing", "python train.py", "torchrun --nproc-per-node gpu train.py"])
 def test_what_is_no_launch_is_said(text: str) -> None:
     with pytest.raises(WorkloadError, match="--launch"):

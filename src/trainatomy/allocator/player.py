@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from trainatomy.allocator.simulated import CachingAllocator
     from trainatomy.results.trace import AllocationTrace, Event
 
-    Moment = tuple[int, Callable[[], None]]
-
 
 class Player:
-    """Plays events of one trace in their order.
+    """Player of the events of one trace in their order.
 
     Args:
         trace: The trace; it may grow.

@@ -69,7 +69,7 @@ def detail_of(
 
 
 class _Follower:
-    """Notes the address of each allocation, and what is reserved after each event that called the driver."""
+    """Log of the address of each allocation, and of what is reserved after each event that called the driver."""
 
     def __init__(self, trace: AllocationTrace, end: int, driver_events: set[int]) -> None:
         self.addresses: dict[int, int] = {}

@@ -54,7 +54,7 @@ def component_bytes_over_time(
 
 
 class _Locator:
-    """Finds the step and phase of an event: those of the latest allocation up to it."""
+    """Lookup of the step and phase of an event: those of the latest allocation up to it."""
 
     def __init__(self, trace: AllocationTrace) -> None:
         self._trace = trace

@@ -1,4 +1,4 @@
-"""What the keywords of the library's functions make of a workload."""
+"""A workload as the keywords of the library's functions change it."""
 
 from __future__ import annotations
 

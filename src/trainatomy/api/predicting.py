@@ -58,7 +58,7 @@ def predict(
         ranks: Ranks of a training on several GPUs whose memory to predict besides that of rank 0, each by executing
             it: ``Prediction.other_ranks``. A pipeline without them is billed by its fullest rank.
         host_paces: CPU times as multiples of the assumed host's (1.5: a host that takes half as long again), for each
-            of which the step is predicted too: ``Prediction.time.at_paces``. Not for a pipeline, nor for samples of
+            of which the step is predicted too: ``Prediction.time.at_paces``. Not for samples of
             different lengths.
         layouts: Replay the allocations with other addresses of segments, too, and those of float16 with first steps
             that gradient scaling skips, which takes a second or two: ``Prediction.memory.layouts`` and
@@ -151,6 +151,7 @@ def _predict_pipeline(
         timeline=options.timeline,
         started=started,
         first_rank=bool(options.ranks),
+        paces=options.host_paces,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the page shows for a workload, as plain values: computed in a worker process, kept by the page."""
+"""The page's answers for a workload, as plain values: computed in a worker process, kept by the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Task = Literal["bill", "report", "fit", "gpus"]
 
 
 class Request(NamedTuple):
-    """What a visitor asks for.
+    """A visitor's request.
 
     Attributes:
         task: The memory breakdown, the report of it, settings that fit, or the training on every GPU.

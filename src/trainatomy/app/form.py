@@ -30,7 +30,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the page asks for.
+    """The answers of a filled form.
 
     Attributes:
         model: Name on the hub; not used where ``config`` is given.

@@ -1,4 +1,4 @@
-"""What is said of a training that cannot be predicted, with the names that the page gives its fields."""
+"""Messages about trainings that cannot be predicted, with the names that the page gives its fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which prediction of each visitor is the latest: answers of earlier ones that arrive late are not shown."""
+"""The latest prediction of each visitor: answers of earlier ones that arrive late are not shown."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _LESS_URGENT = 10
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What requests may take.
+    """Limits of a request.
 
     Attributes:
         seconds: Time of one request.

@@ -1,4 +1,7 @@
-"""Calibrations: measurements that ``trainatomy calibrate`` made on a machine.  Some ship, in ``calibrations/``."""
+"""Calibrations: measurements that ``trainatomy calibrate`` made on a machine.  Some ship, in ``calibrations/``.
+
+A calibration is a file, or a folder with points in files by kind of kernel and the rest in ``calibration.json``.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainatomy.catalog.calls import from_text
-from trainatomy.catalog.files import read_text
 from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.errors import WorkloadError
 from trainatomy.results.operations import Call
 
 SCHEMA = "trainatomy/calibration/1"
+WHOLE = "calibration.json"
+"""The file of a calibration's folder that has all but the points of kernels."""
 
 
 class Point(NamedTuple):
@@ -151,22 +156,24 @@ def resolve_calibration(calibration: Calibration | Path | str | None) -> Calibra
 
 
 def load(path: Path) -> Calibration:
-    """Load a calibration file; raises ``WorkloadError`` where it is not one."""
+    """Load a calibration file or folder; raises ``WorkloadError`` where it is not one."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = _content_of(path)
     except OSError as error:
         raise WorkloadError(f"calibration {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         why = "it is not text"
         raise WorkloadError(f"calibration {path}: not a file that `trainatomy calibrate` wrote ({why})") from None
-    return parse(text, str(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise WorkloadError(f"calibration {path}: its files do not form one calibration ({error})") from None
+    return parse(content, str(path))
 
 
-def parse(text: str, source: str, *, parses_calls: bool = True) -> Calibration:
+def parse(text: str | dict[str, Any], source: str, *, parses_calls: bool = True) -> Calibration:
     """Parse a calibration file.
 
     Args:
-        text: The file.
+        text: The file, or its content.
         source: Its name in errors.
         parses_calls: Whether to check each call now.  Without it, a call is parsed when it is first needed.
 
@@ -174,7 +181,7 @@ def parse(text: str, source: str, *, parses_calls: bool = True) -> Calibration:
         WorkloadError: If it is not a calibration file.
     """
     try:
-        content = json.loads(text)
+        content = json.loads(text) if isinstance(text, str) else text
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
         schema = content["schema"]
@@ -247,8 +254,20 @@ def shipped() -> Mapping[str, Calibration]:
     """Return the calibrations that ship, by the id of their GPU."""
     found = {}
     for entry in sorted(files(__package__).joinpath("calibrations").iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".json"):
-            text = read_text("calibrations", entry.name)
+        if entry.is_dir() or entry.name.endswith(".json"):
             source = f"shipped: {entry.name}"
-            found[entry.name.removesuffix(".json")] = parse(text, source, parses_calls=False)
+            found[entry.name.removesuffix(".json")] = parse(_content_of(entry), source, parses_calls=False)
     return found
+
+
+def _content_of(entry: Traversable) -> str | dict[str, Any]:
+    """Return the text of a calibration file, or what the files of a folder are together."""
+    if not entry.is_dir():
+        return entry.read_text(encoding="utf-8")
+    parts = sorted((part for part in entry.iterdir() if part.name.endswith(".json")), key=lambda part: part.name)
+    whole: dict[str, Any] = json.loads(entry.joinpath(WHOLE).read_text(encoding="utf-8"))
+    points = whole["sections"]["kernels"]["points"]
+    for part in parts:
+        if part.name != WHOLE:
+            points += json.loads(part.read_text(encoding="utf-8"))["points"]
+    return whole

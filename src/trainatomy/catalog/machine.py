@@ -1,4 +1,4 @@
-"""What is known about machines: findings with their costs, environment variables, extensions, drivers."""
+"""Facts about machines: findings with their costs, environment variables, extensions, drivers."""
 
 from __future__ import annotations
 

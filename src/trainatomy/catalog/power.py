@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PowerRates(NamedTuple):
-    """What a GPU's work takes at full clocks, and its limit; the meaning of each is in ``power.yaml``."""
+    """Power that a GPU's work takes at full clocks, and its limit; the meaning of each is in ``power.yaml``."""
 
     limit_watts: float
     idle_watts: float

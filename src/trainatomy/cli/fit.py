@@ -136,7 +136,7 @@ ScriptFlags = Annotated[
 
 
 class _Outputs(NamedTuple):
-    """Where the outcome of a search goes: charts, a report that may be opened, a workload file, and JSON or text."""
+    """Destinations of a search's outcome: charts, a report that may be opened, a workload file, and JSON or text."""
 
     plots: tuple[Path, ...]
     page: Path | None

@@ -86,7 +86,7 @@ def _print_stages() -> Tell:
 
 
 class SearchProgress(Observer):
-    """Shows on a terminal how many candidates were executed, and the best one so far; use it as a context manager."""
+    """Line on a terminal with the number of executed candidates and the best one so far; a context manager."""
 
     def __init__(self, name: str) -> None:
         self._paper = Console(stderr=True, highlight=False)
@@ -116,7 +116,7 @@ class SearchProgress(Observer):
 
 
 class ComparisonProgress(RunObserver):
-    """Shows one bar over all runs of a comparison, and a line for each run that ended.
+    """Bar over all runs of a comparison, with a line for each run that ended.
 
     Use it as a context manager; ``finished_runs`` holds the runs that ended.
     """

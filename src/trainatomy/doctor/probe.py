@@ -1,4 +1,4 @@
-"""What only a process that loads torch and starts CUDA can say: ``python -m trainatomy.doctor.probe``.
+"""Facts that only a process that loads torch and starts CUDA can tell: ``python -m trainatomy.doctor.probe``.
 
 It runs in a process of its own, because CUDA may hang or an extension crash.  It writes one JSON object on each line;
 each adds keys to those before, so that nothing is lost when the process dies.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trainatomy.results.script import Ending, Growth, ScriptRun, StandIn, StandInKind
 from trainatomy.units import human_bytes, many
@@ -19,20 +21,21 @@ _MOST_WRITES = 5
 
 _STAND_INS: dict[StandInKind, str] = {
     "command": "the command `{name}` was not run: it counts as successful and prints nothing",
-    "computed values": "Python reads computed {name} ({times}), which have no values without a GPU: numbers count as "
-    "0, conditions as in a healthy training (no overflow, no NaN); if the script decides by them, it may do something "
-    "else on a GPU",
+    "computed values": "the script reads computed values ({name}), which do not exist without a GPU: numbers are 0; "
+    "NaN, overflow and equal whole numbers are not found; other conditions are true. A branch that depends on them may "
+    "differ on a GPU",
     "compiled": "torch.compile of {name} was left out: that ran eagerly. Compiled steps of four small models on an "
     "H200 (PyTorch 2.11) allocated 28 to 47 % less than eager ones in three cases, and 20 % more in one",
     "configuration": "the configuration of {name} comes from trainatomy's data: it is not in the cache on this machine",
     "data loader": "data are loaded in the script's own process",
     "data set": "the data set {name} is not on this machine: rows of its columns were made up, with texts of one "
     "length (--lengths), which decides the size of a batch that is padded to its longest",
+    "generation": "generate() goes on to its maximum length: no sequence ends earlier, as the tokens are not known",
     "images": "the images of {name} are not on this machine: black ones of its size were made up",
     "launch": "{name}",
     "metric": "the metric {name} is not on this machine and computes nothing",
-    "monitor": "{name} watches no GPU: the memory in use that it hears of is what PyTorch reserves, without the CUDA "
-    "context; all else is empty",
+    "monitor": "{name} describes the simulated GPU: memory in use is what PyTorch has reserved, without the CUDA "
+    "context; temperature, power and utilisation are those of an idle GPU",
     "pretrained weights": "{name} was built from its configuration, without pretrained weights",
     "sample lengths": "samples have {name} tokens",
     "selection": "masks of computed values select everything, and all computed values differ ({times}): the most that "
@@ -46,7 +49,15 @@ _STAND_INS: dict[StandInKind, str] = {
 
 def script_sentences(run: ScriptRun) -> list[str]:
     """Return everything there is to say about a script that ran."""
-    return [*_what_ran(run), *map(stand_in, run.stand_ins), *_writes(run)]
+    return [*_what_ran(run), *map(stand_in, _one_of_reads(run.stand_ins)), *_writes(run)]
+
+
+def _one_of_reads(stand_ins: tuple[StandIn, ...]) -> list[StandIn]:
+    """Return the stand-ins, with one for all computed values that were read, in the place of the first."""
+    reads = [one for one in stand_ins if one.kind == "computed values"]
+    kinds = ", ".join(many(one.times, one.name.removesuffix("s")) for one in reads)
+    joined = [replace(one, name=kinds, times=sum(each.times for each in reads)) for one in reads[:1]]
+    return [one for each in stand_ins for one in (joined if each in reads[:1] else [each]) if each not in reads[1:]]
 
 
 def ending(run: ScriptRun) -> str:
@@ -62,14 +73,16 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
         yield run.message
     if run.growth:
         yield _growth(run.growth)
-    for model in run.models:
+    for model, count in Counter(run.models).items():
         frozen = "" if model.trainable_parameters == model.parameters else f", {model.trainable_parameters:,} trained"
-        yield f"model {model.name}: {model.parameters:,} parameters{frozen}, {human_bytes(model.bytes)} on the GPU"
+        size = f"{model.parameters:,} parameters{frozen}, {human_bytes(model.bytes)} on the GPU"
+        yield f"model {model.name}: {size}" if count == 1 else f"{count} models {model.name}, each: {size}"
     if not run.optimizers:
         yield "no optimizer stepped: steps are backward passes, and there are no optimizer states"
-    for optimizer in run.optimizers:
-        steps = many(optimizer.steps, "step")
-        yield f"optimizer {optimizer.name}: {steps}, states of {human_bytes(optimizer.state_bytes)}"
+    for (name, steps), count in Counter((one.name, one.steps) for one in run.optimizers).items():
+        states = sum(one.state_bytes for one in run.optimizers if (one.name, one.steps) == (name, steps))
+        said = f"{many(steps, 'step')}, states of {human_bytes(states)}"
+        yield f"optimizer {name}: {said}" if count == 1 else f"{count} optimizers {name}: {said} in all"
 
 
 def _growth(growth: Growth) -> str:
@@ -84,7 +97,7 @@ def _growth(growth: Growth) -> str:
 
 def stand_in(one: StandIn) -> str:
     """Return what stood in for something, with the script's line."""
-    times = many(one.times, "time" if one.kind == "selection" else "read")
+    times = many(one.times, "time")
     said = _STAND_INS[one.kind].format(name=one.name, times=times)
     return f"{said} ({one.place})" if one.place else said
 

@@ -178,7 +178,8 @@ def changed_keys(workload: Mapping[str, object], change: Change) -> list[str]:
         before = setting(workload, key)
         before = defaults().get(key) if before is None else before
         if before != value:
-            lines.append(f"{key}: {plain(value)} (was {plain(before)})")
+            was = "not set" if before is None else plain(before)
+            lines.append(f"{key}: {plain(value)} (was {was})")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint of a training takes on disk and on the GPU, predicted or measured."""
+"""Space that a checkpoint of a training takes on disk and on the GPU, predicted or measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the steps of a training waited for their data."""
+"""Times that the steps of a training waited for their data."""
 
 from __future__ import annotations
 

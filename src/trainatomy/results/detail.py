@@ -15,7 +15,7 @@ SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment
 
 
 class Source(NamedTuple):
-    """What allocations have in common that come from the same code and hold the same.
+    """Properties shared by allocations that come from the same code and hold the same.
 
     Attributes:
         component: Component of the memory breakdown.

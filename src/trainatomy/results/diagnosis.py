@@ -1,4 +1,4 @@
-"""What is wrong with a machine: findings, worst first."""
+"""Faults of a machine: findings, worst first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a finding was measured to cost.
+    """Measured cost of a finding.
 
     Attributes:
         percent: By how many per cent something takes longer, or less of something is left.

@@ -1,4 +1,4 @@
-"""What an evaluation during a training costs, predicted or measured."""
+"""Memory and time of an evaluation during a training, predicted or measured."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _train(workload: Mapping[str, object], name: str, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a single change of the best candidate costs or saves, everything else being equal.
+    """Cost or saving of a single change of the best candidate, everything else being equal.
 
     Attributes:
         change: The change.
@@ -199,7 +199,7 @@ class Maximum:
 
 @dataclass(frozen=True, slots=True)
 class SearchCounts:
-    """How the candidates of a search were dealt with; the numbers add up to ``space``.
+    """Numbers of a search's candidates by outcome, which add up to ``space``.
 
     Attributes:
         space: Candidates in the space.

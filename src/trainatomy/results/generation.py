@@ -1,4 +1,4 @@
-"""What a call of ``generate()`` holds and how long it takes, predicted or measured."""
+"""Memory and time of a call of ``generate()``, predicted or measured."""
 
 from __future__ import annotations
 

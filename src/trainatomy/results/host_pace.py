@@ -1,4 +1,4 @@
-"""How fast the CPU of a machine was while a training ran on it."""
+"""Pace of a machine's CPU while a training ran on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a DataLoader makes batches, by its settings, and which of them suffices for a step."""
+"""Rates at which a DataLoader makes batches, by its settings, and the setting that suffices for a step."""
 
 from __future__ import annotations
 

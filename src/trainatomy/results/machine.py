@@ -1,4 +1,4 @@
-"""What was found on a machine: its GPUs, their links, power and heat, the installed software, the host.
+"""Facts about a machine: its GPUs, their links, power and heat, the installed software, the host.
 
 Plain values, so that every check of ``trainatomy.doctor`` is a function of them.  ``None`` means unknown: the driver,
 the container or the system did not say.  Sizes are bytes, rates bytes per second, clocks MHz, temperatures degrees

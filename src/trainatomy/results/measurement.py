@@ -63,6 +63,7 @@ class RankMeasurement:
     timed_step_seconds: tuple[float, ...] = ()
     recorded_step_seconds: float | None = None
     out_of_memory: OutOfMemoryPoint | None = None
+    host_pace: HostPace | None = None
 
     @classmethod
     def of(cls, measurement: Measurement) -> RankMeasurement:

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline do in a step, as plain values."""
+"""Work of the ranks of a pipeline in a step, as plain values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Work(NamedTuple):
 
 
 class StageRun(NamedTuple):
-    """Where the operations of a part of a micro-batch begin and end, as indices into ``Operations.operations``."""
+    """Begin and end of the operations of a part of a micro-batch, as indices into ``Operations.operations``."""
 
     work: Work
     begin: int

@@ -1,4 +1,4 @@
-"""How a training is spread over GPUs, and how its throughput grows with their number, as plain values."""
+"""A training's division among GPUs, and its throughput by their number, as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dry run of a script saw: the script, its steps, its models and optimizers, and what stood in for the rest."""
+"""Observations of a dry run of a script: its text, steps, models and optimizers, and what stood in for the rest."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ StandInKind = Literal[
     "configuration",
     "data loader",
     "data set",
+    "generation",
     "images",
     "launch",
     "metric",
@@ -64,7 +65,7 @@ class UsedOptimizer:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What each step adds to the memory of a training, which never releases it.
+    """Memory that each step of a training adds and never releases.
 
     ``operation`` and ``module`` made most of it. The GPU is full after ``steps``.
     """

@@ -13,7 +13,7 @@ Bound = Literal["arithmetic", "memory bandwidth", "host", "communication", "tran
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """What a step on several GPUs spends on communication, and what all of them process together.
+    """Time that a step on several GPUs spends on communication, and the throughput of all of them together.
 
     Attributes:
         seconds: Sum of the durations of this rank's collectives.

@@ -44,7 +44,7 @@ class SubmitsTasks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Where predictions run.
+    """Executor of predictions.
 
     Attributes:
         executor: Calls functions in other processes.

@@ -97,24 +97,24 @@ class RunObserver:
     """Observer of the runs of a comparison; override the methods of interest."""
 
     def planned(self, plan: Plan) -> None:
-        """Called once, when everything was predicted and before the first run."""
+        """Hear, once, that everything was predicted, before the first run."""
 
     def starting(self, row: int, repeat: int) -> None:
-        """Called before each run that is really made; not for runs that are on record."""
+        """Hear of a run that is about to be made; not of runs that are on record."""
 
     def progress(self, progress: Progress) -> None:
-        """Called while a run is in progress."""
+        """Hear of the progress of a run."""
 
     def finished(self, run: Finished) -> None:
-        """Called for each run that ended."""
+        """Hear of a run that ended."""
 
     def note(self, message: str) -> None:
-        """Called with something that the user should know; warns unless overridden."""
+        """Hear of something that the user should know; warn unless overridden."""
         warnings.warn(message, stacklevel=4)
 
 
 class _Callback(RunObserver):
-    """Calls a function for each run that ended."""
+    """Observer that calls a function for each run that ended."""
 
     def __init__(self, call: Callable[[Finished], None]) -> None:
         self._call = call

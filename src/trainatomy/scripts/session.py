@@ -28,6 +28,7 @@ from trainatomy.scripts.standins import (
     bitsandbytes,
     compiler,
     data,
+    generation,
     machine,
     pretrained,
     processes,
@@ -168,7 +169,7 @@ class Session:
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.mkdir(temporary)  # noqa: PTH102
         stack.enter_context(_temporary_folder(temporary))
-        for part in (tensors, pretrained, bitsandbytes, data, processes, savers, machine, torchscript):
+        for part in (tensors, pretrained, bitsandbytes, data, generation, processes, savers, machine, torchscript):
             part.install(self.stand_ins)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self._follow_autocast()

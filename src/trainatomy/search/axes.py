@@ -122,7 +122,9 @@ def checkpointing_axis(workload: Workload) -> Axis:
     train = workload.train
 
     def option(name: str, *, on: bool, every: int = 1) -> Option:
-        settings = {"train.gradient_checkpointing": on, "train.gradient_checkpointing_every": every}
+        settings: dict[str, object] = {"train.gradient_checkpointing": on}
+        if every != train.gradient_checkpointing_every:
+            settings["train.gradient_checkpointing_every"] = every
         return Option(name, settings)
 
     options = [
@@ -261,15 +263,18 @@ def _lora(workload: Workload) -> Axis:
 
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 """4-bit weights as in "QLoRA: Efficient Finetuning of Quantized LLMs" (arXiv 2305.14314)."""
+_UNPREPARED = {"prepare_model_for_kbit_training": False}
+"""peft's function casts 16-bit weights that are not quantised to float32, and with them all activations."""
 
 
 def _quantization(workload: Workload) -> Axis:
     """Return the axis of quantised weights, which only a training of adapters on one GPU can have."""
     model, kinds = workload.model, list[Option]()
     if model.lora is not None and model.factory is None and workload.parallel.world_size == 1 and not workload.era:
-        dtype = "bfloat16" if "bf16" in workload.resolve_gpu().rates else "float16"
-        kinds.append(Option("nf4", {"model.quantization": {**_NF4, "bnb_4bit_compute_dtype": dtype}}))
-        kinds.append(Option("int8", {"model.quantization": {"load_in_8bit": True}}))
+        is_fp16 = "bf16" not in workload.resolve_gpu().rates or model.dtype == "float16" or workload.train.fp16
+        dtype = "float16" if is_fp16 else "bfloat16"
+        kinds.append(Option("nf4", {"model.quantization": {**_NF4, "bnb_4bit_compute_dtype": dtype, **_UNPREPARED}}))
+        kinds.append(Option("int8", {"model.quantization": {"load_in_8bit": True, **_UNPREPARED}}))
     if model.quantization is None:
         return axis_of("quantization", kinds, "none", "quantization")
     given = Option("given")

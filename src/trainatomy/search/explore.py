@@ -43,7 +43,7 @@ Reason = Literal["too_large", "slower", "dominated"]
 
 
 class Executor(Protocol):
-    """Predicts trainings, several at a time."""
+    """Predictor of trainings, several at a time."""
 
     @property
     def jobs(self) -> int:
@@ -63,7 +63,7 @@ class Observer:
     """Receives the progress of a search; this one ignores it."""
 
     def executed(self, count: int, best: Outcome | None) -> None:
-        """Called after each execution, with their number and the best candidate so far."""
+        """Hear of an execution: their number, and the best candidate so far."""
 
 
 @dataclass(slots=True)

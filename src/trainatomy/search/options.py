@@ -1,4 +1,4 @@
-"""What a search is asked for: its options, the checks of them, and the space that they and the workload span."""
+"""The request of a search: its options, the checks of them, and the space that they and the workload span."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_HEADROOM = 0.05
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How to search.
+    """Options of a search.
 
     Attributes:
         effective_batch_size: Samples per optimizer step; ``None`` for that of the workload.

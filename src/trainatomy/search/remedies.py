@@ -1,4 +1,4 @@
-"""What makes a training fit that runs out of memory: changes of settings, more GPUs, larger ones, each executed."""
+"""Remedies for a training that runs out of memory: changes of settings, more GPUs, larger ones, each executed."""
 
 from __future__ import annotations
 

@@ -7,26 +7,48 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from trainatomy.errors import SimulationError
 from trainatomy.results.operations import Array, Call
+from trainatomy.simulator.storages import NESTED, Storages
 
 _COPIES_TO_RESULT = frozenset({"fsdp::all_gather_copy_in"})
 """Operators that copy their list into a part of another argument, their first result, and do not declare it."""
-
-
-class StorageNumbers:
-    """Numbers of the storages of one call, by their keys, and of the places in them where its tensors begin."""
-
-    __slots__ = ("parts", "storages")
-
-    def __init__(self) -> None:
-        self.storages: dict[int, int] = {}
-        self.parts: dict[tuple[int, int], int] = {}
 
 
 class TensorKey(tuple[Any, ...]):
     """Tensor in a call's key: shape, strides, dtype, number of the storage, on host or not, number of the part."""
 
     __slots__ = ()
+
+
+class StorageNumbers:
+    """Numbers of the storages of one call, by their keys, and of the places in them where its tensors begin."""
+
+    __slots__ = ("_location", "parts", "storages")
+
+    def __init__(self, location: Storages) -> None:
+        """Take the location of all tensors."""
+        self.storages: dict[int, int] = {}
+        self.parts: dict[tuple[int, int], int] = {}
+        self._location = location
+
+    def key(self, value: Any) -> Any:
+        """Return a value as part of a call's key: tensors as ``TensorKey``, lists as tuples.
+
+        A sparse tensor counts as its values.
+        """
+        if isinstance(value, torch.Tensor):
+            if value.is_nested:
+                raise SimulationError(NESTED)
+            value = value._values() if value.layout == torch.sparse_coo else value
+            storage = value.untyped_storage()._cdata
+            number = self.storages.setdefault(storage, len(self.storages))
+            part = self.parts.setdefault((storage, int(value.storage_offset())), len(self.parts))
+            on_host = self._location.is_host_key(storage) if value.is_meta else True
+            return TensorKey((value.shape, value.stride(), value.dtype, number, on_host, part))
+        if isinstance(value, (list, tuple)):
+            return tuple([self.key(item) for item in value])
+        return None if isinstance(value, torch.Generator) else value
 
 
 def storages_in(key: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""What is known to be done on the GPU when the CPU has waited for a stream: also what that stream had waited for."""
+"""Work known to be done on the GPU when the CPU has waited for a stream: also what that stream had waited for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Operations whose result depends on the values of a tensor that has none.
 
 Values that follow from the batch are known (see ``values``).  Elsewhere a number is taken as 0 and a bool as True,
-except what follows from ``isnan``, from ``isinf`` or from ``< 0``, which is False: that is how a training without
-padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``, ``(variance < 0).any()``).  Whether a
+except what follows from ``isnan``, from ``isinf``, from ``< 0`` or from the equality of whole numbers, which is False:
+that is how a training without padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``,
+``(variance < 0).any()``), and a loop that ends when all tokens are the last one (``(token == eos).all()``).  Whether a
 mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in inference, is not checked: it is kept.
 
 Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
@@ -32,12 +33,19 @@ _KEEPS_FALSE = frozenset(
         "aten::any",
         "aten::all",
         "aten::logical_or",
+        "aten::logical_or_",
         "aten::bitwise_or",
+        "aten::bitwise_or_",
         "aten::__or__",
+        "aten::__ior__",
         "aten::logical_and",
         "aten::to",
         "aten::_to_copy",
     }
+)
+_JOINS_IN_PLACE = frozenset({"aten::logical_or_", "aten::bitwise_or_", "aten::__ior__"})
+_OVERWRITES = frozenset(
+    {"aten::copy_", "aten::fill_", "aten::index_put_", "aten::_index_put_impl_", "aten::masked_fill_"}
 )
 _INDEXING = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})
 _SIZED_BY_VALUES = frozenset(
@@ -48,12 +56,14 @@ READS = frozenset(
     {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::_nested_tensor_from_mask_left_aligned", *_COMPARISONS}
 )
 """Operators that ``ScalarReads.answer`` may answer."""
-LEARNS = _MAKES_FALSE | _KEEPS_FALSE | {"aten::lt", "aten::le", "aten::gt"}
+LEARNS = _MAKES_FALSE | _KEEPS_FALSE | _OVERWRITES | {"aten::lt", "aten::le", "aten::gt", "aten::eq"}
 """Operators that ``ScalarReads.learn`` may learn from."""
 SIZED = _INDEXING | _SIZED_BY_VALUES | {"aten::nonzero", "aten::masked_select"}
 """Operators that ``DataDependentSizes.run`` may run."""
 _MASK_DTYPES = (torch.bool, torch.uint8)
 
+_MOST_FALSE = 4096
+"""Elements of a mask whose known values are looked through."""
 MAX_UNKNOWN_BOOLS = 10_000
 """Unknown bools that a run may ask for before it counts as an endless loop; a training asks for a few in each step."""
 
@@ -75,6 +85,11 @@ def assumed_values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> to
     if not tensor.is_floating_point():
         return None
     return torch.zeros((), dtype=dtype or tensor.dtype, device="cpu").expand(tensor.shape)
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor on the GPU has whole numbers."""
+    return tensor.is_meta and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 class ScalarReads:
@@ -100,12 +115,17 @@ class ScalarReads:
 
     def learn(self, name: str, args: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
         """Remember the outputs of an operation that are known to be False."""
+        if self._false and name in _OVERWRITES:
+            self._false.pop(args[0].untyped_storage()._cdata, None)
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         stays_false = self._false and name in _KEEPS_FALSE and all(self._is_false(t) for t in tensors)
+        if self._false and name in _JOINS_IN_PLACE and not stays_false:
+            self._false.pop(args[0].untyped_storage()._cdata, None)
         below_zero = name == "aten::lt" and isinstance(args[1], (int, float)) and args[1] <= 0
         beyond = {"aten::le": -math.inf, "aten::gt": math.inf}.get(name)
         beyond_limits = beyond is not None and isinstance(args[1], float) and args[1] == beyond
-        if name in _MAKES_FALSE or stays_false or below_zero or beyond_limits:
+        whole_numbers = name == "aten::eq" and _is_whole(args[0]) and self._values.of(args[0]) is None
+        if name in _MAKES_FALSE or stays_false or below_zero or beyond_limits or whole_numbers:
             for tensor in outputs:
                 storage = tensor.untyped_storage()
                 key = storage._cdata
@@ -123,7 +143,7 @@ class ScalarReads:
     def _is_false(self, tensor: torch.Tensor) -> bool:
         if tensor.untyped_storage()._cdata in self._false:
             return True
-        known = self._values.of(tensor) if tensor.is_meta and tensor.numel() == 1 else None
+        known = self._values.of(tensor) if tensor.is_meta and tensor.numel() <= _MOST_FALSE else None
         return known is not None and not known.any()
 
     def _scalar(self, tensor: torch.Tensor) -> bool | int | float:

@@ -17,7 +17,7 @@ from trainatomy.workload.schema import Workload
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a simulation says about the model and the workload."""
+    """Facts of a simulation about the model and the workload."""
 
     parameters: int
     trainable_parameters: int

@@ -50,7 +50,7 @@ class _Output:
 
 @dataclass(slots=True)
 class _Window:
-    """What one executed batch did."""
+    """Trace and outputs of one executed batch."""
 
     shapes: Any
     batch: dict[int, int]

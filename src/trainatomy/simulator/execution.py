@@ -9,7 +9,7 @@ import torch
 
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.data_dependent import assumed_values
-from trainatomy.simulator.meta_results import MetaResults
+from trainatomy.simulator.meta_results import results_of_process
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.values import Values
 
@@ -21,7 +21,7 @@ _CLASSES = {"aten::nll_loss_forward": 1, "aten::nll_loss_backward": 2}
 
 
 class MetaExecution:
-    """Executes operations on meta tensors; their results hold no data.
+    """Executor of operations on meta tensors; their results hold no data.
 
     Attributes:
         results: Runs the meta kernels, and remembers what they returned.
@@ -29,7 +29,7 @@ class MetaExecution:
 
     def __init__(self, values: Values, modules: ModuleTracker) -> None:
         """Take the values of tensors that are known, and the tracker of the current module."""
-        self.results = MetaResults()
+        self.results = results_of_process()
         self._values = values
         self._modules = modules
 

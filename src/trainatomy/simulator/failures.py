@@ -17,11 +17,12 @@ from trainatomy.training.factory import has_users_frame
 
 _DISPATCH = Recorder.__torch_dispatch__.__code__
 _TORCH = Path(torch.__file__).parent
-_PREPARATION = _TORCH / "distributed" / "fsdp"
+_PREPARATIONS = ("torch/distributed/fsdp/", "accelerate/utils/fsdp_utils.py")
+"""Code that spreads a model, by parts of its paths."""
 _OURS = Path(__file__).parents[1]
 _BATCH_ERRORS = (TypeError, KeyError, ValueError, IndexError, AttributeError, RuntimeError)
 """Errors that a model raises for a batch that lacks something, or has a wrong shape."""
-_MAX_MESSAGE = 300
+_MAX_MESSAGE = 500
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def _explained(
     operation = next((str(f.f_locals["name"]) for f in frames if f.f_code is _DISPATCH and "name" in f.f_locals), None)
     modules = [found for frame in frames if (found := _module_of(frame)) is not None]
     module = path_of(modules[-1]) if modules else None
-    text = next((line for line in str(error).splitlines() if line.strip()), "no message")[:_MAX_MESSAGE]
+    text = _message(error)[:_MAX_MESSAGE]
     where = f"{operation} in {module or 'the training loop'}" if operation else module or "the training loop"
     return SimulationError(
         f"{model_name} cannot be executed: {where} raised {type(error).__name__}: {text}\n"
@@ -80,7 +81,12 @@ def _advice(
             "The optimizer cannot run in this loop with these parameters or settings.  Choose another optimizer "
             "(train.optim) or change its arguments (train.optim_args)."
         )
-    if any(Path(frame.f_code.co_filename).is_relative_to(_PREPARATION) for frame in frames) and not operation:
+    if "find_unused_parameters" in str(error):
+        return (
+            "DDP waits for the gradient of a parameter that gets none in this step; a run on GPUs ends so, too.  Set "
+            "parallel.find_unused_parameters (with the Trainer train.ddp_find_unused_parameters)."
+        )
+    if any(map(_prepares, frames)) and not operation:
         return (
             "PyTorch cannot spread this model over GPUs in this way; a run on GPUs with the releases that are "
             "installed here ends so, too.  Wrapping other layers may help "
@@ -97,6 +103,20 @@ def _advice(
         )
         return f"{batch}  {report}"
     return report
+
+
+def _prepares(frame: FrameType) -> bool:
+    """Return whether a frame runs code that spreads a model over GPUs."""
+    path = Path(frame.f_code.co_filename).as_posix()
+    return any(part in path for part in _PREPARATIONS)
+
+
+def _message(error: Exception) -> str:
+    """Return the first line of an error's text; of one in a thread of DataParallel, the last: the original error."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return "no message"
+    return lines[-1] if lines[0].startswith("Caught ") and " in replica " in lines[0] else lines[0]
 
 
 def _runs_optimizer(frame: FrameType) -> bool:

@@ -48,7 +48,7 @@ _nn: Any = torch._C._nn  # its stubs declare ``reduction`` as a string, which is
 
 
 class CudaFunctions(TorchFunctionMode):
-    """Answers for devices, makes autocast's casts, and replaces composite functions by what CUDA runs.
+    """Function mode that answers for devices, casts as autocast does, and replaces composites by what CUDA runs.
 
     Args:
         placement: Devices of tensors.

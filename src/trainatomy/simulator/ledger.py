@@ -1,4 +1,4 @@
-"""Which allocation of the trace each storage lies in."""
+"""Ledger of the allocation of the trace that each storage lies in."""
 
 from __future__ import annotations
 

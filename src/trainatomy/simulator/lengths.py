@@ -120,6 +120,10 @@ class Epochs:
         return self.library.stitch(self.firsts[tuple(steps[: self.begun])], steps[self.begun :], detailed=detailed)
 
 
+_MANY_SHAPES = 16
+"""Shapes from which on the shortest and the longest are tried before all are executed."""
+
+
 def simulate_lengths(
     workload: Workload,
     gpu: GPU,
@@ -234,6 +238,8 @@ class _Run:
         steps: dict[BatchShape, tuple[Piece, ...]] = {}
         recorded: dict[BatchShape, Operations] = {}
         simulations = []
+        if len(shapes) > _MANY_SHAPES:
+            self._steps_of(shapes[0], shapes[-1:], operations=False)  # refuses at once what cannot be put together
         for start in range(0, len(shapes), size):
             tell(f"executing lengths {start + 1} to {min(start + size, len(shapes))} of {len(shapes)}")
             simulation, found, executed = self._steps_of(shapes[0], shapes[start : start + size], operations=operations)

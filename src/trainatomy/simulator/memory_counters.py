@@ -1,4 +1,4 @@
-"""What ``torch.cuda.memory_allocated()`` and its like say in a simulated process: the allocator's counters so far.
+"""Answers of ``torch.cuda.memory_allocated()`` and its like in a simulated process: the allocator's counters so far.
 
 The trace of the process is replayed on a simulated allocator when somebody asks, as far as it has come since the last
 time.  Addresses are of no importance here: they decide between blocks of equal size.

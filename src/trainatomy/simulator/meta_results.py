@@ -2,7 +2,8 @@
 
 Most of PyTorch's meta kernels are written in Python and take 0.2 to 2 ms, several times as long as everything else that
 a simulation does for an operation.  A training calls the same operators on the same shapes in every layer and step, so
-the second call only makes empty tensors of the shapes, strides and types that the first one returned.
+the second call only makes empty tensors of the shapes, strides and types that the first one returned.  Every simulation
+registers the same meta kernels (``meta_kernels``), so that what one remembers serves the next ones of the process, too.
 
 Operators on lists (``_foreach``) run their kernel on one tensor of each kind only: a model has hundreds of parameters
 of a dozen shapes.
@@ -22,6 +23,10 @@ _CHEAP = frozenset({"aten::_to_copy", "aten::clone", "aten::new_empty", "aten::z
 
 _INTO_OUT = frozenset((torch.ops.aten.mm.dtype_out, torch.ops.aten.addmm.dtype_out))
 """Products into a tensor of a type other than their operands', which PyTorch's meta kernels refuse."""
+
+
+_MOST_REMEMBERED = 100_000
+"""Results that are remembered at once, about 100 MB; a training of a large model has a few thousand."""
 
 
 class _Like(NamedTuple):
@@ -46,6 +51,7 @@ class MetaResults:
         self._results: dict[Any, _Remembered] = {}
         self._never: set[Any] = set()
         self._kinds: dict[int, str] = {}  # by identity, as hashing an operator is slow
+        self._operators: list[Any] = []  # kept alive, so that no other operator gets the identity of one
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of ``func``, as the meta kernel would."""
@@ -54,6 +60,7 @@ class MetaResults:
         kind = self._kinds.get(id(func))
         if kind is None:
             kind = self._kinds[id(func)] = _kind(func)
+            self._operators.append(func)
         if kind == "list":
             return _on_list(func, args, kwargs)
         arguments = None if kind == "other" else _key((*args, *kwargs.items()) if kwargs else args)
@@ -70,12 +77,20 @@ class MetaResults:
             self._results.update({key: None} if unchanged else {})
             self._never.update(() if unchanged else {key})
             return result
+        if len(self._results) >= _MOST_REMEMBERED:
+            self._results.clear()
         storages = {tensor.untyped_storage()._cdata for tensor in _tensors((*args, *kwargs.values()))}
         if _is_new(result, storages):
             self._results[key] = _description(result)
         else:
             self._never.add(key)
         return result
+
+
+@cache
+def results_of_process() -> MetaResults:
+    """Return the results that all simulations of this process remember; one runs at a time."""
+    return MetaResults()
 
 
 @cache

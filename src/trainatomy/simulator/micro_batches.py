@@ -1,4 +1,4 @@
-"""What a simulation remembers of the micro-batches that it executed, to recognise and to copy those that repeat."""
+"""Memory of the micro-batches that a simulation executed, to recognise and to copy those that repeat."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gradients(parameters: Sequence[nn.Parameter], number_of: Callable[[torch.Ten
 
 @dataclass(slots=True)
 class Window:
-    """What the trace and the loop say about one executed micro-batch."""
+    """Facts of the trace and the loop about one executed micro-batch."""
 
     step: int
     micro_step: int

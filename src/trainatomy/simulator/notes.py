@@ -22,6 +22,7 @@ from trainatomy.training.positions import lengths, sequence_note
 from trainatomy.units import human_bytes
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.spreading import SHARDING_STRATEGY
 from trainatomy.workload.trl import max_length, packing_strategy, steps_per_generation
 
 _MAX_PLACES = 3
@@ -102,7 +103,24 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_trl_notes(workload, model),
         *_attention_notes(workload),
         *_closure_notes(workload),
+        *_sharding_notes(workload),
     )
+
+
+def _sharding_notes(workload: Workload) -> Iterator[str]:
+    """Yield a note where accelerate passes over a sharding strategy of FSDP1."""
+    train = workload.train
+    config = train.fsdp_config or {}
+    named = [str(each) for each in (train.fsdp if isinstance(train.fsdp, tuple) else (train.fsdp,))]
+    asked = [str(config.get("reshard_after_forward", "full_shard")).lower(), *" ".join(named).lower().split()]
+    passed = {"shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"}.intersection(asked)
+    is_first = workload.loop == "trainer" and bool(train.fsdp) and fsdp_version(config) == 1
+    if is_first and passed and SHARDING_STRATEGY not in config:
+        yield (
+            f"train.fsdp_config: accelerate (1.15) does not read {passed.pop()} from TrainingArguments with FSDP1, and "
+            "shards fully. It reads the variable FSDP_SHARDING_STRATEGY, which accelerate launch sets: give it as "
+            "train.fsdp_config.sharding_strategy, or use --launch"
+        )
 
 
 def _closure_notes(workload: Workload) -> Iterator[str]:

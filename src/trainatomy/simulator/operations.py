@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from trainatomy.errors import SimulationError
 from trainatomy.results.operations import SAME_ROW, Call, Operation, Operations
 from trainatomy.results.pipeline import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operation_order import OperationOrder
-from trainatomy.simulator.storages import NESTED, Storages
+from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.streams import Streams, SyncKind
 
 
@@ -43,7 +42,7 @@ _COUNTED = ("module_calls", "hook_calls")
 
 
 class OperationWriter:
-    """Writes ``operations`` while ``recording``.
+    """Writer of ``operations`` while ``recording``.
 
     Args:
         storages: Location of tensors.
@@ -256,11 +255,11 @@ class OperationWriter:
         """
         if self.whole or func.namespace == "profiler" or (self._skips_placeholder and self._is_placeholder(func)):
             return
-        numbers = StorageNumbers()
-        positional = tuple([self._key(value, numbers) for value in args])
-        named = tuple([(name, self._key(value, numbers)) for name, value in kwargs.items()]) if kwargs else ()
+        numbers = StorageNumbers(self._storages)
+        positional = tuple([numbers.key(value) for value in args])
+        named = tuple([(name, numbers.key(value)) for name, value in kwargs.items()]) if kwargs else ()
         before = len(numbers.storages)
-        outputs = self._key(result, numbers)
+        outputs = numbers.key(result)
         key = (func, positional, named, outputs, in_place, same_row)
         index = self._indices.get(key)
         if index is None:
@@ -283,8 +282,8 @@ class OperationWriter:
         if not self.recording:
             return
         with torch._C.DisableTorchFunction():
-            storages = StorageNumbers()
-            input_key, output_key = self._key(tuple(inputs), storages), self._key(tuple(outputs), storages)
+            storages = StorageNumbers(self._storages)
+            input_key, output_key = storages.key(tuple(inputs)), storages.key(tuple(outputs))
             key = (name, input_key, output_key, tuple(numbers.items()), written)
             index = self._indices.get(key)
             if index is None:
@@ -383,25 +382,6 @@ class OperationWriter:
         self._keys.append(key)
         self.operations.calls.append(call)
         return index
-
-    def _key(self, value: Any, numbers: StorageNumbers) -> Any:
-        """Return a value as part of a call's key: tensors as ``TensorKey``, lists as tuples.
-
-        A sparse tensor counts as its values.
-        """
-        if isinstance(value, torch.Tensor):
-            if value.is_nested:
-                raise SimulationError(NESTED)
-            value = value._values() if value.layout == torch.sparse_coo else value
-            storage = value.untyped_storage()._cdata
-            storages, parts = numbers.storages, numbers.parts
-            number = storages.setdefault(storage, len(storages))
-            part = parts.setdefault((storage, int(value.storage_offset())), len(parts))
-            on_host = self._storages.is_host_key(storage) if value.is_meta else True
-            return TensorKey((value.shape, value.stride(), value.dtype, number, on_host, part))
-        if isinstance(value, (list, tuple)):
-            return tuple([self._key(item, numbers) for item in value])
-        return None if isinstance(value, torch.Generator) else value
 
     def _is_placeholder(self, func: Any) -> bool:
         self._skips_placeholder = False

@@ -1,4 +1,4 @@
-"""What the recorder needs to know about an operator in every call of it."""
+"""Facts about an operator that the recorder needs in every call of it."""
 
 from __future__ import annotations
 

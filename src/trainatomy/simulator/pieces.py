@@ -64,7 +64,7 @@ class Piece:
 
 
 class _Part(NamedTuple):
-    """Where a piece lies in the trace: its step, its place in the step, its events, its marks."""
+    """Place of a piece in the trace: its step, its place in the step, its events, its marks."""
 
     step: int
     piece: int

@@ -16,7 +16,7 @@ Hold = Callable[[torch.Tensor, str, int | None], int | None]
 
 
 class PlanWriter:
-    """Writes plans, and remembers the libraries' decisions that hold for later calls."""
+    """Writer of plans, with the libraries' decisions that hold for later calls."""
 
     def __init__(self, trace: AllocationTrace, allocate: Allocate, release: Callable[[int], None], hold: Hold) -> None:
         """Take a trace, and what writes to it.

@@ -171,7 +171,7 @@ class SimulatedProcess:
         from trainatomy.simulator.parallel.recorder import RankRecorder
 
         assert isinstance(self.recorder, RankRecorder)
-        patches.install(stack, self.recorder)
+        patches.install(stack, self.recorder, self.processor.torch_version)
         stack.enter_context(process_group(self.topology))
 
     @staticmethod
@@ -198,6 +198,11 @@ class SimulatedProcess:
     def adopt(self, model: nn.Module) -> None:
         """Take a model on meta tensors that was built elsewhere: it lies in host memory."""
         with torch._C.DisableTorchFunction():
+            if self.topology.has_group:
+                from trainatomy.simulator.parallel.patches import without_data
+
+                for twin, tensor in without_data(model):
+                    self.recorder.values.learn(twin, tensor.detach())
             self.storages.mark_host([*map(numbers, model.parameters()), *model.buffers(), *scales(model)])
             for name, buffer in model.named_buffers():
                 if name.endswith("num_batches_tracked"):  # a mean over all batches divides by it
@@ -229,7 +234,7 @@ class SimulatedProcess:
         if self.topology.has_group:
             from trainatomy.simulator.parallel.patches import handlers
 
-            found.update(handlers(found))
+            found.update(handlers(found, self.placement.keep_on_host))
         return found
 
     def _composites(self) -> dict[Any, Callable[..., Any]]:

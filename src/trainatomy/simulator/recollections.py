@@ -18,7 +18,7 @@ from trainatomy.simulator.micro_batches import FIRST, OLDER, Template, Window
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a run had done when its first micro-batch was over: its trace, and the operators that it ran."""
+    """State of a run when its first micro-batch was over: its trace, and the operators that it ran."""
 
     events: list[Event]
     origins: list[Origin]

@@ -41,7 +41,7 @@ _NO_CONTEXT = contextlib.nullcontext()
 
 
 class Recorder(TorchDispatchMode):
-    """Writes the allocation trace and the operations, and answers where Python reads a value of a tensor.
+    """Dispatch mode that writes the trace and the operations, and answers where Python reads a tensor's value.
 
     Attributes:
         trace: Allocations so far.

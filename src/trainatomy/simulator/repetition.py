@@ -48,7 +48,7 @@ _PLAIN = (bool, int, float, str)
 
 
 class Repetition:
-    """Follows the micro-batches of a run and copies those that repeat.
+    """Follower of a run's micro-batches that copies those that repeat.
 
     Args:
         recorder: Recorder of the run.

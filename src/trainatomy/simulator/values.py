@@ -70,6 +70,10 @@ class _LazyValue:
         return self._value
 
 
+_VOCABULARY = 1000
+"""Choices from which on they are taken for tokens."""
+
+
 class Values:
     """Known values of meta tensors, as tensors on the host.
 
@@ -105,17 +109,22 @@ class Values:
         return found
 
     def choose(self, scores: torch.Tensor, dim: int, picked: torch.Tensor) -> None:
-        """Assume which entries of unknown scores an operator picks along a dimension: each equally often."""
+        """Assume which entries of unknown scores an operator picks along a dimension: each equally often.
+
+        Of a vocabulary, the first ones are not picked first: they begin, end and pad texts.
+        """
         if self._entry(scores) is not None or picked.numel() > _MAX_KNOWN_ELEMENTS:
             return
 
         def spread() -> list[torch.Tensor]:
             kept = picked_shape if len(picked_shape) == dims else [*picked_shape[:dim], 1, *picked_shape[dim:]]
             last = [size for position, size in enumerate(kept) if position != dim] + [kept[dim]]
-            even = (torch.arange(picked_shape.numel(), device="cpu") % choices).view(last).movedim(-1, dim)
+            numbers = torch.arange(first, first + picked_shape.numel(), device="cpu")
+            even = (numbers % choices).view(last).movedim(-1, dim)
             return [even.reshape(picked_shape)]
 
         dims, choices, picked_shape = scores.dim(), scores.shape[dim], picked.shape
+        first = choices // 2 if choices >= _VOCABULARY else 0
         dim %= dims
         self._remember(picked, _LazyValue(spread, 0, picked_shape, from_data=True, chosen=True))
 

@@ -65,13 +65,14 @@ def stage_seconds(
     calibration: Calibration | None = None,
     driver_calls: Sequence[DriverCall] = (),
     links: Links | None = None,
+    pace: float = 1.0,
 ) -> StageSeconds:
-    """Return the durations of a rank's work; the arguments are those of ``predict_step_time``.
+    """Return the durations of a rank's work; the arguments are those of ``predict_step_time`` and ``replayed``.
 
     ``ranks`` is the number of ranks in the pipeline.
     """
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
-    timeline = replayed(operations, cost_model, gpu, loop, calibration, driver_calls, at_once=MESSAGES)
+    timeline = replayed(operations, cost_model, gpu, loop, calibration, driver_calls, at_once=MESSAGES, pace=pace)
     begin, *ends = timeline.stage_seconds
     work = {
         (run.work.kind, run.work.stage // ranks, run.work.micro_batch): end - start

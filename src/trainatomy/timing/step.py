@@ -77,7 +77,7 @@ def predict_step_time(
         links: The links to the other GPUs; None: there are none.
         gpus: GPUs of the training.
         data_parallel_size: Ranks that process different samples.
-        pipeline: The step of the whole pipeline that the rank belongs to; it has no ``paces``.
+        pipeline: The step of the whole pipeline that the rank belongs to; its ``paces`` are not predicted here.
         paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
         collated: Whether the loop makes batches of samples.  If not, a function returns them as they are, and the CPU
             only waits until they are copied.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
@@ -12,6 +13,7 @@ from trainatomy.workload.arguments import is_own
 from trainatomy.workload.deepspeed import REPORTS
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.spreading import SHARDING_STRATEGY
 from trainatomy.workload.trl import applied_settings
 
 if TYPE_CHECKING:
@@ -106,6 +108,8 @@ def _settings(workload: Workload) -> dict[str, Any]:
         values["fsdp"] = list(values["fsdp"])
     if "fsdp_config" in values:
         values["fsdp_config"] = copy.deepcopy(values["fsdp_config"])  # transformers fills it in
+        if (strategy := values["fsdp_config"].pop(SHARDING_STRATEGY, None)) is not None:
+            os.environ["FSDP_SHARDING_STRATEGY"] = str(strategy).upper()
     if "liger_kernel_config" in values:
         values["liger_kernel_config"] = dict(values["liger_kernel_config"])
     if "deepspeed" in values:

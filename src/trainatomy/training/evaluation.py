@@ -1,4 +1,4 @@
-"""What the Trainer needs for evaluations: the samples and the functions of the user."""
+"""Inputs of the Trainer's evaluations: the samples and the functions of the user."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import torch
 
 
 class CountedSteps:
-    """Counts the first steps that are skipped, before one is taken.
+    """Count of the first steps that are skipped, before one is taken.
 
     Attributes:
         count: Their number; None where gradient scaling decides about no step.

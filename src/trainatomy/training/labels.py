@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainatomy.training.samples import draw_tokens
+from trainatomy.training.series import draw_future
 from trainatomy.training.shape import Shape, cannot_make, image_size
 
 Labels = dict[str, Any]
@@ -159,10 +160,8 @@ def _masked_image(shape: Shape, inputs: Labels, generator: torch.Generator) -> L
 
 
 def _future(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
-    """Return ``[prediction, channels]`` float32: what follows ``past_values``; for TimesFM ``[horizon]``."""
-    config, past = shape.config, inputs["past_values"]
-    size = (int(config.horizon_length),) if past.dim() == 1 else (int(config.prediction_length), past.shape[-1])
-    return {"future_values": torch.rand(size, generator=generator)}
+    """Return what follows ``past_values``."""
+    return draw_future(shape, inputs["past_values"], generator)
 
 
 def _series_target(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:

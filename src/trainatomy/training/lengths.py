@@ -32,7 +32,7 @@ MOST_TOKENS = 2**20
 
 
 class BatchShape(NamedTuple):
-    """What a step depends on: rows and tokens of each row, and whether rows are padded (joined: of several samples).
+    """Shape of a step: rows and tokens of each row, and whether rows are padded (joined: of several samples).
 
     ``tokens`` are those of the samples, and ``documents`` the number of joined samples; both are 0 where the step does
     not depend on them (``Batching.prompt``).

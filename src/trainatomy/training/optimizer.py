@@ -223,11 +223,22 @@ def create_custom(train: TrainSpec, model: nn.Module) -> torch.optim.Optimizer:
         raise
     except Exception as error:
         reason = str(error) or type(error).__name__
-        raise WorkloadError(f"train.optim: {train.optim} refuses: {reason}", key="train.optim") from error
+        message = f"train.optim: {train.optim} refuses: {reason}{_FOR_MATRICES if chosen is _MUON else ''}"
+        raise WorkloadError(message, key="train.optim") from error
+
+
+_MUON = getattr(torch.optim, "Muon", None)
+_FOR_MATRICES = (
+    ".\nNorms, biases and embeddings need another optimizer: with `loop: pytorch`, name a function of the model that "
+    "returns both, `train.optim: file.py:make`"
+)
 
 
 def sharded_optimizer(train: TrainSpec, arguments: TrainingArguments, model: nn.Module) -> Choice:
-    """Return the class that ``ZeroRedundancyOptimizer`` shards, and its arguments; raise as ``create_custom`` does."""
+    """Return the class of an optimizer of sharded parameters or states, and its arguments.
+
+    ``ZeroRedundancyOptimizer`` takes them, and the Trainer with FSDP.  Raises as ``create_custom`` does.
+    """
     if is_factory(train.optim):
         message = f"{train.optim} makes its optimizers itself, and ZeroRedundancyOptimizer makes them of a class"
         raise WorkloadError(f"train.optim: {message}: give the class, or another strategy", key="train.optim")

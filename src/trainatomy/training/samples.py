@@ -21,8 +21,9 @@ from trainatomy.training.images import (
     draw_video,
     image_sizes,
 )
+from trainatomy.training.series import draw_series, draw_times
 from trainatomy.training.shape import Shape, cannot_make
-from trainatomy.training.sounds import draw_series, draw_spectrogram, draw_waveform, heard_frames
+from trainatomy.training.sounds import draw_spectrogram, draw_waveform, heard_frames
 
 FIRST_TOKEN, LAST_TOKEN = 100, 30_000
 """Range of token ids, as in Hugging Face's guide; a smaller vocabulary limits it."""
@@ -161,7 +162,8 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
     if shape.choices > 1:
         return {name: torch.stack([INPUTS[name](shape, generator) for _ in range(shape.choices)]) for name in names}
     drawn = {name: INPUTS[name](shape, generator) for name in names}
-    more = (image_sizes(shape, drawn), heard_frames(shape, drawn), _token_types(shape), _visual_masks(shape, drawn))
+    more = [image_sizes(shape, drawn), heard_frames(shape, drawn), _token_types(shape), _visual_masks(shape, drawn)]
+    more.append(draw_times(shape, drawn, generator))
     return drawn | {name: value for each in more for name, value in each.items()}
 
 

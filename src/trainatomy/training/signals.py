@@ -29,14 +29,14 @@ class LoopListener(Observer, Protocol):
     """An observer that also sees the model's arguments and when to take the time."""
 
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        """Called before the model with its arguments; must keep no tensor of them."""
+        """Hear that the model is about to be called with these arguments; keep no tensor of them."""
 
     def tick(self) -> None:
-        """Called when the work of a step has been queued on the GPU."""
+        """Hear that the work of a step has been queued on the GPU."""
 
 
 class LoopSignals:
-    """Turns signals into the events of a loop, and reports them to ``listener``.
+    """Translator of signals into the events of a loop, which it reports to ``listener``.
 
     A subclass attaches the signals, and says when a step is over and whose gradients count.
     """

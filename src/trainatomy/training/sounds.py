@@ -1,4 +1,4 @@
-"""Draw the recording or the time series of one sample: float32 in the layout that the model's configuration implies.
+"""Draw the recording of one sample: float32 in the layout that the model's configuration implies.
 
 Shape suffixes: M mel bins, F frames.
 """
@@ -56,16 +56,6 @@ def draw_waveform(shape: Shape, generator: torch.Generator) -> Tensor:
     if hasattr(shape.config, "num_mel_bins") and isinstance(getattr(shape.config, "max_length", None), int):
         return torch.rand((shape.config.max_length, shape.config.num_mel_bins), generator=generator)
     return torch.rand((160_000,), generator=generator)
-
-
-def draw_series(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Return the past of time series, ``[context, channels]`` float32; for TimesFM of one, ``[context]``."""
-    config = shape.config
-    if "TimesFm" in shape.class_name:
-        return torch.rand(config.context_length, generator=generator)
-    if not hasattr(config, "context_length") or not hasattr(config, "num_input_channels"):
-        raise cannot_make(shape, "past_values")
-    return torch.rand((config.context_length, config.num_input_channels), generator=generator)
 
 
 def heard_frames(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What the loops of TRL's trainers share: a reference model, adapters, and TRL's side effects switched off."""
+"""Helpers of the loops of TRL's trainers: a reference model, adapters, and TRL's side effects switched off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How samples become batches: what ``data`` says, or ``trl`` where one of TRL's trainers makes the batches."""
+"""Rules by which samples become batches: those of ``data``, or of ``trl`` for TRL's trainers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How samples that differ in length become batches.
+    """Rules by which samples that differ in length become batches.
 
     Attributes:
         cut_to: Tokens to which longer samples are cut, None if they are not.

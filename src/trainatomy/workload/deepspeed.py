@@ -84,13 +84,6 @@ def _read(file: str) -> Any:
         raise PydanticCustomError("deepspeed", "is no JSON: {text}", {"text": f"{file}: {error}"}) from None
 
 
-def stage_of(config: Mapping[str, Any]) -> int:
-    """Return the stage of ZeRO, 0 without ZeRO."""
-    section = config.get(_ZERO)
-    stage = section.get("stage", 0) if isinstance(section, Mapping) else int(section is True)
-    return stage if isinstance(stage, int) else 0
-
-
 def offloads(config: Mapping[str, Any]) -> bool:
     """Return whether states or weights are kept in host memory."""
     section = config.get(_ZERO)

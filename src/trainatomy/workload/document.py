@@ -67,7 +67,7 @@ def parse(text: str, source: str) -> Document:
 
 
 class _Walk:
-    """Collects the lines of keys, and problems that YAML accepts and a workload does not."""
+    """Collector of the lines of keys, and of problems that YAML accepts and a workload does not."""
 
     def __init__(self, source: str) -> None:
         self.source = source

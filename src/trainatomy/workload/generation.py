@@ -48,7 +48,7 @@ def _cache(name: Any) -> Any:
 
 
 class GenerationSpec(Section):
-    """What ``mode: generation`` generates: the settings of ``GenerationConfig`` that change memory or time.
+    """Generation by ``mode: generation``: the settings of ``GenerationConfig`` that change memory or time.
 
     Every sequence gets all its new tokens: where a real one ends depends on values.
     """

@@ -1,4 +1,4 @@
-"""What a launcher says about a training: accelerate's configuration, or a command of torchrun, accelerate or deepspeed.
+"""Settings that a launcher makes: accelerate's configuration, or a command of torchrun, accelerate or deepspeed.
 
 Only what changes memory or time is read, into the keys of a workload: the number of GPUs and machines, mixed
 precision, FSDP, DeepSpeed and the degrees of parallelism.  Of the script's own arguments, only ``--deepspeed`` is.

@@ -9,6 +9,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.workload import launch_deepspeed
 from trainatomy.workload.launch_settings import PRECISIONS, Launch, count, is_true
 from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.spreading import SHARDING_STRATEGY
 
 _MULTI_GPU = frozenset({"MULTI_GPU", "FSDP", "DEEPSPEED"})
 _SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
@@ -121,6 +122,8 @@ def _fsdp(raw: Mapping[str, Any]) -> dict[str, Any]:
     strategy = found.pop("sharding_strategy", None)
     if strategy is not None and found["version"] == 1:
         found["reshard_after_forward"] = _SHARDING.get(str(strategy), str(strategy).lower())
+        if found["reshard_after_forward"] != "full_shard":
+            found[SHARDING_STRATEGY] = found["reshard_after_forward"].upper()
     policy = found.get("auto_wrap_policy")
     if isinstance(found.get("transformer_layer_cls_to_wrap"), str):
         found["transformer_layer_cls_to_wrap"] = found["transformer_layer_cls_to_wrap"].split(",")

@@ -1,4 +1,4 @@
-"""What launchers say about DeepSpeed: accelerate's ``deepspeed_config``, and the command ``deepspeed``."""
+"""Settings of DeepSpeed that launchers make: accelerate's ``deepspeed_config``, and the command ``deepspeed``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher decides of a training, and the keys of a workload that say the same."""
+"""Settings that a launcher decides, and the keys of a workload that say the same."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Path
+from trainatomy.workload.spreading import SHARDING_STRATEGY
 
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16"}
 _BY_TRAINER = "is simulated with loop: trainer only"
@@ -31,7 +32,7 @@ _LOADING = frozenset({"state_dict_type", "sync_module_states", "cpu_ram_efficien
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What was read from a launcher.
+    """Settings read from a launcher.
 
     Attributes:
         source: File or command, for messages.
@@ -80,7 +81,7 @@ class Launch:
             value = str(fsdp.get(name, usual[0])).lower()
             if value not in usual:
                 raise WorkloadError(f"{self.source}: fsdp_{name}: {value}: {reason}", key="launch")
-        if unknown := set(fsdp) - set(_NOT_PLAIN) - _PLAIN - _LOADING:
+        if unknown := set(fsdp) - set(_NOT_PLAIN) - _PLAIN - _LOADING - {SHARDING_STRATEGY}:
             names = ", ".join(f"fsdp_{name}" for name in sorted(unknown))
             raise WorkloadError(f"{self.source}: {names}: not known to loop: pytorch", key="launch")
 

@@ -35,7 +35,6 @@ class Loop:
         trains: Whether the loop runs backward passes and an optimizer.
         refused: Settings that the loop cannot apply, with the reason: an error if they differ from their default.
         unused: Settings that have no meaning in this loop and are ignored.
-        needs_process_group: Whether ``torch.distributed`` has to be initialised.
         by_trainer: Whether the steps are those of the Hugging Face Trainer, or of a class that derives from it.
         defaults: Settings of ``train`` whose defaults differ from ``TrainingArguments``.
         settings: Name of the configuration whose further settings the section ``trl`` holds, None without one.
@@ -52,7 +51,6 @@ class Loop:
     trains: bool = True
     refused: Mapping[str, str] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
-    needs_process_group: bool = False
     by_trainer: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     settings: str | None = None

@@ -1,4 +1,4 @@
-"""How much of a training whose samples differ in length is measured, and how much of it a search predicts."""
+"""Parts of a training whose samples differ in length that are measured, or predicted by a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a training is spread over GPUs: machines, degrees of parallelism, and PyTorch's own options.
+"""Division of a training among GPUs: machines, degrees of parallelism, and PyTorch's own options.
 
 The degrees carry the names of accelerate's ``ParallelismConfig``.
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.results.plan import fsdp_version
+from trainatomy.workload.arguments import is_factory
 from trainatomy.workload.deepspeed import deepspeed_problems
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.parallel import CP_STRATEGY, ParallelSpec
@@ -39,6 +41,12 @@ _FSDP_CONFIG = frozenset(
 )
 """Keys that ``TrainingArguments`` reads from ``fsdp_config`` (transformers 5.17), with or without ``fsdp_``."""
 
+SHARDING_STRATEGY = "sharding_strategy"
+"""A key of ours in ``fsdp_config``: the variable ``FSDP_SHARDING_STRATEGY``, which ``accelerate launch`` sets.
+
+For FSDP1, accelerate 1.15 reads this variable instead of ``reshard_after_forward``, which transformers gives it.
+"""
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _OFFLOADED = "gradient_checkpointing: true with gradient_checkpointing_kwargs: {offload: true}"
 
 _STATE_DICTS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
@@ -65,7 +73,28 @@ def spreading_problems(workload: Workload) -> list[Problem]:
         problems.append(Problem(("data", "padding"), reason))
     if parallel.cp_size > 1 and workload.loop == "pytorch" and parallel.strategy is None:
         problems.append(Problem(("parallel", "cp_size"), f"{CP_STRATEGY}; the strategy is ddp"))
+    problems += _static_graph(workload, strategy)
+    if train.fp16 and parallel.tp_size > 1 and parallel.pp_size == 1 and strategy != "fsdp2":
+        reason = "needs a gradient scaler for sharded and whole weights, which PyTorch's is not: use bf16, or fsdp2"
+        problems.append(Problem(("train", "fp16"), f"{reason} with parallel.tp_size"))
     return problems + (_spread_by_trainer(workload) if workload.loop == "trainer" else [])
+
+
+def _static_graph(workload: Workload, strategy: str) -> list[Problem]:
+    """Refuse micro-batches without a reduction before the first one: DDP's static graph is learned in it.
+
+    Source: torch/csrc/distributed/c10d/reducer.cpp (it asserts ``expect_autograd_hooks_``), torch 2.13.
+    """
+    parallel, train = workload.parallel, workload.train
+    by_trainer = workload.loop == "trainer"
+    static = train.ddp_static_graph if by_trainer else parallel.static_graph
+    alone = train.gradient_accumulation_steps == 1 or parallel.sync_each_batch
+    if strategy != "ddp" or not static or alone or parallel.world_size == 1:
+        return []
+    here = ("train", "ddp_static_graph") if by_trainer else ("parallel", "static_graph")
+    reason = "fails in PyTorch with gradients that are accumulated without a reduction (no_sync)"
+    other = "" if by_trainer else ", or set parallel.sync_each_batch"
+    return [Problem(here, f"{reason}: leave it out{other}")]
 
 
 def _pipeline(workload: Workload) -> list[Problem]:
@@ -106,6 +135,9 @@ def _spread_by_trainer(workload: Workload) -> list[Problem]:
     if parallel.strategy == "dp":
         problems += _not_for_data_parallel(workload)
     problems += [] if train.deepspeed is None else _deepspeed(workload, train.deepspeed)
+    if train.fsdp and is_factory(train.optim):
+        reason = "makes an optimizer before the Trainer shards the model, which it refuses with FSDP: name a class"
+        problems.append(Problem(("train", "optim"), f"{train.optim} {reason}"))
     if train.fsdp and parallel.world_size == 1:
         problems.append(Problem(("train", "fsdp"), "shards over several GPUs: set parallel.gpus"))
     if parallel.cp_size > 1:
@@ -171,6 +203,8 @@ def _fsdp_config(workload: Workload) -> list[Problem]:
         name = key.removeprefix("fsdp_")
         if name.startswith("xla") and value:
             problems.append(Problem((*here, key), "is about TPUs, which are not simulated"))
+        elif key == SHARDING_STRATEGY:
+            problems += _sharding_problems((*here, key), value, workload.train.fsdp_config or {})
         elif name == "activation_checkpointing_offload":
             if str(value).lower() in ("true", "1"):
                 message = "is not passed on to accelerate by TrainingArguments (transformers 5.17)"
@@ -183,3 +217,12 @@ def _fsdp_config(workload: Workload) -> list[Problem]:
         elif name == "version" and str(value) not in ("1", "2"):
             problems.append(Problem((*here, key), f"must be 1 or 2, found {value!r}"))
     return problems
+
+
+def _sharding_problems(here: tuple[str, ...], value: Any, config: Mapping[str, Any]) -> list[Problem]:
+    """Refuse a strategy of FSDP1 that does not exist, or with FSDP2."""
+    if fsdp_version(config) != 1:
+        return [Problem(here, "is FSDP1's (version: 1); with FSDP2, use reshard_after_forward")]
+    if str(value).upper() not in _STRATEGIES:
+        return [Problem(here, f"must be one of {', '.join(_STRATEGIES)}, found {value!r}")]
+    return []

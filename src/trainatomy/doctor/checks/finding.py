@@ -1,4 +1,4 @@
-"""How a check makes a finding."""
+"""Making a finding of a check's facts."""
 
 from __future__ import annotations
 

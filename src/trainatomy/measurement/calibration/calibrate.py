@@ -27,8 +27,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.catalog.calibrations import WHOLE
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.libraries import installed_versions
+from trainatomy.operators.cost import cost_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -279,8 +281,29 @@ def _l2_bytes() -> int:
 
 
 def write(calibration: dict[str, Any], path: Path) -> None:
-    """Write a calibration as JSON, one point a line."""
-    text = json.dumps(calibration, separators=(",", ":"))
+    """Write a calibration as JSON, one point a line; into a folder with a file for each kind of kernel."""
+    if path.is_dir():
+        kernels = calibration["sections"]["kernels"]
+        kinds: dict[str, list[Any]] = defaultdict(list)
+        for point in kernels["points"]:
+            kinds[_kind(point["call"])].append(point)
+        for kind, points in kinds.items():
+            _write({"points": points}, path / f"{kind}.json")
+        sections = calibration["sections"] | {"kernels": kernels | {"points": []}}
+        _write(calibration | {"sections": sections}, path / WHOLE)
+    else:
+        _write(calibration, path)
+
+
+def _kind(call: str) -> str:
+    """Return the name of the file of a call's points: that of its cost module, and forward and backward of products."""
+    operator = call.partition("(")[0]
+    kind = cost_module(operator) or "other"
+    return f"{kind}_backward" if kind == "convolution" and operator.endswith("backward") else kind
+
+
+def _write(content: dict[str, Any], path: Path) -> None:
+    text = json.dumps(content, separators=(",", ":"))
     for first in ('{"call"', '{"kind"'):
         text = text.replace(first, f"\n{first}")
     path.write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How busy the processors of this machine are with other work, from Linux's counters.
+"""Load of this machine's processors by other work, from Linux's counters.
 
 ``/proc/stat`` counts the whole machine also inside most containers, and so shows neighbours that a container hides.
 """

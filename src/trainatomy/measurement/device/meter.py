@@ -32,7 +32,7 @@ class DeviceMemory:
 
 
 class Meter:
-    """Reads the memory of the GPU that CUDA chose.
+    """Meter of the memory of the GPU that CUDA chose.
 
     Make it before CUDA is initialised, so that its first readings are of idle GPUs.
     """

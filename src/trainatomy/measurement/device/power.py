@@ -92,7 +92,7 @@ def _temperature(device: NvmlDevice) -> int | None:
 
 
 class PowerSampler:
-    """Reads a GPU on a thread from ``start`` to ``stop``.
+    """Reader of a GPU on a thread from ``start`` to ``stop``.
 
     Attributes:
         readings: What was read, in order.

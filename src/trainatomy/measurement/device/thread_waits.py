@@ -1,4 +1,4 @@
-"""How long threads of this process waited for a processor while they had work to do."""
+"""Times that threads of this process waited for a processor while they had work to do."""
 
 from __future__ import annotations
 

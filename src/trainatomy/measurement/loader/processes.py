@@ -1,4 +1,4 @@
-"""What DataLoader workers take of this machine: processors, memory, /dev/shm."""
+"""Resources that DataLoader workers take of this machine: processors, memory, /dev/shm."""
 
 from __future__ import annotations
 

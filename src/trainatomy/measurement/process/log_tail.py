@@ -16,7 +16,7 @@ _EXCEPTION = re.compile(r"^\s*([\w.]+\.)?\w*(Error|Exception|Interrupt)\b: ")
 
 
 class LogTail:
-    """Keeps the last lines of a log, and the last one that names an exception."""
+    """Last lines of a log, and the last one that names an exception."""
 
     def __init__(self, lines: Iterable[str] = ()) -> None:
         """Start with ``lines``."""

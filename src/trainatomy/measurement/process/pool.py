@@ -41,7 +41,7 @@ class TimeLimit:
 
 
 class WorkerPool:
-    """Runs jobs, each in a process in which CUDA is new; ends its worker processes on exit.
+    """Pool that runs jobs, each in a process in which CUDA is new; ends its worker processes on exit.
 
     A job that will be followed by more (``more`` or ``lasting``) starts a worker that loads the libraries once and
     forks for each job.  It serves the following jobs until one of them fails.  Where its forks cannot use the GPU,
@@ -49,7 +49,7 @@ class WorkerPool:
     """
 
     def __init__(self, *, lasting: bool = False) -> None:
-        """``lasting``: many measurements will follow, so that a forking worker pays off from the first job on."""
+        """Take ``lasting`` where many measurements follow, so that a forking worker pays off from the first job on."""
         self._lasting = lasting
         self._forking: WorkerProcess | None = None
         self._cannot_fork = False
@@ -96,7 +96,7 @@ class WorkerProcess:
     """A worker process, in a process group of its own that ends with this context."""
 
     def __init__(self, command: Sequence[str], allocator: str) -> None:
-        """``command`` starts the worker; ``allocator``: the options of PyTorch's allocator in it."""
+        """Take ``command``, which starts the worker, and ``allocator``: the options of PyTorch's allocator in it."""
         self._command = command
         self._allocator = allocator
         self._limit: TimeLimit | None = None

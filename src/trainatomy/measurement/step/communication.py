@@ -49,7 +49,7 @@ _COLLECTIVES = (
 
 
 class CommunicationObserver(Protocol):
-    """What is told of communication."""
+    """Listener that is told of communication."""
 
     def communicates(self, tensors: list[torch.Tensor]) -> None:
         """Take note of the tensors of a collective that begins."""

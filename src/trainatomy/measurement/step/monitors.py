@@ -1,4 +1,4 @@
-"""What is watched beside the steps of a measured run: the host's pace, waiting for data, and the GPU's power."""
+"""Monitors beside the steps of a measured run: the host's pace, waiting for data, and the GPU's power."""
 
 from __future__ import annotations
 

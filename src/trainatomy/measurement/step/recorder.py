@@ -65,7 +65,7 @@ class TraceRecorder(Silent):
     """
 
     def __init__(self, read: Callable[[], AllocatorCounters] = read_counters) -> None:
-        """``read`` returns the allocator's counters."""
+        """Take ``read``, which returns the allocator's counters."""
         self.notes: list[Note] = []
         self.tracked_steps: list[int] = []
         self.step = -1

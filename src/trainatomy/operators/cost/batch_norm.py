@@ -20,7 +20,7 @@ from typing import Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.elementwise import memory_bound
-from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of, number, passes_to
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, moving_seconds, name_of, number, passes_to
 from trainatomy.operators.cost.own_batch_norm import result_seconds, statistics_seconds
 from trainatomy.results.operations import Array, Call
 
@@ -67,7 +67,8 @@ def batch_norm(call: Call, chip: Chip) -> KernelWork:
         known = form[way]
         alone = form["start_seconds"] + channel_elements * known["alone" if fits else "alone_from_memory"]
         crowded = channels / chip.multiprocessors * (form["start_seconds"] + channel_elements * known["crowded"])
-        seconds = max(alone, crowded, moved / (chip.bandwidth * form["bandwidth"]))
+        once = (read + 1) * x.bytes
+        seconds = max(alone, crowded, moving_seconds(moved, once, form["bandwidth"], chip))
     order = "first pairs" if pairs else "first"
     short = name_of(call).replace("cudnn_", "native_") + ("" if by_cudnn else ".own")
     features = (log2(moved / chip.l2_bytes), log2(channels) / 2)

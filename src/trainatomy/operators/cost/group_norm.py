@@ -13,7 +13,7 @@ from math import log2
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of, number, passes_to
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, moving_seconds, name_of, number, passes_to
 from trainatomy.results.operations import Call
 
 _WIDE = 512
@@ -35,12 +35,11 @@ def group_norm(call: Call, chip: Chip) -> KernelWork:
     size = "block" if length >= _WIDE else "warp"
     start, each = form["backward" if backward else "forward"][size]
     rounds = max(blocks / (_HELD[size] * chip.multiprocessors), 1.0)
-    speed = chip.bandwidth * form["bandwidth"]
     read = (2 if backward else 1) * x.bytes
-    statistics = max(rounds * (start + length * each), read / speed)
+    statistics = max(rounds * (start + length * each), moving_seconds(read, read, form["bandwidth"], chip))
     moved = 2 * read + x.bytes
     kernels = form["kernel_seconds"] * (4 if backward else 2)
-    seconds = statistics + kernels + (read + x.bytes) / speed
+    seconds = statistics + kernels + moving_seconds(read + x.bytes, x.bytes, form["bandwidth"], chip)
     family = f"normalisation.{name_of(call)}.{8 * x.itemsize}"
     features = (log2(moved / chip.l2_bytes), log2(length) / 2, log2(blocks) / 2)
     passes = passes_to(call, moved, "a second read, to normalise")

@@ -124,6 +124,23 @@ def on_gpu(tensors: tuple[Array, ...]) -> list[Array]:
     return [tensor for tensor in tensors if not tensor.on_host]
 
 
+def moving_seconds(moved: float, from_memory: float, share: float, chip: Chip) -> float:
+    """Return the time of moving bytes at a share of the bandwidth, part of which the cache holds.
+
+    On the GPU that was measured it is that share.  What the time exceeds that of memory is the multiprocessors' own and
+    does not change with the bandwidth of another GPU.
+
+    Args:
+        moved: Bytes of all passes.
+        from_memory: Those that are read and written at least once.
+        share: The share of an H200's bandwidth that all passes reach.
+        chip: The GPU.
+    """
+    facts = read_yaml("efficiency.yaml")
+    top, measured = facts["traffic"]["bandwidth"], facts["loading"]["bandwidth"]
+    return float(moved / (measured * share) + from_memory / top * (1 / chip.bandwidth - 1 / measured))
+
+
 def largest(tensors: tuple[Array, ...]) -> Array | None:
     """Return the tensor in GPU memory with the most elements."""
     return max(on_gpu(tensors), key=lambda tensor: tensor.elements, default=None)

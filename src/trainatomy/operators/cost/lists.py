@@ -1,21 +1,49 @@
 """Operators on lists of tensors: ``_foreach_*``, fused optimizers, norms for clipping.
 
 A launch of ``multi_tensor_apply`` takes a limited number of tensors, fewer the more lists there are, and 320 chunks of
-65,536 elements (aten/src/ATen/native/cuda/MultiTensorApply.cuh). Lists on the CPU (step counters) launch nothing.
+65,536 elements (aten/src/ATen/native/cuda/MultiTensorApply.cuh). A block of threads walks over a chunk, so that a
+launch takes as long as its longest chunk however few there are. Lists on the CPU (step counters) launch nothing.
 """
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, hypot
+from typing import NamedTuple
 
 from trainatomy.operators.cost.elementwise import memory_bound
-from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, Passes, name_of, on_gpu, passes_to
+from trainatomy.operators.cost.kernel import (
+    NOTHING,
+    Chip,
+    KernelWork,
+    Passes,
+    efficiency_of,
+    name_of,
+    on_gpu,
+    passes_to,
+)
 from trainatomy.operators.traffic import in_memory, traffic
 from trainatomy.results.operations import Array, Call
 
 _TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 """Tensors of a launch, by the number of lists."""
 _CHUNK, _CHUNKS = 65536, 320
+
+
+_START, _ELEMENT = 2.5e-6, 0.48e-9
+"""Seconds of a launch, and of each element of a chunk, of a fused optimizer: 34 µs for a full chunk in small networks
+on an H200 (benchmarks/timing/records/random-calls-h200.jsonl.gz)."""
+
+
+class _Launch(NamedTuple):
+    """What a launch works on.
+
+    Attributes:
+        longest: Elements of its longest chunk.
+        elements: Elements of all chunks.
+    """
+
+    longest: int
+    elements: int
 
 
 def foreach(call: Call, chip: Chip) -> KernelWork:
@@ -49,8 +77,13 @@ def fused_optimizer(call: Call, chip: Chip) -> KernelWork:
     steps = 1 if len(lists) > 2 else 0
     moved = 2 * sum(size[: len(size) - steps]) - size[1] + sum(size[len(size) - steps :])
     passes = passes_to(call, moved, "the last list is only read, scalars are in the cache")
-    launches = launches_of(lists[0], min(len(lists), 5))
-    return memory_bound(f"list.fused.{8 * lists[0][0].itemsize}", chip, call, launches=launches, passes=passes)
+    family = f"list.fused.{8 * lists[0][0].itemsize}"
+    launches = _launches(lists[0], min(len(lists), 5))
+    seconds, each = 0.0, moved / max(sum(one.elements for one in launches), 1)
+    for one in launches:
+        walked = _START + one.longest * _ELEMENT
+        seconds += hypot(walked, one.elements * each / (chip.bandwidth * efficiency_of(family).share))
+    return memory_bound(family, chip, call, launches=len(launches), passes=passes)._replace(seconds=seconds)
 
 
 def deepspeed_adam(call: Call, chip: Chip) -> KernelWork:
@@ -73,21 +106,30 @@ def unscale(call: Call, chip: Chip) -> KernelWork:
 
 
 def launches_of(tensors: tuple[Array, ...], lists: int) -> int:
-    """Return how many launches cover the tensors.
+    """Return how many launches cover the tensors."""
+    return len(_launches(tensors, lists))
+
+
+def _launches(tensors: tuple[Array, ...], lists: int) -> list[_Launch]:
+    """Return the launches that cover the tensors.
 
     A launch is full by tensors or by chunks; a tensor that does not fit goes on in the next.
     """
     limit = _TENSORS.get(min(max(lists, 1), 5), 30)
-    launches = chunks = held = 0
+    found: list[_Launch] = []
+    chunks = held = longest = elements = 0
     for tensor in tensors:
         if not tensor.elements:
             continue
         held += 1
-        left = ceil(tensor.elements / _CHUNK)
+        rest, left = tensor.elements, ceil(tensor.elements / _CHUNK)
         while left:
             taken = min(left, _CHUNKS - chunks)
+            part = min(rest, taken * _CHUNK)
+            longest, elements, rest = max(longest, min(rest, _CHUNK)), elements + part, rest - part
             chunks, left = chunks + taken, left - taken
             if chunks == _CHUNKS or (held == limit and not left):
-                launches += 1
+                found.append(_Launch(longest, elements))
                 chunks, held = 0, 1 if left else 0
-    return launches + (1 if chunks else 0)
+                longest = elements = 0
+    return [*found, _Launch(longest, elements)] if chunks else found

@@ -15,8 +15,7 @@ Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks 
 how cuDNN's standard algorithm works; ``get_algo`` of aten/src/ATen/native/cudnn/RNN.cpp chooses between the two.
 Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own, as far as the CPU launches
 their kernels as fast as the GPU computes them: behind other work, or where kernels take longer than their launches.
-The product of a time step takes as long as one multiprocessor needs for the depth, or longer where the tiles of all
-that run at once are more than multiprocessors.  The lengths of the parts were read off the numbers of kernels of 570
+``time_steps`` prices the product of a time step.  The lengths of the parts were read off the numbers of kernels of 570
 networks.
 """
 
@@ -29,22 +28,20 @@ from typing import Any, NamedTuple
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to
 from trainatomy.operators.cost.matmul import product
+from trainatomy.operators.cost.time_steps import TimeStep, time_step_seconds
 from trainatomy.results.operations import Array, Call
 
 _NARROW = {"LSTM": (192, 128), "GRU": (192, 128), "RNN": (384, 256)}
 """Widest hidden states that PyTorch asks cuDNN to fuse, forward and backward."""
-_TILE, _PADDING = 32, 32
-"""Side of the tiles of a time step's products; hidden states of fused layers are padded to multiples."""
-_LARGE = 270_000
-"""Samples times gates from which on misaligned products in fp16 have larger tiles."""
-_SPLIT_TILES = 21
-"""Tiles up to which these products, in backward and of one direction, split their depth in two."""
+_TILE, _WEIGHTS_TILE, _PADDING = 32, 64, 32
+"""Sides of the tiles of a time step's products and of those of weights; hidden states of fused layers are padded to
+multiples of the last."""
+_H200 = 132
+"""Multiprocessors of the GPU that was measured."""
 _PARTS, _LONG, _LONG_PARTS = 4, 32, 8
 """Parts of a sequence for which the inputs of a layer are multiplied; of plain layers from so many steps on."""
 _STEPS_OF_PART = ((64, 4), (32, 8))
 """Time steps of a part of LSTMs and GRUs above a batch, where the sequence has at least two such parts."""
-_BLEND = 3
-"""Power by which the time of one tile and that of all tiles at once are blended."""
 _REGISTERS = 65536
 """32-bit registers of a multiprocessor: what exceeds them is read again at each step."""
 _STEP_LAUNCHES, _SPLIT_LAUNCHES = 2, 3
@@ -103,6 +100,17 @@ class _Recurrence(NamedTuple):
     def is_misaligned(self, columns: int) -> bool:
         """Return whether rows that tensor cores multiply do not begin at multiples of 16 bytes."""
         return self.kind != "fp32" and bool(columns * self.data.itemsize % 16)
+
+    @property
+    def product_kind(self) -> str:
+        """Return how the other products multiply, and whether rows are aligned."""
+        return f"{self.kind}_misaligned" if self.is_misaligned(self.hidden) else self.kind
+
+    @property
+    def step_kind(self) -> str:
+        """Return how the product of a time step multiplies: the type in 16 bits, and whether rows are aligned."""
+        name = self.data.dtype.replace("bfloat", "bf").replace("float", "fp") if self.kind == "half" else self.kind
+        return f"{name}_misaligned" if self.is_misaligned(self.hidden) else name
 
     @property
     def streams(self) -> int:
@@ -244,7 +252,8 @@ def _step_seconds(chip: Chip, one: _Recurrence, at_a_time: float) -> float:
     """Return the time of one step while so many kernels run at a time: its product and its gates."""
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
     tiles = ceil(one.batch / _TILE) * ceil(columns / _TILE)
-    product_seconds = _small_seconds(chip, one, tiles, depth, at_a_time)
+    step = TimeStep(one.step_kind, one.pass_name, one.batch, columns, depth)
+    product_seconds = time_step_seconds(step, at_a_time, chip.multiprocessors)
     share, often = _form()["gates_waiting"][one.pass_name]
     others = (at_a_time - 1) * tiles / chip.multiprocessors * often
     return float(product_seconds * (1 + share * others / (1 + others)) + _gates_seconds(chip, one))
@@ -260,37 +269,29 @@ def _gates_seconds(chip: Chip, one: _Recurrence) -> float:
     return float((first + rest * one.batch * one.hidden * 1e-5) * (1 + longer * cold) * 1e-6)
 
 
-def _small_seconds(chip: Chip, one: _Recurrence, tiles: int, depth: int, at_a_time: float) -> float:
-    """Return the time of a product of few tiles, each of which walks over the depth beside those of other layers."""
-    name = one.kind if one.kind != "half" else one.data.dtype.replace("bfloat", "bf").replace("float", "fp")
-    if one.is_misaligned(one.hidden):
-        name += "_misaligned"
-        if one.data.dtype == "float16" and one.batch * one.gates >= _LARGE:
-            name += "_large"
-        elif one.data.dtype == "float16" and one.backward and one.directions == 1 and tiles <= _SPLIT_TILES:
-            depth = ceil(depth / 2)
-    start, each, crowded, together = _form()["product"][name][one.pass_name]
-    busy = at_a_time**together * tiles / chip.multiprocessors * crowded
-    return float(start * 1e-6 + depth * each * 1e-9 * (1 + busy**_BLEND) ** (1 / _BLEND))
-
-
 def _parallel_seconds(chip: Chip, one: _Recurrence, pair: tuple[Array, Array]) -> float:
     """Return the time of products that wait for no step: of the inputs; in backward of all gradients."""
     of_inputs, of_hidden = pair
     (gates, inputs), hidden = of_inputs.shape, of_hidden.shape[1]
     rows, samples = one.steps_at_a_time * one.batch, one.steps * one.batch
-    kind = "fused" if one.is_fused else f"{one.kind}{'_misaligned' if one.is_misaligned(one.hidden) else ''}"
-    longer = _form()["longer"][kind]
+    longer = _form()["longer"]["fused" if one.is_fused else one.product_kind]
     columns, depth = (inputs, gates) if one.backward else (gates, inputs)
     of_part = _product_seconds(chip, one, rows, columns, depth, (gates, inputs))
     beside = float(longer["inputs" if one.backward else "forward"][one.parts > 1])
     of_data = one.steps / one.steps_at_a_time * of_part * beside
     if not one.backward:
         return of_data
-    weights = _product_seconds(chip, one, gates, inputs, samples, (gates, inputs))
+    weights = _weights_seconds(chip, one, gates, inputs, samples)
     for steps in filter(None, (one.steps - 1, 1)):  # the first hidden states lie apart from those of the steps
-        weights += _product_seconds(chip, one, gates, hidden, steps * one.batch, (gates, hidden))
-    return of_data + weights * float(longer["weights"]) + _bias_seconds(one)
+        weights += _weights_seconds(chip, one, gates, hidden, steps * one.batch)
+    return of_data + weights + _bias_seconds(one)
+
+
+def _weights_seconds(chip: Chip, one: _Recurrence, gates: int, columns: int, samples: int) -> float:
+    """Return the time of the gradient of a layer's weights [gates, columns], a sum over samples."""
+    start, area, depth = _form()["weights"][one.product_kind]
+    tiles = ceil(gates / _WEIGHTS_TILE) * ceil(columns / _WEIGHTS_TILE) * _H200 / chip.multiprocessors
+    return float(start * 1e-6 + samples * (tiles * _WEIGHTS_TILE**2 * area * 1e-15 + depth * 1e-9))
 
 
 def _bias_seconds(one: _Recurrence) -> float:

@@ -1,4 +1,4 @@
-"""How the rows of the table are written: operators that share most of what is known about them."""
+"""Families of rows of the table: operators that share most of what is known about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page shows, as plain values: the template and the script of the page only draw them."""
+"""Contents of a page, as plain values: the template and the script of the page only draw them."""
 
 from __future__ import annotations
 

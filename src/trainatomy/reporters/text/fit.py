@@ -54,7 +54,8 @@ def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
     if fit.given is not None:
         parts.append(Text(_against_given(fit.given, best)))
     if best.workload != fit.workload:
-        parts.append(section(SECTIONS["fit_changes"], changes_table(fit.workload, best.changes)))
+        before = fit.workload if fit.given is None else fit.given.workload
+        parts.append(section(SECTIONS["fit_changes"], changes_table(before, best.changes)))
     if len(fit.by_gpus) > 1:
         parts.append(section(SECTIONS["fit_gpus"], by_gpus_table(fit.by_gpus, best)))
     if fit.runner_ups:

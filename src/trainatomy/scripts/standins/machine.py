@@ -61,7 +61,7 @@ def _profile(stand_ins: StandIns) -> type:
         """``torch.profiler.profile``: every question about what was recorded is answered by nothing."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
-            stand_ins.note("monitor", "torch.profiler")
+            stand_ins.note("tracker", "torch.profiler")
 
         def __enter__(self) -> Profile:
             return self

@@ -15,8 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.places import current_place, is_called_by_user
+from trainatomy.scripts.standins import nvidia_smi
 from trainatomy.scripts.standins.notes import StandIns
 
 _PYTHON = ("python", "torchrun", "accelerate", "deepspeed")
@@ -60,26 +63,53 @@ def _install_commands(stand_ins: StandIns, refuse: Callable[[], NoReturn]) -> No
     """
     create, system = subprocess.Popen.__init__, os.system
 
-    def left_out(command: Any) -> bool:
-        """Note a command of the script."""
+    def left_out(command: Any) -> int:
+        """Note a command of the script, and return the exit status of a successful one."""
         words = command if isinstance(command, str) else shlex.join(map(os.fsdecode, command))
         if any(Path(word).name.startswith(_PYTHON) for word in shlex.split(words)[:1]):
             refuse()
         stand_ins.note("command", words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}…")
-        return True
+        return 0
 
     def popen(process: Any, args: Any, *rest: Any, **options: Any) -> None:
-        if is_called_by_user() and left_out([os.fspath(args)] if isinstance(args, os.PathLike) else args):
-            kept = {name: value for name, value in options.items() if name not in _OF_A_COMMAND}
-            create(process, _NOTHING, *rest, **kept)
-        else:
+        if not is_called_by_user():
             create(process, args, *rest, **options)
+            return
+        command = [os.fspath(args)] if isinstance(args, os.PathLike) else args
+        instead = _asking_the_gpu(stand_ins, command)
+        if instead is None:
+            left_out(command)
+        kept = {name: value for name, value in options.items() if name not in _OF_A_COMMAND}
+        create(process, instead or _NOTHING, *rest, **kept)
 
     def run(command: Any) -> int:
-        return 0 if is_called_by_user() and left_out(command) else system(command)
+        if not is_called_by_user():
+            return system(command)
+        instead = _asking_the_gpu(stand_ins, command)
+        return system(shlex.join(instead)) if instead else left_out(command)
 
     stand_ins.put(subprocess.Popen, "__init__", popen)
     stand_ins.put(os, "system", run)
+
+
+def _asking_the_gpu(stand_ins: StandIns, command: Any) -> list[str] | None:
+    """Return a command that prints what ``nvidia-smi`` would, through the filters behind it; None for others."""
+    asked = nvidia_smi.split(command if isinstance(command, str) else [*map(os.fsdecode, command)])
+    if asked is None:
+        return None
+    words, filters = asked
+    current, counters = stand_ins.process.current, stand_ins.process.counters.functions()
+    free, total = counters["mem_get_info"]()
+    major, minor = torch.cuda.get_device_capability()
+    name = stand_ins.process.name
+    used = [total - free if index == torch.cuda.current_device() else 0 for index in range(current.count)]
+    gpus = [nvidia_smi.GpuState(name, f"{major}.{minor}", total, one) for one in used]
+    text = nvidia_smi.answer(words, gpus, os.getpid())
+    if text is None:
+        return None
+    stand_ins.note("monitor", nvidia_smi.PROGRAM)
+    printing = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", text]
+    return ["/bin/sh", "-c", f"{shlex.join(printing)} | {filters}"] if filters else printing
 
 
 _OF_A_COMMAND = ("shell", "executable", "cwd", "env", "preexec_fn")

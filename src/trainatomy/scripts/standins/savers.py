@@ -1,4 +1,4 @@
-"""``torch.save``, ``torch.load`` and the savers of libraries.
+"""``torch.save`` and ``torch.load``.
 
 Nothing is written, or a file of the right size without data; what the script saved is remembered.
 """
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.places import current_place
+from trainatomy.scripts.standins import safetensors
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.simulator.placement import names_cuda
 
@@ -26,8 +27,7 @@ from trainatomy.simulator.placement import names_cuda
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
     checkpoints = Checkpoints(stand_ins)
-    safetensors: Any = sys.modules.get("safetensors.torch")
-    holders = [] if safetensors is None else _holders(safetensors.save_file)
+    of_safetensors = safetensors.originals()
     if "transformers.trainer" in sys.modules:
         from trainatomy.simulator.saving import files_without_data
 
@@ -35,22 +35,9 @@ def install(stand_ins: StandIns) -> None:
         _redirect(stand_ins, torch.save, checkpoints)
     else:
         _redirect(stand_ins, None, checkpoints)
-
-    def save_file(tensors: Any, filename: Any, *_: Any, **__: Any) -> None:
-        Path(stand_ins.files.redirected(filename)).touch()
-
-    for module, name in holders:
-        stand_ins.put(module, name, save_file)
     stand_ins.put(torch, "load", checkpoints.load)
-
-
-_LIBRARIES = ("safetensors", "accelerate", "transformers", "peft", "diffusers", "timm", "trl", "lightning")
-
-
-def _holders(function: Any) -> list[tuple[Any, str]]:
-    """Return the modules of libraries that imported a function, with the name that it has there."""
-    modules = [one for name, one in [*sys.modules.items()] if name.partition(".")[0] in _LIBRARIES]
-    return [(one, name) for one in modules for name, value in [*vars(one).items()] if value is function]
+    if of_safetensors is not None:
+        safetensors.install(stand_ins, checkpoints, of_safetensors)
 
 
 def _redirect(stand_ins: StandIns, original: Any, checkpoints: Checkpoints) -> None:
@@ -96,7 +83,7 @@ class Checkpoints:
         Raises:
             SimulationError: The script saved a whole module, which is not kept.
         """
-        content = self._content(file)
+        content = self.saved(file)
         if content is None:
             return self._from_disk(file, map_location, options)
         if any(isinstance(leaf, torch.nn.Module) for leaf in tree_leaves(content)):
@@ -105,6 +92,10 @@ class Checkpoints:
                 "keeps only tensors, numbers and texts of checkpoints.\nSave its state_dict(), or run the script "
                 "without loading it"
             )
+        return self.restored(content, map_location)
+
+    def restored(self, content: Any, map_location: Any) -> Any:
+        """Return what was saved with its tensors where PyTorch would put them."""
 
         def placed(saved: _Saved) -> torch.Tensor:
             return self._placed(saved.made(self._stand_ins), saved.place, map_location)
@@ -118,7 +109,8 @@ class Checkpoints:
             return None
         return self._stand_ins.files.found(named) or os.path.abspath(os.fspath(named))  # noqa: PTH100
 
-    def _content(self, file: Any) -> Any:
+    def saved(self, file: Any) -> Any:
+        """Return what the script saved in a file or a buffer, with its tensors described; None if it did not."""
         if (path := self._path(file)) is not None:
             return self._saved.get(path)
         with contextlib.suppress(TypeError):

@@ -30,6 +30,7 @@ def install(stand_ins: StandIns) -> None:
         if isinstance(file, str | os.PathLike):
             Path(stand_ins.files.redirected(file)).touch()
 
+    torch.autograd.forward_ad._maybe_load_decompositions()  # they are scripted when forward-mode AD is first used
     for name in ("script", "trace", "freeze", "optimize_for_inference"):
         stand_ins.put(torch.jit, name, left_out)
     stand_ins.put(torch.jit, "save", saved)

@@ -1,4 +1,4 @@
-"""What Inductor asks of a GPU before it generates code for it, answered for the simulated one."""
+"""Answers for the simulated GPU to what Inductor asks of one before it generates code."""
 
 from __future__ import annotations
 

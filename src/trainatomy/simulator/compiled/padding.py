@@ -1,4 +1,4 @@
-"""Which products of unaligned sizes Inductor pads, which it decides by measuring both on the GPU."""
+"""Choice of the products of unaligned sizes that Inductor pads, which it makes by measuring both on the GPU."""
 
 from __future__ import annotations
 

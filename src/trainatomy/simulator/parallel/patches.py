@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor, _dispatch, _random
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -18,14 +20,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from trainatomy.simulator.parallel import checkpoints
 from trainatomy.simulator.parallel.recorder import RankRecorder, local
 from trainatomy.simulator.placement import Handler
+from trainatomy.training.packed_weights import is_packed
 
 _c10d: Any = torch._C._distributed_c10d
 _DISABLED = torch._C.DisableTorchFunction
+_REFUSES_SHARED = (2, 13)
+"""Release in which FSDP2 began to refuse weights that several of its groups share (accelerate 1.15 names it)."""
 _PROPAGATIONS = ("_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached")
 
 
-def install(stack: contextlib.ExitStack, recorder: RankRecorder) -> None:
-    """Patch PyTorch for one rank; ``stack`` undoes it."""
+def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: tuple[int, int]) -> None:
+    """Patch PyTorch for one rank of a training with a release of PyTorch; ``stack`` undoes it."""
 
     def patch(target: Any, name: str, value: Any) -> None:
         stack.enter_context(mock.patch.object(target, name, value))
@@ -43,11 +48,12 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder) -> None:
     patch(_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None)
     patch(dist, "barrier", _barrier(dist.barrier))
     _install_fsdp1(patch, recorder)
+    _install_fsdp2(patch, torch_version)
     _install_pipelines(patch, recorder)
     checkpoints.install(patch, recorder)
 
 
-def handlers(known: dict[Any, Handler]) -> dict[Any, Handler]:
+def handlers(known: dict[Any, Handler], keep_on_host: Callable[[torch.Tensor], None]) -> dict[Any, Handler]:
     """Return handlers of functions for sharded tensors: ``known`` ones ask this rank's part.
 
     The storage of a ``DTensor`` is that of a wrapper.  Accelerate and DDP find parameters by their addresses, so each
@@ -55,7 +61,49 @@ def handlers(known: dict[Any, Handler]) -> dict[Any, Handler]:
     """
     getters: tuple[Any, ...] = (torch.Tensor.device, torch.Tensor.is_cuda, torch.Tensor.is_cpu)
     asked = {getter.__get__: _of_local(known[getter.__get__]) for getter in getters}
-    return {**asked, torch.Tensor.to: _to(known[torch.Tensor.to]), torch.Tensor.data_ptr: _address}
+    setters: tuple[Any, ...] = (torch.Tensor.data, torch.Tensor.grad)
+    assigned = {each.__set__: _assigning(keep_on_host) for each in setters}
+    return {**asked, **assigned, torch.Tensor.to: _to(known[torch.Tensor.to]), torch.Tensor.data_ptr: _address}
+
+
+def without_data(model: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Give a model meta tensors for those that its constructor made with data; yield each with the one it replaces.
+
+    Legacy constructors such as ``torch.Tensor(8)`` ignore the device of the context.  FSDP assigns each tensor the data
+    of its copy on the GPU, which PyTorch allows for tensors of one kind only.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or tensor.is_meta or tensor.layout != torch.strided or is_packed(tensor):
+                    continue
+                if id(tensor) not in made:
+                    with _disable_current_modes():  # it is no allocation of the GPU
+                        twin = torch.empty_like(tensor, device="meta", requires_grad=False)
+                    if isinstance(tensor, nn.Parameter):
+                        twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+                    made[id(tensor)] = twin
+                    yield twin, tensor
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+
+
+def _assigning(keep_on_host: Callable[[torch.Tensor], None]) -> Handler:
+    """Return ``tensor.data = other``, or its gradient, that takes a tensor of the host with data as one without.
+
+    FSDP1 makes empty shards and gradients of shards in host memory by naming the CPU.
+    """
+
+    def assign(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor, data = args
+        with _DISABLED():
+            if data is not None and local(tensor).is_meta and not local(data).is_meta:
+                with _disable_current_modes():
+                    data = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device="meta")
+                keep_on_host(data)
+        return func(tensor, data)
+
+    return assign
 
 
 def _barrier(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,13 +166,26 @@ def _draws(operator: Any) -> bool:
 def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:
     """FSDP1 records streams with every mode off, in C++, which does not know the simulated ones."""
     from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     # The storage of a meta tensor has no address; its size says whether it has memory.
     patch(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0)
 
+    # The group of all ranks that was there when the module was imported: that of another simulation.
+    ranks = inspect.signature(ShardedGradScaler).parameters["process_group"].default
+    patch(ShardedGradScaler, "__init__", _with_group(ShardedGradScaler.__init__, instead_of=ranks))
+
     for module in (_common_utils, _flat_param, _runtime_utils):
         if hasattr(module, "_no_dispatch_record_stream"):
             patch(module, "_no_dispatch_record_stream", recorder.use_on_stream)
+
+
+def _install_fsdp2(patch: Callable[[Any, str, Any], None], torch_version: tuple[int, int]) -> None:
+    """Releases before 2.13 do not refuse weights that several groups share; each group then has its own copy."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    if torch_version < _REFUSES_SHARED and hasattr(FSDPState, "_validate_no_duplicate_params"):
+        patch(FSDPState, "_validate_no_duplicate_params", lambda state: None)
 
 
 def _install_pipelines(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:
@@ -138,6 +199,17 @@ def _install_pipelines(patch: Callable[[Any, str, Any], None], recorder: RankRec
     for name in ("_warmup_forward_vote", "_warmup_backward_result"):
         if hasattr(PipelineStage, name):
             patch(PipelineStage, name, _agreeing(getattr(PipelineStage, name), recorder))
+
+
+def _with_group(make: Callable[..., None], *, instead_of: Any) -> Callable[..., None]:
+    """Return the constructor of a scaler that asks the ranks of today where it would ask those of its import."""
+
+    def with_group(scaler: Any, *args: Any, **kwargs: Any) -> None:
+        make(scaler, *args, **kwargs)
+        if getattr(scaler, "process_group", None) is instead_of:
+            scaler.process_group = dist.group.WORLD
+
+    return with_group
 
 
 def _batching(send: Callable[..., Any], recorder: RankRecorder) -> Callable[..., Any]:

@@ -17,8 +17,9 @@ from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from trainatomy.training.checkpointing import checkpoint_every
 from trainatomy.training.loops.generation import full_length
 from trainatomy.training.model import unwrap
-from trainatomy.training.optimizer import checked, choose_optimizer
+from trainatomy.training.optimizer import checked, choose_optimizer, sharded_optimizer
 from trainatomy.training.parallel.deepspeed import EngineSteps
+from trainatomy.workload.arguments import is_class_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,7 +153,8 @@ class ObservedTrainer(Trainer):
         if self.args.deepspeed and self.optimizer is not None:  # its own, or one that was made before
             return self.optimizer
         if self.optimizer is None:
-            self.optimizer_cls_and_kwargs = choose_optimizer(train, self.args, self.model)
+            choose = sharded_optimizer if is_class_path(train.optim) else choose_optimizer
+            self.optimizer_cls_and_kwargs = choose(train, self.args, self.model)
         optimizer = checked(train, lambda: super(ObservedTrainer, self).create_optimizer(*arguments, **keywords))
         if not self.args.deepspeed:
             self._observer.ready(self.model, optimizer)

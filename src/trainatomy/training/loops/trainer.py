@@ -78,7 +78,8 @@ def _run(
     if workload.train.predict_with_generate and evaluation is not None:
         kind = GeneratingTrainer
         _begin_decoder(model)
-    optimizer = create_single(workload, model) if is_own(workload.train.optim) else None
+    made_before = is_own(workload.train.optim) and not workload.train.fsdp  # with FSDP, the Trainer takes a class
+    optimizer = create_single(workload, model) if made_before else None
     trainer = kind(workload, observer, model, arguments, dataset, optimizer, evaluation)
     trainer.remove_callback(PrinterCallback)
     with without_progress_bars():

@@ -1,4 +1,4 @@
-"""What the loops of TRL's trainers share: the arguments, the observed trainer, and the training itself."""
+"""Parts that the loops of TRL's trainers share: the arguments, the observed trainer, and the training itself."""
 
 from __future__ import annotations
 

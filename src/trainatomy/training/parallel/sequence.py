@@ -81,7 +81,7 @@ def with_sequence_shards(
         for name, child in model.get_submodule(layer).named_children():
             path = f"{layer}.{name}"
             if path not in blocks and any(True for _ in child.parameters()):
-                norms[path] = SequenceParallel()
+                norms[path] = SequenceParallel(use_local_output=True)  # some are behind a block, before an addition
     _check(model, norms)
     found = norms | {block: WholeSequence() for block in blocks}
     found |= {name: _scattering(styles[name]) for name in inner}
@@ -103,8 +103,8 @@ def shard_length(length: int, ranks: int) -> int:
     return length // ranks
 
 
-def whole_positions(mesh: DeviceMesh) -> Any:
-    """Return a hook that gives a model the positions of the whole sequence, which it would count by its shard.
+def whole_positions(model: Any, mesh: DeviceMesh) -> Any:
+    """Return a hook that gives ``model`` the positions of the whole sequence, which it would count by its shard.
 
     A stage of a pipeline may receive hidden states instead of ids: this rank's shard of them.
     """
@@ -116,6 +116,7 @@ def whole_positions(mesh: DeviceMesh) -> Any:
             length *= mesh.size()
         else:
             shard_length(length, mesh.size())
+        _check_window(model, length)
         given = {name: value for name, value in options.items() if name != "attention_mask"}
         given.setdefault("position_ids", torch.arange(length, device=taken.device)[None])
         return inputs, given
@@ -146,6 +147,18 @@ def _final_norm(model: Any) -> str:
             f"{type(model).__name__} does not say which norm is behind its layers (base_model_pp_plan)", key=_KEY
         )
     return f"{model.base_model_prefix}.{plan[-1]}" if model.base_model is not model else plan[-1]
+
+
+def _check_window(model: Any, length: int) -> None:
+    """Refuse attention in windows, whose mask a model makes for the shard of the sequence that it sees."""
+    config = model.config.get_text_config()
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if window is not None and window < length and (kinds is None or "sliding_attention" in kinds):
+        raise WorkloadError(
+            f"{type(model).__name__} has layers that attend to {window} tokens, with a mask that it would make for a "
+            f"shard of the {length} tokens: use shorter sequences, or leave it out",
+            key=_KEY,
+        )
 
 
 def _check(model: Any, norms: Mapping[str, ParallelStyle]) -> None:

@@ -246,22 +246,12 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
 
     These are the modules in a ``ModuleList`` or ``Sequential`` whose classes transformers keeps whole
     (``_no_split_modules``).  Embeddings, which that attribute names as well, often share weights with the output layer.
-    A model that names no class is wrapped by its longest list.
-
-    Raises:
-        WorkloadError: The model has no list of layers.
+    A model that names no class is wrapped by its longest list; one without a list is one unit.
     """
     names = set(getattr(model, "_no_split_modules", None) or ())
     lists = [list(module) for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
     named = [layer for layers in lists for layer in layers if type(layer).__name__ in names]
-    found: list[nn.Module] = named or max(lists, key=len, default=[])
-    if not found:
-        raise WorkloadError(
-            f"FSDP wraps a model layer by layer, and {type(model).__name__} has no list of layers: "
-            "use parallel.strategy: ddp",
-            key="parallel.strategy",
-        )
-    return found
+    return named or max(lists, key=len, default=[])
 
 
 def _dtypes(parallel: ParallelSpec) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def shard_layers(model: nn.Module, mesh: DeviceMesh, *, sequences: bool = False,
         from trainatomy.training.parallel.sequence import whole_positions, with_sequence_shards
 
         styles = with_sequence_shards(model, styles, here)
-        part.register_forward_pre_hook(whole_positions(mesh), with_kwargs=True)
+        part.register_forward_pre_hook(whole_positions(model, mesh), with_kwargs=True)
     parallelize_module(model, mesh, styles)
 
 

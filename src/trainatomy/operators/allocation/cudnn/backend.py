@@ -111,7 +111,7 @@ class Mode(IntEnum):
 
 
 class Note(IntEnum):
-    """What engines say about their arithmetic (``cudnnBackendNumericalNote_t``)."""
+    """Notes of engines about their arithmetic (``cudnnBackendNumericalNote_t``)."""
 
     TENSOR_CORE = 0
     DOWN_CONVERTS_INPUTS = 1

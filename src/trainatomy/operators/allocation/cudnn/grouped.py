@@ -177,8 +177,6 @@ def _of_input_gradient(group: _Group) -> Engine:
     taps, narrow, strided = group.one.taps, min(group.inside, group.outside), max(group.one.strides) > 1
     if group.dimensions == 3:
         return "padded" if group.wide <= 128 else "direct"
-    if group.dimensions == 1 and taps > 2:
-        return "direct"
     if group.inside == group.outside == group.wide <= 64:
         if not strided:
             return "direct" if group.wide <= _NARROWEST else "padded"

@@ -216,7 +216,7 @@ def _strides(shape: Sequence[int], last: bool) -> list[int]:
 
 
 class Heuristics:
-    """What cuDNN chooses on a GPU, asked without it.
+    """Choices of cuDNN on a GPU, asked without it.
 
     Attributes:
         version: cuDNN's version, "9.19.0".

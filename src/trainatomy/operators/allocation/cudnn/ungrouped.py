@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainatomy.operators.allocation.arguments import ceil_div, round_up
+from trainatomy.operators.allocation.arguments import round_up
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _SHORT_SUM, _LONG_SUM, _FEW_WEIGHTS, _FEW_RESULTS = 576, 700, 23_000, 97_000
 _FEW_PRODUCTS_FORWARD, _FEW_PRODUCTS, _SOME_PRODUCTS = 20_000_000, 50_000_000, 2_000_000_000
 _WIDE_FORWARD, _WIDE_GRADIENT, _WIDE_STRIDED, _TAPS_OF_WIDE = 30_000, 22_500, 7_500, 40
 _TOO_MANY_PRODUCTS = 20_000_000_000
-_MANY_CHANNELS = 112
 _UNEVEN_HALF, _UNEVEN, _MANY_BETWEEN, _MORE_BETWEEN = 70_000_000, 240_000_000, 90_000, 240_000
 _MOST_BETWEEN, _SOME_PLACES = 2**20, 500
 _MANY_IMAGES, _SMALL_HALF_IMAGE, _SMALL_IMAGE = 64, 1.5, 4  # weights for each number that an image has before and after
@@ -46,8 +45,6 @@ def forward(one: Convolution) -> int:
         return product_bytes(one)
     if one.is_stem and not one.channels_last and (len(one.data) < 5 or overlaps(one)):
         return _stem(one)
-    if one.taps == 1 and not one.is_half and not one.channels_last:
-        return _strided_product(one)
     if not one.channels_last and _is_direct_forward(one):
         return 0
     data, weight, output = _transformed(one)
@@ -123,24 +120,6 @@ def _transformed(one: Convolution) -> tuple[int, int, int]:
 def overlaps(one: Convolution) -> bool:
     """Return whether filters of five positions and more overlap and have a stride."""
     return one.weight[-1] >= _OVERLAPPING_STEM and 1 < max(one.strides) < one.weight[-1]
-
-
-def _strided_product(one: Convolution) -> int:
-    """Return the bytes of an fp32 1x1 filter with strides or padding.
-
-    It is transformed between many channels; short sums of so many pixels that tiles of 128 occupy half of the
-    multiprocessors write contiguous output directly. Volumes are always transformed, and written directly where they
-    do not lose channels.
-    """
-    is_volume = len(one.data) == 5
-    if min(one.channels, one.weight[0]) < _MANY_CHANNELS and not is_volume:
-        return 0
-    data = math.prod(one.data) * one.itemsize + HEADER
-    if is_volume and one.weight[0] >= one.channels:
-        return data + math.prod(one.weight) * one.itemsize
-    if one.length <= _SHORT_SUM and 2 * ceil_div(one.places, 128) >= one.multiprocessors:
-        return data + math.prod(one.weight) * one.itemsize
-    return data + math.prod(one.output) * one.itemsize
 
 
 def _stem(one: Convolution) -> int:
