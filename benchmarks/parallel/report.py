@@ -47,7 +47,7 @@ with both GPUs, and its cases are not in the summaries of the others.
 The machines were shared and their CPUs took 1.6 to 1.9 times as long as the host that the shipped data describe;
 between cases of one session, a probe of the CPU differed by more than that. So two predictions of the time are
 compared: *time* is what `trainatomy predict` says, and *time, slow CPU* takes the CPU {pace} times as long
-(`host_paces` in Python; pipelines have none). The first is summarised for the cases whose predicted CPU time is less
+(`host_paces` in Python). The first is summarised for the cases whose predicted CPU time is less
 than half of their step: the GPU bounds those on such a host, too.
 
 What was looked at before it was predicted:
@@ -93,10 +93,13 @@ What is left:
   between free blocks of one size. With the addresses of a run, recorded later, the prediction is exact; tensors of the
   host that were freed while the model moved to the GPU had left the gaps. Since 2026-11-24 a prediction tries other
   gaps, too, and gives the range; this measurement is its low end.
-- `trainer-fsdp2-t5-offload` trained with PyTorch 2.11; the 2.13 that predicts refuses its shared weights.
+- `trainer-fsdp2-t5-offload` trained with PyTorch 2.11. 2.13 refuses its shared weights, which a prediction for 2.11
+  does not since 2026-11-24.
 - DataParallel under autocast takes twice as long as predicted, and without it 6 to 21 % less time; the CPU bounds most
   of these steps. The cause is not known.
-- The CPU's part of small pipelines: their stages are timed on the reference host only (zero-bubble: −48 %)."""
+- Stages of a pipeline are timed alone, also on a slow CPU (since 2026-11-24), and zero-bubble stays too short.
+
+[Random trainings](many-gpus-drawn.md) have been predicted and measured as well, at the measured pace of their hosts."""
 
 
 @dataclass(frozen=True, slots=True)

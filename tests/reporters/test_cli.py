@@ -269,7 +269,8 @@ def test_interrupted(workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_ctrl_c_in_a_separate_process() -> None:
     code = (
-        "import sys, time, trainatomy.api\n"
+        "import signal, sys, time, trainatomy.api\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a process in the background has it ignored
         "def predict(*_, **__):\n    print('started', file=sys.stderr, flush=True)\n    time.sleep(30)\n"
         "trainatomy.api.predict = predict\n"
         "from trainatomy.cli import main\n"

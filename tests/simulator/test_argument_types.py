@@ -24,6 +24,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"addmm: self \(bfloat16\) and mat1 \(float32\)": lambda: F.linear(
         made(4, 8), made(8, 8, dtype=BRAIN), made(8, dtype=BRAIN)
     ),
+    r"_foreach_clamp_max has no kernel for complex numbers": lambda: torch._foreach_clamp_max_(
+        [made(4, dtype=torch.complex64)], 1.0
+    ),
     r"mm: self \(float32\) and mat2 \(float16\)": lambda: made(4, 8) @ made(8, 8, dtype=HALF),
     r"native_layer_norm: input \(float16\) and weight \(float32\)": lambda: F.layer_norm(
         made(4, 8, dtype=HALF), (8,), made(8), made(8)

@@ -97,19 +97,19 @@ class RunObserver:
     """Observer of the runs of a comparison; override the methods of interest."""
 
     def planned(self, plan: Plan) -> None:
-        """Hear, once, that everything was predicted, before the first run."""
+        """Handle the end of all predictions, once, before the first run."""
 
     def starting(self, row: int, repeat: int) -> None:
-        """Hear of a run that is about to be made; not of runs that are on record."""
+        """Handle the start of a run; not called for runs that are on record."""
 
     def progress(self, progress: Progress) -> None:
-        """Hear of the progress of a run."""
+        """Handle the progress of a run."""
 
     def finished(self, run: Finished) -> None:
-        """Hear of a run that ended."""
+        """Handle the end of a run."""
 
     def note(self, message: str) -> None:
-        """Hear of something that the user should know; warn unless overridden."""
+        """Handle a message that the user should see; warn unless overridden."""
         warnings.warn(message, stacklevel=4)
 
 

@@ -63,7 +63,7 @@ class Observer:
     """Receives the progress of a search; this one ignores it."""
 
     def executed(self, count: int, best: Outcome | None) -> None:
-        """Hear of an execution: their number, and the best candidate so far."""
+        """Handle the end of an execution, with their number and the best candidate so far."""
 
 
 @dataclass(slots=True)

@@ -52,7 +52,10 @@ _LINEAR_ALGEBRA = (
 _NOT_IN_16_BITS = frozenset((*_LINEAR_ALGEBRA, "_cdist_forward", "polar", "angle"))
 """Operators that have no kernel for float16 and bfloat16 on CUDA."""
 
-_CHECKED = frozenset((*_ONE_TYPE, *_BATCH_NORMS, *_LONG, *_NOT_IN_16_BITS))
+_ORDERED = frozenset(("_foreach_clamp_min", "_foreach_clamp_max", "_foreach_minimum", "_foreach_maximum"))
+"""Operators on lists that compare numbers, and have no kernel for complex ones (``clip_grad_value_``)."""
+
+_CHECKED = frozenset((*_ONE_TYPE, *_BATCH_NORMS, *_LONG, *_NOT_IN_16_BITS, *_ORDERED))
 _16_BITS = (torch.float16, torch.bfloat16)
 
 
@@ -71,6 +74,8 @@ def check_types(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     plain = name.removeprefix("aten::").removesuffix("_")
     if plain not in _CHECKED or func._overloadname.startswith("dtype"):  # products into another type
         return
+    if plain in _ORDERED and any(each.is_meta and each.is_complex() for each in args[0]):
+        raise RuntimeError(f"{plain} has no kernel for complex numbers")
     names = (each.name for each in func._schema.arguments)
     tensors = {
         argument: value

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation import above_autograd, recurrent
+from trainatomy.operators.allocation import above_autograd, cells, recurrent
 from trainatomy.operators.allocation.grouped import grouped_mm
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.sdpa import sdpa
@@ -240,6 +240,8 @@ def composites(processor: Processor) -> dict[Any, Function]:
         torch.batch_norm: above_autograd.batch_norm,
         _nn.linear: above_autograd.linear,
         _nn.one_hot: above_autograd.one_hot,
+        torch.lstm_cell: cells.lstm_cell,
+        torch.gru_cell: cells.gru_cell,
         **dict.fromkeys((torch.softmax, torch.Tensor.softmax), above_autograd.softmax),
         **dict.fromkeys((torch.log_softmax, torch.Tensor.log_softmax), above_autograd.log_softmax),
         **recurrent.RecurrentLayers(processor.multiprocessors).functions(),

@@ -29,10 +29,10 @@ class LoopListener(Observer, Protocol):
     """An observer that also sees the model's arguments and when to take the time."""
 
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        """Hear that the model is about to be called with these arguments; keep no tensor of them."""
+        """Handle a call of the model that is about to begin, with these arguments; keep no tensor of them."""
 
     def tick(self) -> None:
-        """Hear that the work of a step has been queued on the GPU."""
+        """Handle the end of a step on the CPU: all its work has been queued on the GPU."""
 
 
 class LoopSignals:

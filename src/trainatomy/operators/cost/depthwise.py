@@ -28,6 +28,8 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.kernel import HALVES, Chip, number, whole_numbers
 from trainatomy.results.operations import Array, Call
 
+_SEQUENCE = 3
+"""Dimensions of a batch of sequences."""
 _BLOCK, _WARP, _H200 = 256, 32, 132
 _UNROLLED = (1, 3, 5)
 """Sides of square filters that PyTorch's kernels have unrolled loops for."""
@@ -80,8 +82,8 @@ class DepthwiseConstants(NamedTuple):
 
 
 def kind_of(call: Call, x: Array, weight: Array) -> str:
-    """Return which kernels run forward: own, shared, last, many or direct."""
-    if x.strides[1] == 1 and prod(x.shape[2:]) > 1:
+    """Return which kernels run forward: own, shared, last, many or direct; sequences are made contiguous first."""
+    if len(x.shape) > _SEQUENCE and x.strides[1] == 1 and prod(x.shape[2:]) > 1:
         if _dilated(call) or max(weight.shape[2:]) > _LARGEST:
             return "direct"
         return "many" if x.dtype in HALVES and x.shape[0] >= _MANY else "last"

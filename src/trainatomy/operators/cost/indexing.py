@@ -145,8 +145,9 @@ def embedding_bag_backward(call: Call, chip: Chip) -> KernelWork:
 def gathered(call: Call, chip: Chip) -> KernelWork:
     """Return the work of ``index``, ``gather``, ``index_select``: rows and indices read, rows written.
 
-    ``index`` picks whole rows of a multiple of 16 bytes by a block for each, as an embedding; else each number of the
-    result by arithmetic (aten/src/ATen/native/cuda/IndexKernel.cu, ``index_kernel_impl``).
+    ``index`` picks whole rows of a multiple of 16 bytes, whose numbers lie side by side, by a block for each, as an
+    embedding; else each number of the result by arithmetic (aten/src/ATen/native/cuda/IndexKernel.cu and
+    IndexKernelUtils.h, ``fast_gather_kernel_eligible``).
     """
     if not traffic(call).written:
         return NOTHING
@@ -157,12 +158,23 @@ def gathered(call: Call, chip: Chip) -> KernelWork:
     target, result = call.inputs[0], call.outputs[0]
     moving = work.bytes / (chip.bandwidth * 0.9)
     row = prod(target.shape[1:])
-    if _first_indexed(call, indices, result) == 0 and len(indices) == 1 and row * target.itemsize % _ROW_BYTES == 0:
+    whole = row * target.itemsize % _ROW_BYTES == 0 and _rows_lie_together(target)
+    if whole and _first_indexed(call, indices, result) == 0 and len(indices) == 1:
         picking = indices[0].elements * float(_form()["row_seconds"]) / chip.multiprocessors
         return work._replace(family="table.index.rows", seconds=1.2e-6 + max(moving, picking))
     form = _form()["picked"]
     working = result.elements * form["number_seconds"] / chip.multiprocessors
     return work._replace(family="table.index.numbers", seconds=float(form["start_seconds"] + max(moving, working)))
+
+
+def _rows_lie_together(target: Array) -> bool:
+    """Return whether the numbers of each row are contiguous in memory."""
+    expected = 1
+    for size, stride in zip(reversed(target.shape[1:]), reversed(target.strides[1:]), strict=True):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _first_indexed(call: Call, indices: list[Array], values: Array) -> int:

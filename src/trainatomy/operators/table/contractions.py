@@ -96,6 +96,7 @@ RECURRENT = family(
     row("_cudnn_rnn", launch="recurrent", cost="recurrent:recurrent", loads=CUDNN),
     row("_cudnn_rnn_backward", launch="recurrent", cost="recurrent:recurrent", loads=("cudnn_backward",)),
     row("_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
+    row("_thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward"),
 )
 
 CONTRACTIONS = (*MATRIX_PRODUCTS, *FACTORISATIONS, *SOLUTIONS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)
