@@ -37,6 +37,10 @@ TIMED_SECONDS = 1.0
 """Short steps are repeated until they took this long together, or until ``MOST_STEPS`` ran."""
 
 
+STARTING_SECONDS = 150.0
+"""What the first case of new processes may take besides: a fresh machine reads the libraries for a minute."""
+
+
 def job_of(case: Case) -> Job:
     """Return the job of a case: timed, with nothing recorded."""
     workload = case.workload()
@@ -50,12 +54,16 @@ def measure(cases: list[Case], options: argparse.Namespace) -> list[str]:
     deadline = time.monotonic() + options.time_limit
     waiting = list(cases)
     while waiting and time.monotonic() < deadline:
+        began_with = set[int]()
         with RankProcesses(options.gpus) as processes, WorkerPool() as pool:
             while waiting and time.monotonic() < deadline:
                 case = waiting.pop(0)
                 began = time.monotonic()
                 try:
-                    found = _measured(case, processes, pool, TimeLimit(options.case_limit))
+                    count = case.workload().parallel.processes
+                    starting = 0.0 if count in began_with else STARTING_SECONDS
+                    began_with.add(count)
+                    found = _measured(case, processes, pool, TimeLimit(options.case_limit + starting))
                 except TrainatomyError as error:
                     failed.append(case.name)
                     _append(

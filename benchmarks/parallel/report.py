@@ -97,9 +97,7 @@ What is left:
   does not since 2026-11-24.
 - DataParallel under autocast takes twice as long as predicted, and without it 6 to 21 % less time; the CPU bounds most
   of these steps. The cause is not known.
-- Stages of a pipeline are timed alone, also on a slow CPU (since 2026-11-24), and zero-bubble stays too short.
-
-[Random trainings](many-gpus-drawn.md) have been predicted and measured as well, at the measured pace of their hosts."""
+- Stages of a pipeline are timed alone, also on a slow CPU (since 2026-11-24), and zero-bubble stays too short."""
 
 
 @dataclass(frozen=True, slots=True)
