@@ -26,7 +26,7 @@ TINY = {
     "num_hidden_layers": 4, "hidden_size": 16, "intermediate_size": 32, "vocab_size": 40, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False, "pad_token_id": 0,
 }  # fmt: skip
-ROWS, LENGTH = 4, 64
+ROWS, LENGTH = 2, 64
 HIDDEN_BYTES = LENGTH * HIDDEN * 4
 """Bytes of the hidden states of one sample."""
 
@@ -116,7 +116,8 @@ def test_messages_that_were_sent_are_not_held() -> None:
 
 
 def test_a_rank_of_1f1b_holds_fewer_micro_batches_than_one_of_gpipe() -> None:
-    of = {name: predict(workload(pp_schedule=name), timed=False, ranks=[1]) for name in ("GPipe", "1F1B")}
+    four = {"per_device_train_batch_size": 4}
+    of = {name: predict(workload(train=four, pp_schedule=name), timed=False, ranks=[1]) for name in ("GPipe", "1F1B")}
     held = {name: [rank.memory.components.activations for rank in found.ranks.values()] for name, found in of.items()}
     # Two micro-batches are in flight in the first rank, one in the last, instead of all four.
     assert held["1F1B"][0] < 0.7 * held["GPipe"][0]
@@ -124,8 +125,10 @@ def test_a_rank_of_1f1b_holds_fewer_micro_batches_than_one_of_gpipe() -> None:
 
 
 def test_messages_that_are_exchanged_at_once_use_the_communicator_of_all_stages() -> None:
+    three = {"per_device_train_batch_size": 3}
     once, together = (
-        simulated(workload(gpus=3, pp_size=3, pp_schedule=name), 1).communicators for name in ("GPipe", "1F1B")
+        simulated(workload(train=three, gpus=3, pp_size=3, pp_schedule=name), 1).communicators
+        for name in ("GPipe", "1F1B")
     )
     assert set(once) == set(together) == {(0, 1), (1, 2), (0, 1, 2)}
     assert "send" not in once[0, 1, 2]
@@ -327,7 +330,7 @@ def test_ranks_that_are_asked_for_are_listed_beside_rank_0() -> None:
 @pytest.mark.parametrize(
     ("parallel", "key", "message"),
     [
-        ({"pp_microbatches": 3}, "parallel.pp_microbatches", "3 does not divide the batch of 4 samples"),
+        ({"pp_microbatches": 3}, "parallel.pp_microbatches", "3 does not divide the batch of 2 samples"),
         ({"pp_microbatches": 1}, "parallel.pp_microbatches", "1F1B needs at least as many micro-batches as stages"),
         ({"pp_schedule": "GPipe", "pp_stages_per_rank": 2}, "parallel.pp_stages_per_rank", "is 1 with GPipe"),
         ({"pp_schedule": "LoopedBFS", "pp_stages_per_rank": 1}, "parallel.pp_stages_per_rank", "at least 2"),
