@@ -197,8 +197,8 @@ def test_a_gpu_with_other_kernels_is_rejected_with_both_names():
 
 
 def test_an_unlisted_gpu_has_to_be_described():
-    unlisted = parse(measured_on("NVIDIA GeForce RTX 4060", (8, 9), 1000.0), "f.json")
-    with pytest.raises(WorkloadError, match=r"RTX 4060.*no data sheet.*base: rtx-4090"):
+    unlisted = parse(measured_on("NVIDIA GeForce RTX 4050", (8, 9), 1000.0), "f.json")
+    with pytest.raises(WorkloadError, match=r"RTX 4050.*no data sheet.*base: rtx-4090"):
         cost_model_of(find_gpu("rtx-4090"), unlisted)
     described = cost_model_of(gpu_from_mapping({"memory_bytes": 16 * 2**30}, "rtx-4090"), unlisted)
     assert described.calibrated
