@@ -1,8 +1,8 @@
 """Operations whose result depends on the values of a tensor that has none.
 
 Values that follow from the batch are known (see ``values``).  Elsewhere a number is taken as 0 and a bool as True,
-except what follows from ``isnan``, from ``isinf``, from ``< 0`` or from the equality of whole numbers, which is False:
-that is how a training without padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``,
+except what follows from ``isnan``, from ``isinf``, from ``< 0`` or from the equality of vectors of whole numbers, which
+is False: that is how a training without padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``,
 ``(variance < 0).any()``), and a loop that ends when all tokens are the last one (``(token == eos).all()``).  Whether a
 mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in inference, is not checked: it is kept.
 
@@ -87,9 +87,13 @@ def assumed_values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> to
     return torch.zeros((), dtype=dtype or tensor.dtype, device="cpu").expand(tensor.shape)
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor on the GPU has whole numbers."""
-    return tensor.is_meta and not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+def _has_whole_numbers(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor on the GPU is a vector, or more, of whole numbers, such as tokens.
+
+    A single number without dimensions is rather a size, such as the largest of all ranks, than a token.
+    """
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    return tensor.is_meta and is_whole and tensor.dim() > 0
 
 
 class ScalarReads:
@@ -124,7 +128,7 @@ class ScalarReads:
         below_zero = name == "aten::lt" and isinstance(args[1], (int, float)) and args[1] <= 0
         beyond = {"aten::le": -math.inf, "aten::gt": math.inf}.get(name)
         beyond_limits = beyond is not None and isinstance(args[1], float) and args[1] == beyond
-        whole_numbers = name == "aten::eq" and _is_whole(args[0]) and self._values.of(args[0]) is None
+        whole_numbers = name == "aten::eq" and _has_whole_numbers(args[0]) and self._values.of(args[0]) is None
         if name in _MAKES_FALSE or stays_false or below_zero or beyond_limits or whole_numbers:
             for tensor in outputs:
                 storage = tensor.untyped_storage()
