@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
 from trainatomy.operators.allocation.workspaces import product_of
 from trainatomy.operators.registry import libraries_of
+from trainatomy.results.plan import GroupUse
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PinnedBlock, StreamUse
 from trainatomy.simulator.argument_types import check_types
 from trainatomy.simulator.cpu_waits import CPUWaits
@@ -69,7 +70,7 @@ class Recorder(TorchDispatchMode):
     """
 
     communicates = False
-    groups: Mapping[tuple[int, ...], set[str]] = MappingProxyType({})
+    groups: Mapping[tuple[int, ...], set[GroupUse]] = MappingProxyType({})
     group_names: Mapping[tuple[int, ...], set[str]] = MappingProxyType({})
 
     def __init__(

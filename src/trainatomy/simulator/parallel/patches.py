@@ -26,6 +26,8 @@ _c10d: Any = torch._C._distributed_c10d
 _DISABLED = torch._C.DisableTorchFunction
 _REFUSES_SHARED = (2, 13)
 """Release in which FSDP2 began to refuse weights that several of its groups share (accelerate 1.15 names it)."""
+_SINGLE_MESSAGES = (2, 13)
+"""Release in which a pipeline's messages in one direction left the batch, and its stages began to vote on shapes."""
 _PROPAGATIONS = ("_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached")
 
 
@@ -49,7 +51,7 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: 
     patch(dist, "barrier", _barrier(dist.barrier))
     _install_fsdp1(patch, recorder)
     _install_fsdp2(patch, torch_version)
-    _install_pipelines(patch, recorder)
+    _install_pipelines(patch, recorder, torch_version)
     checkpoints.install(patch, recorder)
 
 
@@ -188,17 +190,23 @@ def _install_fsdp2(patch: Callable[[Any, str, Any], None], torch_version: tuple[
         patch(FSDPState, "_validate_no_duplicate_params", lambda state: None)
 
 
-def _install_pipelines(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:
-    """Stages ask each other by a message whether all know their shapes, which they do (torch 2.13).
+def _install_pipelines(
+    patch: Callable[[Any, str, Any], None], recorder: RankRecorder, torch_version: tuple[int, int]
+) -> None:
+    """Stages know their shapes; since torch 2.13 they ask each other by a message, outside of a batch, whether all do.
 
     Messages that are sent and received at once share a call of NCCL (``batch_isend_irecv``).
     """
-    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining import PipelineStage, schedules
 
-    patch(dist, "batch_isend_irecv", _batching(dist.batch_isend_irecv, recorder))
+    batched = _batching(dist.batch_isend_irecv, recorder)
+    patch(dist, "batch_isend_irecv", batched)
+    if torch_version < _SINGLE_MESSAGES:
+        patch(schedules, "_batch_p2p", lambda messages, desc=None: batched(messages) if messages else [])
     for name in ("_warmup_forward_vote", "_warmup_backward_result"):
         if hasattr(PipelineStage, name):
-            patch(PipelineStage, name, _agreeing(getattr(PipelineStage, name), recorder))
+            vote = getattr(PipelineStage, name) if torch_version >= _SINGLE_MESSAGES else _no_vote
+            patch(PipelineStage, name, _agreeing(vote, recorder))
 
 
 def _with_group(make: Callable[..., None], *, instead_of: Any) -> Callable[..., None]:
@@ -223,6 +231,12 @@ def _batching(send: Callable[..., Any], recorder: RankRecorder) -> Callable[...,
             recorder.batching = False
 
     return batched
+
+
+def _no_vote(stage: Any, *_: Any, **__: Any) -> torch.Tensor:
+    """Return a tensor for the outcome of a vote that older versions do not hold."""
+    with _DISABLED():
+        return torch.ones(1, dtype=torch.int32, device="cpu")
 
 
 def _agreeing(vote: Callable[..., torch.Tensor], recorder: RankRecorder) -> Callable[..., torch.Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from trainatomy.results.plan import GroupUse
 from trainatomy.results.trace import CollectiveUse
 from trainatomy.simulator.parallel.collectives import (
     KINDS,
@@ -61,7 +62,7 @@ class RankRecorder(Recorder):
         self._last_of_group: dict[tuple[int, ...], int] = {}
         self._pending: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # ends with the storage
         self._step = self.operations.operations
-        self.groups: dict[tuple[int, ...], set[str]] = {}
+        self.groups: dict[tuple[int, ...], set[GroupUse]] = {}
         self.group_names: dict[tuple[int, ...], set[str]] = {}
 
     def __torch_dispatch__(
@@ -154,7 +155,7 @@ class RankRecorder(Recorder):
     def _note(self, collective: Collective, event: int, *, is_c10d: bool) -> None:
         """Write a collective, and label its buffers unless they are activations (functional collectives)."""
         used = collective.members if self.batching else collective.ranks
-        self.groups.setdefault(used, set()).add(collective.kind)
+        self.groups.setdefault(used, set()).add(GroupUse(collective.kind, collective.peer))
         self.group_names.setdefault(used, set()).add(collective.group)
         if is_c10d:
             numbers = {self.number_of(tensor) for tensor in (*collective.inputs, *collective.outputs)}
