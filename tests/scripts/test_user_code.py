@@ -248,7 +248,7 @@ for _ in range(5):
     for rounds in range(1, 9):
         token = torch.randn(4, 2000).cuda().softmax(-1).multinomial(1).squeeze(1)
         done |= token == 2
-        if done.all() or token[0].item() == 2:
+        if done.all() or token[0] == 2 or token[0].item() == 2:
             break
     assert rounds == 8
     done |= torch.full((4,), True, device="cuda")

@@ -63,6 +63,7 @@ class Collective:
         outputs: Tensors that it receives.
         is_async: True if the caller goes on before the collective is over, and waits for it later.
         members: All ranks of the group; of a message, more than the two in ``ranks``.
+        reduction: Name of the operation that a functional collective reduces with, else empty.
     """
 
     kind: str
@@ -73,6 +74,7 @@ class Collective:
     outputs: tuple[torch.Tensor, ...]
     is_async: bool
     members: tuple[int, ...]
+    reduction: str
 
 
 def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Collective:
@@ -94,6 +96,7 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
         tuple(received),
         bool(named.get("async_op", named.get("asyncOp", True))),
         ranks,
+        named["reduce_op"] if isinstance(named.get("reduce_op"), str) else "",
     )
 
 
