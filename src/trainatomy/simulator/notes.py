@@ -70,8 +70,8 @@ def _choice_notes(values: Values) -> Iterator[str]:
     """Yield a note where an assumed choice decided the size of something."""
     if values.choices_decide:
         yield (
-            "how many rows each expert gets depends on values: topk, max, argmax, multinomial and the like are "
-            "assumed to pick all entries equally often, so what they pick is spread evenly"
+            "how large some results are, such as the rows that each expert gets, depends on values: topk, max, argmax, "
+            "multinomial and the like are assumed to pick all entries equally often, so what they pick is spread evenly"
         )
 
 
