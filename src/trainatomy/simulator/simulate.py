@@ -43,10 +43,10 @@ from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.notes import (
-    choice_notes,
     host_memory_notes,
     selection_notes,
     trial_notes,
+    value_notes,
     version_notes,
 )
 from trainatomy.simulator.process import SimulatedProcess
@@ -355,7 +355,7 @@ def _result(
             *version_notes(version),
             *described.notes,
             *trial_notes(recorder.trace.trials, known=process.processor.cudnn is not None),
-            *choice_notes(recorder.values),
+            *value_notes(recorder),
             *process.notes,
             *host_memory_notes(process.storages.host_memory),
         ),

@@ -64,6 +64,7 @@ class Collective:
         is_async: True if the caller goes on before the collective is over, and waits for it later.
         members: All ranks of the group; of a message, more than the two in ``ranks``.
         peer: The other rank of a message; None for a collective of the group.
+        reduction: Name of the operation that a functional collective reduces with, else empty.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class Collective:
     is_async: bool
     members: tuple[int, ...]
     peer: int | None
+    reduction: str
 
 
 def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Collective:
@@ -98,6 +100,7 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
         bool(named.get("async_op", named.get("asyncOp", True))),
         ranks,
         peer,
+        named["reduce_op"] if isinstance(named.get("reduce_op"), str) else "",
     )
 
 

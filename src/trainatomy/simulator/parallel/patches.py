@@ -17,7 +17,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainatomy.simulator.parallel import checkpoints
+from trainatomy.simulator.parallel import checkpoints, exchanged
 from trainatomy.simulator.parallel.recorder import RankRecorder, local
 from trainatomy.simulator.placement import Handler
 from trainatomy.training.packed_weights import is_packed
@@ -49,6 +49,8 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: 
     # It measures times with CUDA events, and warns that meta tensors have none.
     patch(_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None)
     patch(dist, "barrier", _barrier(dist.barrier))
+    for name in ("allreduce", "reduce"):
+        patch(dist.ProcessGroup, name, _reducing(getattr(dist.ProcessGroup, name), recorder))
     _install_fsdp1(patch, recorder)
     _install_fsdp2(patch, torch_version)
     _install_pipelines(patch, recorder, torch_version)
@@ -123,6 +125,16 @@ def _barrier(original: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return barrier
+
+
+def _reducing(call: Callable[..., Any], recorder: RankRecorder) -> Callable[..., Any]:
+    """Return a method of ``ProcessGroup`` that tells the recorder how it reduces, which the operator does not show."""
+
+    def reduce(group: Any, tensors: Any, *rest: Any, **named: Any) -> Any:
+        recorder.reduction = exchanged.reduction_of((*rest, *named.values()))
+        return call(group, tensors, *rest, **named)
+
+    return reduce
 
 
 def _resizing(recorder: RankRecorder) -> Callable[..., Any]:
