@@ -72,3 +72,29 @@ def test_an_empty_tensor_gets_memory_when_it_is_written_to(process: SimulatedPro
     out.resize_(2 * COLUMNS)
     assert [event.action for event in events[first:]] == ["alloc", "alloc", "free"]
     assert events[-1].allocation == events[first].allocation
+
+
+def test_a_sparse_gradient_holds_the_rows_that_occur(process: SimulatedProcess) -> None:
+    table = torch.nn.Embedding(1000, 64, sparse=True).cuda()
+    optimizer = torch.optim.SparseAdam(list(table.parameters()))
+    ids = [torch.tensor([7, 8, 9]).cuda(), torch.tensor([[9, 1], [9, 1]]).cuda()]
+    row = 64 * 4
+    for _ in range(2):
+        loss = sum(table(each).square().sum() for each in ids)
+        joined = sizes(process, loss.backward)[-2:]
+        assert joined == [7 * 8, 7 * row]  # seven indices, seven rows
+        assert table.weight.grad is not None and table.weight.grad._nnz() == 7
+        found = [size for size in sizes(process, optimizer.step) if size < 1000 * row]
+        # A copy of the indices, their order, offsets, the sort's memory; four different rows.
+        assert found[:5] == [7 * 8, 7 * 8, 7 * 8, 2 * 7 * 8 + 8, 4 * row]
+        assert found[5:].count(4 * row) == 7  # of both states: rows, their product with ones, new ones; and the step
+        optimizer.zero_grad()
+
+
+def test_sparse_gradients_accumulate_and_update_weights(process: SimulatedProcess) -> None:
+    table = torch.nn.Embedding(1000, 64, sparse=True).cuda()
+    optimizer = torch.optim.SGD(table.parameters(), 0.1)
+    for rows in (4, 8):
+        table(torch.tensor([1, 2, 3, 1]).cuda()).square().sum().backward()
+        assert table.weight.grad is not None and table.weight.grad._nnz() == rows
+    assert sizes(process, optimizer.step) == []

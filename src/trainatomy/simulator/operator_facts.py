@@ -10,6 +10,7 @@ import torch
 from trainatomy.operators.allocation.plan import Rule
 from trainatomy.operators.registry import find
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED
+from trainatomy.simulator.sparse_tensors import NAMES as SPARSE
 from trainatomy.simulator.values import CHOOSES, LIKE_FACTORIES
 
 
@@ -29,6 +30,7 @@ class OperatorFacts:
         loads: True if it loads libraries or takes workspaces.
         adds_rows: True if its time depends on how often an index occurs among those of its second argument.
         composite: True if PyTorch runs it as a sequence of other operators above autograd.
+        may_be_sparse: True if it is run by dense operators where a tensor is sparse.
         resizes: True if it may give one of its arguments a larger storage: ``out=``, ``resize_``.
         kernel: Key of its kernel, where that calls other operators below autograd, on every device.
     """
@@ -44,6 +46,7 @@ class OperatorFacts:
     loads: bool
     adds_rows: bool
     composite: bool
+    may_be_sparse: bool
     resizes: bool
     kernel: torch._C.DispatchKey | None
 
@@ -69,6 +72,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         loads=row is not None and bool(row.loads or row.workspaces),
         adds_rows=name == "aten::embedding_dense_backward",
         composite=_has_kernel(func, "CompositeImplicitAutograd"),
+        may_be_sparse=name in SPARSE,
         resizes=name in _RESIZES or any(argument.is_out for argument in func._schema.arguments),
         kernel=_kernel(func) if row is not None and row.composite else None,
     )

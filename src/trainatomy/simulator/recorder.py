@@ -25,6 +25,7 @@ from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.operator_facts import OperatorFacts, facts_of
 from trainatomy.simulator.plans import PlanWriter
+from trainatomy.simulator.sparse_tensors import SparseOperators
 from trainatomy.simulator.storages import Storages, storage_key
 from trainatomy.simulator.streams import Streams, SyncKind
 from trainatomy.simulator.values import Values
@@ -113,6 +114,7 @@ class Recorder(TorchDispatchMode):
         self._references = GradientReferences()
         self._zeros = FreshZeros()
         self.sizes = DataDependentSizes(self.values)
+        self.sparse = SparseOperators(self.values, self.sizes)
         self._taken_over = False
         self._in_kernel = False
         self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
@@ -244,6 +246,11 @@ class Recorder(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if facts.kernel is not None:
             return self._run_kernel(facts.kernel, func, args, kwargs)
+        if facts.may_be_sparse:
+            with _DISABLED():
+                if (run := self.sparse.find(facts.name, args)) is not None:
+                    with self:
+                        return run(*args, **kwargs)
         with _DISABLED():
             name = facts.name
             event, self._taken_over = len(self.trace.events), False
