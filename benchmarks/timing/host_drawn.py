@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -124,8 +124,8 @@ def between(events: Sequence[Event]) -> tuple[dict[str, float], dict[str, int]]:
     return dict(found), dict(counts)
 
 
-def measured(mapping: Mapping) -> Mapping:
-    """Run a case on the GPU and return its times."""
+def measured(mapping: Mapping, watching: type[Watch] = Watch) -> Mapping:
+    """Run a case on the GPU, observed by a ``Watch``, and return its times."""
     import torch
 
     from trainatomy.measurement.step.timer import EnoughSteps
@@ -137,7 +137,7 @@ def measured(mapping: Mapping) -> Mapping:
     workload = Workload.from_mapping({**mapping, "name": "drawn", "gpu": "h200"})
     generates = workload.mode == "generation"
     warm_up = CALLS_OF_WARM_UP if generates else FP16_WARM_UP if workload.train.fp16 else WARM_UP
-    watch = Watch(evaluates=not generates and bool(workload.evaluates))
+    watch = watching(evaluates=not generates and bool(workload.evaluates))
     torch.manual_seed(0)
     if workload.model.quantization:
         model = load_on_device(workload, build_model(workload), "cuda")
@@ -179,19 +179,19 @@ def _evaluation(events: Sequence[Event]) -> Mapping:
     return {"us": us, "counts": counts, "whole": round(1e6 * (events[-1][1] - events[0][1]), 1), "batches": batches}
 
 
-def measure(out: Path, time_limit: float) -> None:
-    """Measure all cases in this process, which initialises CUDA; each is a line at once."""
+def measure(cases: Iterable[tuple[str, Mapping]], watching: type[Watch], out: Path, time_limit: float) -> None:
+    """Measure cases in this process, which initialises CUDA; each is a line at once."""
     import torch
 
     began = time.monotonic()
     torch.ones(1, device="cuda")
-    for name, mapping in cases():
+    for name, mapping in cases:
         if time.monotonic() - began > time_limit:
             print(f"{name}: left out, out of time", flush=True)
             continue
         line: Mapping = {"name": name, "gpu": torch.cuda.get_device_name()}
         try:
-            line |= measured(mapping)
+            line |= measured(mapping, watching)
         except Exception as error:
             line["error"] = f"{type(error).__name__}: {error}"[:400]
         gc.collect()
@@ -201,20 +201,23 @@ def measure(out: Path, time_limit: float) -> None:
         print(f"{time.monotonic() - began:6.1f} s {name}: {line.get('error', line.get('steps'))}", flush=True)
 
 
-def main() -> int:
-    """Measure in a fork of a process that has imported the libraries."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def measure_in_fork(
+    description: str | None, cases: Iterable[tuple[str, Mapping]], watching: type[Watch] = Watch, seconds: float = 90
+) -> int:
+    """Read the options of a script, and measure its cases in a fork of a process that has imported the libraries."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--time-limit", type=float, default=90, help="seconds after which no case starts")
+    parser.add_argument("--time-limit", type=float, default=seconds, help="seconds after which no case starts")
     options = parser.parse_args()
     processes.preload_for_forks()
     log = options.out.with_suffix(".log")
-    process = processes.fork_and_run(partial(measure, options.out, options.time_limit), log)
+    process = processes.fork_and_run(partial(measure, cases, watching, options.out, options.time_limit), log)
     while process.status() is None:
         time.sleep(0.05)
-    print(log.read_text(encoding="utf-8", errors="replace")[-9000:])
+    with suppress(OSError):
+        print(log.read_text(encoding="utf-8", errors="replace")[-9000:])
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure_in_fork(__doc__, cases()))

@@ -9,14 +9,9 @@ is read three times after each step.
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +20,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "accuracy"))
 
 import host_drawn  # noqa: E402
-import processes  # noqa: E402
 from host_cases import NF4, decoder, encoder  # noqa: E402
 
 SEED = "34 mid"
@@ -117,42 +111,5 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"pairs.{name}.{depth}", {**case, "model": {**model, **further, "config": config}}
 
 
-def measure(out: Path, time_limit: float) -> None:
-    """Measure all cases in this process; each is a line at once."""
-    import torch
-
-    began = time.monotonic()
-    host_drawn.Watch = Watch  # type: ignore[misc]
-    for name, mapping in cases():
-        if time.monotonic() - began > time_limit:
-            break
-        line: dict[str, Any] = {"name": name, "gpu": torch.cuda.get_device_name()}
-        try:
-            line |= host_drawn.measured(mapping)
-        except Exception as error:
-            line["error"] = f"{type(error).__name__}: {error}"[:400]
-        gc.collect()
-        torch.cuda.empty_cache()
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        print(f"{time.monotonic() - began:6.1f} s {name}: {line.get('error', line.get('steps'))}", flush=True)
-
-
-def main() -> int:
-    """Measure in a fork of a process that has imported the libraries."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--time-limit", type=float, default=92, help="seconds after which no case starts")
-    options = parser.parse_args()
-    processes.preload_for_forks()
-    log = options.out.with_suffix(".log")
-    process = processes.fork_and_run(partial(measure, options.out, options.time_limit), log)
-    while process.status() is None:
-        time.sleep(0.05)
-    with suppress(OSError):
-        print(log.read_text(encoding="utf-8", errors="replace")[-9000:])
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(host_drawn.measure_in_fork(__doc__, cases(), Watch, seconds=92))

@@ -116,7 +116,7 @@ class EpochTimes:
 
     @cached_property
     def _weights(self) -> Mapping[BatchShape, float]:
-        """How often each executed shape occurs in the slowest orders.
+        """Count of each executed shape in the slowest orders.
 
         A shape that was not executed counts for the one that stands for it and the next smaller one, by its distance
         from each: the time of a step is taken to be linear between the two.

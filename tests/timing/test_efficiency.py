@@ -55,6 +55,7 @@ def test_only_points_that_may_belong_to_a_family_are_priced(monkeypatch):
     assert "aten::mm" in priced and "aten::convolution" not in priced
     priced.clear()
     assert points["matmul.fp32"] and not priced
+    assert "" not in points and not priced  # the parent of a family that has no points
     assert "unknown" not in points  # a root that no module lists may be of any module
     assert "aten::convolution" in priced and "aten::mm" not in priced
 

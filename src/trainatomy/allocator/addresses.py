@@ -68,19 +68,29 @@ class AddressPolicy(Protocol):
 
 
 class FreeRanges:
-    """Unused ranges of addresses, sorted; adjacent ranges are merged."""
+    """Unused ranges of addresses, sorted; adjacent ranges are merged.
+
+    Attributes:
+        largest: Bytes of the largest range.
+    """
+
+    __slots__ = ("_ranges", "largest")
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
+        self.largest = 0
 
     def take(self, size: int, *, highest: bool = False) -> int | None:
         """Take from the start of the lowest range that fits, or the end of the highest; None if no range fits."""
+        if size > self.largest:
+            return None
         order = range(len(self._ranges))
         for i in reversed(order) if highest else order:
             address, available = self._ranges[i]
             if available >= size:
                 rest = available - size
                 self._ranges[i : i + 1] = [(address if highest else address + size, rest)] if rest else []
+                self.largest = max((left for _, left in self._ranges), default=0)
                 return address + rest if highest else address
         return None
 
@@ -95,6 +105,7 @@ class FreeRanges:
             address, before = ranges.pop(i)
             size += before
         ranges.insert(i, (address, size))
+        self.largest = max(self.largest, size)
         return address, size
 
 
@@ -143,8 +154,9 @@ class NewestFirst:
     def take(self, size: int) -> int:
         """Return an address in the newest reservation with space, else at the start of a new one."""
         for reservation in reversed(self._by_age):
-            address = reservation.free.take(size)
-            if address is not None:
+            if reservation.free.largest >= size:  # asked before the call, as most have no space left
+                address = reservation.free.take(size)
+                assert address is not None
                 return address
         return self._reserve(size)
 

@@ -119,7 +119,7 @@ class DryRun:
 
     @property
     def fits(self) -> bool:
-        """Whether what ran fits on the GPU."""
+        """True if what ran fits on the GPU."""
         return bool(self._result.fits)
 
     @property

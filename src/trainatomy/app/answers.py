@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
     @property
     def is_search(self) -> bool:
-        """Whether it takes long."""
+        """True if it takes long."""
         return self.task in ("fit", "gpus")
 
 

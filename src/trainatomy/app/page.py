@@ -37,7 +37,7 @@ MAY_CHANGE = (
     ("quantised weights", "quantization"),
     ("shorter sequences", "sequence-length"),
 )
-"""What a search may change of the training, as the page says it."""
+"""Permissions of a search to change what is trained, as the page words them."""
 CSS = """
 .gradio-container { max-width: 1560px !important; padding: 1rem clamp(.6rem, 2vw, 1.6rem) !important; }
 .ta-card { border: 1px solid var(--border-color-primary); border-radius: 12px; padding: 1rem 1.1rem;

@@ -26,7 +26,7 @@ class Lane:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request would have to wait."""
+        """True if a request would have to wait."""
         return not self._idle
 
     @contextmanager

@@ -22,7 +22,7 @@ PROBE_SECONDS = 90.0
 
 
 WATCH_SECONDS = 5.0
-"""How long a training is watched where nothing else is said."""
+"""Seconds for which a training is watched by default."""
 
 
 def gather(

@@ -17,7 +17,7 @@ CONNECTIONS = {
     "NODE": "between PCIe bridges of one processor: slower, fit for DDP",
     "SYS": "across the link between processors: the slowest; keep such GPUs in separate trainings",
 }
-"""What the connections of ``nvidia-smi topo -m`` mean for a training."""
+"""Meaning of the connections of ``nvidia-smi topo -m`` for a training."""
 
 UNMEASURED = {
     "unwanted": "Copies were not measured (--no-bandwidth): PCIe and clocks are those of the moment.",
@@ -25,7 +25,7 @@ UNMEASURED = {
     "watching": "Copies were not measured, because a training was watched.",
     "failed": "Copies could not be measured: CUDA did not start, or the measurement failed.",
 }
-"""Why copies were not measured."""
+"""Reasons for which copies were not measured."""
 
 COSTS = {
     "training": "a training takes {longer}",
@@ -33,7 +33,7 @@ COSTS = {
     "slower": "{percent} % less throughput",
     "launches": "launches take up to {longer}",
 }
-"""What a measured cost is about."""
+"""Subject of each measured cost."""
 
 _SEVERAL = 200
 """Per cent from which on a cost is told as a multiple."""

@@ -29,7 +29,7 @@ WIDTH = 76
 """Columns of the text, so that it is not folded on a terminal of 80."""
 
 _INDENT = "#   "
-"""What precedes a line of code in a comment."""
+"""Text before a line of code in a comment."""
 
 _ALWAYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
 """Settings that are written even where they are the defaults, so that they replace those of the user's script."""

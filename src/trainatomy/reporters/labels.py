@@ -211,7 +211,7 @@ CLOCK_REASONS = {
     "power brake": "power brake of the machine",
     "display clock setting": "clocks set by the display",
 }
-"""Why the driver lowers the clock, by ``results.power.ClockReason``."""
+"""Reasons for which the driver lowers the clock, by ``results.power.ClockReason``."""
 
 SETUP = {"gpu": "GPU", "driver": "driver", "versions": "library versions"}
 """Parts of the setup that two records can differ in, by the names of ``results.difference.About``."""

@@ -6,7 +6,7 @@ from trainatomy.results.loader import LoaderReport, LoaderTiming
 from trainatomy.units import human_bytes, many, percent, seconds
 
 PROBLEMS = {"shared memory": "no room", "cuda tensors": "CUDA"}
-"""Why settings were not timed, in a column of a table."""
+"""Reasons for which settings were not timed, in a column of a table."""
 
 
 def answer(report: LoaderReport) -> str:

@@ -19,7 +19,7 @@ PERMISSIONS = {
     "quantization": "The frozen weights are rounded to 4 or 8 bits.",
     "sequence-length": "The context is shorter: longer samples are cut.",
 }
-"""What is learnt differently after a change, by the permission that it needs."""
+"""Effect of a change on what is learnt, by the permission that it needs."""
 
 MAY_CHANGE = {
     ("precision", "bf16_weights"): "Weights, gradients and optimizer states are rounded to 16 bits.",
@@ -44,7 +44,7 @@ VARIED = {
     "sequence_length": "sequence length",
     "layers": "layers",
 }
-"""What a search varies, by the axes of ``results.fit.Change``."""
+"""Names of what a search varies, by the axes of ``results.fit.Change``."""
 
 OPTIONS = {
     "gradient_checkpointing": {"off": "gradient checkpointing off", "on": "gradient checkpointing on"},
@@ -100,7 +100,7 @@ GOALS = {
     "sequence-length": "tokens per sample",
     "model-size": "layers",
 }
-"""What is maximised, by the goals of ``results.fit.Fit``."""
+"""Names of what is maximised, by the goals of ``results.fit.Fit``."""
 
 REMEDIES = {
     "same training": "Without changing what is trained:",

@@ -19,7 +19,7 @@ class ScriptCandidate:
 
     @property
     def fits(self) -> bool:
-        """Whether it was predicted, and fits."""
+        """True if it was predicted, and fits."""
         return self.prediction is not None and self.prediction.fits
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a script is simulated compiled, which is decided before the simulated GPU appears."""
+"""Decide whether a script is simulated compiled, before the simulated GPU appears."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainatomy.scripts.job import Job
 from trainatomy.scripts.preload import files_of
 
 _NAMED = re.compile(r"(?<!\bre)\.compile\b|torch_?compile|dynamo", re.IGNORECASE)
-"""What a script, or a command, calls the compiler: ``torch.compile``, ``torch_compile=True``, ``--dynamo_backend``."""
+"""Names of the compiler in a script or a command: ``torch.compile``, ``torch_compile=True``, ``--dynamo_backend``."""
 _DISABLED = "TORCHDYNAMO_DISABLE"
 
 

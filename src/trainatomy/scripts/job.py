@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a script on one GPU: a prediction, an error, or both if some steps were complete.
+    """The outcome of a script on one GPU: a prediction, an error, or both if some steps were complete.
 
     ``exit_code`` is that of the error (``trainatomy.errors``), 0 without one.
     """

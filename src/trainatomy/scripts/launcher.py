@@ -1,4 +1,4 @@
-"""What `accelerate launch` tells a script by environment variables: precision, compiling, FSDP."""
+"""Environment variables by which `accelerate launch` configures a script: precision, compiling, FSDP."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _LONGEST = 600
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a script ended: the ending, the error to report if there is one, and its line in the script."""
+    """The end of a script: its kind, the error to report if there is one, and its line in the script."""
 
     ending: Ending
     error: TrainatomyError | None = None

@@ -58,7 +58,7 @@ class TimeIsUp(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a script is run.
+    """Settings with which a script is run.
 
     Attributes:
         steps: Optimizer steps after which it is stopped.

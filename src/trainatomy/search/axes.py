@@ -19,7 +19,7 @@ from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.schema import Workload
 
 PERMISSIONS: tuple[Permission, ...] = ("precision", "optimizer", "lora", "quantization", "sequence-length")
-"""What a user can allow, in the order of the documentation."""
+"""Permissions that a user can give, in the order of the documentation."""
 
 AXES = (
     "batch",

@@ -108,7 +108,7 @@ class Effect(NamedTuple):
 
     @property
     def is_slower(self) -> bool:
-        """Whether the option takes at least as much of the GPU's and of the CPU's time as the other."""
+        """True if the option takes at least as much of the GPU's and of the CPU's time as the other."""
         return self.log_gpu >= 0 and self.log_cpu >= 0
 
 

@@ -47,7 +47,7 @@ class Executor(Protocol):
 
     @property
     def jobs(self) -> int:
-        """How many trainings are predicted at a time."""
+        """Number of trainings that are predicted at a time."""
 
     def kinship(self, workload: Workload) -> str | None:
         """Return what is equal for trainings of which one is predicted faster after another."""

@@ -24,7 +24,7 @@ from trainatomy.workload.schema import Workload
 
 _SLOW = frozenset({"lora", "quantization"})
 SAME_SPEED = 0.01
-"""Of candidates whose steps differ by less than this share, the one with the fewest changes is the best."""
+"""Share below which steps count as equally long: the candidate with the fewest changes is then the best."""
 
 
 def search(

@@ -30,7 +30,7 @@ _owner: int | None = None
 """Identifier of the thread that holds ``_lock``."""
 
 _others_freeze = False
-"""Whether the process was found to have frozen objects of its own."""
+"""True once the process was found to have frozen objects of its own."""
 
 _PRECISIONS = [
     (backend, operation)

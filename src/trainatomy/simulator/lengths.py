@@ -37,7 +37,7 @@ MOST_MICRO_STEPS = 200
 """Micro-batches of one run, which bound its allocation trace; more lengths take several runs."""
 
 _MASKED_OUT = {"attention_mask": 0, "completion_mask": 0, "labels": IGNORED, "position_ids": 0}
-"""What tensors of a batch hold where a token is masked out, or a sample begins."""
+"""Values in a batch's tensors where a token is masked out, or a sample begins."""
 
 Told = Callable[[str], None]
 """Is told what is executed, for progress on stderr."""

@@ -1,4 +1,4 @@
-"""How much longer kernels take while collectives run beside them.
+"""Slow down kernels while collectives run beside them.
 
 A collective holds multiprocessors for itself and takes a part of the memory's bandwidth
 (``operators/cost/contention.py``).  A kernel that arithmetic bounds does the same work on the multiprocessors that are
@@ -35,7 +35,7 @@ MOST_TAKEN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """What the calls of a step take from each other.
+    """Shares of the GPU that the calls of a step take from each other.
 
     Attributes:
         multiprocessors: Multiprocessors of the GPU.

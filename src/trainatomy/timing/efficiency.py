@@ -59,6 +59,8 @@ class EfficiencyPoints(Mapping[str, tuple[EfficiencyPoint, ...]]):
         self._largest: dict[str, float] = {}
 
     def __getitem__(self, family: str) -> tuple[EfficiencyPoint, ...]:
+        if not family:  # the parent of all families, which any module may return
+            raise KeyError(family)
         root = root_of(family)
         if root not in self._by_root:
             self._by_root[root] = self._below(root)

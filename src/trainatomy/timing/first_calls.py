@@ -1,4 +1,4 @@
-"""What the first call of an operator with new shapes costs the host; the costs are in ``catalog/first_calls.yaml``."""
+"""The cost to the host of an operator's first call with new shapes; the costs are in ``catalog/first_calls.yaml``."""
 
 from __future__ import annotations
 

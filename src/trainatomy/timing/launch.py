@@ -23,7 +23,7 @@ LaunchContext = Literal["graph", "ungraphed", "backward", "plain"]
 KINDS = get_args(LaunchKind)
 
 _CACHED_BYTES = 2**20
-"""What a CPU's caches hold of an operation: its time is in the cost of the launch."""
+"""Bytes of an operation that fit a CPU's caches: the time to move them is in the cost of the launch."""
 _SHARDED_COLLECTIVES = frozenset({"nccl::all_gather", "nccl::reduce_scatter"})
 _COLLATING = frozenset({"aten::stack", "aten::cat"})
 _VIEWS_OF_GROUP = 4

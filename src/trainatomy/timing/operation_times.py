@@ -1,4 +1,4 @@
-"""When each operation of a step is launched and executed, as the timing model follows them."""
+"""Times at which each operation of a step is launched and executed, as the timing model follows them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class StageSeconds:
-    """What a rank does in a step, in seconds.
+    """Times of a rank's actions in a step, in seconds.
 
     Attributes:
         before: Until its first forward pass: moving the batch.

@@ -1,4 +1,4 @@
-"""What replays of a step share: an operation as they see it, and their outcome."""
+"""An operation as the replays of a step see it, and the outcome of a replay."""
 
 from __future__ import annotations
 

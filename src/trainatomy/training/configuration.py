@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 _EXPERTS, _EXPERTS_KINDS = "experts_implementation", ("eager", "batched_mm", "grouped_mm")
-"""How a mixture computes its experts, which a configuration takes and does not keep."""
+"""Setting that chooses how a mixture computes its experts; a configuration takes it and does not keep it."""
 
 Raw = dict[str, Any]
 """The content of a ``config.json``."""

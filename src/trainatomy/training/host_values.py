@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from trainatomy.errors import FactoryError
 
 _MESSAGES = ("Cannot copy out of meta tensor", "cannot be called on meta tensors", "can't convert meta device")
-"""What PyTorch says where Python reads a value of a meta tensor (2.9-2.13)."""
+"""PyTorch's messages where Python reads a value of a meta tensor (2.9-2.13)."""
 
 
 def call_with_values(build: Callable[[], nn.Module]) -> nn.Module:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trainatomy.results.checkpoint import RestoringPurpose
 
 StageWork = Literal["forward", "backward", "backward_input", "backward_weight"]
-"""What a stage of a pipeline does with a micro-batch; the last two are the halves of a divided backward pass."""
+"""Actions of a pipeline's stage on a micro-batch; the last two are the halves of a divided backward pass."""
 
 
 class Observer(Protocol):

@@ -22,7 +22,7 @@ _COLUMNS = 4
 
 
 class Blocks(NamedTuple):
-    """How rows and columns are shared.
+    """Division of rows and columns among threads and blocks.
 
     Attributes:
         rows: Rows that a thread adds up.

@@ -1,4 +1,4 @@
-"""What a collective takes from the kernels beside it: multiprocessors, and bandwidth of the GPU's memory.
+"""Multiprocessors and memory bandwidth that a collective takes from the kernels beside it.
 
 A kernel of NCCL has one block of threads for each channel and keeps the multiprocessors of its blocks for itself, so
 that other kernels run on the rest.  What passes through the GPU is written to its memory and read from it.  The numbers
@@ -21,7 +21,7 @@ _SINCE_HOPPER = ("hopper", "blackwell")
 
 
 class Taken(NamedTuple):
-    """What collectives take while they run; two that run at once take the sum."""
+    """Share of the GPU that collectives take while they run; two that run at once take the sum."""
 
     multiprocessors: int = 0
     bytes_per_second: float = 0.0

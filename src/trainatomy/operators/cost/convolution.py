@@ -29,7 +29,7 @@ _ALIGNED, _LEAST_ALIGNED = 16, 4
 _MOST_ALIGNED = 64
 _WIDE, _WIDE_GROUP = 4, 16
 _SIZE_WEIGHT = 0.5
-"""How much less the size of a convolution says about its kernel than its channels do; chosen as ``_likeness`` was."""
+"""Weight of a convolution's size beside its channels, which say more about its kernel; chosen as ``_likeness`` was."""
 _SEQUENCE = 3
 """Dimensions of a batch of sequences."""
 _VOLUME = 5

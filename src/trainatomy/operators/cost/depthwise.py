@@ -48,7 +48,7 @@ _LEAST, _LEAST_OF_PRODUCTS, _MOST_OF_PRODUCTS = 2**18, 2**20, 256
 
 
 _GEOMETRY = (("stride", 1), ("padding", 0), ("dilation", 1))
-"""What places a filter over an image, and what it is where a call does not say it."""
+"""Arguments that place a filter over an image, with the values they have where a call does not name them."""
 
 
 class DepthwiseConstants(NamedTuple):

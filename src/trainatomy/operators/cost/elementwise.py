@@ -34,8 +34,8 @@ _WITHIN_REACH = 4
 _PINNED_SHARE = 0.87
 """Share of the bus that copies of pinned memory reach: 55 of 63 GB/s over PCIe 5, 27 of 31.5 over PCIe 4."""
 _PINNED_SECONDS = 8.7e-6
-"""What a copy of pinned memory takes besides: 1.2 us, and 7.5 us for the change from a kernel to a copy and back (4 KiB
-to 64 MiB both ways on an H200, copies between kernels against copies alone; torch 2.11, 2026-11-23)."""
+"""Fixed cost of a copy of pinned memory: 1.2 us, and 7.5 us for the change from a kernel to a copy and back (4 KiB to
+64 MiB both ways on an H200, copies between kernels against copies alone; torch 2.11, 2026-11-23)."""
 _STAGED_BYTES, _FIRST_STAGED_SECONDS, _STAGED_BYTES_PER_SECOND = 2**20, 2.3e-5, 9.0e9
 """Pageable memory goes to the GPU through pinned buffers of the driver, which one thread fills.  A batch that is not in
 the processor's caches goes at 8.2 to 10.6 GB/s, of 14 to 120 MB in nine trainings on images on an H200, by the profiler

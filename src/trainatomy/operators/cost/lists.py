@@ -35,7 +35,7 @@ on an H200 (benchmarks/timing/records/random-calls-h200.jsonl.gz)."""
 
 
 class _Launch(NamedTuple):
-    """What a launch works on.
+    """Tensors of one launch.
 
     Attributes:
         longest: Elements of its longest chunk.

@@ -1,4 +1,4 @@
-"""How long a collective takes: NCCL's own model of its algorithms, times what was measured relative to it.
+"""The duration of a collective: NCCL's own model of its algorithms, times what was measured relative to it.
 
 NCCL predicts each of its algorithms (ring, tree, multicast) and protocols (LL, LL128, Simple) as a latency plus bytes
 over a bandwidth, and runs the fastest (src/graph/tuning.cc; the figures are in ``catalog/links.yaml``).  This module

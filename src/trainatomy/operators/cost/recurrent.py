@@ -53,7 +53,7 @@ _LAYER_LAUNCHES = {"stepped": (3, 6), "fused": (2, 8)}
 
 
 class _Recurrence(NamedTuple):
-    """What the calls of one recurrent network have in common.
+    """Sizes that the calls of one recurrent network have in common.
 
     Attributes:
         mode: LSTM, GRU or RNN.

@@ -32,7 +32,7 @@ _COLUMNS, _ROWS_OF_TURN, _SHARED_ROWS = 32, 256, 64 * 1024
 """Columns of a block of layer norm's gradients of weight and bias, rows that it takes at a time, and rows from which on
 blocks share them."""
 _INTEGER_BYTES = 8
-"""Of a number to which truth values are converted before they are added up."""
+"""Bytes of the numbers to which truth values are converted before they are added up."""
 _WARP_ROW = 1024
 """Softmax keeps rows up to this long in the registers of a warp (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
 

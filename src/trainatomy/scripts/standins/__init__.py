@@ -1,1 +1,1 @@
-"""What stands in for what a machine without GPU, network and data has not, one module for each kind."""
+"""Stand-ins for what a machine without GPU, network and data lacks, one module for each kind."""

@@ -1,4 +1,4 @@
-"""What a script asks about the machine: NVML and profilers, which have nothing to watch without a GPU."""
+"""Answers to questions about the machine: NVML and profilers, which have nothing to watch without a GPU."""
 
 from __future__ import annotations
 

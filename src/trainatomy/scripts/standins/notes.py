@@ -1,4 +1,4 @@
-"""What the stand-ins share: how they are put in place, and the list of those that were used."""
+"""Put stand-ins in place, and keep the list of those that were used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command ``nvidia-smi`` prints about the simulated GPUs, when a script runs it."""
+"""Output of the command ``nvidia-smi`` about the simulated GPUs, when a script runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAM = "nvidia-smi"
 _FILTERS = frozenset({"awk", "cut", "grep", "head", "sed", "sort", "tail", "tr", "uniq", "wc"})
 """Programs behind a pipe that are run on what is printed."""
 _UNSAFE = re.compile(r"[;&<>`\n]|\$\(|\bsystem\b|-i\b")
-"""What may write a file or start something else."""
+"""Parts of a command that may write a file or start something else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.training.stored_weights import is_dequantised
 
 _UNREAD = (OSError, ValueError)
-"""What transformers raises where the hub has no file, or cannot be reached."""
+"""Errors that transformers raises where the hub has no file, or cannot be reached."""
 
 
 def install(stand_ins: StandIns) -> None:

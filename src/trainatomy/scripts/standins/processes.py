@@ -1,4 +1,4 @@
-"""What a dry run refuses (other processes, questions, the network) and leaves out (commands, kernels)."""
+"""Refuse other processes, questions and the network in a dry run; leave out commands and kernels."""
 
 from __future__ import annotations
 

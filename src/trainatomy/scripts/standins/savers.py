@@ -56,7 +56,7 @@ def _redirect(stand_ins: StandIns, original: Any, checkpoints: Checkpoints) -> N
 
 
 class Checkpoints:
-    """What ``torch.save`` was given, without data, and ``torch.load`` that puts tensors where PyTorch would.
+    """Files of ``torch.save``, without data, and a ``torch.load`` that puts tensors where PyTorch would.
 
     PyTorch loads a tensor to the device that it was saved from, unless ``map_location`` names another: a checkpoint of
     a model on the GPU takes memory there once more.

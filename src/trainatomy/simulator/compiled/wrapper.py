@@ -14,7 +14,7 @@ from trainatomy.operators.allocation.whole import one_operation
 from trainatomy.simulator.compiled.trying import Trials
 
 _RANDOM = "torch.ops.higher_order.graphsafe_run_with_rng_state"
-"""What runs a random operator with the state of a generator, so that recomputation draws the same numbers."""
+"""Name of what runs a random operator with the state of a generator, so that recomputation draws the same numbers."""
 Call = Callable[[list[Any]], Any]
 
 

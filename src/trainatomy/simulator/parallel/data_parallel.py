@@ -50,7 +50,7 @@ def install(stack: contextlib.ExitStack, placement: ReplicaPlacement, modules: M
 
 
 class Transfers:
-    """What ``DataParallel`` moves between GPUs.
+    """Copies that ``DataParallel`` makes between GPUs.
 
     Args:
         placement: Location of the tensors.

@@ -12,12 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, _dispatch, _random
-from torch.distributed.tensor._op_schema import OpSchema
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainatomy.simulator.parallel import checkpoints, exchanged
+from trainatomy.simulator.parallel import checkpoints, exchanged, sharding
 from trainatomy.simulator.parallel.recorder import RankRecorder, local
 from trainatomy.simulator.placement import Handler
 from trainatomy.training.packed_weights import is_packed
@@ -28,7 +26,6 @@ _REFUSES_SHARED = (2, 13)
 """Release in which FSDP2 began to refuse weights that several of its groups share (accelerate 1.15 names it)."""
 _SINGLE_MESSAGES = (2, 13)
 """Release in which a pipeline's messages in one direction left the batch, and its stages began to vote on shapes."""
-_PROPAGATIONS = ("_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached")
 
 
 def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: tuple[int, int]) -> None:
@@ -38,9 +35,7 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: 
         stack.enter_context(mock.patch.object(target, name, value))
 
     patch(torch.UntypedStorage, "resize_", _resizing(recorder))
-    for name in _PROPAGATIONS:
-        if hasattr(ShardingPropagator, name):
-            patch(ShardingPropagator, name, _unseen(getattr(ShardingPropagator, name), recorder))
+    sharding.install(patch, recorder)
     for module in (_dispatch, _random):
         # DTensor keeps offsets of CUDA's generator, so that ranks draw different numbers; no memory depends on them.
         patch(module, "is_rng_supported_mesh", lambda mesh: False)
@@ -149,32 +144,6 @@ def _resizing(recorder: RankRecorder) -> Callable[..., Any]:
         return result
 
     return resize_
-
-
-def _unseen(function: Callable[..., Any], recorder: RankRecorder) -> Callable[..., Any]:
-    """Run DTensor's sharding propagation outside of the simulation: it makes fake tensors to learn shapes.
-
-    Fake tensors of a GPU cannot be filled with random numbers by a CPU build; the result looks as the argument does.
-    """
-
-    def propagate(*args: Any, **kwargs: Any) -> Any:
-        schema = args[1] if len(args) > 1 else None
-        if function.__name__ == _PROPAGATIONS[0] and isinstance(schema, OpSchema) and _draws(schema.op):
-            return schema.args_spec[0].tensor_meta
-        before, recorder.paused = recorder.paused, True
-        try:
-            with _disable_current_modes(), _DISABLED():
-                return function(*args, **kwargs)
-        finally:
-            recorder.paused = before
-
-    return propagate
-
-
-def _draws(operator: Any) -> bool:
-    """Return whether an operator makes random numbers in the form of its first argument."""
-    name = operator._schema.name
-    return torch.Tag.nondeterministic_seeded in operator.tags and name.endswith(("_", "_like"))
 
 
 def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:

@@ -17,7 +17,7 @@ _KINDS = {
     "BACKWARD_INPUT": "backward_input",
     "BACKWARD_WEIGHT": "backward_weight",
 }
-"""What we call the actions of PyTorch (``_ComputationType``) that take time; the others are communication."""
+"""Names of PyTorch's actions (``_ComputationType``) that take time; the others are communication."""
 
 
 def order_of_work(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> list[list[Work]]:

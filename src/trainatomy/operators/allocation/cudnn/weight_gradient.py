@@ -30,7 +30,7 @@ _THIN, _LARGE_IMAGE = 40, 3000
 """Channels of the input, and pixels, that fp32 and volumes are transformed for."""
 _THIN_ROWS, _MANY_IMAGES = 16, 64
 _LITTLE_WASTE, _WASTE = 2, 2.8
-"""How many times the bytes of a copy the sums of all images may take: in 16 bits, and in fp32."""
+"""Largest ratio of the bytes of all images' sums to those of a copy: in 16 bits, and in fp32."""
 _SMALL_IMAGE, _WASTE_OF_SMALL = 49, 25
 """Pixels of images with more of such sums, and their bytes for each element that is read."""
 ALIGNED_ANYWAY = 100
