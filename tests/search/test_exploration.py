@@ -152,9 +152,15 @@ def test_about_as_fast_means_the_one_with_fewer_changes(workload: Workload, pret
     found = searched(workload, pretender(eager=-SAME_SPEED / 2), 24)
     assert found.best is not None
     assert [change.axis for change in found.best.changes] == ["batch"]
-    faster = searched(workload, pretender(eager=-0.2, sample=0.1), 24)
-    assert faster.best is not None
-    assert "eager" in [change.option for change in faster.best.changes]
+
+
+@pytest.mark.parametrize(("eager", "is_chosen"), [(-0.05, False), (-0.5, True)])
+def test_attention_stays_as_given_unless_another_is_certainly_faster(
+    workload: Workload, pretender: MakePretender, eager: float, is_chosen: bool
+) -> None:
+    found = searched(workload, pretender(eager=eager, sample=0.1), 24)
+    assert found.best is not None
+    assert ("eager" in [change.option for change in found.best.changes]) == is_chosen
 
 
 def test_expandable_segments_are_chosen_only_where_the_cache_is_in_the_way(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from trainatomy.results.fit import Candidate, Fit, Price
@@ -19,9 +19,10 @@ from trainatomy.search.options import (
     usable_bytes,
 )
 from trainatomy.search.space import Point, Space
-from trainatomy.search.ties import with_ties
+from trainatomy.search.ties import tie_factor, with_ties
 from trainatomy.workload.schema import Workload
 
+_ATTENTION = "attention"
 _SLOW = frozenset({"lora", "quantization"})
 SAME_SPEED = 0.01
 """Of candidates whose steps differ by less than this share, the one with the fewest changes is the best."""
@@ -116,13 +117,29 @@ def _priced(space: Space, point: Point) -> list[Point]:
 
 
 def best_of(exploration: Exploration) -> Outcome | None:
-    """Return the fastest outcome; of several that are about as fast, the one that changes the fewest settings."""
-    fastest = exploration.best
+    """Return the fastest outcome; of several that are about as fast, the one that changes the fewest settings.
+
+    Another implementation of attention is chosen only if it is faster by more than the error of the prediction.
+    """
+    fastest = _preferred(exploration, exploration.fitting)
     if fastest is None:
         return None
-    limit = fastest.seconds * (1 + SAME_SPEED)
-    eligible = [outcome for outcome in exploration.fitting if outcome.seconds <= limit]
-    return min(eligible, key=partial(_preference, exploration.space))
+    axis = exploration.space.axis(_ATTENTION)
+    if axis is None:
+        return fastest
+    place = exploration.space.axes.index(axis)
+    as_given = _preferred(exploration, [each for each in exploration.fitting if each.point[place] == axis.given])
+    if as_given is None or as_given.seconds > fastest.seconds * tie_factor(as_given.prediction, fastest.prediction):
+        return fastest
+    return as_given
+
+
+def _preferred(exploration: Exploration, outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Return the fastest outcome; of several that are about as fast, the one that changes the fewest settings."""
+    if not outcomes:
+        return None
+    limit = min(outcome.seconds for outcome in outcomes) * (1 + SAME_SPEED)
+    return min((each for each in outcomes if each.seconds <= limit), key=partial(_preference, exploration.space))
 
 
 def _preference(space: Space, outcome: Outcome) -> tuple[int, int, float, int]:
