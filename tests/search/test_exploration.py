@@ -205,6 +205,19 @@ def test_an_option_that_cannot_be_predicted_is_left_out(workload: Workload, pret
     assert price.candidate is None and price.error == "cannot"
 
 
+def test_a_change_of_what_a_model_does_not_have_has_no_price_unless_it_was_asked_for(
+    workload: Workload, pretender: MakePretender
+) -> None:
+    executor = replace(
+        pretender(),
+        fails=lambda one: one.data.sequence_length != 256,
+        error=WorkloadError("reads no text", key="data.sequence_length"),
+    )
+    for allow, errors in (((), []), (("sequence-length",), ["reads no text"])):
+        prices = searched(workload, executor, 24, allow=allow).prices
+        assert [price.error for price in prices if price.change.axis == "sequence_length"] == errors
+
+
 def test_a_workload_that_cannot_be_predicted_is_an_error(workload: Workload, pretender: MakePretender) -> None:
     with pytest.raises(SimulationError):
         searched(workload, replace(pretender(), fails=lambda one: True), 24)

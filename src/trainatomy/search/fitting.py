@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.results.fit import Candidate, Fit, Price
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.results.time import Time
@@ -183,8 +184,9 @@ def _prices(exploration: Exploration, best: Outcome) -> Iterator[Price]:
         axis = space.axis(change.axis)
         assert axis is not None
         allowed = space.is_free(axis)
-        if point in exploration.errors:
-            yield Price(change, allowed, error=str(exploration.errors[point]))
+        error = exploration.errors.get(point)
+        if error is not None and (allowed or not _does_not_apply(error, change.settings)):
+            yield Price(change, allowed, error=str(error))
         outcome = exploration.outcomes.get(point)
         if outcome is None:
             continue
@@ -192,6 +194,11 @@ def _prices(exploration: Exploration, best: Outcome) -> Iterator[Price]:
         if outcome.device_bytes != best.device_bytes or slower:
             candidate = candidate_of(exploration, outcome)
             yield Price(change, allowed, candidate, outcome.device_bytes - best.device_bytes, slower)
+
+
+def _does_not_apply(error: TrainatomyError, settings: Mapping[str, object]) -> bool:
+    """Return whether a model has nothing that a change sets, such as a length of sequences."""
+    return isinstance(error, WorkloadError) and error.key in settings
 
 
 def _seconds(outcome: Outcome) -> float:
