@@ -86,7 +86,13 @@ def test_prices_say_what_is_not_allowed_and_what_does_not_fit(fit: Fit) -> None:
 def test_the_workload_as_given_is_compared(fit: Fit) -> None:
     assert "As given (batch 4 × 4 accumulation steps, gradient checkpointing off): 32.0 samples/s" in page(fit)
     assert "+25 % samples/s, +4.00 GiB" in page(fit)
-    assert "This is the workload as given." in page(replace(fit, given=fit.best))
+    assert fit.best is not None
+    as_given = page(replace(fit, given=fit.best, workload=fit.best.workload))
+    assert "This is the workload as given." in as_given and "Changes to the workload" not in as_given
+    default = {**fit.best.workload, "train": {}}  # a batch of 8 without accumulation
+    accumulated = page(replace(fit, given=fit.best, workload=default))
+    assert "as given, with as many accumulation steps as the effective batch size needs." in accumulated
+    assert "Changes to the workload" not in accumulated
     assert "it needs 20.0 GiB and does not fit" in page(replace(fit, given=fit.too_large[0]))
 
 
