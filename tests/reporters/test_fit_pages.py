@@ -52,6 +52,18 @@ def test_gpus_for(
     compare(gpus_for_page(Comparison(tuple(rows))), "gpus-for")
 
 
+def test_steps_that_the_cpu_bounds_are_counted(
+    prediction: Prediction, timed: Callable[[Prediction, float], Prediction]
+) -> None:
+    slow, fast = timed(prediction, 0.5), timed(prediction, 0.25)
+    assert fast.time is not None
+    by_cpu = replace(fast, time=replace(fast.time, bound_by="host", host="A CPU"))
+    rows = [ComparisonRow(each.name, {}, each) for each in (slow, by_cpu)]
+    text, other = (render(gpus_for_page(Comparison(tuple(some))), 200) for some in (rows, rows[:1]))
+    assert "On 1 of these GPUs the step is bound by the CPU (assumed: A CPU): a faster GPU gains little there." in text
+    assert "bound by the CPU" not in other
+
+
 def test_the_answer_is_the_first_line(fit: Fit) -> None:
     answer = (
         "batch 8 × 2 accumulation steps, gradient checkpointing off: 40.0 samples/s (26.7 to 50.0), 12.0 of 17.0 GiB"
