@@ -27,6 +27,8 @@ class Chip(NamedTuple):
         cudnn_tf32: fp32 convolutions may (PyTorch's default).
         bus: bytes per second each way between host memory and the GPU.
         links: links to other GPUs of the training; None: it runs on one.
+        host_pace: how many times as long as on a quiet host the CPU takes to launch kernels, for libraries whose
+            kernels run beside each other where it is quick enough.
     """
 
     capability: tuple[int, int]
@@ -38,6 +40,7 @@ class Chip(NamedTuple):
     cudnn_tf32: bool = True
     bus: float = 31.5e9
     links: Links | None = None
+    host_pace: float = 1.0
 
     def rate(self, precision: str) -> float:
         """Return the peak of a precision, or that of fp32 where the GPU lacks it (bf16 before Ampere)."""
