@@ -186,7 +186,8 @@ def _bounded_by_tf32(call: Call, work: KernelWork, model: CostModel) -> float:
 
 
 def _priced_seconds(work: KernelWork, model: CostModel) -> float:
-    return max(model.physical_seconds(work) * model.efficiency(work), model.least_seconds(work))
+    own = max(model.physical_seconds(work) * model.efficiency(work), model.least_seconds(work))
+    return own + work.beside
 
 
 def precision_of(call: Call, chip: Chip) -> str:

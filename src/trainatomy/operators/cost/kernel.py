@@ -75,6 +75,8 @@ class KernelWork(NamedTuple):
         passes: what ``bytes`` has beyond the compulsory traffic, by name; negative where a kernel's cost leaves
             something out.
         at_once: kernels that run at a time on average, where a library spreads them over streams of its own.
+        beside: time of kernels of another kind before or after them, to which the efficiency of the family does not
+            apply.
     """
 
     family: str
@@ -86,6 +88,7 @@ class KernelWork(NamedTuple):
     seconds: float = 0.0
     passes: Passes = ()
     at_once: float = 1.0
+    beside: float = 0.0
 
 
 NOTHING = KernelWork("nothing", launches=0)
