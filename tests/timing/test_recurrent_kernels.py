@@ -8,6 +8,7 @@ from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost.kernel import Chip
 from trainatomy.operators.cost.recurrent import _bias_seconds, _recurrence
+from trainatomy.operators.cost.time_steps import TimeStep, time_step_seconds
 from trainatomy.results.operations import Call
 from trainatomy.timing.cost_model import KernelWork, cost_model_of, kernel_work
 
@@ -141,3 +142,9 @@ def test_a_time_step_takes_longer_where_rows_are_not_aligned():
 def test_each_kernel_of_a_time_step_is_launched():
     few, many = (kernel_work(recurrent_call("GRU", "f16", 512, steps=steps), H200.chip).launches for steps in (10, 30))
     assert many - few == 2 * 20
+
+
+@pytest.mark.parametrize(("at_a_time", "microseconds"), [(1.13, 9.13), (1.79, 14.12)])
+def test_products_of_time_steps_are_near_those_measured_beside_as_many(at_a_time: float, microseconds: float):
+    step = TimeStep("fp16_misaligned", "backward", 41, 1206, 1206)
+    assert time_step_seconds(step, at_a_time, H200.chip.multiprocessors) == pytest.approx(microseconds * 1e-6, rel=0.06)
