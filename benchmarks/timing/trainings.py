@@ -165,14 +165,41 @@ def todays(recorded: HostPace) -> HostPace:
     return replace(recorded, reference_seconds=host.probe_seconds[probe], exponent=host.pace_exponents[probe])
 
 
+def visits(measured: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the lines of each visit to a machine: kernels of all trainings, then steps, as far as the time allowed."""
+    visit: list[dict[str, Any]] = []
+    for line in measured:
+        if visit and line.get("part") == "kernels" and visit[-1].get("part") == "steps":
+            yield visit
+            visit = []
+        visit.append(line)
+    if visit:
+        yield visit
+
+
+def _probed(pace: dict[str, Any]) -> float:
+    return HostPace(**pace).seconds
+
+
 def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> Iterator[dict[str, Any]]:
-    """Yield the errors of each training."""
+    """Yield the errors of each training; without timed steps at the median pace of its visit to the machine."""
     predicted = {line["name"]: line for line in lines(predictions)}
     found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for line in lines(measurements):
-        if "error" not in line and line.get("name") in predicted:
-            found[line["name"]] |= line
-    paces = {name: todays(HostPace(**line["host_pace"])) for name, line in found.items() if "host_pace" in line}
+    for visit in visits(lines(measurements)):
+        beside: dict[str, dict[str, Any]] = defaultdict(dict)
+        for line in visit:
+            if "error" not in line and line.get("name") in predicted:
+                beside[line["name"]] |= line
+        paced = sorted((line["host_pace"] for line in beside.values() if "host_pace" in line), key=_probed)
+        for name, line in beside.items():
+            found[name] |= line
+            if "host_pace" not in line and paced:
+                found[name]["visit_pace"] = paced[len(paced) // 2]
+    paces = {
+        name: todays(HostPace(**(line.get("host_pace") or line["visit_pace"])))
+        for name, line in found.items()
+        if "host_pace" in line or "visit_pace" in line
+    }
     quickest = quiet_us * 1e-6 if quiet_us else min((one.seconds for one in paces.values()), default=1.0)
     for name, line in found.items():
         ours = predicted[name]

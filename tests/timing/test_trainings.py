@@ -47,6 +47,27 @@ def test_the_gpus_own_time_at_a_pace_is_that_of_a_quiet_host_unless_it_depends_o
     assert trainings.gpu_at_pace({"gpu_seconds": 9.0, "gpu_at_paces": {"2.0": 7.0}}, 1.5) == 8.0
 
 
+def test_a_training_without_timed_steps_is_compared_at_the_median_pace_of_its_visit(
+    trainings: Any, tmp_path: Path
+) -> None:
+    def lines(names: str, part: str, **more: Any) -> list[dict[str, Any]]:
+        return [{"name": name, "part": part, **more} for name in names]
+
+    def paced(names: str, pace: float) -> list[dict[str, Any]]:
+        probed = {"probe": "", "before_seconds": [pace], "after_seconds": [], "during_seconds": []}
+        return lines(names, "steps", step_seconds=1.0, host_pace={**probed, "reference_seconds": 1.0})
+
+    kernels = [lines(names, "kernels", gpu_seconds=0.5) for names in ("abc", "de")]
+    measured = kernels[0] + paced("a", 2.0) + paced("b", 2.0) + kernels[1] + paced("d", 1.0)
+    line = {"gpu_seconds": 1.0, "gpu_at_paces": {"2.0": 0.5}, "step_seconds": 1.0, "at_paces": {"2.0": 2.0}}
+    predicted = [{"name": name, **line, "bound_by": "host"} for name in "abcde"]
+    paths = tmp_path / "measured.jsonl", tmp_path / "predicted.jsonl"
+    for path, found in zip(paths, (measured, predicted), strict=True):
+        path.write_text("".join(json.dumps(each) + "\n" for each in found), encoding="utf-8")
+    errors = {one["name"]: one["gpu_error"] for one in trainings.compared(*paths, None)}
+    assert errors == {"a": 0.0, "b": 0.0, "c": 0.0, "d": 1.0, "e": 1.0}
+
+
 def test_both_parts_of_a_training_are_joined(trainings: Any, tmp_path: Path) -> None:
     pace = {"probe": "launches/1", "before_seconds": [1e-4], "after_seconds": [], "during_seconds": []}
     measured = [
