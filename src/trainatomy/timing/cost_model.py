@@ -176,7 +176,7 @@ def _bounded_by_tf32(call: Call, work: KernelWork, model: CostModel) -> float:
     on an H200, only the six with a side of at most 8 take longer with it.  Convolutions were not measured without it.
     """
     seconds, chip = _priced_seconds(work, model), model.chip
-    if work.rate == "tf32" and work.family.startswith(PRODUCTS):
+    if work.rate == "tf32" and work.family.startswith((PRODUCTS, "grouped.")):
         if model.calibrated and min(work.features[1:]) <= _THIN:
             return seconds
         return min(seconds, _priced_seconds(kernel_work(call, chip._replace(tf32=False)), model))
