@@ -10,7 +10,7 @@ from trainatomy.operators.cost.kernel import Chip
 from trainatomy.operators.cost.recurrent import _bias_seconds, _recurrence
 from trainatomy.operators.cost.time_steps import TimeStep, time_step_seconds
 from trainatomy.results.operations import Call
-from trainatomy.timing.cost_model import KernelWork, cost_model_of, kernel_work
+from trainatomy.timing.cost_model import KernelWork, cost_model_of, kernel_cost, kernel_work
 
 H200 = cost_model_of(find_gpu("h200"))
 
@@ -148,3 +148,13 @@ def test_each_kernel_of_a_time_step_is_launched():
 def test_products_of_time_steps_are_near_those_measured_beside_as_many(at_a_time: float, microseconds: float):
     step = TimeStep("fp16_misaligned", "backward", 41, 1206, 1206)
     assert time_step_seconds(step, at_a_time, H200.chip.multiprocessors) == pytest.approx(microseconds * 1e-6, rel=0.06)
+
+
+@pytest.mark.parametrize("gpu_id", ["h200", "rtx-3090"])
+@pytest.mark.parametrize("hidden", [20, 705, 1266])
+def test_tf32_makes_no_recurrent_layer_slower(gpu_id: str, hidden: int):
+    call = recurrent_call("LSTM", "f32", hidden, steps=24, batch=44)
+    without, with_tf32 = (
+        kernel_cost(call, cost_model_of(find_gpu(gpu_id), tf32=tf32)).seconds for tf32 in (False, None)
+    )
+    assert with_tf32 <= without

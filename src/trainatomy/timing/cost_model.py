@@ -181,7 +181,8 @@ def _bounded_by_tf32(call: Call, work: KernelWork, model: CostModel) -> float:
     seconds, chip = _priced_seconds(work, model), model.chip
     if work.rate == "tf32" and model.extrapolation is not SAME_GPU:
         return min(seconds, _priced_seconds(kernel_work(call, chip._replace(tf32=False, cudnn_tf32=False)), model))
-    if work.rate == "tf32" and work.family.startswith(PRODUCTS) and min(work.features[1:]) > _THIN:
+    products = (PRODUCTS, "grouped.")
+    if work.rate == "tf32" and work.family.startswith(products) and min(work.features[1:]) > _THIN:
         return min(seconds, _priced_seconds(kernel_work(call, chip._replace(tf32=False)), model))
     if work.rate == "fp32" and not chip.cudnn_tf32 and "convolution" in call.name:
         return max(seconds, _priced_seconds(kernel_work(call, chip._replace(cudnn_tf32=True)), model))

@@ -96,10 +96,10 @@ class KernelWork(NamedTuple):
         passes: what ``bytes`` has beyond the compulsory traffic, by name; negative where a kernel's cost leaves
             something out.
         at_once: kernels that run at a time on average, where a library spreads them over streams of its own.
-        instructions: what fused attention computes, in whole blocks and as if no multiprocessor were idle: FLOP and the
-            key of ``Chip.rates`` of the cores that execute it.
         beside: time of kernels of another kind before or after them, to which the efficiency of the family does not
             apply.
+        instructions: what fused attention computes, in whole blocks and as if no multiprocessor were idle: FLOP and the
+            key of ``Chip.rates`` of the cores that execute it.
     """
 
     family: str
@@ -111,8 +111,8 @@ class KernelWork(NamedTuple):
     seconds: float = 0.0
     passes: Passes = ()
     at_once: float = 1.0
-    instructions: tuple[float, str] | None = None
     beside: float = 0.0
+    instructions: tuple[float, str] | None = None
 
 
 NOTHING = KernelWork("nothing", launches=0)
