@@ -130,8 +130,8 @@ times: $(TORCHVISION)/.done
 
 # Needs GPUs, and libraries that see them: it runs with PYTHON instead of .venv.
 several-gpus:
-	PYTHONPATH=src $(PYTHON) -m trainatomy calibrate --gpus $(GPUS) --output benchmarks/parallel/records/collectives-$(GPU)x$(GPUS).json
-	$(PYTHON) benchmarks/parallel/measure.py --gpu $(GPU) --gpus $(GPUS) --time-limit 420
+	$(PYTHON) benchmarks/parallel/measure.py --gpu $(GPU) --gpus $(GPUS) --time-limit 420 \
+		--collectives benchmarks/parallel/records/collectives-$(GPU)x$(GPUS).json
 
 scripts: $(TEST_SETUP) $(TORCHVISION)/.done
 	$(BIN)/python benchmarks/scripts/run.py

@@ -2,7 +2,8 @@
 
 One call of torchrun starts a process for each GPU; it loads the libraries once and forks for each case, so that CUDA
 and NCCL are new in each.  Each measurement becomes a line of the file at once, each failure a line of FILE.failed; a
-second call resumes (and repeats what failed).  ``--list`` prints what would run.
+second call resumes (and repeats what failed).  ``--collectives FILE`` first times collectives by size, unless FILE
+exists.  ``--list`` prints what would run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from parallel_cases import GPU, GPUS, Case, records
 
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.measurement import ranks
+from trainatomy.measurement.calibration.collectives import collectives_section
 from trainatomy.measurement.device.visible import require_gpus
 from trainatomy.measurement.measure import MOST_STEPS, TIMED_STEPS
 from trainatomy.measurement.process.job import Job, warm_up_steps
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 TIMED_SECONDS = 1.0
 """Short steps are repeated until they took this long together, or until ``MOST_STEPS`` ran."""
 
+
+COLLECTIVES_SECONDS = 60.0
 
 STARTING_SECONDS = 150.0
 """What the first case of new processes may take besides: a fresh machine reads the libraries for a minute."""
@@ -104,6 +108,13 @@ def _line(case: Case, found: Measurement, seconds: float) -> str:
     return f"{case.name:32} {found.status}: {' | '.join(shown)} in {seconds:.1f} s"
 
 
+def measure_collectives(path: Path, gpus: int) -> None:
+    """Time collectives between the GPUs of this machine and write the points, unless they are on file."""
+    if not path.exists():
+        found = collectives_section(gpus, time_limit=COLLECTIVES_SECONDS, report=lambda line: print(line, flush=True))
+        path.write_text(json.dumps(found) + "\n", encoding="utf-8")
+
+
 def _ignore(progress: Progress) -> None:
     """Show no progress within a case."""
 
@@ -133,6 +144,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--cases", type=Path, help="file of cases (default: cases.yaml for two GPUs, else several.yaml)"
     )
+    parser.add_argument("--collectives", type=Path, help="file of the times of collectives, which are measured first")
     parser.add_argument("--names", help="cases, separated by commas")
     parser.add_argument("--time-limit", type=float, default=480, help="seconds after which no case starts")
     parser.add_argument("--case-limit", type=float, default=90, help="seconds that a case may take")
@@ -152,6 +164,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{len(waiting)} cases on {require_gpus(ParallelSpec(gpus=options.gpus))}", flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
+    if options.collectives:
+        measure_collectives(options.collectives, options.gpus)
     failed = measure(waiting, options)
     print(
         f"{len(waiting) - len(failed)} measured or left out, {len(failed)} failed in {time.monotonic() - began:.0f} s"

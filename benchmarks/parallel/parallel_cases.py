@@ -24,6 +24,8 @@ SEVERAL = HERE / "several.yaml"
 DRAWN = HERE / "drawn.yaml"
 GPU = "h200"
 GPUS = 2
+NO_NVLS = {"link": {"nvls": False}}
+"""The measured machines with more than two GPUs set ``NCCL_NVLS_ENABLE=0``; between two, NCCL uses no multicast."""
 _SECTIONS = ("model", "data", "train", "parallel")
 
 
@@ -65,7 +67,7 @@ def records(gpus: int = GPUS, gpu: str = GPU) -> Path:
 
 
 def _case(name: str, written: Mapping[str, Any], models: Mapping[str, Any], gpus: int, gpu: str) -> Case:
-    base: dict[str, Any] = {"gpu": gpu, "parallel": {"gpus": gpus}}
+    base: dict[str, Any] = {"gpu": gpu, "parallel": {"gpus": gpus, **(NO_NVLS if gpus > 2 else {})}}
     base |= {"loop": "pytorch", **models[written["of"]]} if "of" in written else {}
     rest = {key: value for key, value in written.items() if key not in ("of", "at_least")}
     merged = (

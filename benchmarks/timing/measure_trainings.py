@@ -1,9 +1,10 @@
 """Measure the trainings of ``trainings.yaml`` on this machine's GPU, those that are predicted as they are written now.
 
 ``python benchmarks/timing/measure_trainings.py --out FILE.jsonl [--gpu h100-sxm]
-[--parts kernels,steps] [--part-limit 80]``
+[--parts kernels,steps] [--limit 160] [--seeds 35,34]``
 
-Two forks of a process that has imported the libraries run all trainings, one after the other:
+Two forks of a process that has imported the libraries run all trainings, one after the other, but those that the file
+holds already:
 
 kernels   profiles two steps after the warm-up, without recording the CPU: the GPU's own time is the sum of the
           durations of kernels, copies and fills
@@ -39,7 +40,7 @@ from trainatomy.training.observer import Silent  # noqa: E402
 
 TIMED_SECONDS, LEAST_STEPS, MOST_STEPS, PROFILED_STEPS = 0.7, 5, 40, 2
 GRACE = 25
-"""Seconds beyond its limit after which a part is killed."""
+"""Seconds beyond the limit after which a part is killed."""
 
 
 class TimedSteps(Silent):
@@ -151,7 +152,10 @@ def run_part(part: str, rows: list[grid.Row], out: Path, time_limit: float, work
 
     began = time.monotonic()
     torch.zeros(1, device="cuda")
+    done = {line["name"] for line in trainings.lines(out) if line["part"] == part}
     for row in rows:
+        if row.name in done:
+            continue
         if time.monotonic() - began > time_limit:
             print(f"{row.name}: {part}: left out, out of time", flush=True)
             continue
@@ -168,14 +172,22 @@ def run_part(part: str, rows: list[grid.Row], out: Path, time_limit: float, work
         print(f"{time.monotonic() - began:6.1f} s {part} {row.name}: {shown}", flush=True)
 
 
-def waiting(names: str, gpu_id: str) -> list[grid.Row]:
-    """Return the trainings that are predicted for a GPU as they are written now, in the order of their names."""
+def waiting(names: str, seeds: str, gpu_id: str) -> list[grid.Row]:
+    """Return the trainings that are predicted for a GPU as they are written now.
+
+    They come in the order in which ``names`` lists them, or those of the listed draws that have no record yet, draw by
+    draw.
+    """
     stored = trainings.lines(trainings.predictions_of(gpu_id))
     predicted = {line["name"]: line["workload"] for line in stored}
     chosen = trainings.rows()
     if names:
         known = {row.name: row for row in chosen}
         chosen = [known[name] for name in names.split(",")]
+    if seeds:
+        recorded = {line["name"] for line in trainings.lines(trainings.records_of(gpu_id))}
+        new = [row for row in chosen if row.name not in recorded]
+        chosen = [row for seed in seeds.split(",") for row in new if row.name.endswith(f"-drawn-{seed}")]
     if left := [row.name for row in chosen if predicted.get(row.name) != dict(row.mapping)]:
         print(f"left out, predict these first: {', '.join(left)}", flush=True)
     return [row for row in chosen if predicted.get(row.name) == dict(row.mapping)]
@@ -186,19 +198,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", default="kernels,steps")
-    parser.add_argument("--part-limit", type=float, default=80, help="seconds after which no training of a part starts")
+    parser.add_argument("--limit", type=float, default=160, help="seconds after which no training starts")
     parser.add_argument("--names", default="", help="in the order in which they are measured (default: all)")
+    parser.add_argument("--seeds", default="", help="draws, in their order: measures those that have no record yet")
     parser.add_argument("--gpu", default="h200", help="the GPU whose stored predictions are measured")
     parser.add_argument("--work", type=Path, default=Path("/tmp/trainatomy-trainings"))
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     processes.preload_for_forks()
-    chosen = waiting(options.names, options.gpu)
+    chosen = waiting(options.names, options.seeds, options.gpu)
+    ends = time.monotonic() + options.limit
     for part in options.parts.split(","):
-        log, began = options.work / f"{part}.log", time.monotonic()
-        todo = partial(run_part, part, chosen, options.out, options.part_limit, options.work)
+        log = options.work / f"{part}.log"
+        todo = partial(run_part, part, chosen, options.out, ends - time.monotonic(), options.work)
         process = processes.fork_and_run(todo, log)
-        while process.status() is None and time.monotonic() - began < options.part_limit + GRACE:
+        while process.status() is None and time.monotonic() < ends + GRACE:
             time.sleep(0.05)
         if process.status() is None:
             process.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.analysis.local_memory import local_memory_bytes
-from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source
+from trainatomy.analysis.nccl_memory import nccl_bytes, nccl_source, one_process_bytes
 from trainatomy.analysis.page_tables import page_table_bytes
 from trainatomy.catalog.cudnn import is_measured
 from trainatomy.results.prediction import Basis, Fact
@@ -49,8 +49,11 @@ def context_bytes(workload: Workload, simulation: Simulation) -> int:
 
 def nccl_bytes_of(workload: Workload, simulation: Simulation) -> int:
     """Return the bytes that NCCL holds in the simulated process; 0 on one GPU."""
-    links = workload.parallel.links(workload.resolve_gpu())
-    return nccl_bytes(simulation.communicators, simulation.trace.rank, links, simulation.communicator_copies)
+    parallel, communicators = workload.parallel, simulation.communicators
+    links = parallel.links(workload.resolve_gpu())
+    if parallel.processes == 1:
+        return one_process_bytes(links, parallel.world_size)
+    return nccl_bytes(communicators, simulation.trace.rank, links, parallel.world_size, simulation.communicator_copies)
 
 
 def facts_of(workload: Workload, simulation: Simulation) -> tuple[Fact, ...]:

@@ -20,7 +20,7 @@ from trainatomy.measurement.step.group import place_of
 from trainatomy.reporters.export_python import plain_loop
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.results.plan import Plan
+from trainatomy.results.plan import GroupUse, Plan
 from trainatomy.simulator.parallel.data_parallel import take_tensors
 from trainatomy.simulator.simulate import Simulation, simulate, topology_of
 from trainatomy.workload.reading import read_all
@@ -70,7 +70,7 @@ def test_weights_are_broadcast_and_gradients_reduced_once_in_each_step() -> None
     buffers = 32 * 4  # inv_freq of the rotary embedding, in a broadcast of its own
     assert sum(transfers(found, "nccl::broadcast")) == pytest.approx(weight_bytes(found) + buffers, abs=buffers)
     assert sum(transfers(found, "nccl::reduce")) == weight_bytes(found)
-    assert found.communicators == {(0, 1): frozenset({"broadcast", "reduce"})}
+    assert found.communicators == {(0, 1): {GroupUse("broadcast"), GroupUse("reduce")}}
 
 
 def test_logits_of_the_other_gpus_are_gathered_on_the_first() -> None:

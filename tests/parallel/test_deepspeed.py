@@ -169,8 +169,8 @@ def test_deepspeed_has_a_communicator_beside_that_of_all_processes(ranks: dict[i
     everybody = tuple(range(RANKS))
     assert ranks[2].communicator_copies == {everybody: 2}
     links = described(2).parallel.links(described(2).resolve_gpu())
-    one, two = (nccl_bytes(ranks[2].communicators, 0, links, {everybody: count}) for count in (1, 2))
-    assert nccl_bytes({}, 0, links) < one < two < 2 * one
+    one, two = (nccl_bytes(ranks[2].communicators, 0, links, RANKS, {everybody: count}) for count in (1, 2))
+    assert nccl_bytes({}, 0, links, RANKS) < one < two < 2 * one
 
 
 def test_a_configuration_that_deepspeed_refuses_is_named() -> None:

@@ -16,6 +16,7 @@ from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
 from trainatomy.pipeline_prediction import ranks_alike
 from trainatomy.results.pipeline import Work
+from trainatomy.results.plan import GroupUse
 from trainatomy.timing.pipeline import StageSeconds, schedule
 from trainatomy.training.parallel.schedule import order_of_work
 from trainatomy.training.parallel.stages import layers_by_stage, stages_of
@@ -124,22 +125,26 @@ def test_a_rank_of_1f1b_holds_fewer_micro_batches_than_one_of_gpipe() -> None:
     assert held["1F1B"][1] < 0.4 * held["GPipe"][1]
 
 
-def test_messages_that_are_exchanged_at_once_use_the_communicator_of_all_stages() -> None:
+@pytest.mark.parametrize(("torch", "pairs"), [("2.13", {(0, 1), (1, 2)}), ("2.11", set())])
+def test_messages_outside_of_batches_have_communicators_of_pairs(torch: str, pairs: set[tuple[int, ...]]) -> None:
     three = {"per_device_train_batch_size": 3}
     once, together = (
-        simulated(workload(train=three, gpus=3, pp_size=3, pp_schedule=name), 1).communicators
+        simulated(
+            workload(train=three, gpus=3, pp_size=3, pp_schedule=name).replace("software.torch", torch), 1
+        ).communicators
         for name in ("GPipe", "1F1B")
     )
-    assert set(once) == set(together) == {(0, 1), (1, 2), (0, 1, 2)}
-    assert "send" not in once[0, 1, 2]
-    assert "send" in together[0, 1, 2]
+    assert set(once) == set(together) == pairs | {(0, 1, 2)}
+    gpipe, one_f_one_b = ({use.peer for use in found[0, 1, 2] if use.kind == "send"} for found in (once, together))
+    assert gpipe == (set() if pairs else {0, 2})
+    assert one_f_one_b
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_ranks_of_a_stage_share_data(strategy: str) -> None:
     found = simulated(workload(gpus=4, strategy=strategy), 3)
     assert set(found.communicators) == {(1, 3), (2, 3)}
-    assert "send" in found.communicators[1, 3]
+    assert GroupUse("send", 1) in found.communicators[1, 3]
     shards = 2 if strategy == "fsdp2" else 1
     alone = simulated(workload(), 1)
     assert labelled(found.trace, "weight") == pytest.approx(labelled(alone.trace, "weight") / shards, rel=0.01)
@@ -183,8 +188,9 @@ def test_stages_send_to_the_same_rank_of_the_next_one(sequences: bool) -> None:
         found = simulated(made, rank)
         assert [size for name, size in collectives(found) if name == "nccl::send"] == [message] * ROWS
         assert set(found.communicators) == {pair, sharing}
-        assert {"send", "recv"} <= found.communicators[pair]
-        assert not {"send", "recv"} & found.communicators[sharing]
+        other = sum(pair) - rank
+        assert {GroupUse("send", other), GroupUse("recv", other)} <= found.communicators[pair]
+        assert all(use.peer is None for use in found.communicators[sharing])
 
 
 @pytest.mark.parametrize("name", ["1F1B", "InterleavedZeroBubble"])

@@ -97,6 +97,17 @@ def test_nccl_is_part_of_device_memory() -> None:
     assert memory.device_bytes == memory.peak_reserved_bytes + memory.components.context + memory.components["nccl"]
 
 
+def test_without_multicast_reductions_take_longer_and_nccl_holds_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, without = predict(workload(gpus=4)), predict(workload(gpus=4, link={"nvls": False}))
+    assert usual.memory.components["nccl"] - without.memory.components["nccl"] == 4 * 32 * 2**20
+    assert shared(without).seconds > shared(usual).seconds
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    by_variable = predict(workload(gpus=4))
+    assert by_variable.memory.components["nccl"] == without.memory.components["nccl"]
+    assert shared(by_variable).links == shared(without).links != shared(usual).links
+    assert predict(workload(gpus=4, link={"nvls": True})).memory.components["nccl"] == usual.memory.components["nccl"]
+
+
 def test_memory_of_fsdp1_depends_on_timing() -> None:
     peaks = predict(workload(gpus=4, strategy="fsdp1"), timed=False).memory.range
     assert peaks is not None and peaks.reserved_bytes[0] < peaks.reserved_bytes[1]

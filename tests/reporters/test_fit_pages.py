@@ -52,6 +52,18 @@ def test_gpus_for(
     compare(gpus_for_page(Comparison(tuple(rows))), "gpus-for")
 
 
+def test_steps_that_the_cpu_bounds_are_counted(
+    prediction: Prediction, timed: Callable[[Prediction, float], Prediction]
+) -> None:
+    slow, fast = timed(prediction, 0.5), timed(prediction, 0.25)
+    assert fast.time is not None
+    by_cpu = replace(fast, time=replace(fast.time, bound_by="host", host="A CPU"))
+    rows = [ComparisonRow(each.name, {}, each) for each in (slow, by_cpu)]
+    text, other = (render(gpus_for_page(Comparison(tuple(some))), 200) for some in (rows, rows[:1]))
+    assert "On 1 of these GPUs the step is bound by the CPU (assumed: A CPU): a faster GPU gains little there." in text
+    assert "bound by the CPU" not in other
+
+
 def test_the_answer_is_the_first_line(fit: Fit) -> None:
     answer = (
         "batch 8 × 2 accumulation steps, gradient checkpointing off: 40.0 samples/s (26.7 to 50.0), 12.0 of 17.0 GiB"
@@ -86,7 +98,13 @@ def test_prices_say_what_is_not_allowed_and_what_does_not_fit(fit: Fit) -> None:
 def test_the_workload_as_given_is_compared(fit: Fit) -> None:
     assert "As given (batch 4 × 4 accumulation steps, gradient checkpointing off): 32.0 samples/s" in page(fit)
     assert "+25 % samples/s, +4.00 GiB" in page(fit)
-    assert "This is the workload as given." in page(replace(fit, given=fit.best))
+    assert fit.best is not None
+    as_given = page(replace(fit, given=fit.best, workload=fit.best.workload))
+    assert "This is the workload as given." in as_given and "Changes to the workload" not in as_given
+    default = {**fit.best.workload, "train": {}}  # a batch of 8 without accumulation
+    accumulated = page(replace(fit, given=fit.best, workload=default))
+    assert "as given, with as many accumulation steps as the effective batch size needs." in accumulated
+    assert "Changes to the workload" not in accumulated
     assert "it needs 20.0 GiB and does not fit" in page(replace(fit, given=fit.too_large[0]))
 
 

@@ -41,6 +41,43 @@ def test_sharded_weights_are_filled_with_random_numbers(run_script: RunScript) -
     assert run.optimizers[0].state_bytes == 2 * run.models[0].bytes
 
 
+EXCHANGED = """
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    dist.init_process_group("nccl")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(5):
+        size = torch.tensor([[4, 64]], device="cuda")
+        joined = torch.empty(4, 2, dtype=torch.long, device="cuda")
+        dist.all_gather_into_tensor(joined, size)
+        parts = [torch.empty_like(size) for _ in range(4)]
+        dist.all_gather(parts, size)
+        assert max(row[0] for row in joined) == 4 and all(part[0, 1] == 64 for part in parts)
+        longest, count = size[0, 0].clone(), size[0, 0].clone()
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(count)
+        assert longest == 4 and count.item() == 16
+        found = [None] * 4
+        dist.all_gather_object(found, {"samples": 4})
+        assert found[3] == {"samples": 4}
+        token = torch.randn(4, device="cuda").argmax()
+        dist.all_reduce(token)
+        assert token != 7
+        model(torch.randn(4, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_numbers_that_ranks_send_each_other_are_known(run_script: RunScript) -> None:
+    outcome = run_script(EXCHANGED, gpus=4)
+    assert outcome.prediction is not None, outcome.message
+    assert not any("equal: they are assumed to differ" in note for note in outcome.prediction.notes)
+
+
 def test_debug_shows_where_an_exception_came_from(run_script: RunScript, capfd: pytest.CaptureFixture[str]) -> None:
     text = "def wrong():\n    raise ValueError('no such width')\nwrong()\n"
     assert "no such width" in run_script(text).message and "Traceback" not in capfd.readouterr().err

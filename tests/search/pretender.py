@@ -64,6 +64,7 @@ class Pretender:
     model: Model
     jobs: int = 2
     fails: Callable[[Workload], bool] = lambda workload: False
+    error: TrainatomyError = field(default_factory=lambda: SimulationError("cannot"))
     asked: list[Workload] = field(default_factory=list)
     interrupt_after: int | None = None
 
@@ -78,7 +79,7 @@ class Pretender:
             raise KeyboardInterrupt
         self.asked.append(workload)
         future: Future[Prediction | TrainatomyError] = Future()
-        future.set_result(SimulationError("cannot") if self.fails(workload) else self.prediction(workload))
+        future.set_result(self.error if self.fails(workload) else self.prediction(workload))
         return future
 
     def prediction(self, workload: Workload) -> Prediction:

@@ -152,9 +152,15 @@ def test_about_as_fast_means_the_one_with_fewer_changes(workload: Workload, pret
     found = searched(workload, pretender(eager=-SAME_SPEED / 2), 24)
     assert found.best is not None
     assert [change.axis for change in found.best.changes] == ["batch"]
-    faster = searched(workload, pretender(eager=-0.2, sample=0.1), 24)
-    assert faster.best is not None
-    assert "eager" in [change.option for change in faster.best.changes]
+
+
+@pytest.mark.parametrize(("eager", "is_chosen"), [(-0.05, False), (-0.5, True)])
+def test_attention_stays_as_given_unless_another_is_certainly_faster(
+    workload: Workload, pretender: MakePretender, eager: float, is_chosen: bool
+) -> None:
+    found = searched(workload, pretender(eager=eager, sample=0.1), 24)
+    assert found.best is not None
+    assert ("eager" in [change.option for change in found.best.changes]) == is_chosen
 
 
 def test_expandable_segments_are_chosen_only_where_the_cache_is_in_the_way(
@@ -197,6 +203,19 @@ def test_an_option_that_cannot_be_predicted_is_left_out(workload: Workload, pret
     assert found.best is not None and found.counts.failed
     (price,) = (price for price in found.prices if price.change.axis == "attention")
     assert price.candidate is None and price.error == "cannot"
+
+
+def test_a_change_of_what_a_model_does_not_have_has_no_price_unless_it_was_asked_for(
+    workload: Workload, pretender: MakePretender
+) -> None:
+    executor = replace(
+        pretender(),
+        fails=lambda one: one.data.sequence_length != 256,
+        error=WorkloadError("reads no text", key="data.sequence_length"),
+    )
+    for allow, errors in (((), []), (("sequence-length",), ["reads no text"])):
+        prices = searched(workload, executor, 24, allow=allow).prices
+        assert [price.error for price in prices if price.change.axis == "sequence_length"] == errors
 
 
 def test_a_workload_that_cannot_be_predicted_is_an_error(workload: Workload, pretender: MakePretender) -> None:

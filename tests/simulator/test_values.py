@@ -94,6 +94,20 @@ def test_nothing_overflows(process: SimulatedProcess, question: Any) -> None:
     assert not bool(question(torch.empty(1, device="cuda")))
 
 
+def test_unknown_whole_numbers_differ(process: SimulatedProcess) -> None:
+    token = torch.randn(4, 9, device="cuda").argmax(1)
+    last = torch.tensor(2)
+    reads = process.recorder.scalar_reads
+    assert not reads.numbers_differ
+    assert token[0] != last and not bool(torch.isnan(torch.empty(1, device="cuda")))
+    assert not reads.numbers_differ
+    for equal in (token[0] == 2, last == token[0], torch.isin(token, last).any(), (token == last.cuda()).cpu().all()):
+        reads.numbers_differ = False
+        assert not bool(equal)
+        assert reads.numbers_differ
+    assert bool(last.cuda() == 2)
+
+
 def test_a_known_false_value_expires_with_its_tensor(process: SimulatedProcess) -> None:
     """Check that a new tensor with the same storage id does not inherit known values."""
     for _ in range(50):

@@ -11,7 +11,7 @@ from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost import kernel_work
 from trainatomy.timing import efficiency
-from trainatomy.timing.cost_model import chip_of
+from trainatomy.timing.chips import chip_of
 from trainatomy.timing.efficiency import EfficiencyPoints, physical_seconds, point_microseconds
 
 CALIBRATION = shipped()["h100-sxm"]

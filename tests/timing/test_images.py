@@ -7,7 +7,8 @@ import pytest
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost.kernel import KernelWork
-from trainatomy.timing.cost_model import chip_of, cost_model_of, kernel_cost, kernel_work
+from trainatomy.timing.chips import chip_of
+from trainatomy.timing.cost_model import cost_model_of, kernel_cost, kernel_work
 
 CHIP = chip_of(find_gpu("h200"), tf32=False)
 TF32 = chip_of(find_gpu("h200"), tf32=None)

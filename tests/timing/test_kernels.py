@@ -12,10 +12,10 @@ from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.operators.cost.across import blocks_of
 from trainatomy.operators.cost.lists import launches_of
 from trainatomy.results.operations import Call
+from trainatomy.timing.chips import chip_of
 from trainatomy.timing.cost_model import (
     KernelCost,
     KernelWork,
-    chip_of,
     cost_model_of,
     general_rule_only,
     kernel_cost,

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.timing.cost_model import chip_of
+from trainatomy.timing.chips import chip_of
 from trainatomy.workload.schema import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"

@@ -110,6 +110,7 @@ def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
     return _THREADS_PER_MULTIPROCESSOR.get(capability, 2048)
 
 
+_ONLY_NVIDIA = "only NVIDIA's GPUs are simulated"
 _NO_NAMES = (
     (re.compile(","), "several names are for `trainatomy compare` and `trainatomy fit`: name one here;"),
     (
@@ -118,7 +119,7 @@ _NO_NAMES = (
     ),
     (
         re.compile(r"^(amd|intel|apple|radeon|rx|mi\d|instinct|gaudi|arc|m[1-9]\b|mps|tpu|cpu)", re.IGNORECASE),
-        "only NVIDIA's GPUs are simulated;",
+        _ONLY_NVIDIA,
     ),
 )
 """Forms that are no GPU's name, and what to say to them."""
@@ -137,6 +138,8 @@ def find_gpu(name: str) -> GPU:
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_index())}"
         for pattern, meant in _NO_NAMES:
             hint = meant if pattern.search(name.strip()) else hint
+        if hint == _ONLY_NVIDIA:
+            raise WorkloadError(f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists them)", key="gpu")
         raise WorkloadError(
             f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists all). To describe your own, start from the nearest "
             f"one in the workload's file: {EXAMPLE}",

@@ -111,7 +111,9 @@ def find_link(name: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def links_of(gpu: GPU, gpus: int, nodes: int = 1, intra: str | None = None, inter: str | None = None) -> Links:
+def links_of(
+    gpu: GPU, gpus: int, nodes: int = 1, intra: str | None = None, inter: str | None = None, *, nvls: bool = True
+) -> Links:
     """Return the links of a training.
 
     Args:
@@ -121,12 +123,14 @@ def links_of(gpu: GPU, gpus: int, nodes: int = 1, intra: str | None = None, inte
         intra: Name or speed of the link inside a machine, if it is not the usual one of this GPU; ``host``: through
             host memory, over this GPU's PCIe.
         inter: The same between machines; assumed by the link inside them where nobody says.
+        nvls: Whether NCCL may use NVSwitch's multicast.
     """
     usual = through_host(gpu) if intra == HOST else intra or gpu.link or "pcie3-host"
     between = read_yaml("links.yaml")["between_machines"]
     chosen = inter or between.get(usual, between["other"])
+    inside = _link(usual, gpu, "pcie")
     return Links(
-        _link(usual, gpu, "pcie"),
+        inside if nvls or not inside.multicast else replace(inside, multicast=False, name=f"{inside.name}, no NVLS"),
         _per_gpu(chosen, gpus) if nodes > 1 else None,
         generation_of(gpu),
         gpus,
@@ -169,7 +173,8 @@ def points_of(link: str) -> tuple[Point, ...]:
 def _points(link: str, group: Mapping[str, Any]) -> list[Point]:
     ranks, nodes = int(group["ranks"]), int(group.get("nodes", 1))
     gpu = find_gpu(group["gpu"])
-    links = links_of(gpu, ranks, 1, link) if nodes == 1 else links_of(gpu, ranks // nodes, nodes, None, link)
+    intra, inter = (link, None) if nodes == 1 else (None, link)
+    links = links_of(gpu, ranks // nodes, nodes, intra, inter, nvls=group.get("nvls", True))
     found = []
     for unit in ("microseconds", "bus_gb_per_second"):
         for collective, sizes in group.get(unit, {}).items():

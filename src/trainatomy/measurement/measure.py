@@ -82,8 +82,7 @@ def measure(
     if workload.parallel.processes > 1:
         from trainatomy.measurement.ranks import measure_ranks
 
-        environment = {"NCCL_P2P_DISABLE": "1"} if workload.parallel.without_peer_access else {}
-        return measure_ranks(jobs, workload.parallel.gpus, limit, on_progress, environment)
+        return measure_ranks(jobs, workload.parallel.gpus, limit, on_progress, workload.parallel.nccl_environment)
     if pool is None:
         with WorkerPool() as own:
             return _run_jobs(jobs, own, limit, on_progress)

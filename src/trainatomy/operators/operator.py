@@ -61,6 +61,7 @@ class Operator:
         sync: the CPU waits for the GPU because it reads a ``value``, because the ``shape`` of the result depends on
             values, or ``always``, since the library synchronises after each call.
         read_only_list: the list argument that the schema declares as written although the kernel only reads it.
+        composite: its kernel for a GPU calls other operators, which are run and recorded in its place.
         inferred: the group and the FLOP come from the form of the call, not from a row.
     """
 
@@ -78,5 +79,6 @@ class Operator:
     loads: tuple[str, ...] = ()
     workspaces: tuple[str, ...] = ()
     sync: Sync = ""
+    composite: bool = False
     read_only_list: int | None = None
     inferred: bool = False

@@ -9,6 +9,7 @@ from trainatomy.reporters.search_labels import FIT_NOTES, GOALS
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts, Shortage
 from trainatomy.results.plan import total_rate
+from trainatomy.results.prediction import Prediction
 from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, signed_percent
 
 
@@ -55,6 +56,20 @@ def remedy(step: Remedy) -> str:
     name = settings.options(step.changes) or step.candidate.prediction.gpu.name
     changes = ", changes what is trained" if step.kind == "changes training" else ""
     return f"{name}: needs {human_bytes(step.candidate.device_bytes)}{changes}"
+
+
+def gpus_time_notes(predictions: Sequence[Prediction]) -> list[str]:
+    """Return how far to trust the times of a training on several GPUs, and what bounds them besides the GPU."""
+    times = [each.time for each in predictions if each.time is not None]
+    if not times:
+        return []
+    low = min(time.interval_seconds[0] / time.step_seconds for time in times)
+    high = max(time.interval_seconds[1] / time.step_seconds for time in times)
+    notes = [f"Times are predicted: in 9 of 10 cases the measured one is {low:.2f} to {high:.2f} times as long."]
+    if hosts := sum(time.bound_by == "host" for time in times):
+        cpu = f"the CPU (assumed: {times[0].host})"
+        notes.append(f"On {hosts} of these GPUs the step is bound by {cpu}: a faster GPU gains little there.")
+    return notes
 
 
 def fit_note(note: str) -> str:

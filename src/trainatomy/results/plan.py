@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainatomy.results.prediction import Prediction, RankPrediction
 
@@ -21,6 +21,22 @@ _SPREADING_TRAIN = (
     "ddp_static_graph",
 )
 """Keys of a workload that say how a training is spread over GPUs, not what is trained."""
+
+
+class GroupUse(NamedTuple):
+    """Something that a process group is used for.
+
+    Attributes:
+        kind: Kind of collective, such as ``all_reduce``, or ``send`` or ``recv``.
+        peer: The other rank of a message; None for collectives.
+    """
+
+    kind: str
+    peer: int | None = None
+
+
+Communicators = Mapping[tuple[int, ...], frozenset[GroupUse]]
+"""What the communicators that a rank is in are used for, by their ranks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class ScriptObserver(PhaseMarker):
         dtype: The dtype of most weights.
         autocast: The dtype in which modules computed under autocast.
         steps: Steps that are complete.
+        evaluated_before: Steps before which a model that trains was evaluated.
     """
 
     def __init__(self, process: SimulatedProcess, steps: int, script: str = "") -> None:
@@ -85,6 +86,7 @@ class ScriptObserver(PhaseMarker):
         self.micro_steps = self._micro_step = 0
         self.autocast: torch.dtype | None = None
         self.steps = 0
+        self.evaluated_before: set[int] = set()
 
     # -- models and optimizers -----------------------------------------------------------------------------------------
 
@@ -238,6 +240,7 @@ class ScriptObserver(PhaseMarker):
 
     def evaluated(self) -> None:
         """Leave out the operations since the last step: they evaluate, and the next step begins after them."""
+        self.evaluated_before.add(self.steps)
         if self._operations.recording:
             self._operations.start(self.steps)
 

@@ -14,12 +14,15 @@ from trainatomy.errors import WorkloadError
 from trainatomy.prediction import prediction_of
 from trainatomy.results.script import Ending, ScriptRun
 from trainatomy.simulator.further_steps import with_further_steps
-from trainatomy.simulator.notes import choice_notes, host_memory_notes, trial_notes, version_notes
+from trainatomy.simulator.notes import host_memory_notes, trial_notes, value_notes, version_notes
 from trainatomy.simulator.simulate import Simulation
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trainatomy.results.prediction import Prediction
+    from trainatomy.scripts.observer import ScriptObserver
     from trainatomy.scripts.session import Session
 
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -73,6 +76,16 @@ def workload_of(session: Session, name: str) -> Workload:
     return Workload.from_mapping({**mapping, "train": {}})
 
 
+def _evaluation_notes(seen: ScriptObserver) -> Iterator[str]:
+    """Yield a note where a model was evaluated before every step but the first, perhaps for what the step learns."""
+    if seen.steps > 1 and seen.evaluated_before.issuperset(range(1, seen.steps)):
+        yield (
+            "between all steps a model that trains is called in eval mode and without gradients: this counts as "
+            "evaluation, so its memory is in the peak, and its time is in no step. If the steps learn from what it "
+            "generates, add the time of these calls"
+        )
+
+
 def _dtype(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     return name if name in ("float16", "bfloat16") else "float32"
@@ -100,7 +113,8 @@ def prediction_of_script(
         notes=(
             *version_notes(session.version),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),
-            *choice_notes(recorder.values),
+            *value_notes(recorder),
+            *_evaluation_notes(seen),
             *session.process.notes,
             *host_memory_notes(session.process.storages.host_memory),
         ),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.results.fit import Candidate, Fit, Price
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.results.time import Time
@@ -19,9 +20,10 @@ from trainatomy.search.options import (
     usable_bytes,
 )
 from trainatomy.search.space import Point, Space
-from trainatomy.search.ties import with_ties
+from trainatomy.search.ties import tie_factor, with_ties
 from trainatomy.workload.schema import Workload
 
+_ATTENTION = "attention"
 _SLOW = frozenset({"lora", "quantization"})
 SAME_SPEED = 0.01
 """Share below which steps count as equally long: the candidate with the fewest changes is then the best."""
@@ -116,13 +118,29 @@ def _priced(space: Space, point: Point) -> list[Point]:
 
 
 def best_of(exploration: Exploration) -> Outcome | None:
-    """Return the fastest outcome; of several that are about as fast, the one that changes the fewest settings."""
-    fastest = exploration.best
+    """Return the fastest outcome; of several that are about as fast, the one that changes the fewest settings.
+
+    Another implementation of attention is chosen only if it is faster by more than the error of the prediction.
+    """
+    fastest = _preferred(exploration, exploration.fitting)
     if fastest is None:
         return None
-    limit = fastest.seconds * (1 + SAME_SPEED)
-    eligible = [outcome for outcome in exploration.fitting if outcome.seconds <= limit]
-    return min(eligible, key=partial(_preference, exploration.space))
+    axis = exploration.space.axis(_ATTENTION)
+    if axis is None:
+        return fastest
+    place = exploration.space.axes.index(axis)
+    as_given = _preferred(exploration, [each for each in exploration.fitting if each.point[place] == axis.given])
+    if as_given is None or as_given.seconds > fastest.seconds * tie_factor(as_given.prediction, fastest.prediction):
+        return fastest
+    return as_given
+
+
+def _preferred(exploration: Exploration, outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Return the fastest outcome; of several that are about as fast, the one that changes the fewest settings."""
+    if not outcomes:
+        return None
+    limit = min(outcome.seconds for outcome in outcomes) * (1 + SAME_SPEED)
+    return min((each for each in outcomes if each.seconds <= limit), key=partial(_preference, exploration.space))
 
 
 def _preference(space: Space, outcome: Outcome) -> tuple[int, int, float, int]:
@@ -166,8 +184,9 @@ def _prices(exploration: Exploration, best: Outcome) -> Iterator[Price]:
         axis = space.axis(change.axis)
         assert axis is not None
         allowed = space.is_free(axis)
-        if point in exploration.errors:
-            yield Price(change, allowed, error=str(exploration.errors[point]))
+        error = exploration.errors.get(point)
+        if error is not None and (allowed or not _does_not_apply(error, change.settings)):
+            yield Price(change, allowed, error=str(error))
         outcome = exploration.outcomes.get(point)
         if outcome is None:
             continue
@@ -175,6 +194,11 @@ def _prices(exploration: Exploration, best: Outcome) -> Iterator[Price]:
         if outcome.device_bytes != best.device_bytes or slower:
             candidate = candidate_of(exploration, outcome)
             yield Price(change, allowed, candidate, outcome.device_bytes - best.device_bytes, slower)
+
+
+def _does_not_apply(error: TrainatomyError, settings: Mapping[str, object]) -> bool:
+    """Return whether a model has nothing that a change sets, such as a length of sequences."""
+    return isinstance(error, WorkloadError) and error.key in settings
 
 
 def _seconds(outcome: Outcome) -> float:

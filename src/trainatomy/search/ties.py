@@ -9,6 +9,7 @@ from typing import Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.results.fit import Candidate, Fit
+from trainatomy.results.prediction import Prediction
 
 HOST_BOUND_SHARE = 0.85
 """A step counts as bound by the host if the CPU is busy for this share of the GPU's time: then either may bound it."""
@@ -28,7 +29,7 @@ def _may_be_faster(candidate: Candidate, best: Candidate) -> bool:
     own, others = (_without_checkpointing(each.workload) for each in (candidate, best))
     if own == others and _checkpointed_layers(candidate.workload) > _checkpointed_layers(best.workload):
         return False
-    return candidate.step_seconds / best.step_seconds <= tie_factor(candidate, best)
+    return candidate.step_seconds / best.step_seconds <= tie_factor(candidate.prediction, best.prediction)
 
 
 def _without_checkpointing(workload: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def _checkpointed_layers(workload: Mapping[str, Any]) -> float:
     return 1 / int(train.get("gradient_checkpointing_every", 1)) if train.get("gradient_checkpointing") else 0.0
 
 
-def tie_factor(first: Candidate, second: Candidate) -> float:
+def tie_factor(first: Prediction, second: Prediction) -> float:
     """Return the factor by which two predicted times differ at most while either may be the shorter one.
 
     The intervals are of ratios of measured to predicted step times on one machine (``catalog/ratio_intervals.yaml``).
@@ -56,14 +57,14 @@ def tie_factor(first: Candidate, second: Candidate) -> float:
     return math.sqrt(high / low)
 
 
-def _is_host_bound(candidate: Candidate) -> bool:
-    time = candidate.prediction.time
+def _is_host_bound(prediction: Prediction) -> bool:
+    time = prediction.time
     assert time is not None
     return time.host_seconds > HOST_BOUND_SHARE * time.gpu_seconds
 
 
-def _is_calibrated(candidate: Candidate) -> bool:
-    time = candidate.prediction.time
+def _is_calibrated(prediction: Prediction) -> bool:
+    time = prediction.time
     assert time is not None
     low, high = time.interval_seconds
     widest = read_yaml("intervals.yaml")["uncalibrated"]["host" if time.bound_by == "host" else "gpu"]

@@ -1,10 +1,11 @@
 """Operations whose result depends on the values of a tensor that has none.
 
 Values that follow from the batch are known (see ``values``).  Elsewhere a number is taken as 0 and a bool as True,
-except what follows from ``isnan``, from ``isinf``, from ``< 0`` or from the equality of vectors of whole numbers, which
-is False: that is how a training without padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``,
-``(variance < 0).any()``), and a loop that ends when all tokens are the last one (``(token == eos).all()``).  Whether a
-mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in inference, is not checked: it is kept.
+except what follows from ``isnan``, from ``isinf``, from ``< 0`` or from the equality of whole numbers, which is False:
+that is how a training without padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``,
+``(variance < 0).any()``), and a loop that ends when a token is the last one (``token == eos``).  Sizes are known, also
+those that ranks send each other.  Whether a mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in
+inference, is not checked: it is kept.
 
 Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
 repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known, or follow from an assumed
@@ -18,7 +19,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,6 +44,7 @@ _KEEPS_FALSE = frozenset(
         "aten::_to_copy",
     }
 )
+_EQUALITIES = frozenset({"aten::eq", "aten::isin"})
 _JOINS_IN_PLACE = frozenset({"aten::logical_or_", "aten::bitwise_or_", "aten::__ior__"})
 _OVERWRITES = frozenset(
     {"aten::copy_", "aten::fill_", "aten::index_put_", "aten::_index_put_impl_", "aten::masked_fill_"}
@@ -56,7 +58,7 @@ READS = frozenset(
     {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::_nested_tensor_from_mask_left_aligned", *_COMPARISONS}
 )
 """Operators that ``ScalarReads.answer`` may answer."""
-LEARNS = _MAKES_FALSE | _KEEPS_FALSE | _OVERWRITES | {"aten::lt", "aten::le", "aten::gt", "aten::eq"}
+LEARNS = _MAKES_FALSE | _KEEPS_FALSE | _OVERWRITES | _EQUALITIES | {"aten::lt", "aten::le", "aten::gt"}
 """Operators that ``ScalarReads.learn`` may learn from."""
 SIZED = _INDEXING | _SIZED_BY_VALUES | {"aten::nonzero", "aten::masked_select"}
 """Operators that ``DataDependentSizes.run`` may run."""
@@ -87,23 +89,31 @@ def assumed_values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> to
     return torch.zeros((), dtype=dtype or tensor.dtype, device="cpu").expand(tensor.shape)
 
 
-def _has_whole_numbers(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor on the GPU is a vector, or more, of whole numbers, such as tokens.
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has whole numbers."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
-    A single number without dimensions is rather a size, such as the largest of all ranks, than a token.
-    """
-    is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-    return tensor.is_meta and is_whole and tensor.dim() > 0
+
+class _KnownFalse(NamedTuple):
+    """A storage whose bools are all False, and whether that is because unknown whole numbers are taken to differ."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    numbers_differ: bool
 
 
 class ScalarReads:
-    """Results of operations that read a value of a meta tensor into Python."""
+    """Results of operations that read a value of a meta tensor into Python.
+
+    Attributes:
+        numbers_differ: True once Python read that unknown whole numbers differ.
+    """
 
     def __init__(self, values: Values) -> None:
+        self.numbers_differ = False
         self._values = values
         self._unknown_bools = 0
         self._true_left: int | None = None
-        self._false: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._false: dict[int, _KnownFalse] = {}
 
     def answer(self, name: str, args: tuple[Any, ...]) -> bool | int | float | None:
         """Return the result of an operation that reads a value; None if the operation should run."""
@@ -122,18 +132,23 @@ class ScalarReads:
         if self._false and name in _OVERWRITES:
             self._false.pop(args[0].untyped_storage()._cdata, None)
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        stays_false = self._false and name in _KEEPS_FALSE and all(self._is_false(t) for t in tensors)
+        stays_false = bool(self._false) and name in _KEEPS_FALSE and all(self._is_false(t) for t in tensors)
         if self._false and name in _JOINS_IN_PLACE and not stays_false:
             self._false.pop(args[0].untyped_storage()._cdata, None)
         below_zero = name == "aten::lt" and isinstance(args[1], (int, float)) and args[1] <= 0
         beyond = {"aten::le": -math.inf, "aten::gt": math.inf}.get(name)
         beyond_limits = beyond is not None and isinstance(args[1], float) and args[1] == beyond
-        whole_numbers = name == "aten::eq" and _has_whole_numbers(args[0]) and self._values.of(args[0]) is None
-        if name in _MAKES_FALSE or stays_false or below_zero or beyond_limits or whole_numbers:
+        differ = name in _EQUALITIES and self._are_unknown_numbers(tensors)
+        if name in _MAKES_FALSE or stays_false or below_zero or beyond_limits or differ:
+            differ = differ or (stays_false and any(map(self._follows_from_numbers, tensors)))
             for tensor in outputs:
                 storage = tensor.untyped_storage()
                 key = storage._cdata
-                self._false[key] = weakref.ref(storage, forgetting(self._false, key))
+                self._false[key] = _KnownFalse(weakref.ref(storage, forgetting(self._false, key)), differ)
+
+    def _are_unknown_numbers(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether all tensors have whole numbers, and those of one are unknown."""
+        return all(map(_is_whole, tensors)) and any(t.is_meta and self._values.of(t) is None for t in tensors)
 
     @contextlib.contextmanager
     def true_at_most(self, times: int) -> Iterator[None]:
@@ -149,6 +164,11 @@ class ScalarReads:
             return True
         known = self._values.of(tensor) if tensor.is_meta and tensor.numel() <= _MOST_FALSE else None
         return known is not None and not known.any()
+
+    def _follows_from_numbers(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is False because unknown whole numbers are taken to differ."""
+        known = self._false.get(tensor.untyped_storage()._cdata)
+        return known is not None and known.numbers_differ
 
     def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
         known = self._values.of(tensor)
@@ -178,7 +198,9 @@ class ScalarReads:
                 "a loop that ends when a computed value is small enough does not end here.\n"
                 "Measure this model with `trainatomy measure`, or give the loop a fixed length"
             )
-        return not self._is_false(tensor)
+        is_false = self._is_false(tensor)
+        self.numbers_differ |= is_false and self._follows_from_numbers(tensor)
+        return not is_false
 
 
 class DataDependentSizes:

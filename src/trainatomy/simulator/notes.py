@@ -12,6 +12,7 @@ from trainatomy.operators.allocation.cudnn.library import EXTRA
 from trainatomy.results.plan import fsdp_version
 from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
+from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
 from trainatomy.simulator.values import Values
@@ -55,12 +56,22 @@ def trial_notes(trials: Mapping[int, PlansTried], *, known: bool) -> Iterator[st
         yield f"without cuDNN's library only a few of these algorithms are known; the first step may need more: {EXTRA}"
 
 
-def choice_notes(values: Values) -> Iterator[str]:
+def value_notes(recorder: Recorder) -> Iterator[str]:
+    """Yield a note where the run depends on computed values: choices that decide a size, comparisons of tokens."""
+    yield from _choice_notes(recorder.values)
+    if recorder.scalar_reads.numbers_differ:
+        yield (
+            "Python code asks whether computed whole numbers, such as generated tokens, are equal: they are assumed to "
+            "differ, so that a loop that waits for a token runs to its limit"
+        )
+
+
+def _choice_notes(values: Values) -> Iterator[str]:
     """Yield a note where an assumed choice decided the size of something."""
     if values.choices_decide:
         yield (
-            "how many rows each expert gets depends on values: topk, max, argmax, multinomial and the like are "
-            "assumed to pick all entries equally often, so what they pick is spread evenly"
+            "how large some results are, such as the rows that each expert gets, depends on values: topk, max, argmax, "
+            "multinomial and the like are assumed to pick all entries equally often, so what they pick is spread evenly"
         )
 
 

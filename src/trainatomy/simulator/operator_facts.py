@@ -10,6 +10,7 @@ import torch
 from trainatomy.operators.allocation.plan import Rule
 from trainatomy.operators.registry import find
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED
+from trainatomy.simulator.sparse_tensors import NAMES as SPARSE
 from trainatomy.simulator.values import CHOOSES, LIKE_FACTORIES
 
 
@@ -28,7 +29,10 @@ class OperatorFacts:
         is_functional: True if it writes to none of its arguments.
         loads: True if it loads libraries or takes workspaces.
         adds_rows: True if its time depends on how often an index occurs among those of its second argument.
-        composite: True if PyTorch runs it as a sequence of other operators.
+        composite: True if PyTorch runs it as a sequence of other operators above autograd.
+        may_be_sparse: True if it is run by dense operators where a tensor is sparse.
+        resizes: True if it may give one of its arguments a larger storage: ``out=``, ``resize_``.
+        kernel: Key of its kernel, where that calls other operators below autograd, on every device.
     """
 
     func: Any
@@ -42,6 +46,14 @@ class OperatorFacts:
     loads: bool
     adds_rows: bool
     composite: bool
+    may_be_sparse: bool
+    resizes: bool
+    kernel: torch._C.DispatchKey | None
+
+
+_RESIZES = frozenset({"aten::resize_", "aten::resize_as_"})
+_KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+"""Names of the keys under which PyTorch registers kernels for all devices (torchgen/model.py, ``DispatchKey``)."""
 
 
 def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
@@ -59,5 +71,17 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         is_functional=not func._schema.is_mutable and name not in LIKE_FACTORIES,
         loads=row is not None and bool(row.loads or row.workspaces),
         adds_rows=name == "aten::embedding_dense_backward",
-        composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+        composite=_has_kernel(func, "CompositeImplicitAutograd"),
+        may_be_sparse=name in SPARSE,
+        resizes=name in _RESIZES or any(argument.is_out for argument in func._schema.arguments),
+        kernel=_kernel(func) if row is not None and row.composite else None,
     )
+
+
+def _kernel(func: Any) -> torch._C.DispatchKey | None:
+    """Return the key of an operator's kernel for all devices."""
+    return next((getattr(torch._C.DispatchKey, key) for key in _KERNELS if _has_kernel(func, key)), None)
+
+
+def _has_kernel(func: Any, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)

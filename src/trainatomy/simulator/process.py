@@ -19,6 +19,7 @@ from trainatomy.operators.allocation.plan import Processor, Rule
 from trainatomy.operators.allocation.recurrent import flattening
 from trainatomy.operators.allocation.whole import record_operations_with
 from trainatomy.results.trace import AllocationTrace, Event
+from trainatomy.simulator import sparse_tensors
 from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.backward_order import BackwardOrder
 from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, install_driver
@@ -227,6 +228,7 @@ class SimulatedProcess:
             t.istft: self._istft,
             torch.isfinite: self._is_finite,
             torch.isnan: self._is_nan,
+            t.new: sparse_tensors.new,
         }
 
     def _placement_handlers(self) -> dict[Any, Handler]:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
 from trainatomy.operators.allocation.workspaces import product_of
 from trainatomy.operators.registry import libraries_of
+from trainatomy.results.plan import GroupUse
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PinnedBlock, StreamUse
 from trainatomy.simulator.argument_types import check_types
 from trainatomy.simulator.cpu_waits import CPUWaits
@@ -24,6 +25,7 @@ from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.operator_facts import OperatorFacts, facts_of
 from trainatomy.simulator.plans import PlanWriter
+from trainatomy.simulator.sparse_tensors import SparseOperators
 from trainatomy.simulator.storages import Storages, storage_key
 from trainatomy.simulator.streams import Streams, SyncKind
 from trainatomy.simulator.values import Values
@@ -69,7 +71,7 @@ class Recorder(TorchDispatchMode):
     """
 
     communicates = False
-    groups: Mapping[tuple[int, ...], set[str]] = MappingProxyType({})
+    groups: Mapping[tuple[int, ...], set[GroupUse]] = MappingProxyType({})
     group_names: Mapping[tuple[int, ...], set[str]] = MappingProxyType({})
 
     def __init__(
@@ -112,7 +114,9 @@ class Recorder(TorchDispatchMode):
         self._references = GradientReferences()
         self._zeros = FreshZeros()
         self.sizes = DataDependentSizes(self.values)
+        self.sparse = SparseOperators(self.values, self.sizes)
         self._taken_over = False
+        self._in_kernel = False
         self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
         self._labels_at_end: dict[int, str] = {}
         self.operations = OperationWriter(storages, modules, self.ledger.number_at, lambda: len(self.trace.events))
@@ -236,11 +240,18 @@ class Recorder(TorchDispatchMode):
         if self.has_packed and any(map(is_packed_type, types)):
             return NotImplemented  # the subclass runs the operation on its tensors, which comes back here
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled() and self._look_up(func).composite:
+        facts = self._look_up(func)
+        if facts.composite and (self._in_kernel or torch.is_inference_mode_enabled()):
             with self:  # autograd, which would have divided it, is out of the way
                 return func.decompose(*args, **kwargs)
+        if facts.kernel is not None:
+            return self._run_kernel(facts.kernel, func, args, kwargs)
+        if facts.may_be_sparse:
+            with _DISABLED():
+                if (run := self.sparse.find(facts.name, args)) is not None:
+                    with self:
+                        return run(*args, **kwargs)
         with _DISABLED():
-            facts = self._look_up(func)
             name = facts.name
             event, self._taken_over = len(self.trace.events), False
             if self.trace.stream_uses and (facts.reads or facts.sized):
@@ -252,8 +263,12 @@ class Recorder(TorchDispatchMode):
                 check_types(name, func, args, kwargs)
             if result is None and facts.sized:
                 result = self.sizes.run(name, func, args, kwargs)
+            before = self._sizes(args, kwargs) if facts.resizes else {}
             if result is None:
                 result = self.execution.run(name, func, args, kwargs)
+            for storage, size in before.items():
+                if storage.nbytes() > size:
+                    self._grow(storage, name)
             self._modules.operation()
             self.streams.operation()
             outputs = _tensors(result)
@@ -267,6 +282,31 @@ class Recorder(TorchDispatchMode):
                     same = facts.adds_rows and self.values.is_uniform(args[1])
                     self.operations.write(func, args, kwargs, result, event, self._taken_over, same_row=same)
         return result
+
+    def _run_kernel(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel that calls other operators, which are recorded in its place."""
+        before, self._in_kernel = self._in_kernel, True
+        try:
+            with self:
+                return func._op_dk(key, *args, **kwargs)
+        finally:
+            self._in_kernel = before
+
+    def _sizes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[torch.UntypedStorage, int]:
+        """Return the bytes of the storages on the GPU among the arguments."""
+        storages = [tensor.untyped_storage() for tensor in _tensors([*args, *kwargs.values()])]
+        return {one: one.nbytes() for one in storages if self.ledger.number_at(one._cdata) is not None}
+
+    def _grow(self, storage: torch.UntypedStorage, operation: str) -> None:
+        """Write that a storage got larger: CUDA copies it to a new allocation.
+
+        Source: aten/src/ATen/native/cuda/Resize.cpp (``resize_bytes_cuda``).
+        """
+        number = self.allocate(storage.nbytes(), operation)
+        known = self.ledger.take(storage)
+        if known is not None:
+            self.release(known)
+        self.ledger.assign(storage, number)
 
     def _look_up(self, func: Any) -> OperatorFacts:
         """Return the facts of an operator, which are looked up when it runs for the first time."""

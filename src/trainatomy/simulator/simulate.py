@@ -21,6 +21,7 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.results.checkpoint import RestoringPurpose
 from trainatomy.results.experts import Experts
 from trainatomy.results.operations import Operations
+from trainatomy.results.plan import Communicators
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
@@ -42,10 +43,10 @@ from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.notes import (
-    choice_notes,
     host_memory_notes,
     selection_notes,
     trial_notes,
+    value_notes,
     version_notes,
 )
 from trainatomy.simulator.process import SimulatedProcess
@@ -87,7 +88,7 @@ class Simulation:
         operations: Operations of the last step.
         operations_between: Operations of a step that does not generate, where only every so many steps do (GRPO).
         tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
-        communicators: Kinds of collectives by the ranks of each group that this process communicated in.
+        communicators: What this process did with each communicator, by its ranks.
         communicator_copies: Number of communicators by these ranks, where there are several.
         evaluation: The last evaluation of the training.
         layers: Number of layers that a pipeline divides; 0 without one.
@@ -111,7 +112,7 @@ class Simulation:
     operations: Operations = field(default_factory=Operations)
     tokens_per_sample: int | None = None
     weights_dtype: str = "float32"
-    communicators: Mapping[tuple[int, ...], frozenset[str]] = field(default_factory=dict)
+    communicators: Communicators = field(default_factory=dict)
     communicator_copies: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     evaluation: ExecutedEvaluation | None = None
     layers: int = 0
@@ -344,7 +345,7 @@ def _result(
     return Simulation(
         trace=trace,
         parameters=described.parameters,
-        communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
+        communicators={ranks: frozenset(uses) for ranks, uses in recorder.groups.items()},
         communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
         trainable_parameters=described.trainable_parameters,
         steps=steps,
@@ -354,7 +355,7 @@ def _result(
             *version_notes(version),
             *described.notes,
             *trial_notes(recorder.trace.trials, known=process.processor.cudnn is not None),
-            *choice_notes(recorder.values),
+            *value_notes(recorder),
             *process.notes,
             *host_memory_notes(process.storages.host_memory),
         ),

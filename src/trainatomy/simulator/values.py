@@ -128,6 +128,10 @@ class Values:
         dim %= dims
         self._remember(picked, _LazyValue(spread, 0, picked_shape, from_data=True, chosen=True))
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Forget the values of a tensor, and of all views of its storage."""
+        self._forget(storage_key(tensor))
+
     def is_uniform(self, tensor: torch.Tensor) -> bool:
         """Return whether all values of a tensor are known to be the same."""
         value = self.of(tensor)
@@ -189,7 +193,7 @@ class Values:
         entries = [self._entry(t) for t in tensors]
         if any(entry is None for entry in entries):
             for tensor in (*outputs, *_written(func, args)):
-                self._forget(tensor.untyped_storage()._cdata)
+                self.forget(tensor)
             return
         from_data = any(isinstance(entry, _LazyValue) and entry.from_data for entry in entries)
         chosen = any(isinstance(entry, _LazyValue) and entry.chosen for entry in entries)

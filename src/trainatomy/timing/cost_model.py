@@ -21,6 +21,7 @@ from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.results.operations import Call
+from trainatomy.timing.chips import chip_of
 from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoint, EfficiencyPoints, physical_seconds
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
 from trainatomy.timing.power import joules_of
@@ -162,9 +163,24 @@ def _compute_cost(call: Call, work: KernelWork, cost_model: CostModel) -> Kernel
         return KernelCost(0.0, 0.0, 0.0, 0)
     chip = cost_model.chip
     flop, traffic = work.flop / chip.rate(work.rate), work.bytes / chip.bandwidth
-    seconds = max(cost_model.physical_seconds(work) * cost_model.efficiency(work), cost_model.least_seconds(work))
+    seconds = _seconds_of(work, cost_model)
+    if work.rate == "tf32" and cost_model.extrapolation is not SAME_GPU:
+        seconds = min(seconds, _seconds_of(kernel_work(call, _without_tf32(chip)), cost_model))
     joules = 0.0 if cost_model.power is None else joules_of(call, work, seconds, cost_model.power)
     return KernelCost(seconds, flop, traffic, cost_model.launches(work), work.at_once, joules)
+
+
+def _seconds_of(work: KernelWork, cost_model: CostModel) -> float:
+    return max(cost_model.physical_seconds(work) * cost_model.efficiency(work), cost_model.least_seconds(work))
+
+
+def _without_tf32(chip: Chip) -> Chip:
+    """Return a GPU that must not compute with TF32.
+
+    Where TF32 is allowed, cuBLAS and cuDNN choose among the kernels of TF32 and of fp32.  On a GPU that was calibrated
+    the points say what they chose; elsewhere the faster one counts, as TF32 is no faster than fp32 on some GPUs.
+    """
+    return chip._replace(tf32=False, cudnn_tf32=False)
 
 
 def precision_of(call: Call, chip: Chip) -> str:
@@ -228,20 +244,6 @@ def tensor_cores_for_fp32(tf32: bool | None, torch_version: Version) -> bool | N
     In releases of torch where it does not reach convolutions, these keep TF32 although ``tf32`` is false.
     """
     return None if tf32 is False and not behaviour("fp32_precision_reaches_convolutions", torch_version) else tf32
-
-
-def chip_of(gpu: GPU, tf32: bool | None) -> Chip:
-    """Return the data-sheet figures of a GPU that the cost of a kernel depends on; ``tf32`` as in ``cost_model_of``."""
-    return Chip(
-        gpu.capability,
-        gpu.multiprocessors,
-        gpu.bandwidth_bytes_per_second,
-        gpu.l2_bytes or 4 * 2**20,
-        gpu.rates,
-        tf32=bool(tf32),
-        cudnn_tf32=tf32 is not False,
-        bus=gpu.links.get("nvlink_c2c") or gpu.links.get("pcie", 31.5e9),
-    )
 
 
 def nearest_calibration(gpu: GPU, besides: Calibration | None = None) -> Calibration | None:

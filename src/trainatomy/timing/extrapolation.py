@@ -1,12 +1,14 @@
 """Apply the efficiencies measured on one GPU to another that nobody calibrated.
 
-A calibration's efficiencies hold for the GPU it was measured on.  On another GPU three things differ besides the rates
+A calibration's efficiencies hold for the GPU it was measured on.  On another GPU four things differ besides the rates
 of the data sheet:
 
 - Matrix products attain another share of the peak: power limits lower the clock, and consumer GPUs run above the clock
   of their data sheet (``catalog/efficiency.yaml``, ``attained``).
-- Hopper's tensor cores reach their peak only through its asynchronous instructions.  Kernels written for Ampere (flash
-  and memory-efficient attention, matrix products of odd layouts) reach a lower share there than on earlier GPUs.
+- Fused attention takes the time of its arithmetic and besides some time of the multiprocessors (exponentials, loading,
+  and the splitting of fp32 into several numbers of TF32): what it took on the calibrated GPU beyond its arithmetic.
+- Hopper's tensor cores reach their peak only by asynchronous instructions. Kernels written for Ampere (flash and
+  memory-efficient attention, matrix products of odd layouts) reach a lower share there than on earlier GPUs.
 - A kernel that moves data takes the memory's time plus some time of the multiprocessors (instructions, conversions,
   waiting for dependencies): what it took on the calibrated GPU beyond its memory traffic.  The faster the
   multiprocessors are relative to memory, the closer a kernel comes to the memory's bandwidth.  A multiprocessor issues
@@ -22,17 +24,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.kernel import FP32_CORES
+from trainatomy.timing.chips import chip_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
     from trainatomy.operators.cost.kernel import Chip, KernelWork
 
-_ASYNCHRONOUS_TENSOR_CORES = (9, 10)
-"""Major compute capabilities with asynchronous tensor core instructions; consumer GPUs after Ada lack them."""
-_WRITTEN_FOR_AMPERE = ("attention.", "matmul.half_", "matmul.tf32_")
-"""Families of kernels that predate Hopper."""
+_OLDER_PRODUCTS = ("matmul.half_", "matmul.tf32_")
+"""Families of matrix products whose kernels predate Hopper."""
 _HALF_RATES = ("fp16", "bf16")
+_KINDS = {"fp16": "half", "bf16": "half", "tf32": "tf32", "fp32": "fp32"}
+"""Keys of ``Extrapolation.products`` by those of a GPU's rates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,18 @@ class Extrapolation:
     """Factors that translate kernel times from the calibrated GPU (source) to another (target).
 
     Attributes:
+        source: The GPU that was calibrated; None if it is the target.
         products: Target over source time of matrix products, by kind (half, tf32, fp32), beyond the data sheets' rates.
-        older_kernels: The same for kernels written for GPUs older than the source.
-        fp32_attention: The same for attention in fp32.
+        older_kernels: The same for products by kernels written for GPUs older than the source, as a factor of that.
         compute_speed: Instruction rate of all multiprocessors, target over source.
         source_bandwidth: Memory bandwidth of the source, bytes per second.
         top_share: Share of the bandwidth that kernels reach which only move data.
-        attained: Share of the target's peak that its fastest published products attain, by kind.
+        attained: Share of the target's peak that its fastest products attain, by kind.
     """
 
+    source: Chip | None = None
     products: Mapping[str, float] = field(default_factory=dict)
     older_kernels: float = 1.0
-    fp32_attention: float = 1.0
     compute_speed: float = 1.0
     source_bandwidth: float = 1.0
     top_share: float = 1.0
@@ -68,16 +70,35 @@ class Extrapolation:
             seconds: Its time by the source's efficiency and the target's data sheet.
             chip: The target.
         """
+        if work.instructions is not None and _is_on_tensor_cores(work.instructions[1], chip):
+            return self._attention_seconds(work, *work.instructions, seconds, chip)
         kind = _precision_kind(work)
         scale = self.products.get(kind, 1.0)
-        if work.family.startswith("attention.fp32"):
-            scale *= self.fp32_attention
-        elif work.family.startswith(_WRITTEN_FOR_AMPERE) and "cudnn" not in work.family:
+        if work.family.startswith(_OLDER_PRODUCTS):
             scale *= self.older_kernels
         least = work.bytes / (chip.bandwidth * self.top_share)
         share = self.attained.get(kind) if work.family.startswith("matmul.") else None
         fastest = work.flop / (chip.rate(work.rate) * share) if share else 0.0
         return max(seconds * scale, min(seconds, least), fastest)
+
+    def _attention_seconds(self, work: KernelWork, flop: float, cores: str, seconds: float, chip: Chip) -> float:
+        """Return the time of fused attention on the target: its arithmetic, and the multiprocessors' own time.
+
+        Args:
+            work: The attention.
+            flop: What it computes (``KernelWork.instructions``).
+            cores: The key of the rate of the cores that do.
+            seconds: Its time by the source's efficiency and the target's data sheet.
+            chip: The target.
+        """
+        source, by_older = self.source or chip, ".cudnn" not in work.family
+        on_source = seconds * chip.rate(work.rate) / source.rate(work.rate)
+        reached = source.older_instructions if by_older else 1.0
+        besides = max(on_source - flop / (source.rate(cores) * reached), 0.0)
+        attained = self.attained.get(_KINDS[cores], 1.0)
+        share = min(attained, chip.older_instructions) if by_older and chip.is_asynchronous else attained
+        computing = flop / (chip.rate(cores) * share) + besides / self.compute_speed
+        return max(computing, work.bytes / (chip.bandwidth * self.top_share))
 
     def traffic_seconds(self, work: KernelWork, seconds: float, chip: Chip) -> float:
         """Return the time that moving data takes on the target: memory time plus the multiprocessors' own.
@@ -105,21 +126,18 @@ SAME_GPU = Extrapolation()
 def extrapolation_between(source: GPU, target: GPU) -> Extrapolation:
     """Return the factors from the calibrated GPU ``source`` to ``target``."""
     facts = read_yaml("efficiency.yaml")
+    there, here = chip_of(source, None), chip_of(target, None)
     products, attained = {}, {}
     for kind in ("half", "tf32", "fp32"):
-        measured, other = _attained_share(facts, source, kind), _attained_share(facts, target, kind)
-        products[kind] = measured / other if measured and other else 1.0
-        if other:
-            attained[kind] = other
-    gains = (
-        source.capability[0] in _ASYNCHRONOUS_TENSOR_CORES and target.capability[0] not in _ASYNCHRONOUS_TENSOR_CORES
-    )
-    older = float(facts["hopper"]["older_instructions"]) if gains else 1.0
+        measured = _attained_share(facts, source, kind)
+        other = _attained_share(facts, target, kind) or measured  # unknown: as much as the source
+        if measured and other:
+            products[kind], attained[kind] = measured / other, other
     return Extrapolation(
+        there,
         products,
-        older,
-        _fp32_attention(source, target, older),
-        _instruction_rate(target) / _instruction_rate(source),
+        there.older_instructions / here.older_instructions,
+        here.issue_rate / there.issue_rate,
         source.bandwidth_bytes_per_second,
         facts["traffic"]["bandwidth"],
         attained,
@@ -136,11 +154,14 @@ def attainable_share(gpu: GPU, rate: str) -> float | None:
     Returns:
         The share, or ``None`` if nobody published it.
     """
-    kinds = {"fp16": "half", "bf16": "half", "tf32": "tf32", "fp32": "fp32"}
-    kind = kinds.get(rate) if rate in gpu.rates else "fp32"  # a precision the GPU lacks is computed in fp32
+    kind = _KINDS.get(rate) if rate in gpu.rates else "fp32"  # a precision the GPU lacks is computed in fp32
     if kind is None:
         return None
     return _attained_share(read_yaml("efficiency.yaml"), gpu, kind)
+
+
+def _is_on_tensor_cores(cores: str, chip: Chip) -> bool:
+    return cores != "fp32" and cores in chip.rates and chip.has_tensor_cores
 
 
 def _precision_kind(work: KernelWork) -> str:
@@ -154,24 +175,15 @@ def _precision_kind(work: KernelWork) -> str:
 
 
 def _attained_share(facts: Mapping[str, Any], gpu: GPU, kind: str) -> float | None:
-    """Look up the share of the peak that products attain; an unknown share of TF32 is that of 16 bits."""
-    known: Mapping[str, float] = facts["attained"].get(gpu.id, {})
-    share = known.get(kind)
-    return known.get("half") if share is None and kind == "tf32" else share
+    """Look up the share of the peak that products attain; an unknown share of TF32 is that of 16 bits.
 
-
-def _fp32_attention(source: GPU, target: GPU, older: float) -> float:
-    """Return target over source time of fp32 attention, beyond the ratio of the fp32 rates.
-
-    Where tensor cores support TF32, memory-efficient attention computes fp32 by three TF32 products
-    (aten/src/ATen/native/transformers/cuda/mem_eff_attention/gemm_kernel_utils.h), so the TF32 rate and ``older``
-    apply instead of the fp32 rate.
+    What is not published of a GPU is taken from its relative (``attained_like``).
     """
-    if "tf32" not in source.rates or "tf32" not in target.rates:
-        return 1.0
-    return older * (target.rates["fp32"] / source.rates["fp32"]) * (source.rates["tf32"] / target.rates["tf32"])
-
-
-def _instruction_rate(gpu: GPU) -> float:
-    """Return multiprocessors times clock; the clock follows from the fp32 peak."""
-    return gpu.rates["fp32"] / (2 * FP32_CORES.get(gpu.capability, 128))
+    name: str | None = gpu.id
+    while name is not None:
+        known: Mapping[str, float] = facts["attained"].get(name, {})
+        share = known.get(kind, known.get("half") if kind == "tf32" else None)
+        if share is not None:
+            return share
+        name = facts["attained_like"].get(name)
+    return None

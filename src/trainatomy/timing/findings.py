@@ -6,7 +6,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.operators.cost import kernel_work
-from trainatomy.timing.cost_model import chip_of, gap_seconds
+from trainatomy.timing.chips import chip_of
+from trainatomy.timing.cost_model import gap_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,6 +5,7 @@ The degrees carry the names of accelerate's ``ParallelismConfig``.
 
 from __future__ import annotations
 
+import os
 from math import prod
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,8 @@ Strategy = Literal["ddp", "fsdp2", "fsdp1", "zero1", "dp"]
 Half = Literal["float32", "float16", "bfloat16"]
 PipelineSchedule = Literal["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"]
 """Schedules by their names in PyTorch (``torch.distributed.pipelining.schedules.get_schedule_class``)."""
+
+NVLS_VARIABLE = "NCCL_NVLS_ENABLE"
 
 _LOOPED = frozenset({"LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"})
 """Schedules with several stages on each rank."""
@@ -83,6 +86,11 @@ class LinkSpec(Section):
         default=None,
         description="between machines: a name such as `infiniband-ndr`, `efa-400` or `ethernet-100`, or bytes per "
         "second of each GPU (default: InfiniBand as fast as machines with these GPUs usually have)",
+    )
+    nvls: bool | None = Field(
+        default=None,
+        description="whether NCCL may let NVSwitch reduce and multicast (NVLS), where the link can: `false` is "
+        "`NCCL_NVLS_ENABLE=0` (default: what that variable says, otherwise yes)",
     )
 
 
@@ -206,7 +214,18 @@ class ParallelSpec(Section):
         """Return the links between the GPUs, None for a training on one."""
         if self.world_size == 1:
             return None
-        return links_of(gpu, self.gpus, self.nodes, self.link.intra, self.link.inter)
+        return links_of(gpu, self.gpus, self.nodes, self.link.intra, self.link.inter, nvls=self.uses_nvls)
+
+    @property
+    def uses_nvls(self) -> bool:
+        """True if NCCL may use NVSwitch's multicast, by the description or by NCCL's own variable."""
+        return os.environ.get(NVLS_VARIABLE, "").strip() != "0" if self.link.nvls is None else self.link.nvls
+
+    @property
+    def nccl_environment(self) -> dict[str, str]:
+        """The variables that make NCCL communicate as described."""
+        without = {"NCCL_P2P_DISABLE": "1"} if self.without_peer_access else {}
+        return without | ({NVLS_VARIABLE: "0"} if self.link.nvls is False else {})
 
     def contradictions(self) -> list[Problem]:
         """Refuse degrees that do not multiply to the number of GPUs, and options of another strategy."""

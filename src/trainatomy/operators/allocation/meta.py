@@ -40,7 +40,11 @@ def meta_kernels() -> Iterator[None]:
     already_registered = frozenset(torch.library._impls)
     try:
         for name, kernel in _kernels().items():
-            library.impl(name, kernel, "Meta", allow_override=True)
+            if _is_composite(name):  # CUDA has one kernel; ``Library.impl`` wants composites to be divided everywhere
+                assert library.m is not None  # only a library that was destroyed has none
+                library.m.impl(name, "Meta", kernel, False)
+            else:
+                library.impl(name, kernel, "Meta", allow_override=True)
         yield
     finally:
         library._op_impls.difference_update(already_registered)  # else PyTorch drops its own registrations
@@ -67,6 +71,11 @@ def _overloads(name: str) -> list[str]:
         for schema in schemas
         if not any(argument.is_out for argument in schema.arguments)
     ]
+
+
+def _is_composite(name: str) -> bool:
+    """Return whether PyTorch divides an operator where a device has no kernel of its own."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CompositeImplicitAutograd")
 
 
 def _has_meta(name: str) -> bool:

@@ -143,6 +143,11 @@ def _opmath_wide(input_: torch.dtype, output: torch.dtype) -> Kernel:
     return _opmath(input_, output, vector_16=8)
 
 
+def sum_kernel(dtype: torch.dtype) -> Kernel:
+    """Return the kernel that sums values of a type into the same type."""
+    return _opmath_wide(dtype, dtype)
+
+
 def _same(input_: torch.dtype, output: torch.dtype) -> Kernel:
     """Return the kernel whose accumulator has the input's type (ReduceMaxValuesKernel.cu, ReduceLogicKernel.cu)."""
     return Kernel(input_.itemsize, input_.itemsize)

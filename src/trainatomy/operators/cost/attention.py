@@ -4,7 +4,11 @@ Blocks of queries (forward) or of keys (backward) are distributed over the multi
 of the other side. Lengths and heads that are no multiples of a block are computed as if they were, and a causal mask
 leaves out the blocks above the diagonal.
 
-Sources: Dao, FlashAttention-2 (arXiv 2307.08691); aten/src/ATen/native/transformers/cuda/attention.cu.
+Where tensor cores have TF32, memory-efficient attention computes products of fp32 as three of TF32. Without tensor
+cores it takes as long in 16 bits as in fp32 (a Quadro GP100: https://github.com/facebookresearch/xformers/pull/379).
+
+Sources: Dao, FlashAttention-2 (arXiv 2307.08691); aten/src/ATen/native/transformers/cuda/attention.cu and
+mem_eff_attention/gemm_kernel_utils.h.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ _FORWARD, _BACKWARD = 4.0, 10.0
 """FLOP for each query, key and element of the head: 2 products, or 5, of 2 FLOP each."""
 _BLOCK, _EFFICIENT_BLOCK, _HEAD_BLOCK = 128, 64, 64
 """Block sizes: of flash and cuDNN attention, of CUTLASS's, and along the head."""
+_OF_TF32 = 3
+"""Products of TF32 for one of fp32."""
 _SHARED_SECONDS, _SHARED_BANDWIDTH = 2.0e-6, 0.8
 """Duration and share of the bandwidth of the kernels that sum gradients of shared keys and values."""
 
@@ -37,13 +43,13 @@ def attention(call: Call, chip: Chip) -> KernelWork:
     full = 1.0 * batch * heads * queries * keys * (head + v.shape[3]) / 2
     flop = full * (_BACKWARD if backward else _FORWARD) * (0.5 if causal else 1.0)
     kernel = next(name for name in ("cudnn", "flash", "efficient", "") if name in call.name)
-    half = q.dtype in HALVES
+    half = q.dtype in HALVES and chip.has_tensor_cores  # without them, 16 bits take as long as fp32
     moved = traffic(call).bytes
     block = _EFFICIENT_BLOCK if kernel == "efficient" else _BLOCK
     computed = flop * _overhead(queries, keys, head, causal, block)
     blocks = batch * heads * ceil((keys if backward else queries) / block)
     idle = ceil(blocks / chip.multiprocessors) * chip.multiprocessors / blocks
-    rate = chip.precision(q.dtype, tf32=False)
+    rate = chip.precision(q.dtype if half else "float32", tf32=False)
     masked = any(_is_mask(tensor, queries, keys, head) for tensor in call.inputs[3:])
     mask = "masked" if masked else "causal" if causal else "full"
     family = f"attention.{'half' if half else 'fp32'}.{'backward' if backward else 'forward'}.{kernel}.{mask}"
@@ -57,7 +63,9 @@ def attention(call: Call, chip: Chip) -> KernelWork:
         family += ".dropout"
     launches = {"cudnn": (2, 4), "flash": (1, 3), "efficient": (1, 5)}.get(kernel, (1, 3))[backward]
     features = (log2(batch * heads) / 2, log2(queries), log2(keys), 2 * log2(head))
-    return KernelWork(family, features, flop, rate, moved, launches, seconds)
+    by_tf32 = rate == "fp32" and "tf32" in chip.rates
+    instructions = (computed * idle * _OF_TF32, "tf32") if by_tf32 else (computed * idle, rate)
+    return KernelWork(family, features, flop, rate, moved, launches, seconds, instructions=instructions)
 
 
 def flex_flop(call: Call) -> float:
@@ -88,10 +96,10 @@ def flex_attention(call: Call, chip: Chip) -> KernelWork:
     idle = ceil(blocks / chip.multiprocessors) * chip.multiprocessors / blocks
     rate = chip.precision(q.dtype)
     moved = traffic(call).bytes
-    computing = flop * whole * heads * idle / (chip.rate(rate) * efficiency.share)
-    seconds = efficiency.kernel_seconds + max(computing, moved / chip.bandwidth)
+    computed = flop * whole * heads * idle
+    seconds = efficiency.kernel_seconds + max(computed / (chip.rate(rate) * efficiency.share), moved / chip.bandwidth)
     features = (log2(q.shape[0] * q.shape[1]) / 2, log2(q.shape[2]), log2(k.shape[2]), 2 * log2(q.shape[3]))
-    return KernelWork(family, features, flop, rate, moved, 1, seconds)
+    return KernelWork(family, features, flop, rate, moved, 1, seconds, instructions=(computed, rate))
 
 
 def _overhead(queries: int, keys: int, head: int, causal: bool, block: int) -> float:

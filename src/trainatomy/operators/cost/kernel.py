@@ -14,6 +14,8 @@ from trainatomy.results.operations import Array, Call
 HALVES = frozenset({"float16", "bfloat16"})
 FP32_CORES = {(3, 7): 192, (6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
 """fp32 cores per multiprocessor by compute capability (CUDA C++ Programming Guide); 128 on all others."""
+_ASYNCHRONOUS_TENSOR_CORES = (9, 10)
+"""Major compute capabilities whose tensor cores reach their peak by asynchronous instructions only."""
 Passes = tuple[tuple[str, float], ...]
 
 
@@ -48,6 +50,25 @@ class Chip(NamedTuple):
         """Multiprocessors times clock in Hz; the clock follows from the fp32 peak, two operations a core."""
         return self.rates["fp32"] / (2 * FP32_CORES.get(self.capability, 128))
 
+    @property
+    def has_tensor_cores(self) -> bool:
+        """Whether matrix arithmetic of 16 bits runs on tensor cores."""
+        return self.capability >= (7, 0)
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether tensor cores have asynchronous instructions; consumer GPUs after Ada lack them."""
+        return self.capability[0] in _ASYNCHRONOUS_TENSOR_CORES
+
+    @property
+    def older_instructions(self) -> float:
+        """Share of their peak that tensor cores reach by the instructions which older GPUs have too.
+
+        It is 1 where these reach the peak.
+        """
+        known: float = read_yaml("efficiency.yaml")["hopper"]["older_instructions"]
+        return known if self.is_asynchronous else 1.0
+
     def precision(self, dtype: str, tf32: bool | None = None) -> str:
         """Return the key of ``rates`` for matrix arithmetic on numbers of a type."""
         if dtype in ("float16", "bfloat16"):
@@ -72,6 +93,8 @@ class KernelWork(NamedTuple):
         passes: what ``bytes`` has beyond the compulsory traffic, by name; negative where a kernel's cost leaves
             something out.
         at_once: kernels that run at a time on average, where a library spreads them over streams of its own.
+        instructions: what fused attention computes, in whole blocks and as if no multiprocessor were idle: FLOP and the
+            key of ``Chip.rates`` of the cores that execute it.
     """
 
     family: str
@@ -83,6 +106,7 @@ class KernelWork(NamedTuple):
     seconds: float = 0.0
     passes: Passes = ()
     at_once: float = 1.0
+    instructions: tuple[float, str] | None = None
 
 
 NOTHING = KernelWork("nothing", launches=0)

@@ -32,6 +32,12 @@ MATRIX_PRODUCTS = family(
     row("_scaled_grouped_mm", cost="", loads=(), workspaces=()),
 )
 
+# Their kernels call sums, products and the like (aten/src/ATen/native/Distance.cpp, Linear.cpp).
+IN_PARTS = family(
+    Operator("", "contraction", composite=True, why="counted by its parts"),
+    row("_euclidean_dist _trilinear linalg_pinv"),
+)
+
 FACTORISATIONS = family(
     Operator("", "contraction", 0, "the FLOP of factorisations are not counted", loads=("cusolver",)),
     row("geqrf", meta="meta:geqrf"),
@@ -99,4 +105,4 @@ RECURRENT = family(
     row("_thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward"),
 )
 
-CONTRACTIONS = (*MATRIX_PRODUCTS, *FACTORISATIONS, *SOLUTIONS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)
+CONTRACTIONS = (*MATRIX_PRODUCTS, *IN_PARTS, *FACTORISATIONS, *SOLUTIONS, *CONVOLUTIONS, *ATTENTION, *RECURRENT)

@@ -54,7 +54,7 @@ ACTIVATION_GRADIENTS = family(
     row("silu_backward", flop=9, why=_BY_SIGMOID),
     row("softplus_backward", flop=9, why=_BY_SIGMOID, meta="gradients:as_both"),
     row("elu_backward", flop=9, why=_BY_SIGMOID, meta="gradients:elu_backward"),
-    row("mish_backward", flop=9, why=_BY_SIGMOID, cost=""),
+    row("mish_backward", flop=9, why=_BY_SIGMOID, cost="", meta="gradients:as_both"),
     row(
         "hardswish_backward",
         flop=9,

@@ -28,6 +28,7 @@ WITHOUT_GROUP = family(
     row("binary_cross_entropy", allocates="loss:binary_cross_entropy"),
     row("_ctc_loss", allocates="loss:ctc_loss"),
     row("_ctc_loss_backward", allocates="loss:ctc_loss_backward", meta="meta:contiguous_gradient"),
+    row("soft_margin_loss soft_margin_loss_backward", composite=True),
     row("multi_margin_loss_backward multilabel_margin_loss_backward", meta="meta:contiguous_gradient"),
     row("fake_quantize_per_tensor_affine_cachemask", meta="meta:fake_quantize"),
     row("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", meta="meta:fake_quantize"),

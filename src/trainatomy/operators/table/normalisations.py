@@ -28,7 +28,7 @@ SOFTMAX = family(
         meta="gradients:log_softmax_backward",
         why="sum, exponential, product, difference",
     ),
-    row("logsumexp", cost="reduction:reduction", why="difference, exponential, sum, difference"),
+    row("logsumexp", composite=True, why="difference, exponential, sum, difference"),
 )
 
 NORMS = family(
@@ -44,6 +44,14 @@ NORMS = family(
         why="square, its sum, division, scale",
         allocates="normalisation:layer_norm",
     ),
+)
+
+# One kernel for all pairs, however the distance is measured.
+DISTANCES = family(
+    Operator("", "normalisation", why="depends on the norm", launch="pointwise"),
+    row("_pdist_forward _cdist_forward"),
+    row("_pdist_backward", allocates="distances:pdist_backward"),
+    row("_cdist_backward", allocates="distances:cdist_backward"),
 )
 
 NORM_GRADIENTS = family(
@@ -96,6 +104,7 @@ VECTOR_NORMS = family(
     row("linalg_vector_norm", allocates="reduction:NORM", launch="reduction"),
     row("norm", allocates="reduction:NORM"),
     row("native_norm", cost=""),
+    row("dist", composite=True),
     row("_weight_norm_interface", cost="reduction:normalisation"),
     row("_weight_norm_interface_backward", group=None, flop=None, why="", cost="reduction:normalisation"),
 )
@@ -118,4 +127,4 @@ CUMULATIVE = family(
     row("logcumsumexp"),
 )
 
-NORMALISATIONS = (*SOFTMAX, *NORMS, *NORM_GRADIENTS, *SUMS, *MOMENTS, *VECTOR_NORMS, *EXTREMES, *CUMULATIVE)
+NORMALISATIONS = (*SOFTMAX, *NORMS, *NORM_GRADIENTS, *SUMS, *MOMENTS, *VECTOR_NORMS, *DISTANCES, *EXTREMES, *CUMULATIVE)

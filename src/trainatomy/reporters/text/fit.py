@@ -52,9 +52,9 @@ def fit_page(fit: Fit, command: str = COMMAND) -> Group:
 def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(search_sentences.fit_answer(fit, best), style="bold green"), *_setup(fit)]
     if fit.given is not None:
-        parts.append(Text(_against_given(fit.given, best)))
-    if best.workload != fit.workload:
-        before = fit.workload if fit.given is None else fit.given.workload
+        parts.append(Text(_against_given(fit, fit.given, best)))
+    before = fit.workload if fit.given is None else fit.given.workload
+    if best.workload != before:
         parts.append(section(SECTIONS["fit_changes"], changes_table(before, best.changes)))
     if len(fit.by_gpus) > 1:
         parts.append(section(SECTIONS["fit_gpus"], by_gpus_table(fit.by_gpus, best)))
@@ -93,10 +93,13 @@ def _setup(fit: Fit) -> list[RenderableType]:
     return parts
 
 
-def _against_given(given: Candidate, best: Candidate) -> str:
+def _against_given(fit: Fit, given: Candidate, best: Candidate) -> str:
     """Return how the best settings compare with the workload as it was given."""
     if given.workload == best.workload:
-        return "This is the workload as given."
+        steps = settings.setting(fit.workload, "train.gradient_accumulation_steps") or 1
+        if given.gradient_accumulation_steps == steps:
+            return "This is the workload as given."
+        return "This is the workload as given, with as many accumulation steps as the effective batch size needs."
     what = f"As given ({settings.settings_of(given)})"
     if not given.fits:
         return f"{what}, it needs {human_bytes(given.device_bytes)} and does not fit."

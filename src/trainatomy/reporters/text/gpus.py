@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import settings
-from trainatomy.reporters.labels import SECTIONS, VERDICT_STYLES
+from trainatomy.reporters.labels import LIMITS, SECTIONS, VERDICT_STYLES
+from trainatomy.reporters.search_sentences import gpus_time_notes
 from trainatomy.reporters.text.prediction import verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, section
 from trainatomy.results.comparison import Comparison
@@ -36,6 +37,8 @@ def gpus_fit_page(across: FitAcross) -> Group:
     if across.interrupted:
         parts.append(Text("The search was interrupted: this is what was found so far.", style="bold yellow"))
     parts += [Text(), _gpus(across)]
+    if notes := gpus_time_notes([option.fit.best.prediction for option in across.options if option.fit.best]):
+        parts += [Text(), bullets(notes)]
     if across.refused:
         parts.append(section(SECTIONS["fit_refused"], bullets(across.refused)))
     taken = f"Searched in {seconds(across.seconds)} without a GPU. For everything about one of them: --gpu GPU."
@@ -90,7 +93,8 @@ def gpus_table(predictions: Sequence[Prediction], costs: Mapping[str, float | No
     columns = [Column("\nverdict", justify="left"), Column("\nneeds"), Column("\nheadroom")]
     columns += [Column("time\nper step"), Column("samples\nper s")]
     columns += [Column("cost per\nM samples")] if costs else []
-    table = AdaptiveTable("\nGPU", [*columns, Column("\nid", 1, "left")], name_width=20)
+    columns += [Column("\nbound by", 1, "left"), Column("\nid", 2, "left")]
+    table = AdaptiveTable("\nGPU", columns, name_width=20)
     for each in sorted(predictions, key=_fastest_first):
         needed, room = human_bytes(each.memory.device_bytes), human_bytes(each.room_bytes)
         total = total_rate(each) if each.fits else None
@@ -98,7 +102,8 @@ def gpus_table(predictions: Sequence[Prediction], costs: Mapping[str, float | No
         pace = "-" if total is None else rate(total)
         cost = (costs or {}).get(each.gpu.id)
         priced = ["-" if cost is None else f"{cost:,.2f}"] if costs else []
-        table.add_row(each.gpu.name, verdict_cell(each), needed, room, step, pace, *priced, each.gpu.id)
+        bound = LIMITS[each.time.bound_by] if each.time and each.fits else ""
+        table.add_row(each.gpu.name, verdict_cell(each), needed, room, step, pace, *priced, bound, each.gpu.id)
     return table
 
 
@@ -112,6 +117,8 @@ def gpus_for_page(comparison: Comparison) -> Group:
     table = gpus_table(predictions, costs)
     answer = f"{name} as it is fits on {fitting} of {many(len(predictions), 'GPU')}{_cheapest(comparison)}."
     parts: list[RenderableType] = [Text(answer, style="bold"), Text(), table]
+    if notes := gpus_time_notes([each for each in predictions if each.fits]):
+        parts += [Text(), bullets(notes)]
     if failed := [f"{row.name}: {row.prediction_error}" for row in comparison.rows if row.prediction is None]:
         parts += [Text(), Text("Not predicted", style="bold"), bullets(failed)]
     parts += [Text(), Text("For the fastest settings that fit each GPU: trainatomy fit --gpu all.", style="dim")]

@@ -63,6 +63,8 @@ class Collective:
         outputs: Tensors that it receives.
         is_async: True if the caller goes on before the collective is over, and waits for it later.
         members: All ranks of the group; of a message, more than the two in ``ranks``.
+        peer: The other rank of a message; None for a collective of the group.
+        reduction: Name of the operation that a functional collective reduces with, else empty.
     """
 
     kind: str
@@ -73,6 +75,8 @@ class Collective:
     outputs: tuple[torch.Tensor, ...]
     is_async: bool
     members: tuple[int, ...]
+    peer: int | None
+    reduction: str
 
 
 def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Collective:
@@ -85,15 +89,18 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
     sent = sent or received
     group = _group(named)
     ranks = tuple(dist.get_process_group_ranks(group))
+    peer = _peer(ranks, named)
     return Collective(
         KINDS.get(schema.name.rpartition("::")[2], ""),
         max(sum(tensor.nbytes for tensor in sent), sum(tensor.nbytes for tensor in received)),
-        _pair(ranks, named) or ranks,
+        ranks if peer is None else tuple(sorted({dist.get_rank(), peer})),
         str(group.group_name),
         tuple(sent),
         tuple(received),
         bool(named.get("async_op", named.get("asyncOp", True))),
         ranks,
+        peer,
+        named["reduce_op"] if isinstance(named.get("reduce_op"), str) else "",
     )
 
 
@@ -113,15 +120,13 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def _pair(group: tuple[int, ...], arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return this rank and the one that it sends to or receives from, in order; empty for other collectives.
+def _peer(group: tuple[int, ...], arguments: Mapping[str, Any]) -> int | None:
+    """Return the rank that a message goes to or comes from; None for other collectives.
 
     NCCL makes a communicator for each such pair (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``pointToPoint``).
     """
     peer = arguments.get("dst", arguments.get("src"))
-    if peer is None or "tag" not in arguments:
-        return ()
-    return tuple(sorted({dist.get_rank(), group[peer]}))
+    return None if peer is None or "tag" not in arguments else group[peer]
 
 
 def _group(arguments: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, _dispatch, _random
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainatomy.simulator.parallel import checkpoints, sharding
+from trainatomy.simulator.parallel import checkpoints, exchanged, sharding
 from trainatomy.simulator.parallel.recorder import RankRecorder, local
 from trainatomy.simulator.placement import Handler
 from trainatomy.training.packed_weights import is_packed
@@ -24,6 +24,8 @@ _c10d: Any = torch._C._distributed_c10d
 _DISABLED = torch._C.DisableTorchFunction
 _REFUSES_SHARED = (2, 13)
 """Release in which FSDP2 began to refuse weights that several of its groups share (accelerate 1.15 names it)."""
+_SINGLE_MESSAGES = (2, 13)
+"""Release in which a pipeline's messages in one direction left the batch, and its stages began to vote on shapes."""
 
 
 def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: tuple[int, int]) -> None:
@@ -42,9 +44,11 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: 
     # It measures times with CUDA events, and warns that meta tensors have none.
     patch(_c10d.Logger, "set_runtime_stats_and_log", lambda logger: None)
     patch(dist, "barrier", _barrier(dist.barrier))
+    for name in ("allreduce", "reduce"):
+        patch(dist.ProcessGroup, name, _reducing(getattr(dist.ProcessGroup, name), recorder))
     _install_fsdp1(patch, recorder)
     _install_fsdp2(patch, torch_version)
-    _install_pipelines(patch, recorder)
+    _install_pipelines(patch, recorder, torch_version)
     checkpoints.install(patch, recorder)
 
 
@@ -118,6 +122,16 @@ def _barrier(original: Callable[..., Any]) -> Callable[..., Any]:
     return barrier
 
 
+def _reducing(call: Callable[..., Any], recorder: RankRecorder) -> Callable[..., Any]:
+    """Return a method of ``ProcessGroup`` that tells the recorder how it reduces, which the operator does not show."""
+
+    def reduce(group: Any, tensors: Any, *rest: Any, **named: Any) -> Any:
+        recorder.reduction = exchanged.reduction_of((*rest, *named.values()))
+        return call(group, tensors, *rest, **named)
+
+    return reduce
+
+
 def _resizing(recorder: RankRecorder) -> Callable[..., Any]:
     """Return ``UntypedStorage.resize_`` that tells the recorder."""
     resize = torch.UntypedStorage.resize_
@@ -157,17 +171,23 @@ def _install_fsdp2(patch: Callable[[Any, str, Any], None], torch_version: tuple[
         patch(FSDPState, "_validate_no_duplicate_params", lambda state: None)
 
 
-def _install_pipelines(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:
-    """Stages ask each other by a message whether all know their shapes, which they do (torch 2.13).
+def _install_pipelines(
+    patch: Callable[[Any, str, Any], None], recorder: RankRecorder, torch_version: tuple[int, int]
+) -> None:
+    """Stages know their shapes; since torch 2.13 they ask each other by a message, outside of a batch, whether all do.
 
     Messages that are sent and received at once share a call of NCCL (``batch_isend_irecv``).
     """
-    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining import PipelineStage, schedules
 
-    patch(dist, "batch_isend_irecv", _batching(dist.batch_isend_irecv, recorder))
+    batched = _batching(dist.batch_isend_irecv, recorder)
+    patch(dist, "batch_isend_irecv", batched)
+    if torch_version < _SINGLE_MESSAGES:
+        patch(schedules, "_batch_p2p", lambda messages, desc=None: batched(messages) if messages else [])
     for name in ("_warmup_forward_vote", "_warmup_backward_result"):
         if hasattr(PipelineStage, name):
-            patch(PipelineStage, name, _agreeing(getattr(PipelineStage, name), recorder))
+            vote = getattr(PipelineStage, name) if torch_version >= _SINGLE_MESSAGES else _no_vote
+            patch(PipelineStage, name, _agreeing(vote, recorder))
 
 
 def _with_group(make: Callable[..., None], *, instead_of: Any) -> Callable[..., None]:
@@ -192,6 +212,12 @@ def _batching(send: Callable[..., Any], recorder: RankRecorder) -> Callable[...,
             recorder.batching = False
 
     return batched
+
+
+def _no_vote(stage: Any, *_: Any, **__: Any) -> torch.Tensor:
+    """Return a tensor for the outcome of a vote that older versions do not hold."""
+    with _DISABLED():
+        return torch.ones(1, dtype=torch.int32, device="cpu")
 
 
 def _agreeing(vote: Callable[..., torch.Tensor], recorder: RankRecorder) -> Callable[..., torch.Tensor]:

@@ -9,7 +9,9 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
+from trainatomy.results.plan import GroupUse
 from trainatomy.results.trace import CollectiveUse
+from trainatomy.simulator.parallel import exchanged
 from trainatomy.simulator.parallel.collectives import (
     KINDS,
     NAMESPACES,
@@ -45,7 +47,8 @@ class RankRecorder(Recorder):
         paused: True while operations run that a GPU would not see, such as those of DTensor's sharding propagation.
         batching: True while several messages are sent and received at once, on the communicator of their whole group.
         topology: Place of the process.
-        groups: Kinds of collectives that each group of ranks was used for.
+        reduction: Name of the operation that the next collective of a ``ProcessGroup`` reduces with, where it is known.
+        groups: What each group of ranks was used for.
         group_names: Names of the groups with these ranks that were used; each is a communicator of its own.
     """
 
@@ -57,11 +60,12 @@ class RankRecorder(Recorder):
         self.topology = topology
         self.paused = False
         self.batching = False
+        self.reduction = ""
         self._group_streams: dict[tuple[int, ...], int] = {}
         self._last_of_group: dict[tuple[int, ...], int] = {}
         self._pending: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # ends with the storage
         self._step = self.operations.operations
-        self.groups: dict[tuple[int, ...], set[str]] = {}
+        self.groups: dict[tuple[int, ...], set[GroupUse]] = {}
         self.group_names: dict[tuple[int, ...], set[str]] = {}
 
     def __torch_dispatch__(
@@ -137,6 +141,8 @@ class RankRecorder(Recorder):
             return args[0]
         event = len(self.trace.events)
         writer = self.operations
+        with _DISABLED():
+            sent = exchanged.known(self.values, tensors_in(args))
         before, writer.whole = writer.whole, f"nccl::{KINDS.get(name, name)}"  # one operation, written below
         try:
             result = super().__torch_dispatch__(func, (), args, kwargs)
@@ -145,6 +151,8 @@ class RankRecorder(Recorder):
         with _DISABLED():
             found = collective_of(func, args, kwargs, result)
             self._note(found, event, is_c10d=func.namespace == "c10d")
+            exchanged.learn(self.values, found, sent, found.reduction or self.reduction)
+            self.reduction = ""
         if func.namespace != "c10d":
             return result
         if isinstance(result, tuple) and len(result) == 2:
@@ -154,7 +162,7 @@ class RankRecorder(Recorder):
     def _note(self, collective: Collective, event: int, *, is_c10d: bool) -> None:
         """Write a collective, and label its buffers unless they are activations (functional collectives)."""
         used = collective.members if self.batching else collective.ranks
-        self.groups.setdefault(used, set()).add(collective.kind)
+        self.groups.setdefault(used, set()).add(GroupUse(collective.kind, collective.peer))
         self.group_names.setdefault(used, set()).add(collective.group)
         if is_c10d:
             numbers = {self.number_of(tensor) for tensor in (*collective.inputs, *collective.outputs)}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trainatomy.results.plan import GroupUse
 from trainatomy.simulator.driver import CurrentDevice, DeviceContext
 from trainatomy.simulator.parallel.collectives import tensors_in
 from trainatomy.simulator.placement import Placement
@@ -31,7 +32,7 @@ class ReplicaRecorder(Recorder):
     Attributes:
         topology: Place of the process, with its GPUs.
         shown: Index of the GPU that is recorded.
-        groups: Kinds of collectives that the GPUs were used for together.
+        groups: What the GPUs were used for together.
     """
 
     communicates = True
@@ -41,7 +42,7 @@ class ReplicaRecorder(Recorder):
         self.topology = topology
         self.shown = topology.device
         self.trace.rank = topology.device
-        self.groups: dict[tuple[int, ...], set[str]] = {}
+        self.groups: dict[tuple[int, ...], set[GroupUse]] = {}
         self._current = current
         self._running: int | None = None
         self._placed: int | None = None
@@ -141,7 +142,7 @@ class ReplicaRecorder(Recorder):
         """Write a collective of NCCL between the GPUs that hold ``tensors``, on the current stream of each."""
         with _DISABLED():
             gpus = tuple(sorted(self._gpu_of_operation((tensor,)) for tensor in tensors))
-            self.groups.setdefault(gpus, set()).add(kind)
+            self.groups.setdefault(gpus, set()).add(GroupUse(kind))
             size = tensors[0].numel() * tensors[0].itemsize
         self._write_transfer(f"nccl::{kind}", tensors, {"bytes": size, "ranks": len(gpus), "nodes": 1})
 
