@@ -243,7 +243,7 @@ def test_other_strategies_are_refused_beside_it() -> None:
 
 
 def test_a_search_refuses_it() -> None:
-    with pytest.raises(WorkloadError, match="a search does not vary trainings with DeepSpeed"):
+    with pytest.raises(WorkloadError, match="a search does not vary training with DeepSpeed"):
         check(described(2), SearchOptions())
 
 
