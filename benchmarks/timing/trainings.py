@@ -38,6 +38,8 @@ TRAININGS = HERE / "trainings.yaml"
 PREDICTIONS = HERE / "predictions"
 PACES = (0.7, 0.85, 1.15, 1.3, 1.5, 2.0, 3.0)
 """Paces of the host for which a step is predicted, besides 1; the measured pace lies between two."""
+RECURRENT = "_cudnn_rnn"
+"""In the names of operators whose kernels slow each other the more the quicker the host launches them."""
 PACE_STEP = 1.08
 """Ratio of paces between which a step's growth says what bounds it."""
 SHOWN_KERNELS = 40
@@ -88,20 +90,26 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     found = time_of(workload, simulation, driver_calls, None, paces=PACES)
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
     model = cost_model_of(workload.resolve_gpu(), tf32=tf32)
-    operations, own, copied = simulation.operations, 0.0, 0.0
+    operations, copied = simulation.operations, 0.0
     by_operator: dict[str, float] = defaultdict(float)
+    beside: dict[str, float] = defaultdict(float)
     for one in operations.operations:
         call = operations.calls[one.call]
         seconds = kernel_cost(call, model).seconds * one.repeats
         if batch_bytes(call):
             copied += seconds
             continue
-        own += seconds
         by_operator[call.name] += seconds
+        if RECURRENT in call.name:
+            for pace in PACES:
+                slower = replace(model, chip=model.chip._replace(host_pace=pace), cache={})
+                beside[str(pace)] += kernel_cost(call, slower).seconds * one.repeats - seconds
+    own = sum(by_operator.values())
     return {
         "name": row.name,
         "workload": dict(row.mapping),
         "gpu_seconds": own,
+        **({"gpu_at_paces": {pace: own + more for pace, more in beside.items()}} if beside else {}),
         "copied_seconds": copied,
         "step_seconds": found.step_seconds,
         "at_paces": {one.pace: one.step_seconds for one in found.at_paces},
@@ -123,7 +131,16 @@ def own_seconds(measurement: dict[str, Any]) -> tuple[float, float]:
 
 def at_pace(line: dict[str, Any], pace: float) -> float:
     """Return the predicted step at a pace of the host; beyond those that were predicted, at the last of them."""
-    known = sorted([(1.0, line["step_seconds"]), *((float(key), value) for key, value in line["at_paces"].items())])
+    return _between(line["step_seconds"], line["at_paces"], pace)
+
+
+def gpu_at_pace(line: dict[str, Any], pace: float) -> float:
+    """Return the GPU's own predicted time at a pace of the host, on which that of recurrent layers depends."""
+    return _between(line["gpu_seconds"], line.get("gpu_at_paces", {}), pace)
+
+
+def _between(quiet: float, at_paces: dict[str, float], pace: float) -> float:
+    known = sorted([(1.0, quiet), *((float(key), value) for key, value in at_paces.items())])
     pace = min(max(pace, known[0][0]), known[-1][0])
     for (low, before), (high, after) in pairwise(known):
         if pace <= high:
@@ -148,24 +165,51 @@ def todays(recorded: HostPace) -> HostPace:
     return replace(recorded, reference_seconds=host.probe_seconds[probe], exponent=host.pace_exponents[probe])
 
 
+def visits(measured: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the lines of each visit to a machine: kernels of all trainings, then steps, as far as the time allowed."""
+    visit: list[dict[str, Any]] = []
+    for line in measured:
+        if visit and line.get("part") == "kernels" and visit[-1].get("part") == "steps":
+            yield visit
+            visit = []
+        visit.append(line)
+    if visit:
+        yield visit
+
+
+def _probed(pace: dict[str, Any]) -> float:
+    return HostPace(**pace).seconds
+
+
 def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> Iterator[dict[str, Any]]:
-    """Yield the errors of each training."""
+    """Yield the errors of each training; without timed steps at the median pace of its visit to the machine."""
     predicted = {line["name"]: line for line in lines(predictions)}
     found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for line in lines(measurements):
-        if "error" not in line and line.get("name") in predicted:
-            found[line["name"]] |= line
-    paces = {name: todays(HostPace(**line["host_pace"])) for name, line in found.items() if "host_pace" in line}
+    for visit in visits(lines(measurements)):
+        beside: dict[str, dict[str, Any]] = defaultdict(dict)
+        for line in visit:
+            if "error" not in line and line.get("name") in predicted:
+                beside[line["name"]] |= line
+        paced = sorted((line["host_pace"] for line in beside.values() if "host_pace" in line), key=_probed)
+        for name, line in beside.items():
+            found[name] |= line
+            if "host_pace" not in line and paced:
+                found[name]["visit_pace"] = paced[len(paced) // 2]
+    paces = {
+        name: todays(HostPace(**(line.get("host_pace") or line["visit_pace"])))
+        for name, line in found.items()
+        if "host_pace" in line or "visit_pace" in line
+    }
     quickest = quiet_us * 1e-6 if quiet_us else min((one.seconds for one in paces.values()), default=1.0)
     for name, line in found.items():
         ours = predicted[name]
         one: dict[str, Any] = {"name": name, "bound": "host" if ours["bound_by"] == "host" else "GPU"}
+        pace = paces[name].beside(paces[name].reference_seconds or quickest) if name in paces else 1.0
         if "gpu_seconds" in line:
             own, copied = own_seconds(line)
-            one |= {"gpu": own, "gpu_error": ours["gpu_seconds"] / own - 1, "copied": copied}
+            one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, pace) / own - 1, "copied": copied}
         if "step_seconds" in line:
-            recorded, step = paces[name], line["step_seconds"]
-            pace = recorded.beside(recorded.reference_seconds or quickest)
+            step = line["step_seconds"]
             one |= {"pace": pace, "step": step, "step_error": at_pace(ours, pace) / step - 1}
             one["bound"] = bound_at(ours, pace)
             one["quiet_error"] = ours["step_seconds"] / step - 1

@@ -55,6 +55,10 @@ def test_products_are_in_lower_precision(process: SimulatedProcess, function: An
     assert function(made(8, 8)).dtype == torch.float32
 
 
+def classes() -> torch.Tensor:
+    return torch.zeros(8, dtype=torch.long, device="cuda")
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -75,7 +79,11 @@ def test_products_are_in_lower_precision(process: SimulatedProcess, function: An
         lambda a: torch.special.logsumexp(a, -1),
         lambda a: torch.special.softmax(a, -1),
         torch.linalg.norm,
-        lambda a: F.cross_entropy(a, torch.zeros(8, dtype=torch.long, device="cuda")),
+        lambda a: F.cross_entropy(a, classes()),
+        lambda a: F.cross_entropy(a, classes(), weight=made(8)),
+        lambda a: F.cross_entropy(a, classes(), label_smoothing=0.1),
+        lambda a: F.cross_entropy(a, classes(), weight=made(8), label_smoothing=0.1),
+        lambda a: F.cross_entropy(a, a),
     ],
 )
 def test_functions_that_need_range_run_in_fp32(process: SimulatedProcess, function: Any) -> None:

@@ -31,7 +31,8 @@ def test_depthwise_filters_along_reordered_sequences_are_pytorchs_own():
     text = "aten::convolution(f32[24,768,256{}],f32[768,1,9])->f32[24,768,256];padding=[4];groups=768"
     plain, reordered = (kernel_work(from_text(text.format(strides)), H200.chip) for strides in ("", "|196608,1,768"))
     assert plain.family == reordered.family == "convolution.forward.depthwise.first.fp32"
-    assert plain.seconds < reordered.seconds < 1.5 * plain.seconds  # with a copy; measured: 61 µs without it
+    assert plain.seconds == reordered.seconds  # measured: 61 µs
+    assert plain.beside == 0.0 < reordered.beside < plain.seconds  # the copy
 
 
 def test_fused_optimizers_take_as_long_as_their_longest_chunk():
@@ -228,3 +229,19 @@ def test_odd_images_and_long_channels_are_not_read_by_pairs() -> None:
         return kernel_work(from_text(call), H200.chip).family
 
     assert [family(shape).endswith("pairs") for shape in ("8,64,28,28", "8,64,29,29", "512,64,28,28")] == [1, 0, 0]
+
+
+def test_sequences_in_another_order_are_copied_number_by_number_before_a_convolution() -> None:
+    """Backward copies the gradient too: a Data2Vec of 9 sequences copies 876 million numbers in 6.2 ms on an H200."""
+    forward = "aten::convolution(f16[9,512,31999{}],f16[512,512,3])->f16[9,512,15999];stride=[2]"
+    given = "f16[9,512,15999{}],f16[9,512,31999{}],f16[512,512,3]"
+    backward = f"aten::convolution_backward({given})->f16[9,512,31999],f16[512,512,3];stride=[2]"
+
+    def copying(text: str, *orders: str) -> float:
+        ordered, plain = (kernel_cost(from_text(text.format(*each)), H200) for each in (orders, [""] * len(orders)))
+        return ordered.seconds - plain.seconds
+
+    x, out = (f"|{512 * length},1,512" for length in (31999, 15999))
+    of_a_number = 6.2e-3 / 876e6
+    assert copying(forward, x) == pytest.approx(9 * 512 * 31999 * of_a_number, rel=0.15)
+    assert copying(backward, out, x) == pytest.approx(9 * 512 * (31999 + 15999) * of_a_number, rel=0.15)

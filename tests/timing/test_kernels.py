@@ -15,7 +15,6 @@ from trainatomy.results.operations import Call
 from trainatomy.timing.chips import chip_of
 from trainatomy.timing.cost_model import (
     KernelCost,
-    KernelWork,
     cost_model_of,
     general_rule_only,
     kernel_cost,
@@ -58,6 +57,28 @@ def test_odd_vocabularies_miss_the_fast_kernels():
 def test_tf32_is_an_option_of_the_cost_model():
     text = "aten::mm(f32[4096,4096],f32[4096,4096|1,4096])->f32[4096,4096]"
     assert seconds(text, cost_model_of(find_gpu("h200"), tf32=True)) < seconds(text) / 4
+
+
+@pytest.mark.parametrize("gpu_id", ["h200", "h100-sxm", "a100-80gb", "rtx-3090", "l4"])
+@pytest.mark.parametrize("sizes", [(1024, 1024, 12), (642, 360, 77), (16, 704, 130), (4096, 1032, 520)])
+def test_tf32_makes_no_product_slower(gpu_id: str, sizes: tuple[int, int, int]):
+    rows, columns, depth = sizes
+    text = f"aten::mm(f32[{rows},{depth}],f32[{depth},{columns}])->f32[{rows},{columns}]"
+    without, with_tf32 = (seconds(text, cost_model_of(find_gpu(gpu_id), tf32=tf32)) for tf32 in (False, True))
+    assert with_tf32 <= without
+
+
+def test_thin_products_take_longer_with_tf32_as_they_were_measured():
+    text = "aten::mm(f32[1024,8],f32[8,1024])->f32[1024,1024]"
+    assert seconds(text, cost_model_of(find_gpu("h200"), tf32=True)) > 2 * seconds(text)
+
+
+def test_groups_are_no_faster_without_tensor_cores():
+    call = (
+        "aten::convolution(f32[2,1024,57],f32[1024,64,64],f32[1024])->f32[2,1024,29];stride=[2];padding=[32];"
+        "dilation=[1];transposed=False;output_padding=[0];groups=16"
+    )
+    assert seconds(call, cost_model_of(find_gpu("h200"), tf32=False)) >= seconds(call)
 
 
 def test_convolutions_in_fp32_use_tensor_cores_unless_tf32_is_forbidden():
@@ -126,6 +147,14 @@ def test_list_operators_launch_by_tensors_or_by_chunks():
     assert launches_of((array("f32", 768),) * 300, 4) == 9  # 36 tensors each
     assert launches_of((array("f32", 8192, 8192),), 4) == 4  # 1024 chunks, 320 each
     assert launches_of((array("f32", 0),), 1) == 0
+    # 189 weights of an Inception, on an H200: lists of 36 in Adam, of 110 for norms, and two kernels that sum these up
+    given = "f32[65536]*189!,f32[65536]*189,f32[65536]*189!,f32[65536]*189!,f32[]*189!"
+    adam = from_text(f"aten::_fused_adamw_({given})->#189,189,189,189,0,189")
+    assert kernel_work(adam, H200.chip).launches == 6
+    norms = "aten::_foreach_norm(f32[96]*284)->f32[]*284#284"
+    assert kernel_work(from_text(norms), H200.chip).launches == 5
+    sgd = "aten::_fused_sgd_(f32[1024,1024]!,f32[1024,1024]!,f32[1024,1024]!)->#1,1,1"
+    assert kernel_work(from_text(sgd), H200.chip).bytes == 5 * 2**22  # weights and momentum are written too
 
 
 def test_operators_without_a_cost_rule_are_listed():
@@ -212,51 +241,6 @@ def test_8_bit_optimizers_cost_more_than_their_traffic():
     assert work.bytes == pytest.approx(4096**2 * (4 + 2 * 4 + 2 * 2), rel=0.01)
     assert 6 < work.seconds / (work.bytes / H200.chip.bandwidth) < 8  # an H200: 6.7 times for 48 million numbers
     assert general_rule_only([from_text(text)]) == frozenset()
-
-
-def test_recurrent_layers_run_their_steps_in_sequence():
-    weights = "f32[2048,256],f32[2048,512],f32[2048]*2"
-
-    def layer(steps: int, batch: int, directions: int = 1) -> KernelWork:
-        states = f"f32[{directions},{batch},512]*2"
-        inputs = ",".join([f"f32[{steps},{batch},256]", states, *[weights] * directions])
-        outputs = f"f32[{steps},{batch},{512 * directions}],{states}"
-        call = f"aten::_cudnn_rnn({inputs})->{outputs};mode=LSTM;bidirectional={directions == 2}"
-        return kernel_work(from_text(call), H200.chip)
-
-    one = layer(50, 8)
-    assert one.flop == 2 * 50 * 8 * 2048 * (256 + 512)
-    assert layer(100, 8).seconds == pytest.approx(2 * one.seconds, rel=0.1)
-    assert layer(50, 16).seconds < 1.2 * one.seconds
-    both = layer(50, 8, directions=2)
-    assert both.seconds == pytest.approx(2 * one.seconds, rel=0.05) and both.seconds / both.at_once < 1.6 * one.seconds
-
-
-def _lstm(hidden: int, layers: int = 1, steps: int = 70, batch: int = 80) -> KernelWork:
-    weights = ",".join([f"f32[{4 * hidden},{hidden}]*2,f32[{4 * hidden}]*2"] * layers)
-    states = f"f32[{layers},{batch},{hidden}]*2"
-    inputs, outputs = f"f32[{steps},{batch},{hidden}],{states},{weights}", f"f32[{steps},{batch},{hidden}],{states}"
-    return kernel_work(from_text(f"aten::_cudnn_rnn({inputs})->{outputs};mode=LSTM"), H200.chip)
-
-
-def test_rows_of_lstms_that_are_not_aligned_take_slower_kernels():
-    assert _lstm(650).launches == _lstm(648).launches
-    assert _lstm(650).seconds > 1.2 * _lstm(648).seconds
-
-
-def test_layers_of_one_direction_multiply_their_inputs_in_parts():
-    """An LSTM of 3 layers of 1500, 70 steps of 128 samples, ran 18 products of inputs in each layer on an H200."""
-    step_kernels, others = 3 * 70 * 2, 3 * 3
-    assert _lstm(1500, layers=3, batch=128).launches == step_kernels + others + 3 * 17
-    assert _lstm(1500, layers=1, batch=128).launches == 70 * 2 + 3
-
-
-def test_layers_whose_kernels_outlast_their_launches_run_at_once_and_slow_each_other():
-    """An LSTM of 4 layers of 896, 96 samples, took 1.9 times as long behind other work as where few kernels ran."""
-    wide, narrow = _lstm(1200, layers=3, steps=200), _lstm(256, layers=3, steps=200, batch=8)
-    assert 1.3 < wide.seconds / (3 * _lstm(1200, steps=200).seconds) < 1.95
-    assert narrow.seconds == pytest.approx(3 * _lstm(256, steps=200, batch=8).seconds, rel=0.05)
-    assert wide.at_once > 1.5 and _lstm(1200).at_once == 1
 
 
 def test_sums_over_rows_depend_on_rows_not_columns():
@@ -357,78 +341,6 @@ def test_group_norm_of_one_group_waits_for_one_block_an_image():
         for g in (1, 64)
     )
     assert one == pytest.approx(1.3e-3, rel=0.1) and many < one / 5  # an H200: 1.30 ms
-
-
-def recurrent_call(mode: str, dtype: str, hidden: int, *, steps: int = 20, batch: int = 16, back: bool = False) -> Call:
-    """Return the call of one layer with as many inputs as hidden numbers, forward or backward."""
-    gates = hidden * {"LSTM": 4, "GRU": 3}[mode]
-    states = f"{dtype}[1,{batch},{hidden}]" + ("*2" if mode == "LSTM" else "")
-    data, weights = f"{dtype}[{steps},{batch},{hidden}]", f"{dtype}[{gates},{hidden}]*2,{dtype}[{gates}]*2"
-    given = f"{data},{data},{states},{weights}" if back else f"{data},{states},{weights}"
-    name = "aten::_cudnn_rnn_backward" if back else "aten::_cudnn_rnn"
-    return from_text(f"{name}({given})->{data},{states};mode={mode};num_layers=1;bidirectional=False")
-
-
-@pytest.mark.parametrize(
-    ("kind", "batch", "steps", "parts"),
-    [("LSTM", 32, 50, 5), ("LSTM", 64, 50, 7), ("GRU", 65, 42, 11), ("LSTM", 60, 17, 3), ("RNN", 75, 40, 8)],
-)
-def test_inputs_of_stacked_layers_are_multiplied_in_parts(kind: str, batch: int, steps: int, parts: int):
-    """The numbers of products in ``benchmarks/timing/records/recurrent-wide-h200.jsonl.gz``."""
-    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * 512
-    weights = f"f32[{gates},512]*2,f32[{gates}]*2"
-    states = ",".join([f"f32[2,{batch},512]"] * (2 if kind == "LSTM" else 1))
-    inputs = f"f32[{steps},{batch},512],{states},{weights},{weights}"
-    call = f"aten::_cudnn_rnn({inputs})->f32[{steps},{batch},512],{states};mode={kind};num_layers=2;bidirectional=False"
-    of_each_layer = 3 + 2 * steps  # besides the products of the other parts
-    assert kernel_work(from_text(call), H200.chip).launches == 2 * (of_each_layer + parts - 1)
-
-
-@pytest.mark.parametrize(("hidden", "batch", "kernels"), [(256, 80, 2), (512, 32, 3), (896, 79, 3), (1216, 108, 2)])
-def test_products_of_time_steps_split_their_depth_in_tf32(hidden: int, batch: int, kernels: int):
-    """Kernels of a time step in backward on an H200 (the first: of a training there)."""
-    steps, of_layer = 50, 6
-    work = kernel_work(recurrent_call("LSTM", "f32", hidden, steps=steps, batch=batch, back=True), H200.chip)
-    assert work.launches == kernels * steps + of_layer
-
-
-def test_the_gradient_of_recurrent_weights_does_not_depend_on_the_alignment_of_samples():
-    def seconds(batch: int) -> float:
-        data, states = f"f16[35,{batch},512]", f"f16[1,{batch},512]"
-        inputs = f"{data}*2,{states}*2,f16[2048,512]*2,f16[2048]*2"
-        call = f"aten::_cudnn_rnn_backward({inputs})->{data},{states}*2;mode=LSTM;num_layers=1;bidirectional=False"
-        return kernel_work(from_text(call), H200.chip).seconds
-
-    assert seconds(33) == pytest.approx(seconds(32), rel=0.05)  # 1,155 and 1,120 samples of all time steps
-
-
-def test_narrow_recurrent_layers_are_one_kernel_as_pytorch_asks():
-    # get_algo in RNN.cpp: LSTMs up to 192 in forward, 128 in backward; an H200 ran no such kernel in bf16
-    def family(hidden: int, dtype: str = "f32", *, back: bool = False) -> str:
-        return kernel_work(recurrent_call("LSTM", dtype, hidden, back=back), H200.chip).family
-
-    assert family(192) == "recurrent.fused.forward"
-    assert family(200) == "recurrent.forward"
-    assert family(128, back=True) == "recurrent.fused.backward"
-    assert family(192, back=True) == "recurrent.backward"
-    assert family(64, "bf16") == "recurrent.forward"
-
-
-def test_a_fused_layer_takes_the_time_that_was_measured():
-    # an H200 took 119 us for the kernel of 51 steps of an LSTM with 128 hidden numbers, and 5 us for the rest
-    found = kernel_work(recurrent_call("LSTM", "f32", 128, steps=51, batch=4), H200.chip)
-    assert found.seconds == pytest.approx(124e-6, rel=0.15)
-    assert found.launches < 51
-
-
-def test_a_time_step_takes_longer_where_rows_are_not_aligned():
-    even, uneven = (kernel_work(recurrent_call("LSTM", "f16", hidden), H200.chip).seconds for hidden in (592, 588))
-    assert uneven > 1.3 * even
-
-
-def test_each_kernel_of_a_time_step_is_launched():
-    few, many = (kernel_work(recurrent_call("GRU", "f16", 512, steps=steps), H200.chip).launches for steps in (10, 30))
-    assert many - few == 2 * 20
 
 
 @pytest.mark.parametrize(("name", "operands", "place"), [("mm", "", 2), ("addmm", "f32[32768],", 3)])

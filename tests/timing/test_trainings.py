@@ -16,6 +16,8 @@ from trainatomy.timing.chips import chip_of
 from trainatomy.workload.schema import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
+LATEST_SEEDS = ("-32", "-33", "-34", "-35")
+"""Draws of which rows that earlier draws have are left out."""
 
 
 @pytest.fixture
@@ -38,6 +40,32 @@ def test_every_training_is_predicted_as_it_is_written(trainings: Any) -> None:
 def test_a_step_at_a_pace_lies_between_those_that_were_predicted(trainings: Any) -> None:
     line = {"step_seconds": 10.0, "at_paces": {"0.5": 9.0, "2.0": 18.0}}
     assert [trainings.at_pace(line, pace) for pace in (0.1, 0.5, 0.75, 1.0, 1.5, 9.0)] == [9, 9, 9.5, 10, 14, 18]
+
+
+def test_the_gpus_own_time_at_a_pace_is_that_of_a_quiet_host_unless_it_depends_on_it(trainings: Any) -> None:
+    assert trainings.gpu_at_pace({"gpu_seconds": 9.0}, 2.0) == 9.0
+    assert trainings.gpu_at_pace({"gpu_seconds": 9.0, "gpu_at_paces": {"2.0": 7.0}}, 1.5) == 8.0
+
+
+def test_a_training_without_timed_steps_is_compared_at_the_median_pace_of_its_visit(
+    trainings: Any, tmp_path: Path
+) -> None:
+    def lines(names: str, part: str, **more: Any) -> list[dict[str, Any]]:
+        return [{"name": name, "part": part, **more} for name in names]
+
+    def paced(names: str, pace: float) -> list[dict[str, Any]]:
+        probed = {"probe": "", "before_seconds": [pace], "after_seconds": [], "during_seconds": []}
+        return lines(names, "steps", step_seconds=1.0, host_pace={**probed, "reference_seconds": 1.0})
+
+    kernels = [lines(names, "kernels", gpu_seconds=0.5) for names in ("abc", "de")]
+    measured = kernels[0] + paced("a", 2.0) + paced("b", 2.0) + kernels[1] + paced("d", 1.0)
+    line = {"gpu_seconds": 1.0, "gpu_at_paces": {"2.0": 0.5}, "step_seconds": 1.0, "at_paces": {"2.0": 2.0}}
+    predicted = [{"name": name, **line, "bound_by": "host"} for name in "abcde"]
+    paths = tmp_path / "measured.jsonl", tmp_path / "predicted.jsonl"
+    for path, found in zip(paths, (measured, predicted), strict=True):
+        path.write_text("".join(json.dumps(each) + "\n" for each in found), encoding="utf-8")
+    errors = {one["name"]: one["gpu_error"] for one in trainings.compared(*paths, None)}
+    assert errors == {"a": 0.0, "b": 0.0, "c": 0.0, "d": 1.0, "e": 1.0}
 
 
 def test_both_parts_of_a_training_are_joined(trainings: Any, tmp_path: Path) -> None:
@@ -86,17 +114,21 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
     rows = yaml.safe_load(trainings.TRAININGS.read_text(encoding="utf-8"))["rows"]
     for seed, latest in (
         ("-32", drawing.drawn(32, 45, sets["usual and remaining"]) | drawing.wide(32, 4)),
-        ("-33", _of_seed_33(drawing, sets)),
+        ("-33", _of_all_kinds(drawing, sets, 33, usual=26, wide=5, networks=8, others=16)),
         ("-34", drawing.drawn(34, 8, sets["all others"])),
+        ("-35", _of_all_kinds(drawing, sets, 35, usual=36, wide=4, networks=6, others=20)),
     ):
-        before = [row for name, row in rows.items() if not name.endswith(("-32", "-33", "-34")) or name[-3:] < seed]
+        before = [row for name, row in rows.items() if not name.endswith(LATEST_SEEDS) or name[-3:] < seed]
         drawn |= {name: row for name, row in latest.items() if row not in before}
     assert {name: row for name, row in rows.items() if name.endswith("-drawn") or "-drawn-" in name} == drawn
 
 
-def _of_seed_33(drawing: Any, sets: Any) -> dict[str, Any]:
-    found: dict[str, Any] = drawing.drawn(33, 26, sets["usual"]) | drawing.wide(33, 5) | drawing.networks(33, 8)
-    return found | drawing.drawn(33, 16, sets["all others"]) | drawing.drawn(33, 3, sets["quantised"])
+def _of_all_kinds(
+    drawing: Any, sets: Any, seed: int, *, usual: int, wide: int, networks: int, others: int
+) -> dict[str, Any]:
+    found: dict[str, Any] = drawing.drawn(seed, usual, sets["usual"]) | drawing.wide(seed, wide)
+    found |= drawing.networks(seed, networks) | drawing.drawn(seed, others, sets["all others"])
+    return found | drawing.drawn(seed, 3, sets["quantised"])
 
 
 def test_groups_that_are_convolved_one_after_the_other_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.sdpa import sdpa
 from trainatomy.operators.allocation.sdpa_choice import SdpFlags
 from trainatomy.simulator.autocast import Autocast
+from trainatomy.simulator.cross_entropy import cross_entropy_loss
 from trainatomy.simulator.eras import functions_of
 from trainatomy.simulator.packed import packed_function
 from trainatomy.simulator.placement import CPU, META, Handler, Placement, names_cuda
@@ -44,7 +45,7 @@ _FACTORIES = frozenset(
     }
 )
 _EMPTY = frozenset({torch.empty, torch.empty_like})
-_nn: Any = torch._C._nn  # its stubs declare ``reduction`` as a string, which is an index there
+_nn: Any = torch._C._nn
 
 
 class CudaFunctions(TorchFunctionMode):
@@ -204,25 +205,6 @@ def dropout(input: torch.Tensor, p: float = 0.5, train: bool = True) -> torch.Te
         with torch._C.DisableTorchFunction():
             return torch.dropout(input, p, train)
     return torch.native_dropout(input, p, train)[0]
-
-
-def cross_entropy_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    reduction: int = 1,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
-    """Run the parts of the loss, so that autocast reaches them: log_softmax in the logits' dtype, the loss in fp32.
-
-    Source: aten/src/ATen/native/LossNLL.cpp.
-    """
-    if label_smoothing > 0.0 or target.shape == input.shape or (weight is not None):
-        with torch._C.DisableTorchFunction():
-            return _nn.cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smoothing)
-    log_probabilities = torch.log_softmax(input, 1 if input.dim() > 1 else 0, input.dtype)
-    return _nn.nll_loss_nd(log_probabilities, target, weight, reduction, ignore_index)
 
 
 def composites(processor: Processor) -> dict[Any, Function]:

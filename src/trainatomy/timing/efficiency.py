@@ -20,6 +20,10 @@ PRODUCTS = "matmul."
 """Beginning of the families of matrix products."""
 
 
+_LEAST_OWN = 0.2
+"""Least share of a measured time that is taken for the family's own, however long what runs beside it should take."""
+
+
 class EfficiencyPoint(NamedTuple):
     """A calibration point: its position in feature space, log(measured / physical time), and its number of kernels."""
 
@@ -117,12 +121,13 @@ def _priced(place: int, point: Point, chip: Chip) -> _PricedPoint | None:
     seconds = point_microseconds(point) * 1e-6
     if not work.launches or seconds <= 0:
         return None
-    entry = EfficiencyPoint(work.features, log(seconds / physical_seconds(work, chip)), point.kernels)
+    own = max(seconds - work.beside, _LEAST_OWN * seconds)
+    entry = EfficiencyPoint(work.features, log(own / physical_seconds(work, chip)), point.kernels)
     return _PricedPoint(place, work.family, entry, work.rate, work.flop / (chip.rate(work.rate) * seconds))
 
 
 def physical_seconds(work: KernelWork, chip: Chip) -> float:
-    """Return the physical estimate: the operator's own formula, or a minimum per kernel plus memory traffic."""
+    """Return the physical estimate of the family's own kernels: a formula, or a minimum per kernel plus traffic."""
     if work.seconds:
         return work.seconds
     reach = efficiency_of(work.family)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.depthwise import depthwise, kind_of, kind_of_weight
+from trainatomy.operators.cost.elementwise import reordering_seconds
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to, whole_numbers
 from trainatomy.operators.cost.matmul import product
 from trainatomy.operators.cost.turns import kind_of_turns, turns_seconds
@@ -90,8 +91,8 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
             to_weight = backward and bool(place or not mask[0])
             more, kernels = _product(chip, part, kind, groups, x, backward=backward, to_weight=to_weight)
             seconds, launches = seconds + more, launches + kernels
-    if not is_last(x) and _is_reordered(x):  # made contiguous first
-        seconds, launches = seconds + _layout_seconds(chip, x), launches + 1
+    copied = [tensor for tensor in ((x, out) if backward else (x,)) if not is_last(tensor) and _is_reordered(tensor)]
+    beside, launches = sum((reordering_seconds(chip, tensor) for tensor in copied), 0.0), launches + len(copied)
     if mask[2] and not (deep and not backward and kind_of(call, x, weight) == "own"):  # which adds it itself
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
     way, form = "backward" if backward else "forward", _form(call, x, weight, groups, turns, deep=deep)
@@ -104,7 +105,7 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     features = (*sizes, log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")
     at_once = _constants().groups_at_once if turns == "cores" and not backward else 1.0
-    return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once)
+    return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once, beside)
 
 
 def launches_of_groups(call: Call) -> int:

@@ -96,6 +96,13 @@ def _indexed_seconds(chip: Chip, call: Call, result: Array, work: KernelWork, co
     return seconds + form["start_seconds"] * bool(copied) + copying
 
 
+def reordering_seconds(chip: Chip, tensor: Array) -> float:
+    """Return the time of writing a tensor in another order, whose neighbours lie apart in one of the two."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    moving = 2 * tensor.bytes / (chip.bandwidth * form["bandwidth"])
+    return form["start_seconds"] + max(moving, tensor.elements * form["transposed"] / chip.issue_rate)
+
+
 def _joined_dimensions(tensors: list[Array], result: Array) -> int:
     """Return the dimensions that are left when those are joined that follow each other in all tensors' memory."""
     every = [_strides_as(tensor, result) for tensor in (result, *tensors)]

@@ -29,6 +29,8 @@ class Chip(NamedTuple):
         cudnn_tf32: fp32 convolutions may (PyTorch's default).
         bus: bytes per second each way between host memory and the GPU.
         links: links to other GPUs of the training; None: it runs on one.
+        host_pace: how many times as long as on a quiet host the CPU takes to launch kernels, for libraries whose
+            kernels run beside each other where it is quick enough.
     """
 
     capability: tuple[int, int]
@@ -40,6 +42,7 @@ class Chip(NamedTuple):
     cudnn_tf32: bool = True
     bus: float = 31.5e9
     links: Links | None = None
+    host_pace: float = 1.0
 
     def rate(self, precision: str) -> float:
         """Return the peak of a precision, or that of fp32 where the GPU lacks it (bf16 before Ampere)."""
@@ -95,6 +98,8 @@ class KernelWork(NamedTuple):
         at_once: kernels that run at a time on average, where a library spreads them over streams of its own.
         instructions: what fused attention computes, in whole blocks and as if no multiprocessor were idle: FLOP and the
             key of ``Chip.rates`` of the cores that execute it.
+        beside: time of kernels of another kind before or after them, to which the efficiency of the family does not
+            apply.
     """
 
     family: str
@@ -107,6 +112,7 @@ class KernelWork(NamedTuple):
     passes: Passes = ()
     at_once: float = 1.0
     instructions: tuple[float, str] | None = None
+    beside: float = 0.0
 
 
 NOTHING = KernelWork("nothing", launches=0)

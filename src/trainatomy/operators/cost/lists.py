@@ -54,12 +54,14 @@ def foreach(call: Call, chip: Chip) -> KernelWork:
     first = call.inputs[: call.lengths[0]]
     if first[0].on_host:
         return NOTHING
-    short = name_of(call)
-    lists = len(call.lengths) + (1 if call.outputs and not call.written else 0)
-    launches = launches_of(first, lists)
+    short, lists = name_of(call), len(call.lengths)
     passes: Passes = ()
-    if short == "_foreach_norm":
-        launches, passes = launches + 2, (("norms, which stay in the cache", -traffic(call).written),)
+    norms = short == "_foreach_norm"
+    if norms:  # two kernels more sum up what the blocks found
+        passes = (("norms, which stay in the cache", -traffic(call).written),)
+    elif call.outputs and not call.written:
+        lists += 1
+    launches = launches_of(first, lists) + 2 * norms
     family = f"list.foreach.{8 * first[0].itemsize}.{short}"
     return memory_bound(family, chip, call, launches=launches, passes=passes)
 
@@ -73,12 +75,12 @@ def fused_optimizer(call: Call, chip: Chip) -> KernelWork:
         start += length
     if not lists or not lists[0] or lists[0][0].on_host:
         return NOTHING
-    size = [sum(in_memory(t) for t in group if not t.on_host) for group in lists]
-    steps = 1 if len(lists) > 2 else 0
+    size = [sum(in_memory(t) for t in group if not t.on_host) for group in lists if group]  # no largest moments: empty
+    steps = 0 if name_of(call) == "_fused_sgd_" else 1  # a list of step counters
     moved = 2 * sum(size[: len(size) - steps]) - size[1] + sum(size[len(size) - steps :])
-    passes = passes_to(call, moved, "the last list is only read, scalars are in the cache")
+    passes = passes_to(call, moved, "gradients are only read, scalars are in the cache")
     family = f"list.fused.{8 * lists[0][0].itemsize}"
-    launches = _launches(lists[0], min(len(lists), 5))
+    launches = _launches(lists[0], len(size) - steps)
     seconds, each = 0.0, moved / max(sum(one.elements for one in launches), 1)
     for one in launches:
         walked = _START + one.longest * _ELEMENT

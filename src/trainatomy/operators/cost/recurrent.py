@@ -244,7 +244,8 @@ def _kernels_at_once(chip: Chip, one: _Recurrence) -> tuple[float, float]:
     form = _form()["at_once"]
     alone_us = _step_seconds(chip, one, 1.0) * 1e6
     most = 1 + (one.streams - 1) ** form["streams"] * alone_us / (alone_us + form["half_us"])
-    launched = form["queued"] * alone_us / (one.launches_of_step * form["launch_us"])
+    launch_us = form["launch_us"] * chip.host_pace ** form["pace_power"]
+    launched = form["queued"] * alone_us / (one.launches_of_step * launch_us)
     return float(min(max(launched, 1.0), most)), float(most)
 
 
@@ -266,7 +267,8 @@ def _gates_seconds(chip: Chip, one: _Recurrence) -> float:
     steps = one.steps * one.layers if one.backward else one.steps_at_a_time
     read = steps * one.batch * one.gates * one.data.itemsize * one.directions
     cold = min(often * read / chip.l2_bytes, 1)
-    return float((first + rest * one.batch * one.hidden * 1e-5) * (1 + longer * cold) * 1e-6)
+    slower = (read_yaml("efficiency.yaml")["loading"]["bandwidth"] / chip.bandwidth) ** _form()["gates_memory"]
+    return float((first + rest * one.batch * one.hidden * 1e-5) * (1 + longer * cold) * slower * 1e-6)
 
 
 def _parallel_seconds(chip: Chip, one: _Recurrence, pair: tuple[Array, Array]) -> float:
@@ -284,7 +286,7 @@ def _parallel_seconds(chip: Chip, one: _Recurrence, pair: tuple[Array, Array]) -
     weights = _weights_seconds(chip, one, gates, inputs, samples)
     for steps in filter(None, (one.steps - 1, 1)):  # the first hidden states lie apart from those of the steps
         weights += _weights_seconds(chip, one, gates, hidden, steps * one.batch)
-    return of_data + weights + _bias_seconds(one)
+    return of_data + weights + _bias_seconds(chip, one)
 
 
 def _weights_seconds(chip: Chip, one: _Recurrence, gates: int, columns: int, samples: int) -> float:
@@ -294,11 +296,12 @@ def _weights_seconds(chip: Chip, one: _Recurrence, gates: int, columns: int, sam
     return float(start * 1e-6 + samples * (tiles * _WEIGHTS_TILE**2 * area * 1e-15 + depth * 1e-9))
 
 
-def _bias_seconds(one: _Recurrence) -> float:
+def _bias_seconds(chip: Chip, one: _Recurrence) -> float:
     """Return the time of the gradient of one layer's biases: blocks of 32 columns add up row after row."""
-    start, each, wide, most = _form()["biases"][one.mode][one.width]
-    columns = min(one.hidden * min(one.streams, 2) / 1000, most)
-    return float(start * 1e-6 + one.steps * one.batch * (each + wide * columns) * 1e-9)
+    start, each, wide, most, longer, often = _form()["biases"][one.mode][one.width]
+    columns, rows = min(one.hidden * min(one.streams, 2) / 1000, most), one.steps * one.batch
+    cold = min(often * rows * one.gates * one.data.itemsize * len(one.pairs) / chip.l2_bytes, 1)
+    return float(start * 1e-6 + rows * (each + wide * columns) * (1 + longer * cold) * 1e-9)
 
 
 def _product_seconds(chip: Chip, one: _Recurrence, m: int, n: int, k: int, row: tuple[int, int]) -> float:

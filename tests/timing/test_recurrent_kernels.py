@@ -1,0 +1,150 @@
+"""Recurrent layers of cuDNN: their kernels and what they take."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.operators.cost.kernel import Chip
+from trainatomy.operators.cost.recurrent import _bias_seconds, _recurrence
+from trainatomy.operators.cost.time_steps import TimeStep, time_step_seconds
+from trainatomy.results.operations import Call
+from trainatomy.timing.cost_model import KernelWork, cost_model_of, kernel_work
+
+H200 = cost_model_of(find_gpu("h200"))
+
+
+def test_recurrent_layers_run_their_steps_in_sequence():
+    weights = "f32[2048,256],f32[2048,512],f32[2048]*2"
+
+    def layer(steps: int, batch: int, directions: int = 1) -> KernelWork:
+        states = f"f32[{directions},{batch},512]*2"
+        inputs = ",".join([f"f32[{steps},{batch},256]", states, *[weights] * directions])
+        outputs = f"f32[{steps},{batch},{512 * directions}],{states}"
+        call = f"aten::_cudnn_rnn({inputs})->{outputs};mode=LSTM;bidirectional={directions == 2}"
+        return kernel_work(from_text(call), H200.chip)
+
+    one = layer(50, 8)
+    assert one.flop == 2 * 50 * 8 * 2048 * (256 + 512)
+    assert layer(100, 8).seconds == pytest.approx(2 * one.seconds, rel=0.1)
+    assert layer(50, 16).seconds < 1.2 * one.seconds
+    both = layer(50, 8, directions=2)
+    assert both.seconds == pytest.approx(2 * one.seconds, rel=0.05) and both.seconds / both.at_once < 1.6 * one.seconds
+
+
+def _lstm(hidden: int, layers: int = 1, steps: int = 70, batch: int = 80, chip: Chip = H200.chip) -> KernelWork:
+    weights = ",".join([f"f32[{4 * hidden},{hidden}]*2,f32[{4 * hidden}]*2"] * layers)
+    states = f"f32[{layers},{batch},{hidden}]*2"
+    inputs, outputs = f"f32[{steps},{batch},{hidden}],{states},{weights}", f"f32[{steps},{batch},{hidden}],{states}"
+    return kernel_work(from_text(f"aten::_cudnn_rnn({inputs})->{outputs};mode=LSTM"), chip)
+
+
+def test_rows_of_lstms_that_are_not_aligned_take_slower_kernels():
+    assert _lstm(650).launches == _lstm(648).launches
+    assert _lstm(650).seconds > 1.2 * _lstm(648).seconds
+
+
+def test_layers_of_one_direction_multiply_their_inputs_in_parts():
+    """An LSTM of 3 layers of 1500, 70 steps of 128 samples, ran 18 products of inputs in each layer on an H200."""
+    step_kernels, others = 3 * 70 * 2, 3 * 3
+    assert _lstm(1500, layers=3, batch=128).launches == step_kernels + others + 3 * 17
+    assert _lstm(1500, layers=1, batch=128).launches == 70 * 2 + 3
+
+
+def test_layers_whose_kernels_outlast_their_launches_run_at_once_and_slow_each_other():
+    """An LSTM of 4 layers of 896, 96 samples, took 1.9 times as long behind other work as where few kernels ran."""
+    wide, narrow = _lstm(1200, layers=3, steps=200), _lstm(256, layers=3, steps=200, batch=8)
+    assert 1.3 < wide.seconds / (3 * _lstm(1200, steps=200).seconds) < 1.95
+    assert narrow.seconds == pytest.approx(3 * _lstm(256, steps=200, batch=8).seconds, rel=0.05)
+    assert wide.at_once > 1.5 and _lstm(1200).at_once == 1
+    slow_host = H200.chip._replace(host_pace=4.0)
+    assert _lstm(1200, layers=3, steps=200, chip=slow_host).seconds < 0.9 * wide.seconds
+    assert _lstm(1200, steps=200, chip=slow_host).seconds == _lstm(1200, steps=200).seconds
+
+
+def test_gradients_of_biases_take_longer_where_the_rows_are_no_longer_in_the_cache():
+    """A GRU of 1,150, 2,240 rows: 55 µs on an H200; 5,600 rows: 180 µs."""
+    few, many = (
+        _bias_seconds(H200.chip, _recurrence(recurrent_call("GRU", "f16", 1150, steps=70, batch=batch, back=True), ""))
+        for batch in (32, 80)
+    )
+    assert few == pytest.approx(55e-6, rel=0.25) and many == pytest.approx(180e-6, rel=0.15)
+
+
+def recurrent_call(mode: str, dtype: str, hidden: int, *, steps: int = 20, batch: int = 16, back: bool = False) -> Call:
+    """Return the call of one layer with as many inputs as hidden numbers, forward or backward."""
+    gates = hidden * {"LSTM": 4, "GRU": 3}[mode]
+    states = f"{dtype}[1,{batch},{hidden}]" + ("*2" if mode == "LSTM" else "")
+    data, weights = f"{dtype}[{steps},{batch},{hidden}]", f"{dtype}[{gates},{hidden}]*2,{dtype}[{gates}]*2"
+    given = f"{data},{data},{states},{weights}" if back else f"{data},{states},{weights}"
+    name = "aten::_cudnn_rnn_backward" if back else "aten::_cudnn_rnn"
+    return from_text(f"{name}({given})->{data},{states};mode={mode};num_layers=1;bidirectional=False")
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "steps", "parts"),
+    [("LSTM", 32, 50, 5), ("LSTM", 64, 50, 7), ("GRU", 65, 42, 11), ("LSTM", 60, 17, 3), ("RNN", 75, 40, 8)],
+)
+def test_inputs_of_stacked_layers_are_multiplied_in_parts(kind: str, batch: int, steps: int, parts: int):
+    """The numbers of products in ``benchmarks/timing/records/recurrent-wide-h200.jsonl.gz``."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * 512
+    weights = f"f32[{gates},512]*2,f32[{gates}]*2"
+    states = ",".join([f"f32[2,{batch},512]"] * (2 if kind == "LSTM" else 1))
+    inputs = f"f32[{steps},{batch},512],{states},{weights},{weights}"
+    call = f"aten::_cudnn_rnn({inputs})->f32[{steps},{batch},512],{states};mode={kind};num_layers=2;bidirectional=False"
+    of_each_layer = 3 + 2 * steps  # besides the products of the other parts
+    assert kernel_work(from_text(call), H200.chip).launches == 2 * (of_each_layer + parts - 1)
+
+
+@pytest.mark.parametrize(("hidden", "batch", "kernels"), [(256, 80, 2), (512, 32, 3), (896, 79, 3), (1216, 108, 2)])
+def test_products_of_time_steps_split_their_depth_in_tf32(hidden: int, batch: int, kernels: int):
+    """Kernels of a time step in backward on an H200 (the first: of a training there)."""
+    steps, of_layer = 50, 6
+    work = kernel_work(recurrent_call("LSTM", "f32", hidden, steps=steps, batch=batch, back=True), H200.chip)
+    assert work.launches == kernels * steps + of_layer
+
+
+def test_the_gradient_of_recurrent_weights_does_not_depend_on_the_alignment_of_samples():
+    def seconds(batch: int) -> float:
+        data, states = f"f16[35,{batch},512]", f"f16[1,{batch},512]"
+        inputs = f"{data}*2,{states}*2,f16[2048,512]*2,f16[2048]*2"
+        call = f"aten::_cudnn_rnn_backward({inputs})->{data},{states}*2;mode=LSTM;num_layers=1;bidirectional=False"
+        return kernel_work(from_text(call), H200.chip).seconds
+
+    assert seconds(33) == pytest.approx(seconds(32), rel=0.05)  # 1,155 and 1,120 samples of all time steps
+
+
+def test_narrow_recurrent_layers_are_one_kernel_as_pytorch_asks():
+    # get_algo in RNN.cpp: LSTMs up to 192 in forward, 128 in backward; an H200 ran no such kernel in bf16
+    def family(hidden: int, dtype: str = "f32", *, back: bool = False) -> str:
+        return kernel_work(recurrent_call("LSTM", dtype, hidden, back=back), H200.chip).family
+
+    assert family(192) == "recurrent.fused.forward"
+    assert family(200) == "recurrent.forward"
+    assert family(128, back=True) == "recurrent.fused.backward"
+    assert family(192, back=True) == "recurrent.backward"
+    assert family(64, "bf16") == "recurrent.forward"
+
+
+def test_a_fused_layer_takes_the_time_that_was_measured():
+    # an H200 took 119 us for the kernel of 51 steps of an LSTM with 128 hidden numbers, and 5 us for the rest
+    found = kernel_work(recurrent_call("LSTM", "f32", 128, steps=51, batch=4), H200.chip)
+    assert found.seconds == pytest.approx(124e-6, rel=0.15)
+    assert found.launches < 51
+
+
+def test_a_time_step_takes_longer_where_rows_are_not_aligned():
+    even, uneven = (kernel_work(recurrent_call("LSTM", "f16", hidden), H200.chip).seconds for hidden in (592, 588))
+    assert uneven > 1.3 * even
+
+
+def test_each_kernel_of_a_time_step_is_launched():
+    few, many = (kernel_work(recurrent_call("GRU", "f16", 512, steps=steps), H200.chip).launches for steps in (10, 30))
+    assert many - few == 2 * 20
+
+
+@pytest.mark.parametrize(("at_a_time", "microseconds"), [(1.13, 9.13), (1.79, 14.12)])
+def test_products_of_time_steps_are_near_those_measured_beside_as_many(at_a_time: float, microseconds: float):
+    step = TimeStep("fp16_misaligned", "backward", 41, 1206, 1206)
+    assert time_step_seconds(step, at_a_time, H200.chip.multiprocessors) == pytest.approx(microseconds * 1e-6, rel=0.06)
