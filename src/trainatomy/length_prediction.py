@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction, RankPrediction
     from trainatomy.results.time import Time
     from trainatomy.simulator.lengths import Epochs
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 
 MOST_STEPS = 1_000

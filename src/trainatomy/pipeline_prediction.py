@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainatomy.analysis.memory import MemoryAnalysis
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.prediction import Prediction
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.parallel import ParallelSpec
     from trainatomy.workload.schema import Workload
 

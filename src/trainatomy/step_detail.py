@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainatomy.prediction import Executed
     from trainatomy.results.operation_breakdown import OperationBreakdown
     from trainatomy.results.operations import Operations
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.timing.cost_model import CostModel
     from trainatomy.workload.schema import Workload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainatomy.results.trace import AllocationTrace
-from trainatomy.simulator.simulate import Simulation
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
 
 LAYERS = 2

@@ -15,7 +15,8 @@ from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, workload
 from trainatomy.analysis.nccl_memory import nccl_bytes
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.search.options import SearchOptions, check
-from trainatomy.simulator.simulate import Simulation, simulate, topology_of
+from trainatomy.simulator.simulate import simulate, topology_of
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
 
 RANKS = 4
@@ -242,7 +243,7 @@ def test_other_strategies_are_refused_beside_it() -> None:
 
 
 def test_a_search_refuses_it() -> None:
-    with pytest.raises(WorkloadError, match="a search does not vary trainings with DeepSpeed"):
+    with pytest.raises(WorkloadError, match="a search does not vary training with DeepSpeed"):
         check(described(2), SearchOptions())
 
 

@@ -135,7 +135,7 @@ with RankProcesses(2) as processes:
 
 def test_a_launch_that_fails_is_reported_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "MODULE", "trainatomy.no_such_module")
-    with RankProcesses(2) as processes, pytest.raises(DeviceError, match="no_such_module"):
+    with RankProcesses(1) as processes, pytest.raises(DeviceError, match="no_such_module"):
         processes.run(task("total_of_ranks", tmp_path), TimeLimit(SECONDS))
 
 

@@ -47,7 +47,7 @@ def test_predict_writes_all_files(workload: str, tmp_path: Path, capsys: pytest.
 def test_compare_and_ops_write_reports(workload: str, tmp_path: Path) -> None:
     page = tmp_path / "r.html"
     assert main(["compare", workload, "--sweep", "per_device_train_batch_size=1,2", "--html", str(page)]) == 0
-    assert "2 of 2 predicted trainings fit." in page.read_text(encoding="utf-8")
+    assert "2 of 2 predicted training runs fit." in page.read_text(encoding="utf-8")
     assert main(["ops", workload, "--html", str(page)]) == 0
     assert 'id="chart-groups"' in page.read_text(encoding="utf-8")
 

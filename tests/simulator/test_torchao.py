@@ -12,7 +12,8 @@ from torch import nn
 import trainatomy
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import WorkloadError
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.packed_weights import numbers

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.training.batch import MakeBatch
 
 

@@ -36,7 +36,7 @@ COMMANDS = (
     ),
     Entry("run", "Trainings", "Run your own training script without a GPU, and predict its memory and time."),
     Entry("fit", "Trainings", "Find the settings that fit a GPU and train fastest."),
-    Entry("compare", "Trainings", "Compare several trainings, predicted or measured."),
+    Entry("compare", "Trainings", "Compare several training runs, predicted or measured."),
     Entry(
         "app", "Trainings", "Predict in the browser: a page with a form, the memory breakdown and settings that fit."
     ),

@@ -1,4 +1,4 @@
-"""``trainatomy compare``: compare several trainings, predicted or measured."""
+"""``trainatomy compare``: compare several training runs, predicted or measured."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def compare(
     debug: Debug = False,
     **flags: Any,
 ) -> None:
-    """Predict several trainings and show them side by side, with the difference to the first.
+    """Predict several training runs and show them side by side, with the difference to the first.
 
     With `--measure`, run them too. Options apply to all of them.
 
@@ -162,8 +162,9 @@ def compare(
     `--gpu all`, or several names with commas, compares one training as it is on GPUs of several kinds: memory, time
     and, with `--price`, cost. `trainatomy fit --gpu all` also searches the best settings for each.
 
-    `notebook` stands for the nine trainings of BERT-large in Hugging Face's guide of January 2022: with the libraries
-    and the GPU of that time, beside the published figures, or with today's libraries on the GPU that `--gpu` names.
+    `notebook` stands for the nine training runs of BERT-large in Hugging Face's guide of January 2022: with the
+    libraries and the GPU of that time, beside the published figures, or with today's libraries on the GPU that `--gpu`
+    names.
     `notebook-fp16` is the guide's second table: fp16 against fp32 at batch sizes 8 to 64 on BERT-base.
 
     `parallel` is the guide's experiment on two GPUs: DataParallel, DDP, and DDP through host memory instead of NVLink.
@@ -246,7 +247,7 @@ def _across_gpus(
     """Show one training on GPUs of several kinds; an empty list stands for all."""
     if len(workloads) != 1:
         raise typer.BadParameter(
-            f"several GPUs or --price: found {len(workloads)} trainings; GPUs are compared for one training"
+            f"several GPUs or --price: found {len(workloads)} training runs; GPUs are compared for one"
         )
     with quiet_libraries(debug=debug), progress(f"simulating {workloads[0].display_name} on several GPUs"):
         from trainatomy import api

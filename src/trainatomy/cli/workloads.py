@@ -17,7 +17,11 @@ from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read, read_all
 from trainatomy.workload.schema import Workload
 
-_READY_SIZE = {NOTEBOOK: "nine trainings", NOTEBOOK_FP16: "eight trainings", PARALLEL: "three trainings on two GPUs"}
+_READY_SIZE = {
+    NOTEBOOK: "nine training runs",
+    NOTEBOOK_FP16: "eight training runs",
+    PARALLEL: "three training runs on two GPUs",
+}
 _MANY_STEPS = 20
 
 

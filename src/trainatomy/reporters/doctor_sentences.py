@@ -15,7 +15,7 @@ CONNECTIONS = {
     "PXB": "several PCIe bridges, without the host: nearly as fast as PCIe",
     "PHB": "PCIe through the host's processor: fit for DDP",
     "NODE": "between PCIe bridges of one processor: slower, fit for DDP",
-    "SYS": "across the link between processors: the slowest; keep such GPUs in separate trainings",
+    "SYS": "across the link between processors: the slowest; keep such GPUs in separate training runs",
 }
 """Meaning of the connections of ``nvidia-smi topo -m`` for a training."""
 

@@ -116,12 +116,12 @@ WORDINGS: Mapping[str, Wording] = {
     "memory_errors": Wording(
         "{errors} memory errors that could not be corrected",
         "results may be wrong; processes that read the memory are ended",
-        "stop trainings, then reset: sudo nvidia-smi -i {gpu} -r; if they return, replace the GPU",
+        "stop all training runs, then reset: sudo nvidia-smi -i {gpu} -r; if they return, replace the GPU",
     ),
     "repair_pending": Wording(
         "bad memory waits to be replaced by spare memory",
         "it happens at the next reset; until then errors may come back",
-        "stop trainings, then: sudo nvidia-smi -i {gpu} -r",
+        "stop all training runs, then: sudo nvidia-smi -i {gpu} -r",
     ),
     "repair_failed": Wording(
         "bad memory could not be replaced: no spare memory is left",
@@ -181,10 +181,10 @@ WORDINGS: Mapping[str, Wording] = {
     ),
     "torch_without_cuda": Wording(
         "torch {torch} was built without CUDA",
-        "trainings run on the CPU",
+        "training runs on the CPU",
         "pip install torch --index-url https://download.pytorch.org/whl/{build}",
     ),
-    "cuda_fails": Wording("CUDA does not start: {error}", "trainings fail", "nvidia-smi; dmesg | grep -i nvrm"),
+    "cuda_fails": Wording("CUDA does not start: {error}", "training fails", "nvidia-smi; dmesg | grep -i nvrm"),
     "driver_too_old": Wording(
         "driver {driver} is too old for CUDA {cuda}",
         "torch cannot use the GPU; CUDA {cuda} needs driver {needed} or newer",
@@ -197,7 +197,7 @@ WORDINGS: Mapping[str, Wording] = {
     ),
     "no_kernels": Wording(
         "torch has no kernels for compute capability {capability}",
-        "trainings fail: no kernel image is available (torch has: {listed})",
+        "training fails: no kernel image is available (torch has: {listed})",
         "install a build that has them (pytorch.org/get-started), or an NGC container",
     ),
     "ptx_only": Wording(
@@ -240,7 +240,7 @@ WORDINGS: Mapping[str, Wording] = {
     ),
     "tf32_off": Wording(
         "TF32 is off by default for products of float32 matrices",
-        "float32 trainings do not use tensor cores; trainings in bf16 or fp16 are not concerned",
+        "training in float32 does not use tensor cores; training in bf16 or fp16 is not affected",
         "tf32=True in TrainingArguments, or torch.set_float32_matmul_precision('high')",
     ),
     "environment": Wording("{variable}={value}", "{effect}", "{undo}"),

@@ -15,7 +15,7 @@ from trainatomy.prediction import prediction_of
 from trainatomy.results.script import Ending, ScriptRun
 from trainatomy.simulator.further_steps import with_further_steps
 from trainatomy.simulator.notes import host_memory_notes, trial_notes, value_notes, version_notes
-from trainatomy.simulator.simulate import Simulation
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ def check(workload: Workload, options: SearchOptions) -> None:
         raise WorkloadError(message, key="parallel.pp_size")
     if workload.train.deepspeed is not None:
         raise WorkloadError(
-            "train.deepspeed: a search does not vary trainings with DeepSpeed; compare several with "
+            "train.deepspeed: a search does not vary training with DeepSpeed; compare several with "
             "`trainatomy compare --sweep`",
             key="train.deepspeed",
         )

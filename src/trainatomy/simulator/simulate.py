@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -18,17 +17,13 @@ from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
-from trainatomy.results.checkpoint import RestoringPurpose
-from trainatomy.results.experts import Experts
-from trainatomy.results.operations import Operations
-from trainatomy.results.plan import Communicators
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.description import Description, describe
 from trainatomy.simulator.eras import software_of
-from trainatomy.simulator.evaluation import ExecutedEvaluation, arrays_without_data
+from trainatomy.simulator.evaluation import arrays_without_data
 from trainatomy.simulator.experts import share_rows
 from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.foreign_kernels import (
@@ -39,7 +34,6 @@ from trainatomy.simulator.foreign_kernels import (
     triton_kernels,
 )
 from trainatomy.simulator.further_steps import with_further_steps
-from trainatomy.simulator.generation import ExecutedGeneration
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.notes import (
@@ -52,7 +46,8 @@ from trainatomy.simulator.notes import (
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.resuming import continued
-from trainatomy.simulator.saving import CheckpointFiles, ExecutedRestoring, ExecutedSaving, files_without_data
+from trainatomy.simulator.saving import CheckpointFiles, ExecutedRestoring, files_without_data
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.skipped_steps import with_skipped_steps
 from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.triton import import_liger, uses_liger
@@ -70,60 +65,6 @@ from trainatomy.workload.trl import steps_per_generation
 _MAX_MICRO_STEPS_IN_THREE = 6
 """Micro-batches that three steps may have in all; with more, two steps run, as states and gradients exist from the
 second on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """Result of executing a workload's steps.
-
-    Attributes:
-        trace: Allocations of the run.
-        parameters: Number of parameters of the model.
-        trainable_parameters: Number of those that are trained.
-        steps: Optimizer steps that were executed.
-        torch_version: Version of PyTorch that was simulated.
-        libraries: Names of the libraries loaded into the GPU's context (see ``catalog.gpus.Context``).
-        notes: Sentences about the description for the reader.
-        stack_bytes: Largest stack of a kernel, for each thread; 0: none is known to need one.
-        operations: Operations of the last step.
-        operations_between: Operations of a step that does not generate, where only every so many steps do (GRPO).
-        tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
-        communicators: What this process did with each communicator, by its ranks.
-        communicator_copies: Number of communicators by these ranks, where there are several.
-        evaluation: The last evaluation of the training.
-        layers: Number of layers that a pipeline divides; 0 without one.
-        generation: The last call of ``generate()``.
-        saving: The last checkpoint that was saved.
-        restored: Checkpoints that were loaded, by the reason.
-        host_bytes_of_saving: Most that was copied to host memory at once to save it.
-        experts: The experts of a mixture of experts.
-        cudnn: Version of cuDNN's library that chose for convolutions; None: rules did.
-        trials: Convolutions for which cuDNN tries all its algorithms (``cudnn.benchmark``).
-    """
-
-    trace: AllocationTrace
-    parameters: int
-    trainable_parameters: int
-    steps: int
-    torch_version: tuple[int, int]
-    libraries: frozenset[str]
-    notes: tuple[str, ...]
-    stack_bytes: int = 0
-    operations: Operations = field(default_factory=Operations)
-    tokens_per_sample: int | None = None
-    weights_dtype: str = "float32"
-    communicators: Communicators = field(default_factory=dict)
-    communicator_copies: Mapping[tuple[int, ...], int] = field(default_factory=dict)
-    evaluation: ExecutedEvaluation | None = None
-    layers: int = 0
-    generation: ExecutedGeneration | None = None
-    saving: ExecutedSaving | None = None
-    restored: Mapping[RestoringPurpose, ExecutedRestoring] = field(default_factory=dict)
-    host_bytes_of_saving: int = 0
-    experts: Experts | None = None
-    cudnn: str | None = None
-    trials: int = 0
-    operations_between: Operations | None = None
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:

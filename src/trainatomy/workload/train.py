@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainatomy.workload import checkpointing
 from trainatomy.workload.arguments import arguments, is_class_path, is_factory, is_own
 from trainatomy.workload.deepspeed import read_deepspeed
 from trainatomy.workload.ignored_values import ignored_problems
@@ -289,7 +290,7 @@ class TrainSpec(Section):
         if not isinstance(raw, Mapping):
             return handler(raw)
         dropped = tuple(name for name, value in raw.items() if arguments().is_unapplied(name, value))
-        train = handler(_move_every({name: value for name, value in raw.items() if name not in dropped}))
+        train = handler(checkpointing.move_every({name: value for name, value in raw.items() if name not in dropped}))
         train._ignored = dropped
         if problems := ignored_problems(raw):
             refuse(problems)
@@ -313,7 +314,7 @@ class TrainSpec(Section):
                 "transformers reads no tuples or lists here; use the path of a class as `optim`, which accepts them"
             )
             problems.append(Problem(("optim_args",), message))
-        return problems + self._checkpointing_problems() + self._compiling_problems()
+        return problems + checkpointing.problems(self) + self._compiling_problems()
 
     def _compiling_problems(self) -> list[Problem]:
         """Refuse what PyTorch's compiler does otherwise than is simulated."""
@@ -334,61 +335,13 @@ class TrainSpec(Section):
                 problems.append(Problem(("torch_compile",), message))
         if self.compiles and self.offloads_checkpoints:
             message = "cannot be combined with torch_compile: a compiled step is simulated without it only"
-            problems.append(Problem(("gradient_checkpointing_kwargs", _OFFLOAD), message))
+            problems.append(Problem(("gradient_checkpointing_kwargs", checkpointing.OFFLOAD), message))
         return problems
 
     @property
     def offloads_checkpoints(self) -> bool:
-        """Whether what gradient checkpointing saves is kept in host memory."""
-        return self.gradient_checkpointing and bool((self.gradient_checkpointing_kwargs or {}).get(_OFFLOAD))
-
-    def _checkpointing_problems(self) -> list[Problem]:
-        here = "gradient_checkpointing_kwargs"
-        allowed = {"use_reentrant": bool, "preserve_rng_state": bool, "determinism_check": str, _OFFLOAD: bool}
-        problems = []
-        if self.gradient_checkpointing_every > 1 and not self.gradient_checkpointing:
-            problems.append(Problem(("gradient_checkpointing_every",), "needs gradient_checkpointing: true"))
-        for name, value in (self.gradient_checkpointing_kwargs or {}).items():
-            if name == _EVERY:
-                problems.append(Problem((here, name), self._every_problem(value)))
-            elif name not in allowed:
-                problems.append(Problem((here, name), f"unknown key{suggestion(name, allowed)}"))
-            elif not isinstance(value, allowed[name]):
-                wanted = "true or false" if allowed[name] is bool else "a string"
-                problems.append(Problem((here, name), f"must be {wanted}, found {value!r}"))
-        return problems
-
-    def _every_problem(self, value: Any) -> str:
-        """Return what is wrong with ``every_n_layers``, which ``_move_every`` left where it was."""
-        if _is_count(value):
-            every = self.gradient_checkpointing_every
-            return f"is {value}, but gradient_checkpointing_every is {every}: set one of the two"
-        return f"must be a whole number of at least 1, found {value!r}"
-
-
-_EVERY, _OFFLOAD = "every_n_layers", "offload"
-"""Keys of ``gradient_checkpointing_kwargs`` that the Trainer of transformers 5.16 and later takes for itself."""
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _move_every(raw: dict[str, Any]) -> dict[str, Any]:
-    """Write ``gradient_checkpointing_kwargs: {every_n_layers: 2}`` as ``gradient_checkpointing_every: 2``.
-
-    The loops then need no release of transformers that knows the former.  Where the value is not valid or both are set
-    to different values, nothing is moved, and ``contradictions`` says so.
-    """
-    given = raw.get("gradient_checkpointing_kwargs")
-    if not isinstance(given, Mapping):
-        return raw
-    rest = {name: value for name, value in given.items() if (name, value) != (_OFFLOAD, False)}
-    every = rest.get(_EVERY)
-    if _is_count(every) and raw.get("gradient_checkpointing_every", every) == every:
-        del rest[_EVERY]
-        raw = {**raw, "gradient_checkpointing_every": every}
-    return raw if rest == given else {**raw, "gradient_checkpointing_kwargs": rest or None}
+        """True if what gradient checkpointing saves is kept in host memory."""
+        return self.gradient_checkpointing and checkpointing.offloads(self.gradient_checkpointing_kwargs)
 
 
 def _literal(text: str) -> Any:

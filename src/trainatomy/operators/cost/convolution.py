@@ -105,7 +105,7 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     features = (*sizes, log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")
     at_once = _constants().groups_at_once if turns == "cores" and not backward else 1.0
-    return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once, beside)
+    return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once, beside=beside)
 
 
 def launches_of_groups(call: Call) -> int:

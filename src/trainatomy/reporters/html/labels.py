@@ -3,7 +3,7 @@
 REPORT = {
     "prediction": "Predicted training",
     "measurement": "Measured training",
-    "comparison": "Comparison of trainings",
+    "comparison": "Comparison of training runs",
     "search": "Search for settings",
     "shortage": "Why it does not fit",
     "operation_breakdown": "Operations of a step",
@@ -61,7 +61,7 @@ REPORT = {
     "speed_summary": "Samples per second of all GPUs.",
     "across_memory": "GPU memory of the best settings on each GPU.",
     "across_speed": "Samples per second of the best settings on each GPU.",
-    "fitting": "{} of {} predicted trainings fit.",
+    "fitting": "{} of {} predicted training runs fit.",
     "command": "The command that made this report",
     "contents": "Contents",
     "theme": "Switch between light and dark",

@@ -13,7 +13,7 @@ from trainatomy.units import human_bytes, percent, rate, seconds
 
 EXPLANATION = (
     "Memory is that of the fullest GPU, samples/s those of all GPUs; scaling: throughput per GPU relative to the "
-    "fastest of the same trainings on the fewest GPUs."
+    "fastest of the same training runs on the fewest GPUs."
 )
 
 
