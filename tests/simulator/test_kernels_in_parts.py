@@ -98,3 +98,20 @@ def test_sparse_gradients_accumulate_and_update_weights(process: SimulatedProces
         table(torch.tensor([1, 2, 3, 1]).cuda()).square().sum().backward()
         assert table.weight.grad is not None and table.weight.grad._nnz() == rows
     assert sizes(process, optimizer.step) == []
+
+
+def test_additions_of_a_gradient_s_own_formula_make_new_tensors(process: SimulatedProcess) -> None:
+    x = torch.randn(ROWS, ROWS, device="cuda", requires_grad=True)
+    square = 4 * ROWS * ROWS
+    loss = torch.linalg.cholesky(x).sum()
+    # The product, its operand in another layout, two triangles, their sum, its half, two solutions, the gradient.
+    assert sizes(process, loss.backward).count(square) == 9
+    loss = (x * x).sum() + x.sin().sum()  # both gradients of x * x are the engine's to add, in place
+    gradients = sizes(process, loss.backward)
+    assert gradients.count(square) == 4  # two factors of x * x, and the cosine with its product
+
+
+def test_gradients_of_products_divide_by_the_factors(process: SimulatedProcess) -> None:
+    x = torch.rand(ROWS, COLUMNS, device="cuda", requires_grad=True)
+    assert sizes(process, x.prod(1).sum().backward).count(LARGE) == 2  # result / x, and its product with the gradient
+    assert sizes(process, x.cumprod(1).sum().backward).count(LARGE) == 5  # as before, turned, summed, turned, divided

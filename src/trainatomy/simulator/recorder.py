@@ -138,6 +138,8 @@ class Recorder(TorchDispatchMode):
         if size == 0:
             return -1
         number = len(self.trace.origins)
+        if torch._C._current_graph_task_id() != -1:
+            self._references.allocated(number)
         operation = self.operations.whole or operation
         self.trace.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
         stream = self.streams.executing.stream_id
@@ -335,7 +337,11 @@ class Recorder(TorchDispatchMode):
         if self._stays_on_host(name, args, outputs):
             self._storages.mark_host(outputs)
             return
-        if adds and self._references.adds_in_place(args[0]) and self._take_over(args[0], first):
+        if (
+            adds
+            and self._references.adds_in_place(args[0], self.number_of(args[0]))
+            and self._take_over(args[0], first)
+        ):
             return
         self._zeros.follow(name, args, first, self._take_over)
         if facts.rule is None:
