@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from trainatomy.simulator.notes import run_notes
 from trainatomy.simulator.process import SimulatedProcess
 
 ROWS, COLUMNS = 100, 1000
@@ -115,3 +116,10 @@ def test_gradients_of_products_divide_by_the_factors(process: SimulatedProcess) 
     x = torch.rand(ROWS, COLUMNS, device="cuda", requires_grad=True)
     assert sizes(process, x.prod(1).sum().backward).count(LARGE) == 2  # result / x, and its product with the gradient
     assert sizes(process, x.cumprod(1).sum().backward).count(LARGE) == 5  # as before, turned, summed, turned, divided
+
+
+def test_memory_without_a_rule_is_named(process: SimulatedProcess) -> None:
+    torch.randn(4, 4, device="cuda").cos()
+    assert list(run_notes(process.recorder)) == []
+    torch.linalg.matrix_exp(torch.randn(4, 4, device="cuda"))
+    assert ["aten::linalg_matrix_exp" in note for note in run_notes(process.recorder)] == [True]

@@ -51,6 +51,7 @@ class Recorder(TorchDispatchMode):
         values: Values of tensors that are known.
         scalar_reads: Answers where Python reads a value.
         execution: Runs operations on meta tensors.
+        uncounted: What operators allocate besides that no rule counts, by the operator.
         libraries: Names of the CUDA libraries that were loaded so far.
         stack_bytes: Largest stack of a kernel so far, for each thread.
         step: Optimizer step, from 0; -1 before the first.
@@ -100,6 +101,7 @@ class Recorder(TorchDispatchMode):
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self.execution = MetaExecution(self.values, modules)
+        self.uncounted: dict[str, str] = {}
         self.libraries: set[str] = set()
         self.stack_bytes = 0
         self._storages = storages
@@ -327,6 +329,8 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """Learn what is known of the results, and write what the operation allocates, by its rule if it has one."""
         name, first = facts.name, outputs[0]
+        if facts.uncounted:
+            self.uncounted[name] = facts.uncounted
         if facts.learns:
             self.scalar_reads.learn(name, args, outputs)
         learnt = facts.sized and facts.is_functional and self.values.knows(first)  # by what decided its size
