@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch.nn import functional
 
 from trainatomy.operators.allocation import above_autograd, recurrent
 from trainatomy.operators.allocation.meta import meta_kernels
@@ -136,3 +138,27 @@ def test_weights_of_a_recurrent_layer_lie_in_one_buffer() -> None:
         assert len({weight.untyped_storage()._cdata for weight in half.parameters()}) == 4
     numbers = sum(weight.numel() for weight in layer.parameters())
     assert next(layer.parameters()).untyped_storage().nbytes() == 4 * (numbers + 2 * 2 * 4 * 16)
+
+
+@pytest.mark.parametrize(
+    ("run", "replaced"),
+    [
+        (lambda x: x.prod(1), lambda x: above_autograd.prod(x, 1)),
+        (lambda x: x.prod(0, keepdim=True), lambda x: above_autograd.prod(x, 0, keepdim=True)),
+        (lambda x: x.cumprod(1), lambda x: above_autograd.cumprod(x, 1)),
+        (
+            lambda x: functional.binary_cross_entropy_with_logits(
+                x, x.detach().abs(), pos_weight=torch.full((5,), 3.0)
+            ),
+            lambda x: above_autograd.binary_cross_entropy_with_logits(x, x.detach().abs(), None, torch.full((5,), 3.0)),
+        ),
+    ],
+    ids=["product", "kept", "running", "logits"],
+)
+def test_gradients_are_those_of_pytorch(run: Any, replaced: Any) -> None:
+    x = torch.linspace(0.2, 1.9, 20).view(4, 5).requires_grad_()
+    expected, found = run(x), replaced(x)
+    weights = torch.arange(1.0, 1 + expected.numel()).view(expected.shape)
+    assert torch.allclose(expected, found)
+    gradients = [torch.autograd.grad((each * weights).sum(), x)[0] for each in (expected, found)]
+    assert torch.allclose(*gradients)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from trainatomy.simulator.notes import run_notes
 from trainatomy.simulator.process import SimulatedProcess
 
 ROWS, COLUMNS = 100, 1000
@@ -98,3 +99,27 @@ def test_sparse_gradients_accumulate_and_update_weights(process: SimulatedProces
         table(torch.tensor([1, 2, 3, 1]).cuda()).square().sum().backward()
         assert table.weight.grad is not None and table.weight.grad._nnz() == rows
     assert sizes(process, optimizer.step) == []
+
+
+def test_additions_of_a_gradient_s_own_formula_make_new_tensors(process: SimulatedProcess) -> None:
+    x = torch.randn(ROWS, ROWS, device="cuda", requires_grad=True)
+    square = 4 * ROWS * ROWS
+    loss = torch.linalg.cholesky(x).sum()
+    # The product, its operand in another layout, two triangles, their sum, its half, two solutions, the gradient.
+    assert sizes(process, loss.backward).count(square) == 9
+    loss = (x * x).sum() + x.sin().sum()  # both gradients of x * x are the engine's to add, in place
+    gradients = sizes(process, loss.backward)
+    assert gradients.count(square) == 4  # two factors of x * x, and the cosine with its product
+
+
+def test_gradients_of_products_divide_by_the_factors(process: SimulatedProcess) -> None:
+    x = torch.rand(ROWS, COLUMNS, device="cuda", requires_grad=True)
+    assert sizes(process, x.prod(1).sum().backward).count(LARGE) == 2  # result / x, and its product with the gradient
+    assert sizes(process, x.cumprod(1).sum().backward).count(LARGE) == 5  # as before, turned, summed, turned, divided
+
+
+def test_memory_without_a_rule_is_named(process: SimulatedProcess) -> None:
+    torch.randn(4, 4, device="cuda").cos()
+    assert list(run_notes(process.recorder)) == []
+    torch.linalg.matrix_exp(torch.randn(4, 4, device="cuda"))
+    assert ["aten::linalg_matrix_exp" in note for note in run_notes(process.recorder)] == [True]

@@ -62,6 +62,7 @@ class Operator:
             values, or ``always``, since the library synchronises after each call.
         read_only_list: the list argument that the schema declares as written although the kernel only reads it.
         composite: its kernel for a GPU calls other operators, which are run and recorded in its place.
+        uncounted: what its kernel allocates besides, where no rule knows how much; a prediction says so.
         inferred: the group and the FLOP come from the form of the call, not from a row.
     """
 
@@ -80,5 +81,6 @@ class Operator:
     workspaces: tuple[str, ...] = ()
     sync: Sync = ""
     composite: bool = False
+    uncounted: str = ""
     read_only_list: int | None = None
     inferred: bool = False

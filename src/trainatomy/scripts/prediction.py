@@ -14,7 +14,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.prediction import prediction_of
 from trainatomy.results.script import Ending, ScriptRun
 from trainatomy.simulator.further_steps import with_further_steps
-from trainatomy.simulator.notes import host_memory_notes, trial_notes, value_notes, version_notes
+from trainatomy.simulator.notes import host_memory_notes, run_notes, trial_notes, version_notes
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
 
@@ -113,7 +113,7 @@ def prediction_of_script(
         notes=(
             *version_notes(session.version),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),
-            *value_notes(recorder),
+            *run_notes(recorder),
             *_evaluation_notes(seen),
             *session.process.notes,
             *host_memory_notes(session.process.storages.host_memory),

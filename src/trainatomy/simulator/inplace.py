@@ -56,14 +56,34 @@ class GradientReferences:
             middle = leaf * 2
             (middle.sin() + middle.cos()).backward(torch.empty(2, device="meta"))
         self._exclusive = probe.counts
+        self._node: int | None = None
+        self._first = 0
 
-    def adds_in_place(self, first: torch.Tensor) -> bool:
+    def allocated(self, number: int) -> None:
+        """Remember which allocation is the first of the running autograd node; ``number``: a new one."""
+        node = torch._C._current_autograd_node()
+        running = None if node is None else node._sequence_nr()
+        if running != self._node:
+            self._node, self._first = running, number
+
+    def adds_in_place(self, first: torch.Tensor, number: int | None) -> bool:
         """Return whether the engine adds to the first of two gradients in place on a GPU.
 
-        It does if nobody else holds the first; under a dispatch mode it never does.  Source:
+        It does if nobody else holds the first; under a dispatch mode it never does.  What a node made itself is added
+        by its own formula, which makes a new tensor, unless two of its gradients belong to one tensor.  Source:
         torch/csrc/autograd/input_buffer.cpp (``accumulate``, ``can_accumulate_inplace``), torch 2.9-2.13.
+
+        Args:
+            first: The first gradient.
+            number: The allocation that holds it.
         """
-        return is_dense(first) and self._exclusive is not None and _reference_counts(first) == self._exclusive
+        if not is_dense(first) or self._exclusive is None or _reference_counts(first) != self._exclusive:
+            return False
+        node = torch._C._current_autograd_node()
+        if number is None or node is None or number < self._first or node._sequence_nr() != self._node:
+            return True
+        following = [one for one in node.next_functions if one[0] is not None]
+        return len(set(following)) < len(following)
 
 
 class FreshZeros:

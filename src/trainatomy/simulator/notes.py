@@ -56,9 +56,11 @@ def trial_notes(trials: Mapping[int, PlansTried], *, known: bool) -> Iterator[st
         yield f"without cuDNN's library only a few of these algorithms are known; the first step may need more: {EXTRA}"
 
 
-def value_notes(recorder: Recorder) -> Iterator[str]:
-    """Yield a note where the run depends on computed values: choices that decide a size, comparisons of tokens."""
+def run_notes(recorder: Recorder) -> Iterator[str]:
+    """Yield notes on what the run assumes: choices that decide a size, comparisons of tokens, memory without a rule."""
     yield from _choice_notes(recorder.values)
+    for name, what in recorder.uncounted.items():
+        yield f"{name} allocates more on a GPU than is counted: {what}"
     if recorder.scalar_reads.numbers_differ:
         yield (
             "Python code asks whether computed whole numbers, such as generated tokens, are equal: they are assumed to "

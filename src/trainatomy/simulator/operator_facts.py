@@ -32,6 +32,7 @@ class OperatorFacts:
         composite: True if PyTorch runs it as a sequence of other operators above autograd.
         may_be_sparse: True if it is run by dense operators where a tensor is sparse.
         resizes: True if it may give one of its arguments a larger storage: ``out=``, ``resize_``.
+        uncounted: What it allocates besides that no rule counts.
         kernel: Key of its kernel, where that calls other operators below autograd, on every device.
     """
 
@@ -48,6 +49,7 @@ class OperatorFacts:
     composite: bool
     may_be_sparse: bool
     resizes: bool
+    uncounted: str
     kernel: torch._C.DispatchKey | None
 
 
@@ -74,6 +76,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         composite=_has_kernel(func, "CompositeImplicitAutograd"),
         may_be_sparse=name in SPARSE,
         resizes=name in _RESIZES or any(argument.is_out for argument in func._schema.arguments),
+        uncounted=row.uncounted if row is not None else "",
         kernel=_kernel(func) if row is not None and row.composite else None,
     )
 

@@ -52,6 +52,7 @@ class Recorder(TorchDispatchMode):
         values: Values of tensors that are known.
         scalar_reads: Answers where Python reads a value.
         execution: Runs operations on meta tensors.
+        uncounted: What operators allocate besides that no rule counts, by the operator.
         libraries: Names of the CUDA libraries that were loaded so far.
         stack_bytes: Largest stack of a kernel so far, for each thread.
         step: Optimizer step, from 0; -1 before the first.
@@ -101,6 +102,7 @@ class Recorder(TorchDispatchMode):
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self.execution = MetaExecution(self.values, modules)
+        self.uncounted: dict[str, str] = {}
         self.libraries: set[str] = set()
         self.stack_bytes = 0
         self._storages = storages
@@ -139,6 +141,8 @@ class Recorder(TorchDispatchMode):
         if size == 0:
             return -1
         number = len(self.trace.origins)
+        if torch._C._current_graph_task_id() != -1:
+            self._references.allocated(number)
         operation = self.operations.whole or operation
         self.trace.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
         stream = self.streams.executing.stream_id
@@ -326,6 +330,8 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """Learn what is known of the results, and write what the operation allocates, by its rule if it has one."""
         name, first = facts.name, outputs[0]
+        if facts.uncounted:
+            self.uncounted[name] = facts.uncounted
         if facts.learns:
             self.scalar_reads.learn(name, args, outputs)
         learnt = facts.sized and facts.is_functional and self.values.knows(first)  # by what decided its size
@@ -336,7 +342,11 @@ class Recorder(TorchDispatchMode):
         if self._stays_on_host(name, args, outputs):
             self._storages.mark_host(outputs)
             return
-        if adds and self._references.adds_in_place(args[0]) and self._take_over(args[0], first):
+        if (
+            adds
+            and self._references.adds_in_place(args[0], self.number_of(args[0]))
+            and self._take_over(args[0], first)
+        ):
             return
         self._zeros.follow(name, args, first, self._take_over)
         if facts.rule is None:

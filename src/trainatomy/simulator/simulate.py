@@ -38,9 +38,9 @@ from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.notes import (
     host_memory_notes,
+    run_notes,
     selection_notes,
     trial_notes,
-    value_notes,
     version_notes,
 )
 from trainatomy.simulator.process import SimulatedProcess
@@ -296,7 +296,7 @@ def _result(
             *version_notes(version),
             *described.notes,
             *trial_notes(recorder.trace.trials, known=process.processor.cudnn is not None),
-            *value_notes(recorder),
+            *run_notes(recorder),
             *process.notes,
             *host_memory_notes(process.storages.host_memory),
         ),

@@ -65,6 +65,125 @@ def rms_norm(
     return normalised
 
 
+class _Product(torch.autograd.Function):
+    """``prod`` along a dimension: its gradient divides by the data, in which no element is taken to be exactly 0.
+
+    Tensors without data take the formula for zeros, with a matrix for each row.  Source:
+    torch/csrc/autograd/FunctionsManual.cpp (``prod_backward``).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:
+        result: torch.Tensor = _aten.prod(data, dim, keepdim)
+        ctx.save_for_backward(data, result)
+        ctx.dim, ctx.keepdim = dim, keepdim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (data, result), gradient = ctx.saved_tensors, gradients[0]
+        if not ctx.keepdim and data.dim() > 1:
+            gradient, result = gradient.unsqueeze(ctx.dim), result.unsqueeze(ctx.dim)
+        zeros = data == 0
+        counts = zeros.sum(ctx.dim, True)
+        counts.sum().item()
+        return gradient * (result / data), None, None
+
+
+def prod(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Multiply along a dimension."""
+    dim = args[0] if args else kwargs.get("dim")
+    keepdim = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
+    known = set(kwargs) <= {"dim", "keepdim"} and isinstance(dim, int) and input.dim() and input.is_floating_point()
+    if known and torch.is_grad_enabled() and input.requires_grad:
+        product: torch.Tensor = _Product.apply(input, dim, keepdim)
+        return product
+    with torch._C.DisableTorchFunction():
+        return torch.prod(input, *args, **kwargs)
+
+
+class _RunningProduct(torch.autograd.Function):
+    """``cumprod``: its gradient is a sum from behind divided by the data, in which no element is taken to be exactly 0.
+
+    Source: aten/src/ATen/native/ReduceOps.cpp (``cumprod_backward``, ``reversed_cumsum``).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, data: torch.Tensor, dim: int) -> torch.Tensor:
+        result: torch.Tensor = _aten.cumprod(data, dim)
+        ctx.save_for_backward(data, result)
+        ctx.dim = dim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        data, result = ctx.saved_tensors
+        weighted = result * gradients[0]
+        zeros = data == 0
+        zeros.any().item()
+        turned = weighted.flip(ctx.dim)  # C++ keeps each of these until the last one is made
+        summed = turned.cumsum(ctx.dim)
+        found = summed.flip(ctx.dim)
+        del turned, summed
+        return found.div(data), None
+
+
+def cumprod(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Multiply up along a dimension."""
+    dim = args[0] if args else kwargs.get("dim")
+    known = len(args) + len(kwargs) == 1 and input.dim() > 0 and input.is_floating_point() and input.requires_grad
+    if known and isinstance(dim, int) and input.shape[dim] > 1 and torch.is_grad_enabled():
+        product: torch.Tensor = _RunningProduct.apply(input, dim)
+        return product
+    with torch._C.DisableTorchFunction():
+        return torch.cumprod(input, *args, **kwargs)
+
+
+class _WeightedLogits(torch.autograd.Function):
+    """``binary_cross_entropy_with_logits`` with weights of positives, whose gradient is computed in place.
+
+    Under a mode PyTorch makes a new tensor in each step.  Source: torch/csrc/autograd/FunctionsManual.cpp
+    (``binary_cross_entropy_with_logits_backward``).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        logits, target, weight, pos_weight, ctx.reduction = arguments
+        ctx.save_for_backward(logits, target, weight, pos_weight)
+        loss: torch.Tensor = _aten.binary_cross_entropy_with_logits(*arguments)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        logits, target, weight, pos_weight = ctx.saved_tensors
+        weighted = pos_weight.mul(target)
+        found = weighted.add(1).sub_(target).mul_(logits.sigmoid()).sub_(weighted).mul_(gradients[0])
+        if weight is not None:
+            found.mul_(weight)
+        if ctx.reduction == _MEAN:
+            found.div_(logits.numel())
+        return found, None, None, None, None
+
+
+_MEAN = 1
+
+
+def binary_cross_entropy_with_logits(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    pos_weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
+) -> torch.Tensor:
+    """Return the loss; targets and weights that train are left to PyTorch."""
+    constant = (target, weight, pos_weight)
+    if pos_weight is not None and not any(one is not None and one.requires_grad for one in constant):
+        loss: torch.Tensor = _WeightedLogits.apply(input, *constant, reduction)
+        return loss
+    with torch._C.DisableTorchFunction():
+        return torch.binary_cross_entropy_with_logits(input, target, weight, pos_weight, reduction)
+
+
 def batch_norm(
     input: torch.Tensor,
     weight: torch.Tensor | None,

@@ -41,7 +41,9 @@ IN_PARTS = family(
 FACTORISATIONS = family(
     Operator("", "contraction", 0, "the FLOP of factorisations are not counted", loads=("cusolver",)),
     row("geqrf", meta="meta:geqrf"),
-    row("linalg_qr linalg_householder_product linalg_cholesky_ex _linalg_eigh _linalg_svd"),
+    row("linalg_qr linalg_householder_product linalg_cholesky_ex"),
+    row("_linalg_eigh _linalg_svd", uncounted="cuSOLVER's workspace"),
+    row("linalg_matrix_exp", loads=(), uncounted="up to a dozen powers of the matrix, four times as large in backward"),
 )
 
 SOLUTIONS = family(
