@@ -43,6 +43,7 @@ SETS = (
     ("Random runs on 2", "drawn-{gpu}x2.jsonl"),
     ("Chosen runs on 4", "{gpu}x4.jsonl"),
     ("Random runs on 4", "drawn-4-{gpu}x4.jsonl"),
+    ("Further random runs, after NCCL's memory was corrected, on 4", "drawn-4-second-{gpu}x4.jsonl"),
     ("Chosen runs on 8", "{gpu}x8.jsonl"),
 )
 """Titles and names of files, of predictions as of records."""
