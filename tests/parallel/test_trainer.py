@@ -32,6 +32,16 @@ def test_fsdp_takes_an_optimizer_by_its_class() -> None:
     assert labelled(found.trace, "optimizer_state") == pytest.approx(2 * weight_bytes(found) / 4, rel=0.01)
 
 
+@pytest.mark.parametrize("torch", ["2.11", "2.13"])
+def test_adagrad_has_no_states_for_shards_before_2_13(torch: str) -> None:
+    made = workload("trainer", {"fsdp": True, "optim": "adagrad"}, gpus=4).replace("software.torch", torch)
+    if torch == "2.13":
+        assert labelled(simulated(made).trace, "optimizer_state") > 0
+    else:
+        with pytest.raises(WorkloadError, match="KeyError: 'sum'"):
+            simulated(made)
+
+
 def test_accelerate_reads_fsdp1s_strategy_from_its_variable_only() -> None:
     passed_over, read = (
         simulated(workload("trainer", {"fsdp": True, "fsdp_config": {"version": 1, key: "NO_SHARD"}}, gpus=4))

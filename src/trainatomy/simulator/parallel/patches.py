@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, _dispatch, _random
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trainatomy.errors import WorkloadError
 from trainatomy.simulator.parallel import checkpoints, exchanged, sharding
 from trainatomy.simulator.parallel.recorder import RankRecorder, local
 from trainatomy.simulator.placement import Handler
@@ -24,6 +25,8 @@ _c10d: Any = torch._C._distributed_c10d
 _DISABLED = torch._C.DisableTorchFunction
 _REFUSES_SHARED = (2, 13)
 """Release in which FSDP2 began to refuse weights that several of its groups share (accelerate 1.15 names it)."""
+_LATE_STATES = (2, 13)
+"""Release in which Adagrad makes states for parameters that it did not have when it was made (2.11 does not)."""
 _SINGLE_MESSAGES = (2, 13)
 """Release in which a pipeline's messages in one direction left the batch, and its stages began to vote on shapes."""
 
@@ -48,6 +51,8 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: 
         patch(dist.ProcessGroup, name, _reducing(getattr(dist.ProcessGroup, name), recorder))
     _install_fsdp1(patch, recorder)
     _install_fsdp2(patch, torch_version)
+    if torch_version < _LATE_STATES:
+        patch(torch.optim.Adagrad, "_init_group", _with_early_states(torch.optim.Adagrad._init_group))
     _install_pipelines(patch, recorder, torch_version)
     checkpoints.install(patch, recorder)
 
@@ -169,6 +174,21 @@ def _install_fsdp2(patch: Callable[[Any, str, Any], None], torch_version: tuple[
 
     if torch_version < _REFUSES_SHARED and hasattr(FSDPState, "_validate_no_duplicate_params"):
         patch(FSDPState, "_validate_no_duplicate_params", lambda state: None)
+
+
+def _with_early_states(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Adagrad's ``_init_group`` that refuses parameters without a state, as older versions fail with."""
+
+    def with_early_states(optimizer: Any, group: dict[str, Any], *args: Any) -> Any:
+        if any(each.grad is not None and "sum" not in optimizer.state[each] for each in group["params"]):
+            raise WorkloadError(
+                "train.optim: Adagrad makes its states when it is made, before FSDP2 shards the weights, so that its "
+                "first step raises KeyError: 'sum' before PyTorch 2.13: use another optimizer",
+                key="train.optim",
+            )
+        return make(optimizer, group, *args)
+
+    return with_early_states
 
 
 def _install_pipelines(
