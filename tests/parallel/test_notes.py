@@ -23,6 +23,19 @@ def test_batch_norm_takes_its_statistics_on_each_gpu(gpus: int, noted: bool) -> 
     assert any(note.startswith("BatchNorm takes its") for note in trainatomy.predict(described).notes) is noted
 
 
+@pytest.mark.parametrize(
+    ("gpus", "layerdrop", "noted"),
+    [(1, 0.0, None), (1, 0.1, "a step with all layers"), (2, 0.1, "DDP raises an error")],
+)
+def test_layers_that_are_left_out_at_random_are_noted(gpus: int, layerdrop: float, noted: str | None) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    small = {"conv_dim": [8], "conv_kernel": [10], "conv_stride": [5], "num_conv_pos_embedding_groups": 2}
+    model = {"class": "Wav2Vec2ForCTC", "config": {**sizes, **small, "vocab_size": 40, "layerdrop": layerdrop}}
+    described = Workload.from_mapping({"model": model, "loop": "pytorch", "parallel": {"gpus": gpus}})
+    notes = [note for note in trainatomy.predict(described, timed=False).notes if "LayerDrop" in note]
+    assert notes == [] if noted is None else noted in notes[0]
+
+
 @pytest.mark.parametrize(("gpus", "noted"), [(1, False), (2, True)])
 def test_operations_are_those_of_one_rank(gpus: int, noted: bool) -> None:
     notes = trainatomy.ops(workload(gpus=gpus)).notes

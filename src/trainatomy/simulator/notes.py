@@ -29,6 +29,8 @@ from trainatomy.workload.trl import max_length, packing_strategy, steps_per_gene
 _MAX_PLACES = 3
 """Places that a note names."""
 
+_LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+
 
 def version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
     """Yield a note for each library whose release was never checked."""
@@ -107,6 +109,7 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
     """Return notes on the description of the training."""
     return (
         *_batch_norm(workload, model),
+        *_dropped_layers(workload, model),
         *_data_parallel(workload),
         *_shared_experts(workload),
         *_length_note(workload, model),
@@ -253,6 +256,23 @@ def _batch_norm(workload: Workload, model: nn.Module) -> Iterator[str]:
             f"BatchNorm takes its statistics from the {workload.batch_size} samples of each GPU, so what is learnt "
             "depends on the batch size per GPU; torch.nn.SyncBatchNorm takes them from all GPUs"
         )
+
+
+def _dropped_layers(workload: Workload, model: nn.Module) -> Iterator[str]:
+    """Yield a note where the model leaves out layers at random (LayerDrop), as Wav2Vec2 does by default."""
+    config = getattr(unwrap(model), "config", None)
+    names = [name for name in _LAYERDROP if (getattr(config, name, None) or 0) > 0]
+    if not names or workload.mode != "training":
+        return
+    strategy, parallel = workload.parallel.strategy or "ddp", workload.parallel
+    note = (
+        f"model.config.{names[0]} leaves out layers at random (LayerDrop): peaks are those of the simulated steps, and "
+        "a step with all layers may hold more"
+    )
+    reduces = workload.loop == "pytorch" and parallel.data_parallel_size > 1 and strategy in ("ddp", "zero1")
+    if reduces and not parallel.find_unused_parameters:
+        note += "; DDP raises an error after a step without all layers: set parallel.find_unused_parameters"
+    yield note
 
 
 def _sampling(workload: Workload) -> Iterator[str]:
