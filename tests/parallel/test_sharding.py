@@ -6,13 +6,13 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from executed import simulated
 from spread import workload
 from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from trainatomy.simulator.parallel import sharding
+from trainatomy.simulator.simulate import simulate
 
 propagated = getattr(_sharding_prop, sharding._FLAG, None)
 
@@ -22,7 +22,8 @@ def test_arguments_of_a_list_are_searched_once(monkeypatch: pytest.MonkeyPatch) 
     listed = OpSchema.args_spec.fget
     assert listed is not None
     monkeypatch.setattr(OpSchema, "args_spec", property(lambda schema: schemas.append(schema) or listed(schema)))
-    simulated(workload(gpus=2, strategy="fsdp2"))
+    described = workload(gpus=2, strategy="fsdp2")
+    simulate(described, described.resolve_gpu())  # anew, whatever other tests have simulated
     lists = [schema for schema in schemas if schema.op._schema.name == "aten::_fused_adamw_"]
     assert lists
     assert max(Counter(map(id, lists)).values()) < 6  # once for each of its more than 20 parameters otherwise
