@@ -16,8 +16,8 @@ MOST_CANDIDATES = 60
 """Combinations that a search runs; each takes seconds."""
 _GOES_ON = ("…", "...")
 _NO_EFFECT = (
-    "{} has the same memory and time as the value before it, so no larger one was tried: the script does not use it, or "
-    "its data set is too small."
+    "{} has the same memory and time as the value before it, so no larger one was tried: the script does not use it, "
+    "or its data set is too small."
 )
 
 
