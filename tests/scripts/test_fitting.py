@@ -42,6 +42,20 @@ def test_a_flag_goes_on_until_nothing_fits(run_script: RunScript) -> None:
     assert "does not fit" in page
 
 
+def test_a_flag_that_changes_nothing_any_more_does_not_go_on(run_script: RunScript) -> None:
+    """A batch is no larger than the data set; the series would go on to the largest whole number."""
+    script = SCRIPT.replace("torch.ones(arguments.batch_size,", "torch.ones(min(arguments.batch_size, 100_000),")
+
+    def run(command: Command) -> Outcome:
+        return run_script(script, *command.arguments)
+
+    flags = read_flags(["batch-size=50000,100000,…"])
+    found = search_flags(read_command(["train.py", "--width", "1024"]), flags, "h100-sxm", run)
+    assert [each.flags["--batch-size"] for each in found.candidates] == ["50000", "100000", "200000"]
+    assert found.best is not found.candidates[2]
+    assert "--batch-size 200000 has the same memory and time" in render(script_fit_page(found), width=200)
+
+
 def test_flags_replace_those_of_the_command() -> None:
     command = read_command(["train.py", "--lr=0.1", "--bs", "4", "data"])
     found = with_flags(command, {"--bs": "8", "--lr": "1", "--new": "2"})

@@ -140,6 +140,12 @@ def test_more_gpus_are_left_where_they_do_not_pay(found: Callable[..., Fit], per
     assert fit.prices and fit.given is not None and fit.given.plan.world_size == 8
 
 
+def test_the_answer_is_among_the_best_of_each_number_of_gpus(found: Callable[..., Fit]) -> None:
+    """What the search executes for its prices turns out to be the best one: attention as given."""
+    fit = found(training(gpus=4), 8, Parallel(eager=-0.05), keep=())
+    assert fit.best is not None and fit.best.workload in [each.workload for each in fit.by_gpus]
+
+
 def test_each_number_of_gpus_has_the_best_of_a_search_of_its_own(
     found: Callable[..., Fit], some_prediction: Prediction
 ) -> None:

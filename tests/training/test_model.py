@@ -149,6 +149,11 @@ def test_adapters_are_trained_and_the_rest_is_frozen(describe: Any) -> None:
     assert {parameter.dtype for parameter in trained.values()} == {torch.float32}
 
 
+def test_adapters_of_an_architecture_that_peft_does_not_know_are_answered(describe: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"peft refuses: .*\(all linear layers: `target_modules: all-linear`\)"):
+        build_model(describe("MixtralForCausalLM", model={"lora": {"r": 4}}))
+
+
 def test_missing_peft_is_reported_with_the_install_command(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(MissingLibrary, match="pip install peft"):

@@ -15,6 +15,10 @@ from trainatomy.scripts.job import Outcome
 MOST_CANDIDATES = 60
 """Combinations that a search runs; each takes seconds."""
 _GOES_ON = ("…", "...")
+_NO_EFFECT = (
+    "{} has the same memory and time as the value before it, so no larger one was tried: the script does not use it, "
+    "or its data set is too small."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,18 @@ def search_flags(
             found.append(ScriptCandidate(wanted, one.typed, outcome.prediction, outcome.message))
             if rising is not None and not found[-1].fits:
                 break
+            if rising is not None and setting[rising.name] not in rising.values and _is_same(*found[-2:]):
+                found[-1] = replace(found[-1], message=_NO_EFFECT.format(f"{rising.name} {setting[rising.name]}"))
+                break
     return ScriptFit(command.name, gpu, tuple(found))
+
+
+def _is_same(one: ScriptCandidate, other: ScriptCandidate) -> bool:
+    """Return whether two candidates take the same memory and train equally fast."""
+    if one.prediction is None or other.prediction is None:
+        return False
+    is_as_fast = one.samples_per_second == other.samples_per_second
+    return is_as_fast and one.prediction.memory.device_bytes == other.prediction.memory.device_bytes
 
 
 def _settings(rising: Flag | None) -> Iterator[dict[str, str]]:

@@ -63,7 +63,7 @@ def search_counts_of_gpus(
         found = _on_fewer(workload, change, counts[0], plain, executor, observer)
         counts += [found] if found else []
     chosen = _chosen(counts)
-    fit = conclude(chosen.exploration, options)
+    fit = chosen.fit = conclude(chosen.exploration, options)
     given = _given(full)
     fit = replace(
         fit,

@@ -213,7 +213,8 @@ def _adapt(model: nn.Module, lora: LoraSpec) -> nn.Module:
     except ImportError as error:
         raise MissingLibrary(f"model.lora: peft needs a library for this: {error}") from error
     except (LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:
-        raise WorkloadError(f"model.lora: peft refuses: {error}", key="model.lora") from error
+        unnamed = " (all linear layers: `target_modules: all-linear`)" if "No `target_modules`" in str(error) else ""
+        raise WorkloadError(f"model.lora: peft refuses: {error}{unnamed}", key="model.lora") from error
 
 
 def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
