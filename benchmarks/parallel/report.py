@@ -56,8 +56,8 @@ What was looked at before it was predicted:
   twice), and the memory for messages between two ranks comes from a tuning case.
 - The Python of FSDP was fitted to tuning cases, and to a probe of other trainings on such a machine; that of DTensor to
   twelve runs with tensor or sequence parallelism on two and four GPUs (2026-11-27), of which four are cases here.
-- The sizes of NCCL's buffers by group are those of two and four GPUs since 2026-11-27; on two GPUs they changed only for
-  messages, DeepSpeed's second group and DataParallel, whose cases were seen.
+- The sizes of NCCL's buffers by group are those of two and four GPUs since 2026-11-27; on two GPUs they changed only
+  for messages, DeepSpeed's second group and DataParallel, whose cases were seen.
 - DeepSpeed, sequence, context and expert parallelism, pipelines, and ZeRO-1 and tensor parallelism with large batches
   were predicted before they were measured (`benchmarks/parallel/predictions`). Four things were changed when the
   measurements were known, of held-out cases, too: a change of dtype of sharded tensors had cut the graph
