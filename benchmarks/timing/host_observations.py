@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -56,7 +55,7 @@ def parts_of(operations: Any, loop: str, *, collated: bool = True) -> Parts:
     graph = any(one.phase == "backward" for one in operations.operations)
     costs = launch.cpu_costs(COSTS)
     if not collated:
-        costs = replace(costs, batch_byte=dict.fromkeys(costs.batch_byte, 0.0))
+        costs = launch.not_collating(costs)
     within = launch.seconds_between_operations(operations, costs)
     for one, whole in zip(operations.operations, launch.launch_seconds(operations, costs, loop), strict=True):
         context, kind = launch.priced_launch(one, operations.calls[one.call], graph=graph)
@@ -86,6 +85,8 @@ def parts_of(operations: Any, loop: str, *, collated: bool = True) -> Parts:
         found["optimizer"][f"optimizer_step.{loop}"] += COSTS["optimizer_step"][loop]
     for name, us in _loop_us(operations, loop, micro_steps).items():
         found["other"][name] += us
+    if collated:
+        found["other"][f"collate.{loop}"] += COSTS["collate"][loop]
     return found
 
 

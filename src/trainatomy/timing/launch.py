@@ -10,7 +10,7 @@ nodes without Python), or outside of all.  The costs are data, measured on a hos
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from trainatomy.operators.cost import convolution, matmul, recurrent
@@ -62,6 +62,7 @@ class CPUCosts:
         hook_call: A call of a hook of saved tensors, by the class that has it and the phase; see ``OTHER``.
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
         step: Time that a loop (trainer, trl, pytorch, inference, generation, evaluation) adds to each step.
+        collate: Time that it adds to a step besides, to fetch samples and make a batch of them.
         micro_step: Time that a loop adds to each micro-batch.
         token: Time that ``generate()`` adds to each further token.
         module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
@@ -95,6 +96,7 @@ class CPUCosts:
     hook_call: Mapping[str, float]
     optimizer_step: Mapping[str, float]
     step: Mapping[str, float]
+    collate: Mapping[str, float]
     micro_step: Mapping[str, float]
     token: float
     module_micro_step: Mapping[str, float]
@@ -130,7 +132,7 @@ PARTS = {
     ),
     "backward": ("backward", "backward_pass", "recurrent_layer", "recurrent_launch", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
-    "loop": ("step", "micro_step", "token", "module_micro_step", "parameter_step"),
+    "loop": ("step", "collate", "micro_step", "token", "module_micro_step", "parameter_step"),
     "batch": ("batch_byte",),
 }
 """Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
@@ -157,6 +159,12 @@ def cpu_costs(
         costs |= {name: _scaled(costs[name], factor) for name in names}
     costs["recurrent_launch"] = _scaled(costs["recurrent_launch"], pace ** (recurrent_exponent - 1))
     return CPUCosts(**costs)
+
+
+def not_collating(costs: CPUCosts) -> CPUCosts:
+    """Return the costs of a loop for which a function returns batches as they are."""
+    free = {name: dict.fromkeys(getattr(costs, name), 0.0) for name in ("batch_byte", "collate")}
+    return replace(costs, **free)
 
 
 def _scaled(value: Any, factor: float) -> Any:
@@ -350,7 +358,7 @@ def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str
     generates = loop != GENERATION and any(operation.generated for operation in operations.operations)
     called = costs.step[GENERATION] if generates else 0.0
     return {
-        "step": costs.step[loop] + walks + costs.optimizer_step[loop] * optimizes + called,
+        "step": costs.step[loop] + costs.collate[loop] + walks + costs.optimizer_step[loop] * optimizes + called,
         "micro_step": costs.micro_step[loop] + costs.module_micro_step[loop] * modules,
         "token": costs.token,
     }

@@ -30,6 +30,7 @@ from trainatomy.timing.launch import (
     cpu_costs,
     launch_seconds,
     loop_seconds,
+    not_collating,
 )
 from trainatomy.timing.power import power_in, slowed
 from trainatomy.timing.replay import COLLECTIVES, StepTimeline
@@ -152,7 +153,7 @@ def replayed(
     """
     costs = _cpu_costs(calibration, pace)[0]
     if not collated:
-        costs = replace(costs, batch_byte=dict.fromkeys(costs.batch_byte, 0.0))
+        costs = not_collating(costs)
     slower_copies = pace ** reference_host().copy_exponent
     kernels = [
         KernelCost(0.0, 0.0, 0.0, 0)
