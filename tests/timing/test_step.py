@@ -171,3 +171,10 @@ def test_a_function_that_returns_batches_saves_what_collating_costs(step: Operat
     batches = sum(costs.batch_byte["trainer"] * batch_bytes(step.calls[one.call]) for one in step.operations)
     saved = (costs.collate["trainer"] + batches) * reference_host().quiet
     assert made.step_seconds - returned.step_seconds == pytest.approx(saved, rel=1e-3) and saved > 1e-4
+
+
+def test_each_sample_of_a_step_is_fetched(step: Operations) -> None:
+    settings = {"loop": "trainer", "tf32": False, "tokens_per_sample": 8}
+    few, many = (predict_step_time(step, H200, samples=samples, **settings) for samples in (1, 10001))
+    each = cpu_costs(reference_host().microseconds).sample["trainer"] * reference_host().quiet
+    assert many.step_seconds - few.step_seconds == pytest.approx(10000 * each) and each > 1e-7

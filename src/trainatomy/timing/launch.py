@@ -62,7 +62,8 @@ class CPUCosts:
         hook_call: A call of a hook of saved tensors, by the class that has it and the phase; see ``OTHER``.
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
         step: Time that a loop (trainer, trl, pytorch, inference, generation, evaluation) adds to each step.
-        collate: Time that it adds to a step besides, to fetch samples and make a batch of them.
+        collate: Time that it adds to a step besides, to make a batch of samples.
+        sample: Time that it adds for each sample: the loader draws its index and asks the data set for it.
         micro_step: Time that a loop adds to each micro-batch.
         token: Time that ``generate()`` adds to each further token.
         module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
@@ -97,6 +98,7 @@ class CPUCosts:
     optimizer_step: Mapping[str, float]
     step: Mapping[str, float]
     collate: Mapping[str, float]
+    sample: Mapping[str, float]
     micro_step: Mapping[str, float]
     token: float
     module_micro_step: Mapping[str, float]
@@ -132,7 +134,7 @@ PARTS = {
     ),
     "backward": ("backward", "backward_pass", "recurrent_layer", "recurrent_launch", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
-    "loop": ("step", "collate", "micro_step", "token", "module_micro_step", "parameter_step"),
+    "loop": ("step", "collate", "sample", "micro_step", "token", "module_micro_step", "parameter_step"),
     "batch": ("batch_byte",),
 }
 """Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
@@ -163,8 +165,7 @@ def cpu_costs(
 
 def not_collating(costs: CPUCosts) -> CPUCosts:
     """Return the costs of a loop for which a function returns batches as they are."""
-    free = {name: dict.fromkeys(getattr(costs, name), 0.0) for name in ("batch_byte", "collate")}
-    return replace(costs, **free)
+    return replace(costs, batch_byte=dict.fromkeys(costs.batch_byte, 0.0), collate=dict.fromkeys(costs.collate, 0.0))
 
 
 def _scaled(value: Any, factor: float) -> Any:
@@ -346,10 +347,11 @@ def seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[
     return {phase: seconds / counts[phase] for phase, seconds in work.items() if counts.get(phase)}
 
 
-def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str, float]:
+def loop_seconds(operations: Operations, costs: CPUCosts, loop: str, samples: int = 0) -> dict[str, float]:
     """Return the CPU time that a loop adds to each ``step``, ``micro_step`` and further ``token``.
 
-    ``loop``: as in ``launch_seconds``; a training that generates calls ``generate()`` once in a step.
+    ``loop``: as in ``launch_seconds``; a training that generates calls ``generate()`` once in a step.  ``samples``:
+    those of a step.
     """
     micro_steps = count_micro_steps(operations)
     modules = operations.modules or operations.module_calls.get("forward", 0) / micro_steps
@@ -358,7 +360,12 @@ def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str
     generates = loop != GENERATION and any(operation.generated for operation in operations.operations)
     called = costs.step[GENERATION] if generates else 0.0
     return {
-        "step": costs.step[loop] + costs.collate[loop] + walks + costs.optimizer_step[loop] * optimizes + called,
+        "step": costs.step[loop]
+        + costs.collate[loop]
+        + costs.sample[loop] * samples
+        + walks
+        + costs.optimizer_step[loop] * optimizes
+        + called,
         "micro_step": costs.micro_step[loop] + costs.module_micro_step[loop] * modules,
         "token": costs.token,
     }
