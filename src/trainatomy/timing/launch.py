@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from trainatomy.operators.cost import convolution, matmul, recurrent
+from trainatomy.operators.cost import convolution, matmul, recurrence
 from trainatomy.operators.operator import LaunchKind
 from trainatomy.operators.registry import launch_kind
 from trainatomy.operators.traffic import is_asynchronous
@@ -240,7 +240,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
             if what == "list" or call.name == "aten::stack":
                 seconds += costs.list_item * list_length(call)
             if what == "recurrent":
-                seconds += costs.recurrent_layer.get(context, 0.0) * recurrent.layers(call)
+                seconds += costs.recurrent_layer.get(context, 0.0) * recurrence.layers(call)
             seconds += seconds_within(call, costs)
             if call.name == _REPLICATE:
                 seconds += costs.replicated_module * int(dict(call.numbers)["modules"])
@@ -259,7 +259,7 @@ def seconds_within(call: Call, costs: CPUCosts) -> float:
     """Return the CPU time of a call in which its first kernel may already run: that of launching the others."""
     kind = kind_of(call)
     if kind == "recurrent":
-        return costs.inner_kernel * recurrent.launches(call)
+        return costs.inner_kernel * recurrence.launches(call)
     if kind == "convolution":
         return costs.inner_kernel * convolution.launches_of_groups(call)
     if waits_first(call):
