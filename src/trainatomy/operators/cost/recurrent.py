@@ -13,29 +13,29 @@ Backward goes through the steps in reverse; the gradients of the weights are pro
 
 Sources: Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs" (arXiv 1604.01946), which is
 how cuDNN's standard algorithm works; ``get_algo`` of aten/src/ATen/native/cudnn/RNN.cpp chooses between the two.
-Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own, as far as the CPU launches
-their kernels as fast as the GPU computes them: behind other work, or where kernels take longer than their launches.
-``recurrence`` has the sizes and the numbers of kernels, ``time_steps`` prices the product of a time step.
+Constants: ``catalog/efficiency.yaml``.  Directions and layers run on streams of cuDNN's own. Layers run beside each
+other if the GPU has other work first, or takes longer to compute a time step than the CPU to launch it: else the CPU
+launches one layer's part of the sequence, then that of the next, and each is done before the next begins.
+``recurrence`` has the sizes and the numbers of kernels, ``recurrent_products`` prices products of steps and inputs.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from math import ceil, log2
+from math import ceil, log, log2
+from statistics import NormalDist
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.kernel import Chip, KernelWork, passes_to
 from trainatomy.operators.cost.matmul import product
 from trainatomy.operators.cost.recurrence import Recurrence, recurrence
-from trainatomy.operators.cost.time_steps import TimeStep, time_step_seconds
+from trainatomy.operators.cost.recurrent_products import RecurrentProduct, recurrent_product_seconds
 from trainatomy.results.operations import Array, Call
 
-_TILE, _WEIGHTS_TILE, _PADDING = 32, 64, 32
+_TILE, _WEIGHTS_TILE, _PADDING = 32, 128, 32
 """Sides of the tiles of a time step's products and of those of weights; hidden states of fused layers are padded to
 multiples of the last."""
-_H200 = 132
-"""Multiprocessors of the GPU that was measured."""
 _REGISTERS = 65536
 """32-bit registers of a multiprocessor: what exceeds them is read again at each step."""
 
@@ -55,12 +55,14 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
 
 def _work(call: Call, chip: Chip) -> KernelWork:
     one = recurrence(call, "tf32" if chip.precision("float32") == "tf32" else "fp32")
-    parallel = sum(_parallel_seconds(chip, one, pair) for pair in one.pairs)
+    at_a_time, most = (1.0, 1.0) if one.is_fused else _kernels_at_once(chip, one)
+    parallel = sum(_inputs_seconds(chip, one, pair, at_a_time) for pair in one.pairs)
+    if one.backward:
+        parallel += _weights_seconds(chip, one)
     if one.is_fused:
         waited = _fused_seconds(chip, one) * one.layers
         stepped = _fused_seconds(chip, one) * len(one.pairs)
     else:
-        at_a_time, most = _kernels_at_once(chip, one)
         stepped = one.steps * len(one.pairs) * _step_seconds(chip, one, at_a_time)
         waited = one.steps * len(one.pairs) * _step_seconds(chip, one, most) / most
     beside = 1 if one.parts == 1 else one.layers  # parts of several layers are multiplied at once
@@ -90,27 +92,40 @@ def _fused_seconds(chip: Chip, one: Recurrence) -> float:
 
 
 def _kernels_at_once(chip: Chip, one: Recurrence) -> tuple[float, float]:
-    """Return how many kernels of time steps run at a time, and how many do where all are queued.
+    """Return how many kernels run while a product of a time step does, itself included, and how many if all are queued.
 
-    There are more of several layers, and the longer they take.
+    Where the CPU takes longer to launch a time step than the GPU to compute it, layers follow each other, and of two
+    directions only the gates of one run beside the product of the other.
     """
-    form = _form()["at_once"]
-    alone_us = _step_seconds(chip, one, 1.0) * 1e6
-    most = 1 + (one.streams - 1) ** form["streams"] * alone_us / (alone_us + form["half_us"])
-    launch_us = form["launch_us"] * chip.host_pace ** form["pace_power"]
-    launched = form["queued"] * alone_us / (one.launches_of_step * launch_us)
-    return float(min(max(launched, 1.0), most)), float(most)
+    form, both = _form()["at_once"], one.directions == 2
+    product, gates = (seconds * 1e6 for seconds in _parts_of_step(chip, one, 1.0))
+    alone = product + gates
+    most = 1 + (one.streams - 1) ** form["streams"] * alone / (alone + form["half_us"])
+    launch_us = form["step_us"][one.pass_name][one.product_kind] * chip.host_pace
+    fewest = 1.0
+    if both:
+        most = 1 + form["most_both"] * product / (product + form["half_both_us"])
+        overlap = min(max(product - form["gates_share"] * launch_us, 0.0), gates)
+        fewest = min(1 + overlap / product, most)
+    middle, spread = form["behind"]
+    behind = NormalDist(log(middle), spread).cdf(log(alone / launch_us))
+    return fewest + (most - fewest) * behind, most
 
 
 def _step_seconds(chip: Chip, one: Recurrence, at_a_time: float) -> float:
     """Return the time of one step while so many kernels run at a time: its product and its gates."""
+    return sum(_parts_of_step(chip, one, at_a_time))
+
+
+def _parts_of_step(chip: Chip, one: Recurrence, at_a_time: float) -> tuple[float, float]:
+    """Return the time of the product of a step while so many kernels run at a time, and that of its gates."""
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
-    tiles = ceil(one.batch / _TILE) * ceil(columns / _TILE)
-    step = TimeStep(one.step_kind, one.pass_name, one.batch, columns, depth)
-    product_seconds = time_step_seconds(step, at_a_time, chip.multiprocessors)
+    step = RecurrentProduct(one.product_kind, one.pass_name, one.batch, columns, depth)
+    product_seconds = recurrent_product_seconds(step, at_a_time, chip.multiprocessors)
     share, often = _form()["gates_waiting"][one.pass_name]
+    tiles = ceil(one.batch / _TILE) * ceil(columns / _TILE)
     others = (at_a_time - 1) * tiles / chip.multiprocessors * often
-    return float(product_seconds * (1 + share * others / (1 + others)) + _gates_seconds(chip, one))
+    return product_seconds, product_seconds * share * others / (1 + others) + _gates_seconds(chip, one)
 
 
 def _gates_seconds(chip: Chip, one: Recurrence) -> float:
@@ -124,29 +139,38 @@ def _gates_seconds(chip: Chip, one: Recurrence) -> float:
     return float((first + rest * one.batch * one.hidden * 1e-5) * (1 + longer * cold) * slower * 1e-6)
 
 
-def _parallel_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array]) -> float:
-    """Return the time of products that wait for no step: of the inputs; in backward of all gradients."""
-    of_inputs, of_hidden = pair
-    (gates, inputs), hidden = of_inputs.shape, of_hidden.shape[1]
-    rows, samples = one.steps_at_a_time * one.batch, one.steps * one.batch
-    longer = _form()["longer"]["fused" if one.is_fused else one.product_kind]
+def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], at_a_time: float) -> float:
+    """Return the time of the products of a layer's inputs, in backward of their gradients, and of those of biases."""
+    gates, inputs = pair[0].shape
+    rows = one.steps_at_a_time * one.batch
     columns, depth = (inputs, gates) if one.backward else (gates, inputs)
-    of_part = _product_seconds(chip, one, rows, columns, depth, (gates, inputs))
-    beside = float(longer["inputs" if one.backward else "forward"][one.parts > 1])
-    of_data = one.steps / one.steps_at_a_time * of_part * beside
-    if not one.backward:
-        return of_data
-    weights = _weights_seconds(chip, one, gates, inputs, samples)
-    for steps in filter(None, (one.steps - 1, 1)):  # the first hidden states lie apart from those of the steps
-        weights += _weights_seconds(chip, one, gates, hidden, steps * one.batch)
-    return of_data + weights + _bias_seconds(chip, one)
+    if one.is_fused or one.is_odd(gates, inputs):
+        of_data = one.parts * _product_seconds(chip, one, rows, columns, depth, (gates, inputs))
+    else:
+        part = RecurrentProduct(one.kind_of(gates, inputs), f"inputs {one.pass_name}", rows, columns, depth)
+        beside = 1 + (at_a_time - 1) * _form()["at_once"]["inputs"]
+        of_data = one.parts * recurrent_product_seconds(part, beside, chip.multiprocessors)
+    return of_data + (_bias_seconds(chip, one) if one.backward else 0.0)
 
 
-def _weights_seconds(chip: Chip, one: Recurrence, gates: int, columns: int, samples: int) -> float:
-    """Return the time of the gradient of a layer's weights [gates, columns], a sum over samples."""
-    start, area, depth = _form()["weights"][one.product_kind]
-    tiles = ceil(gates / _WEIGHTS_TILE) * ceil(columns / _WEIGHTS_TILE) * _H200 / chip.multiprocessors
-    return float(start * 1e-6 + samples * (tiles * _WEIGHTS_TILE**2 * area * 1e-15 + depth * 1e-9))
+def _weights_seconds(chip: Chip, one: Recurrence) -> float:
+    """Return the time of the gradients of all weights, sums over samples, computed last and beside each other.
+
+    Those of the inputs are one product for each layer and direction; of the hidden states the first, which lie apart
+    from those of the steps, are another.  Products of all layers run at once, if they take longer than their launches.
+    """
+    form = _form()["weights"]
+    start, each = form[one.product_kind]
+    seconds, products = 0.0, 0
+    for of_inputs, of_hidden in one.pairs:
+        gates, hidden = of_hidden.shape
+        sizes = ((of_inputs.shape[1], one.steps), (hidden, one.steps - 1), (hidden, 1))
+        for columns, steps in filter(lambda size: size[1], sizes):
+            tiles = ceil(gates / _WEIGHTS_TILE) * ceil(columns / _WEIGHTS_TILE)
+            seconds += start * 1e-6 + steps * one.batch * tiles / chip.multiprocessors * each * 1e-9
+            products += 1
+    launch_seconds = form["launch_us"] * chip.host_pace * 1e-6
+    return float(seconds * (1 + form["beside"] * min(seconds / max(products, 1) / launch_seconds, 1)))
 
 
 def _bias_seconds(chip: Chip, one: Recurrence) -> float:
@@ -172,9 +196,7 @@ def _dropout_seconds(one: Recurrence) -> float:
 
 def _product_seconds(chip: Chip, one: Recurrence, m: int, n: int, k: int, row: tuple[int, int]) -> float:
     """Return the time of a product of m x k with k x n alone; ``row``: numbers of a row of its factors in memory."""
-    kind = one.kind
-    if any(one.is_misaligned(size) for size in row):
-        kind = f"{kind}_{'odd' if kind == 'half' and any(size % 2 for size in row) else 'misaligned'}"
+    kind = "half_odd" if one.is_odd(*row) else one.kind_of(*row)
     return product(chip, kind, one.data.dtype, "nn", 1, m, n, k, "plain").seconds
 
 
