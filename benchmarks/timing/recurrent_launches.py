@@ -33,7 +33,7 @@ from host_observations import COSTS, GPUS, HOST, RECURRENT, bound_steps, simulat
 from host_refit import fold_of  # noqa: E402
 
 from trainatomy.measurement.device.host_probe import PROBE  # noqa: E402
-from trainatomy.operators.cost import recurrent  # noqa: E402
+from trainatomy.operators.cost import recurrence  # noqa: E402
 
 SEED = "host recurrent 1"
 PRECISIONS = (("float32", False), ("float32", False), ("float32", True), ("float16", True), ("bfloat16", True))
@@ -114,7 +114,7 @@ def _readings() -> list[tuple[float, float]]:
 
 def counts_of(call: Any) -> list[float]:
     """Return how often each of ``COUNTS`` occurs in a pass."""
-    return [1.0, recurrent.layers(call), recurrent.launches(call), *recurrent.launched_steps(call)]
+    return [1.0, recurrence.layers(call), recurrence.launches(call), *recurrence.launched_steps(call)]
 
 
 def networks() -> Iterator[dict[str, Any]]:
@@ -126,7 +126,7 @@ def networks() -> Iterator[dict[str, Any]]:
             calls = recurrent_layers.calls({**line, **as_layers})
             rows = numpy.median(numpy.array(line["rows"][1:]), 0)
             for place, (name, call) in enumerate(zip(PASSES, calls, strict=True)):
-                if not recurrent.launched_steps(call)[0] or (line["dtype"], name) == ("bfloat16", "forward"):
+                if not recurrence.launched_steps(call)[0] or (line["dtype"], name) == ("bfloat16", "forward"):
                     continue
                 pace = _pace([both[place] for each in line["readings"][1:] for both in each], place)
                 rest = ENGINE * place
