@@ -88,12 +88,20 @@ def step_time(time: Time, *, fits: bool = True, varies: bool = False) -> str:
     """
     low, high = time.interval_seconds
     tokens = "" if time.tokens_per_second is None else f", {rate(time.tokens_per_second)} tokens/s"
-    step = "the mean step" if varies else "a step"
+    step = "the mean step" if varies else f"a step of {_samples(time)}"
     takes = f"{step} takes" if fits else f"with enough memory, {step} would take"
     return (
         f"{takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
         f"{rate(time.samples_per_second)} samples/s{tokens}; {BOUNDS[time.bound_by]}"
     )
+
+
+def _samples(time: Time) -> str:
+    """Return the samples of a step on each GPU, with the tokens of each: ``8 samples of 512 tokens``."""
+    samples = many(round(time.samples_per_second * time.step_seconds), "sample")
+    if time.tokens_per_second is None:
+        return samples
+    return f"{samples} of {many(round(time.tokens_per_second / time.samples_per_second), 'token')}"
 
 
 def all_ranks(shared: Communication) -> str:
