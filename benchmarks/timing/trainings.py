@@ -114,6 +114,7 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
         "step_seconds": found.step_seconds,
         "at_paces": {one.pace: one.step_seconds for one in found.at_paces},
         "host_seconds": found.host_seconds,
+        "backward_share": found.backward_host_share,
         "bound_by": found.bound_by,
         "launches": found.launches,
         "operators": {
@@ -204,7 +205,8 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
     for name, line in found.items():
         ours = predicted[name]
         one: dict[str, Any] = {"name": name, "bound": "host" if ours["bound_by"] == "host" else "GPU"}
-        pace = paces[name].beside(paces[name].reference_seconds or quickest) if name in paces else 1.0
+        assumed = paces[name].reference_seconds or quickest if name in paces else 0.0
+        pace = paces[name].beside(assumed, ours.get("backward_share")) if assumed else 1.0
         if "gpu_seconds" in line:
             own, copied = own_seconds(line)
             one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, pace) / own - 1, "copied": copied}

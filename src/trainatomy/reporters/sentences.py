@@ -23,6 +23,9 @@ NVML = (
 _SCRATCH = re.compile(r"(?P<operator>\S+) \(.+\)")
 """An operation whose own scratch memory is meant: ``aten::sum (semaphores 0)``."""
 
+_NOTICEABLE = 1.05
+"""Growth of a step on a slow host from which the page mentions it."""
+
 
 def fit(prediction: Prediction) -> str:
     """Return what follows the verdict: `` on T4 (14.6 GiB): needs 5.18 GiB, 9.39 GiB to spare``."""
@@ -120,6 +123,23 @@ def pipeline(step: Pipeline) -> str:
     return (
         f"of the GPUs' time, waiting for other stages: {step.schedule} with {many(step.stages, 'stage')} and "
         f"{step.micro_batches} micro-batches"
+    )
+
+
+def host(time: Time) -> str:
+    """Return what the CPU does, and on which host."""
+    other_work = "" if time.slow_host is None else ", without other work"
+    return f"to launch the kernels, on {time.host}{other_work}"
+
+
+def slow_host(time: Time) -> tuple[str, str] | None:
+    """Return the time of a step on a slow host, and how slow that one is; None where it takes about as long."""
+    slow = time.slow_host
+    if slow is None or slow.step_seconds < _NOTICEABLE * time.step_seconds:
+        return None
+    return seconds(slow.step_seconds), (
+        f"a step if the CPU takes {slow.pace:.1f} times as long, as on the slowest shared machines so far; "
+        "`trainatomy calibrate` measures yours"
     )
 
 

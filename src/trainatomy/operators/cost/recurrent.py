@@ -212,6 +212,14 @@ def layers(call: Call) -> int:
     return len(_recurrence(call, "tf32").pairs)
 
 
+def launched_steps(call: Call) -> tuple[int, int]:
+    """Return the time steps that the CPU launches one by one, of all layers, and those of layers above another."""
+    one = _recurrence(call, "tf32")
+    if one.is_fused:
+        return 0, 0
+    return one.steps * len(one.pairs), one.steps * (len(one.pairs) - one.directions)
+
+
 def _recurrence(call: Call, fp32: str) -> _Recurrence:
     backward = call.name.endswith("backward")
     data, state = call.inputs[1:3] if backward else call.inputs[:2]
