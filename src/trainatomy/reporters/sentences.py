@@ -162,9 +162,16 @@ def peak_range(peaks: PeakRange) -> str:
     allocated, reserved = (
         f"{human_bytes(low)} to {human_bytes(high)}" for low, high in (peaks.allocated_bytes, peaks.reserved_bytes)
     )
+    if peaks.allocated_bytes[0] == peaks.allocated_bytes[1]:
+        reason = "The high end: it is free only once the streams that use it are done, and NCCL has let go of it."
+    else:
+        reason = (
+            "The high end: NCCL still holds the first buckets of DDP beside the new ones, because it checks only every "
+            "100 ms which collectives are over. That differs between the ranks of one run."
+        )
     return (
         f"Memory depends on timing: {allocated} allocated, {reserved} reserved. The low end: memory is free as soon as "
-        "its tensor dies; the high end: once the streams that use it are done, and NCCL has let go of it."
+        f"its tensor dies. {reason}"
     )
 
 

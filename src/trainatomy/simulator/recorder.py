@@ -48,6 +48,8 @@ class Recorder(TraceWriter, TorchDispatchMode):
         scalar_reads: Answers where Python reads a value.
         execution: Runs operations on meta tensors.
         uncounted: What operators allocate besides that no rule counts, by the operator.
+        host_draws: Generators of the host ("torch", "random", "numpy") that decide what a forward pass allocates.
+        unseeded: Those of these generators that differ from run to run, as nobody seeds them.
         libraries: Names of the CUDA libraries that were loaded so far.
         stack_bytes: Largest stack of a kernel so far, for each thread.
         python_adds: True while Python code adds tensors, which the autograd engine's accumulation must not be taken
@@ -93,6 +95,8 @@ class Recorder(TraceWriter, TorchDispatchMode):
         self.scalar_reads = ScalarReads(self.values)
         self.execution = MetaExecution(self.values, modules)
         self.uncounted: dict[str, str] = {}
+        self.host_draws: set[str] = set()
+        self.unseeded: set[str] = set()
         self.libraries: set[str] = set()
         self.stack_bytes = 0
         self._storages = storages
