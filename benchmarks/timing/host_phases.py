@@ -139,7 +139,7 @@ def counted(workload: Workload) -> dict[str, Any]:
 
 def counts(operations: Any) -> dict[str, Counter[str]]:
     """Count how often each cost of ``timing.launch.CPUCosts`` occurs, by phase."""
-    from trainatomy.operators.cost import recurrent
+    from trainatomy.operators.cost import recurrence
     from trainatomy.timing.launch import checkpointed_regions, list_length, priced_launch
 
     graph = any(operation.phase == "backward" for operation in operations.operations)
@@ -152,8 +152,8 @@ def counts(operations: Any) -> dict[str, Counter[str]]:
         if kind == "list" or call.name == "aten::stack":
             found[phase]["list_item"] += list_length(call) * operation.repeats
         if kind == "recurrent":
-            found[phase][f"recurrent_layer.{context}"] += recurrent.layers(call) * operation.repeats
-            found[phase]["inner_kernel"] += recurrent.launches(call) * operation.repeats
+            found[phase][f"recurrent_layer.{context}"] += recurrence.layers(call) * operation.repeats
+            found[phase]["inner_kernel"] += recurrence.launches(call) * operation.repeats
     for phase, calls in operations.module_calls.items():
         found["backward" if phase == "recompute" else phase]["module_call"] += calls
     for phase in ("forward", "backward"):

@@ -7,7 +7,8 @@ import pytest
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost.kernel import Chip
-from trainatomy.operators.cost.recurrent import _bias_seconds, _recurrence
+from trainatomy.operators.cost.recurrence import recurrence
+from trainatomy.operators.cost.recurrent import _bias_seconds
 from trainatomy.operators.cost.time_steps import TimeStep, time_step_seconds
 from trainatomy.results.operations import Call
 from trainatomy.timing.cost_model import KernelWork, cost_model_of, kernel_cost, kernel_work
@@ -66,7 +67,7 @@ def test_layers_whose_kernels_outlast_their_launches_run_at_once_and_slow_each_o
 def test_gradients_of_biases_take_longer_where_the_rows_are_no_longer_in_the_cache():
     """A GRU of 1,150, 2,240 rows: 55 µs on an H200; 5,600 rows: 180 µs."""
     few, many = (
-        _bias_seconds(H200.chip, _recurrence(recurrent_call("GRU", "f16", 1150, steps=70, batch=batch, back=True), ""))
+        _bias_seconds(H200.chip, recurrence(recurrent_call("GRU", "f16", 1150, steps=70, batch=batch, back=True), ""))
         for batch in (32, 80)
     )
     assert few == pytest.approx(55e-6, rel=0.25) and many == pytest.approx(180e-6, rel=0.15)

@@ -6,7 +6,7 @@ import pytest
 
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.hosts import reference_host
-from trainatomy.operators.cost import recurrent
+from trainatomy.operators.cost import recurrence
 from trainatomy.timing.launch import cpu_costs, seconds_within
 
 KNOWN = reference_host()
@@ -35,7 +35,7 @@ def test_each_time_step_is_launched_and_takes_longer_above_another_layer() -> No
 
 
 def test_fused_layers_launch_no_time_steps() -> None:
-    assert recurrent.launched_steps(from_text(network(90, hidden=128))) == (0, 0)
+    assert recurrence.launched_steps(from_text(network(90, hidden=128))) == (0, 0)
     assert seconds(90, hidden=128) == seconds(50, hidden=128) < seconds(50) / 10
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from trainatomy.catalog.hosts import reference_host
-from trainatomy.operators.cost import recurrent
+from trainatomy.operators.cost import recurrence
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.timing import one_stream, streams, timeline
 from trainatomy.timing.launch import cpu_costs
@@ -66,7 +66,7 @@ def test_kernels_of_a_recurrent_layer_run_while_others_are_launched(on_gpu: floa
     arrays = [Array(shape, (), "float32", 4, 0) for shape in ((2, 1, 512), (1, 1, 512), (512, 512), (512, 512))]
     numbers = (("mode", "RNN"), ("num_layers", "1"), ("bidirectional", "False"))
     layer = Call("aten::_cudnn_rnn", tuple(arrays), (arrays[0],), (), numbers)
-    assert recurrent.launches(layer) == 7
+    assert recurrence.launches(layer) == 7
     described = Operations([layer], [Operation(0, 0, "forward", "", 0, 1)])
     costs = replace(COSTS, recurrent_launch={"forward": {"kernel": 0.5, "step": 0.0, "follower": 0.0}})
     for replayed in (timeline.replay_one_stream, streams.replay_streams):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from trainatomy.operators.cost import convolution, matmul, recurrent
+from trainatomy.operators.cost import convolution, matmul, recurrence
 from trainatomy.operators.operator import LaunchKind
 from trainatomy.operators.registry import launch_kind
 from trainatomy.operators.traffic import is_asynchronous
@@ -265,7 +265,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
             if what == "list" or call.name == "aten::stack":
                 seconds += costs.list_item * list_length(call)
             if what == "recurrent":
-                seconds += costs.recurrent_layer.get(context, 0.0) * recurrent.layers(call)
+                seconds += costs.recurrent_layer.get(context, 0.0) * recurrence.layers(call)
             seconds += seconds_within(call, costs)
             if call.name == _REPLICATE:
                 seconds += costs.replicated_module * int(dict(call.numbers)["modules"])
@@ -295,8 +295,8 @@ def seconds_within(call: Call, costs: CPUCosts) -> float:
 def _recurrent_seconds(call: Call, costs: CPUCosts) -> float:
     """Return the CPU time of launching the kernels of a recurrent network."""
     each = costs.recurrent_launch["backward" if call.name.endswith("backward") else "forward"]
-    steps, following = recurrent.launched_steps(call)
-    return each["kernel"] * recurrent.launches(call) + each["step"] * steps + each["follower"] * following
+    steps, following = recurrence.launched_steps(call)
+    return each["kernel"] * recurrence.launches(call) + each["step"] * steps + each["follower"] * following
 
 
 def waits_first(call: Call) -> bool:

@@ -238,7 +238,9 @@ class _CudnnRecurrence(torch.autograd.Function):
 
 
 def _scalars(layer: Recurrence) -> dict[str, Any]:
-    return {"mode": layer.mode, "num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
+    dropout = layer.dropout if layer.train else 0.0
+    named = {"mode": layer.mode, "num_layers": layer.num_layers, "bidirectional": layer.bidirectional}
+    return {**named, "dropout": dropout} if dropout else named
 
 
 def _lie_together(weights: Sequence[torch.Tensor]) -> bool:

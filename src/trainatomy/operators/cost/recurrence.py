@@ -1,0 +1,197 @@
+"""The sizes of a call of one of cuDNN's recurrent layers, and the kernels that it launches.
+
+The inputs of a stack of one direction are multiplied for some steps at a time, so that a layer can follow the layer
+below. The lengths of these parts, and the numbers of kernels, were read off 726 networks (``benchmarks/timing/records``:
+recurrent-*.jsonl.gz), of which they give all but those of split products.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from trainatomy.operators.cost.kernel import HALVES, number
+from trainatomy.results.operations import Array, Call
+
+_NARROW = {"LSTM": (192, 128), "GRU": (192, 128), "RNN": (384, 256)}
+"""Widest hidden states that PyTorch asks cuDNN to fuse, forward and backward."""
+_FEWEST_PARTS, _LONGEST_PART = 4, 32
+"""Parts of a sequence for which the inputs of a layer are multiplied in forward: more where they have more steps."""
+_PLAIN_STEPS, _PLAIN_PARTS = 32, 8
+"""Time steps of plain layers beyond which there are so many parts."""
+_STEPS_OF_PART = {"forward": ((64, 4), (32, 8)), "backward": ((96, 2), (16, 4), (0, 8))}
+"""Time steps of a part above a batch; in forward of LSTMs and GRUs."""
+_MOST_PARTS = 32
+"""Parts in backward, beyond which each has twice as many steps."""
+_STEP_LAUNCHES, _SPLIT_LAUNCHES = 2, 3
+"""Kernels of a time step; of those whose product is split, or zeroed first: backward of TF32 and of misaligned rows."""
+_SPLIT_TILE, _SHALLOW, _FEWEST_TILES, _MOST_TILES = 64, 768, 16, {"gated": 35, "RNN": 52}
+"""Side of tiles in TF32; the depth from which on, and the tiles between which, products of a time step are split."""
+_LAYER_LAUNCHES = {"stepped": (3, 6), "fused": (2, 8)}
+"""Kernels of each layer and direction besides those of the time steps, forward and backward."""
+
+
+class Recurrence(NamedTuple):
+    """Sizes that the calls of one recurrent network have in common.
+
+    Attributes:
+        mode: LSTM, GRU or RNN.
+        backward: Whether it is the backward pass.
+        data: Input of the first layer [steps, batch, inputs].
+        pairs: Weights [gates x hidden, inputs] and [gates x hidden, hidden] of each layer and direction.
+        directions: 1 or 2.
+        steps: Time steps.
+        batch: Samples.
+        hidden: Width of the hidden state.
+        kind: How its products multiply: half, tf32 or fp32.
+        dropped: Outputs between layers that dropout masks: layers but the last, times directions.
+    """
+
+    mode: str
+    backward: bool
+    data: Array
+    pairs: tuple[tuple[Array, Array], ...]
+    directions: int
+    steps: int
+    batch: int
+    hidden: int
+    kind: str
+    dropped: int = 0
+
+    @property
+    def layers(self) -> int:
+        """Return the number of layers."""
+        return max(len(self.pairs) // self.directions, 1)
+
+    @property
+    def gates(self) -> int:
+        """Return the columns of a time step's product in forward."""
+        return self.pairs[0][1].shape[0]
+
+    @property
+    def pass_name(self) -> str:
+        """Return the key of this pass among constants."""
+        return "backward" if self.backward else "forward"
+
+    @property
+    def is_fused(self) -> bool:
+        """Return whether all time steps are one kernel."""
+        return self.data.dtype != "bfloat16" and self.hidden <= _NARROW[self.mode][self.backward]
+
+    def is_misaligned(self, columns: int) -> bool:
+        """Return whether rows that tensor cores multiply do not begin at multiples of 16 bytes."""
+        return self.kind != "fp32" and bool(columns * self.data.itemsize % 16)
+
+    @property
+    def product_kind(self) -> str:
+        """Return how the other products multiply, and whether rows are aligned."""
+        return f"{self.kind}_misaligned" if self.is_misaligned(self.hidden) else self.kind
+
+    @property
+    def step_kind(self) -> str:
+        """Return how the product of a time step multiplies: the type in 16 bits, and whether rows are aligned."""
+        name = self.data.dtype.replace("bfloat", "bf").replace("float", "fp") if self.kind == "half" else self.kind
+        return f"{name}_misaligned" if self.is_misaligned(self.hidden) else name
+
+    @property
+    def streams(self) -> int:
+        """Return how many layers and directions run at once."""
+        return 2 if self.directions == 2 else self.layers
+
+    @property
+    def steps_at_a_time(self) -> int:
+        """Return for how many time steps the inputs' product of a layer is computed at once."""
+        if self.is_fused or self.directions == 2 or self.layers == 1:
+            return self.steps
+        of_part = next((steps for batch, steps in _STEPS_OF_PART[self.pass_name] if self.batch > batch), 0)
+        if self.backward:
+            while ceil(self.steps / of_part) > _MOST_PARTS:
+                of_part *= 2
+            return min(of_part, self.steps)
+        if self.mode == "RNN" or not of_part:
+            parts = _PLAIN_PARTS if self.mode == "RNN" and self.steps > _PLAIN_STEPS else _FEWEST_PARTS
+            while self.steps // parts > _LONGEST_PART:
+                parts *= 2
+        else:
+            parts = max(self.steps // of_part, 1)
+        return max(self.steps // parts, 1)
+
+    @property
+    def parts(self) -> int:
+        """Return the number of parts of the inputs' product."""
+        return ceil(self.steps / self.steps_at_a_time)
+
+    @property
+    def launches(self) -> int:
+        """Return the number of kernels."""
+        layers = len(self.pairs) * _LAYER_LAUNCHES["fused" if self.is_fused else "stepped"][self.backward]
+        if self.is_fused:
+            return layers
+        steps = self.steps * len(self.pairs) * self.launches_of_step
+        return steps + layers + (self.parts - 1) * len(self.pairs) + self.dropped * (self.parts + 1)
+
+    @property
+    def launches_of_step(self) -> int:
+        """Return the number of kernels of a time step of one layer."""
+        return _SPLIT_LAUNCHES if self.backward and self._splits_depth else _STEP_LAUNCHES
+
+    @property
+    def width(self) -> str:
+        """Return the key of the width of numbers among constants."""
+        return "half" if self.kind == "half" else "fp32"
+
+    @property
+    def _splits_depth(self) -> bool:
+        """Return whether the product of a time step in backward splits its depth, which takes a kernel more.
+
+        Aligned TF32 does so where its tiles leave many multiprocessors idle, unless few of them are wide enough for
+        another kernel: read off 141 networks, of which nine in ten agree.
+        """
+        if self.kind != "tf32" or self.is_misaligned(self.hidden):
+            return self.kind != "half" or self.is_misaligned(self.hidden)
+        tiles = ceil(self.batch / _SPLIT_TILE) * ceil(self.hidden / _SPLIT_TILE)
+        if self.batch <= _SPLIT_TILE:
+            return self.gates > _SHALLOW
+        if self.mode == "RNN":
+            return self.gates > _SHALLOW and tiles < _MOST_TILES["RNN"]
+        return _FEWEST_TILES < tiles < _MOST_TILES["gated"]
+
+
+def launches(call: Call) -> int:
+    """Return the number of kernels of ``_cudnn_rnn`` or its backward, with TF32 where numbers are fp32."""
+    return recurrence(call, "tf32").launches
+
+
+def layers(call: Call) -> int:
+    """Return the number of layers and directions of ``_cudnn_rnn`` or its backward."""
+    return len(recurrence(call, "tf32").pairs)
+
+
+def launched_steps(call: Call) -> tuple[int, int]:
+    """Return the time steps that the CPU launches one by one, of all layers, and those of layers above another."""
+    one = recurrence(call, "tf32")
+    if one.is_fused:
+        return 0, 0
+    return one.steps * len(one.pairs), one.steps * (len(one.pairs) - one.directions)
+
+
+def recurrence(call: Call, fp32: str) -> Recurrence:
+    """Return the sizes of a call; ``fp32``: how numbers of 32 bits multiply (tf32 or fp32)."""
+    backward = call.name.endswith("backward")
+    data, state = call.inputs[1:3] if backward else call.inputs[:2]
+    weights = [tensor for tensor in call.inputs if len(tensor.shape) == 2]
+    batch, hidden = state.shape[-2:]
+    mode = number(call, "mode")
+    directions, pairs = 2 if number(call, "bidirectional") == "True" else 1, len(weights) // 2
+    return Recurrence(
+        mode=mode if mode in _NARROW else "RNN",
+        backward=backward,
+        data=data,
+        pairs=tuple(zip(weights[::2], weights[1::2], strict=False)),
+        directions=directions,
+        steps=data.elements // max(batch * data.shape[-1], 1),
+        batch=batch,
+        hidden=hidden,
+        kind="half" if data.dtype in HALVES else fp32,
+        dropped=pairs - directions if float(number(call, "dropout", "0")) else 0,
+    )
