@@ -91,12 +91,20 @@ def step_time(time: Time, *, fits: bool = True, varies: bool = False) -> str:
     """
     low, high = time.interval_seconds
     tokens = "" if time.tokens_per_second is None else f", {rate(time.tokens_per_second)} tokens/s"
-    step = "the mean step" if varies else "a step"
+    step = "the mean step" if varies else f"a step of {_samples(time)}"
     takes = f"{step} takes" if fits else f"with enough memory, {step} would take"
     return (
         f"{takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
         f"{rate(time.samples_per_second)} samples/s{tokens}; {BOUNDS[time.bound_by]}"
     )
+
+
+def _samples(time: Time) -> str:
+    """Return the samples of a step on each GPU, with the tokens of each: ``8 samples of 512 tokens``."""
+    samples = many(round(time.samples_per_second * time.step_seconds), "sample")
+    if time.tokens_per_second is None:
+        return samples
+    return f"{samples} of {many(round(time.tokens_per_second / time.samples_per_second), 'token')}"
 
 
 def all_ranks(shared: Communication) -> str:
@@ -154,9 +162,16 @@ def peak_range(peaks: PeakRange) -> str:
     allocated, reserved = (
         f"{human_bytes(low)} to {human_bytes(high)}" for low, high in (peaks.allocated_bytes, peaks.reserved_bytes)
     )
+    if peaks.allocated_bytes[0] == peaks.allocated_bytes[1]:
+        reason = "The high end: it is free only once the streams that use it are done, and NCCL has let go of it."
+    else:
+        reason = (
+            "The high end: NCCL still holds the first buckets of DDP beside the new ones, because it checks only every "
+            "100 ms which collectives are over. That differs between the ranks of one run."
+        )
     return (
         f"Memory depends on timing: {allocated} allocated, {reserved} reserved. The low end: memory is free as soon as "
-        "its tensor dies; the high end: once the streams that use it are done, and NCCL has let go of it."
+        f"its tensor dies. {reason}"
     )
 
 
