@@ -25,6 +25,7 @@ from trainatomy.catalog.hosts import reference_host  # noqa: E402
 from trainatomy.measurement.device.host_probe import PROBE  # noqa: E402
 from trainatomy.results.host_pace import HostPace  # noqa: E402
 from trainatomy.timing import launch  # noqa: E402
+from trainatomy.timing.host_costs import cpu_costs, not_collating  # noqa: E402
 from trainatomy.training.throughput import samples_per_step  # noqa: E402
 from trainatomy.workload.loops import loop_of  # noqa: E402
 from trainatomy.workload.schema import Workload  # noqa: E402
@@ -63,9 +64,9 @@ def parts_of(operations: Any, loop: str, *, collated: bool = True) -> Parts:
     """
     found: Parts = defaultdict(lambda: defaultdict(float))
     graph = any(one.phase == "backward" for one in operations.operations)
-    costs = launch.cpu_costs(COSTS)
+    costs = cpu_costs(COSTS)
     if not collated:
-        costs = launch.not_collating(costs)
+        costs = not_collating(costs)
     within = launch.seconds_between_operations(operations, costs)
     for one, whole in zip(operations.operations, launch.launch_seconds(operations, costs, loop), strict=True):
         context, kind = launch.priced_launch(one, operations.calls[one.call], graph=graph)

@@ -16,15 +16,8 @@ from trainatomy.measurement.device.host_probe import PROBE
 from trainatomy.results.host_pace import HostPace
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.launch import (
-    PARTS,
-    backward_share,
-    batch_bytes,
-    cpu_costs,
-    cpu_seconds_by_phase,
-    launch_seconds,
-    loop_seconds,
-)
+from trainatomy.timing.host_costs import PARTS, cpu_costs
+from trainatomy.timing.launch import backward_share, batch_bytes, cpu_seconds_by_phase, launch_seconds, loop_seconds
 from trainatomy.timing.step import predict_step_time
 
 

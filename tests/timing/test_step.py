@@ -14,15 +14,8 @@ from trainatomy.results.time import Time
 from trainatomy.results.trace import DriverCall
 from trainatomy.simulator.simulate import simulate
 from trainatomy.timing.extrapolation import attainable_share
-from trainatomy.timing.launch import (
-    CPUCosts,
-    batch_bytes,
-    cpu_costs,
-    cpu_seconds_by_phase,
-    kind_of,
-    launch_seconds,
-    loop_seconds,
-)
+from trainatomy.timing.host_costs import CPUCosts, cpu_costs
+from trainatomy.timing.launch import batch_bytes, cpu_seconds_by_phase, kind_of, launch_seconds, loop_seconds
 from trainatomy.timing.step import predict_step_time
 from trainatomy.timing.timeline import blocks_cpu, replay_step
 from trainatomy.workload.schema import Workload

@@ -21,17 +21,9 @@ from trainatomy.timing.cost_model import (
 )
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
+from trainatomy.timing.host_costs import PARTS, CPUCosts, cpu_costs, not_collating
 from trainatomy.timing.intervals import interval_seconds, slow_pace
-from trainatomy.timing.launch import (
-    PARTS,
-    CPUCosts,
-    backward_share,
-    batch_bytes,
-    cpu_costs,
-    launch_seconds,
-    loop_seconds,
-    not_collating,
-)
+from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
 from trainatomy.timing.power import power_in, slowed
 from trainatomy.timing.replay import COLLECTIVES, StepTimeline
 from trainatomy.timing.timeline import replay_step
