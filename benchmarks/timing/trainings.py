@@ -182,7 +182,10 @@ def _probed(pace: dict[str, Any]) -> float:
 
 
 def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> Iterator[dict[str, Any]]:
-    """Yield the errors of each training; without timed steps at the median pace of its visit to the machine."""
+    """Yield the errors of each training: the GPU's time at the pace beside its kernels, the step's at that beside it.
+
+    Where neither was probed, at the median pace of the visit to the machine.
+    """
     predicted = {line["name"]: line for line in lines(predictions)}
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for visit in visits(lines(measurements)):
@@ -201,13 +204,18 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
         if "host_pace" in line or "visit_pace" in line
     }
     quickest = quiet_us * 1e-6 if quiet_us else min((one.seconds for one in paces.values()), default=1.0)
+
+    def against(pace: HostPace) -> float:
+        return pace.beside(pace.reference_seconds or quickest)
+
     for name, line in found.items():
         ours = predicted[name]
         one: dict[str, Any] = {"name": name, "bound": "host" if ours["bound_by"] == "host" else "GPU"}
-        pace = paces[name].beside(paces[name].reference_seconds or quickest) if name in paces else 1.0
+        pace = against(paces[name]) if name in paces else 1.0
         if "gpu_seconds" in line:
             own, copied = own_seconds(line)
-            one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, pace) / own - 1, "copied": copied}
+            beside = against(todays(HostPace(**line["kernels_pace"]))) if line.get("kernels_pace") else pace
+            one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, beside) / own - 1, "copied": copied}
         if "step_seconds" in line:
             step = line["step_seconds"]
             one |= {"pace": pace, "step": step, "step_error": at_pace(ours, pace) / step - 1}
