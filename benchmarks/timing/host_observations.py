@@ -37,6 +37,8 @@ GAP = 12
 PHASES = {"micro_step_begin>forward_end": "forward", "forward_end>loss_kept": "backward"}
 PHASES |= {"optimizer_begin>optimizer_end": "optimizer"}
 MERGED = {"recompute": "backward", "zero_grad": "other"}
+RECURRENT = "recurrent_launch"
+"""Name of what cuDNN launches inside of recurrent networks, which grows less than the pace."""
 KEPT = frozenset({"host", "list", "collective"})
 """Kinds whose costs are not fitted."""
 FAR_FROM_THE_HOST = 0.7
@@ -44,11 +46,16 @@ FAR_FROM_THE_HOST = 0.7
 Parts = dict[str, defaultdict[str, float]]
 
 
-def parts_of(operations: Any, loop: str) -> Parts:
-    """Return the microseconds of today's costs in a step, by phase and by the name of the cost."""
+def parts_of(operations: Any, loop: str, *, collated: bool = True) -> Parts:
+    """Return the microseconds of today's costs in a step, by phase and by the name of the cost.
+
+    ``collated``: the loop makes batches of samples.
+    """
     found: Parts = defaultdict(lambda: defaultdict(float))
     graph = any(one.phase == "backward" for one in operations.operations)
     costs = launch.cpu_costs(COSTS)
+    if not collated:
+        costs = launch.not_collating(costs)
     within = launch.seconds_between_operations(operations, costs)
     for one, whole in zip(operations.operations, launch.launch_seconds(operations, costs, loop), strict=True):
         context, kind = launch.priced_launch(one, operations.calls[one.call], graph=graph)
@@ -57,8 +64,12 @@ def parts_of(operations: Any, loop: str) -> Parts:
         name = f"{context}.{kind}"
         if one.phase == "recompute":
             us, name = us * COSTS["recomputed"], "recomputed"
+        inside = 0.0
+        if kind == "recurrent":
+            inside = launch.seconds_within(operations.calls[one.call], costs) * 1e6 * times
+            found[phase][RECURRENT] += inside
         found[phase]["rest" if kind in KEPT else name] += us
-        found[phase]["rest"] += (whole - within.get(one.phase, 0.0) * one.threads) * 1e6 * one.repeats - us
+        found[phase]["rest"] += (whole - within.get(one.phase, 0.0) * one.threads) * 1e6 * one.repeats - us - inside
     micro_steps = launch.count_micro_steps(operations)
     for phase, calls in operations.module_calls.items():
         share, name = (COSTS["recomputed"], "recomputed") if phase == "recompute" else (1.0, "module_call")
@@ -74,6 +85,8 @@ def parts_of(operations: Any, loop: str) -> Parts:
         found["optimizer"][f"optimizer_step.{loop}"] += COSTS["optimizer_step"][loop]
     for name, us in _loop_us(operations, loop, micro_steps).items():
         found["other"][name] += us
+    if collated:
+        found["other"][f"collate.{loop}"] += COSTS["collate"][loop]
     return found
 
 
@@ -130,7 +143,12 @@ def simulated(names: set[str]) -> dict[str, Parts]:
     for row in sorted(rows, key=lambda row: "factory" in row.mapping["model"]):
         workload = row.workload(HERE).model_copy(update={"gpu": "h200"})
         try:
-            found[row.name] = parts_of(_simulated(workload).operations, loop_of(workload).cpu_costs)
+            parts = parts_of(
+                _simulated(workload).operations,
+                loop_of(workload).cpu_costs,
+                collated=workload.data.factory is None,
+            )
+            found[row.name] = parts
         except Exception as error:
             print(f"{row.name}: left out: {error}", flush=True)
     return found
@@ -249,7 +267,8 @@ def _observation(
     pace: float,
     share: float = 1.0,
 ) -> dict[str, Any]:
-    kept = {key: round(value, 1) for key, value in parts.items() if abs(value) >= 0.1}
+    powers = {RECURRENT: pace ** (HOST.recurrent_exponent - 1)}
+    kept = {key: round(value * powers.get(key, 1.0), 1) for key, value in parts.items() if abs(value) >= 0.1}
     about = {"name": name, "family": family, "gpu": gpu, "visit": visit, "phase": phase, "share": round(share, 3)}
     return {**about, "us": round(us, 1), "pace": round(pace, 4), "parts": kept}
 

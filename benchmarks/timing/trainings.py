@@ -114,6 +114,7 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
         "step_seconds": found.step_seconds,
         "at_paces": {one.pace: one.step_seconds for one in found.at_paces},
         "host_seconds": found.host_seconds,
+        "backward_share": found.backward_host_share,
         "bound_by": found.bound_by,
         "launches": found.launches,
         "operators": {
@@ -205,16 +206,17 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
     }
     quickest = quiet_us * 1e-6 if quiet_us else min((one.seconds for one in paces.values()), default=1.0)
 
-    def against(pace: HostPace) -> float:
-        return pace.beside(pace.reference_seconds or quickest)
+    def against(pace: HostPace, backward_share: float | None) -> float:
+        return pace.beside(pace.reference_seconds or quickest, backward_share)
 
     for name, line in found.items():
         ours = predicted[name]
         one: dict[str, Any] = {"name": name, "bound": "host" if ours["bound_by"] == "host" else "GPU"}
-        pace = against(paces[name]) if name in paces else 1.0
+        share = ours.get("backward_share")
+        pace = against(paces[name], share) if name in paces else 1.0
         if "gpu_seconds" in line:
             own, copied = own_seconds(line)
-            beside = against(todays(HostPace(**line["kernels_pace"]))) if line.get("kernels_pace") else pace
+            beside = against(todays(HostPace(**line["kernels_pace"])), share) if line.get("kernels_pace") else pace
             one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, beside) / own - 1, "copied": copied}
         if "step_seconds" in line:
             step = line["step_seconds"]

@@ -69,6 +69,7 @@ def time_page() -> str:
             "gap": gap_seconds(calibration) * 1e6,
             "queue": LAUNCH_QUEUE_DEPTH,
             "intervals": intervals_table(),
+            "hosts": read_yaml("intervals.yaml")["hosts"],
             "interval_sources": interval_sources(),
             "attainable": attainable(),
             "others": [one for one in gpus() if one.id in OTHERS],
@@ -173,7 +174,7 @@ def intervals_table() -> str:
         (basis, {"host": "the CPU"}.get(bound, f"the {bound.upper()}"), *(f"{limit:.2f}" for limit in limits))
         for basis, found in read_yaml("intervals.yaml").items()
         for bound, limits in found.items()
-        if bound != "source"
+        if bound != "source" and basis != "hosts"
     ]
     return table(("kernel times from", "bound by", "at least", "at most"), rows, 2)
 

@@ -89,6 +89,11 @@ class EpochTimes:
             first_epoch_extra_seconds=self._new_shape_seconds * new / len(self._epochs.orders[0].steps),
             power=None,  # it differs from batch to batch
             general_rule_only=tuple(sorted({name for one in times.values() for name in one.general_rule_only})),
+            slow_host=longest.slow_host
+            and replace(
+                longest.slow_host,
+                step_seconds=self._mean({s: one.slow_host.step_seconds for s, one in times.items() if one.slow_host}),
+            ),
         )
 
     def step_seconds(self) -> Distribution | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
-from trainatomy.analysis.late_releases import released_by_clock
+from trainatomy.analysis.late_releases import StepClock
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.libraries import installed_versions
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainatomy.results.detail import TimedOperation
     from trainatomy.results.operations import Operations
     from trainatomy.results.time import Pipeline, Time
-    from trainatomy.results.trace import AllocationTrace, DriverCall
+    from trainatomy.results.trace import DriverCall
     from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 
@@ -124,25 +124,26 @@ def analysis_of(workload: Workload, simulation: Simulation, *, layouts: bool = F
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
     gpu_bytes = workload.resolve_gpu().memory_bytes
-    by_clock = _released_by_clock(workload, simulation)
-    found = analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, by_clock, layouts=layouts)
+    clock = _clock(workload, simulation)
+    found = analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, clock, layouts=layouts)
     if not layouts or workload.skipped_steps or found.out_of_memory is not None or found.memory.num_alloc_retries:
         return found
     skipped = peaks_with_skipped_steps(simulation.trace, settings, gpu_bytes, found.memory)
     return replace(found, memory=replace(found.memory, skipped_steps=skipped))
 
 
-def _released_by_clock(workload: Workload, simulation: Simulation) -> AllocationTrace | None:
-    """Return the trace with releases that wait for streams at their predicted times; None where no release does.
+def _clock(workload: Workload, simulation: Simulation) -> StepClock | None:
+    """Return the clock of the releases that depend on timing; None where none does, or times are not known.
 
-    With DeepSpeed they are free at once: its Python takes so long that the GPU is done by then, which predicted times
+    With DeepSpeed they are made at once: its Python takes so long that the GPU is done by then, which predicted times
     tell too little of (three runs of ZeRO-3 on two H200s).
     """
-    operations = simulation.operations
-    if not simulation.trace.stream_uses or not operations.operations or workload.train.deepspeed is not None:
+    operations, trace = simulation.operations, simulation.trace
+    on_time = not trace.stream_uses and not trace.collectives
+    if on_time or not operations.operations or workload.train.deepspeed is not None:
         return None
     timed, seconds = timed_step(workload, simulation)
-    return released_by_clock(simulation.trace, timed, operations.step, seconds)
+    return StepClock(trace, timed, operations.step, seconds)
 
 
 def timed_step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.late_releases import let_go_late, released_by_clock, released_late
+from trainatomy.analysis.late_releases import StepClock, let_go_late, released_by_clock, released_late
 from trainatomy.analysis.memory import analyze_memory, verdict
 from trainatomy.results.detail import TimedOperation
 from trainatomy.results.trace import AllocationTrace, CollectiveUse, CPUWait, Event, Mark, Origin, StreamUse
@@ -55,12 +55,16 @@ def timed(stream: int, event: int, launched: float, end: float) -> TimedOperatio
     return TimedOperation("aten::mul", "", "forward", stream, launched, 0.0, end - 1.0, 1.0, event)
 
 
-def by_clock(second_launch: float, *waits: CPUWait) -> AllocationTrace:
+def clocked(second_launch: float, *waits: CPUWait) -> tuple[AllocationTrace, StepClock]:
     """Return the trace in which the stream is done at 5 s, and the second allocation is made at another time."""
     found = trace(*waits)
     found.marks.append(Mark(0, "step", 0))
     operations = [timed(0, 0, 0.0, 1.0), timed(3, 1, 0.5, 5.0), timed(0, 2, second_launch, second_launch + 1.0)]
-    return released_by_clock(found, operations, 0, 10.0)
+    return found, StepClock(found, operations, 0, 10.0)
+
+
+def by_clock(second_launch: float, *waits: CPUWait) -> AllocationTrace:
+    return released_by_clock(*clocked(second_launch, *waits))
 
 
 def test_a_release_waits_until_the_stream_is_done_by_predicted_times() -> None:
@@ -71,8 +75,9 @@ def test_a_release_waits_until_the_stream_is_done_by_predicted_times() -> None:
 
 def test_reserved_memory_is_by_the_clock() -> None:
     settings = AllocatorSettings()
-    late = analyze_memory(trace(), settings, 10 * SIZE, 0, by_clock=by_clock(2.0)).memory
-    early = analyze_memory(trace(), settings, 10 * SIZE, 0, by_clock=by_clock(6.0)).memory
+    late, early = (
+        analyze_memory(found, settings, 10 * SIZE, 0, clock=clock).memory for found, clock in map(clocked, (2.0, 6.0))
+    )
     assert (early.peak_reserved_bytes, late.peak_reserved_bytes) == (SIZE, 2 * SIZE)
     assert early.peak_allocated_bytes == late.peak_allocated_bytes == SIZE
     assert late.device_bytes - early.device_bytes == late.components.cache - early.components.cache == SIZE
@@ -90,13 +95,33 @@ def test_a_stream_is_done_with_what_it_has_waited_for() -> None:
     assert waits.noted == [CPUWait(9, {3: 5, 0: 7}), CPUWait(10, {3: 10}), CPUWait(11, None)]
 
 
-def test_tensors_of_a_collective_are_held_until_a_backward_pass_calls_the_next_one() -> None:
-    def late(*later: CollectiveUse) -> list[tuple[str, int]]:
-        uses = [CollectiveUse(1, (0,), in_backward=True), *later]
-        plain = trace(uses=0)
-        return actions(let_go_late(AllocationTrace(plain.events, plain.origins, collectives=uses)))
+def collectives(*calls: CollectiveUse) -> AllocationTrace:
+    plain = trace(uses=0)
+    return AllocationTrace(plain.events, plain.origins, marks=[Mark(0, "step", 0)], collectives=list(calls))
 
-    assert late() == NEVER
-    assert late(CollectiveUse(2, (), in_backward=False)) == NEVER
-    assert late(CollectiveUse(2, (), in_backward=True)) == AT_ONCE
-    assert late(CollectiveUse(3, (), in_backward=True)) == [("alloc", 0), ("alloc", 1), ("free", 0), ("free", 1)]
+
+REDUCED = CollectiveUse(1, (0,), in_backward=True)
+
+
+def test_tensors_of_a_collective_are_held_until_the_next_one() -> None:
+    def held(*later: CollectiveUse) -> list[tuple[str, int]]:
+        return actions(let_go_late(collectives(REDUCED, *later), at_next=True))
+
+    assert held() == NEVER
+    assert held(CollectiveUse(2, (), in_backward=False)) == AT_ONCE
+    assert held(CollectiveUse(3, (), in_backward=True)) == [("alloc", 0), ("alloc", 1), ("free", 0), ("free", 1)]
+    waited_for = collectives(CollectiveUse(1, (0,), in_backward=False))
+    assert actions(let_go_late(waited_for)) == AT_ONCE
+
+
+def test_nothing_is_let_go_before_the_watchdog_must_have_looked() -> None:
+    """It looks every 100 ms, and steps may be twice as fast as predicted."""
+
+    def held(second_launch: float) -> list[tuple[str, int]]:
+        found = collectives(REDUCED, CollectiveUse(2, (), in_backward=True))
+        operations = [timed(0, 0, 0.0, 1.0), timed(-1, 1, 0.5, 1.5), timed(0, 2, second_launch, second_launch + 1.0)]
+        return actions(let_go_late(found, StepClock(found, operations, 0, 10.0)))
+
+    assert held(1.69) == NEVER
+    assert held(1.71) == AT_ONCE
+    assert actions(let_go_late(collectives(REDUCED, CollectiveUse(2, (), in_backward=True)))) == NEVER

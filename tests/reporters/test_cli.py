@@ -19,6 +19,7 @@ from trainatomy import errors
 from trainatomy.catalog.gpus import gpus
 from trainatomy.cli import main
 from trainatomy.cli.app import app
+from trainatomy.cli.manual import MOST_USED
 from trainatomy.results.prediction import Prediction
 
 COMMAND = [sys.executable, "-m", "trainatomy"]
@@ -77,12 +78,42 @@ def test_help_is_shown_without_a_command(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_help_cuts_no_name(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    main(["predict", "--help"])
+    main(["predict", "--help-all"])
     text = capsys.readouterr().out
     assert "--gradient-accumulation-steps INT" in text
     assert "--[no-]gradient-checkpointing" in text
     assert "…" not in text
     assert "output-dir" not in text
+
+
+def test_help_is_brief_and_in_the_order_of_importance(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", "--help"])
+    brief = capsys.readouterr().out
+    main(["predict", "--help-all"])
+    whole = capsys.readouterr().out
+    places = [brief.index(f"\n{word}") for word in ("Arguments", "Most used", "Run", "Output", "All options")]
+    assert places == sorted(places)
+    assert [f"--{name} " in brief.replace("[no-]", "") for name in MOST_USED] == [True] * len(MOST_USED)
+    assert "Samples per batch (default: 8)." in brief
+    assert "--ema-decay" not in brief
+    assert "--ema-decay" in whole
+    assert len(brief.splitlines()) < len(whole.splitlines()) / 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "--model", "gpt2", "--allow", "loar"], "--allow: unknown value 'loar'; did you mean lora?"),
+        (["fit", "--model", "gpt2", "--keep", "batch,attn"], "--keep: unknown value 'attn'"),
+        (["fit", "--model", "gpt2", "--maximize", "x"], "--maximize: unknown value 'x'; known: batch, sequence-length"),
+        (["gpus", "--for", "--model", "gpt2"], "--for: takes a file, found the option --model"),
+    ],
+)
+def test_errors_name_the_option_as_it_is_typed(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
 def test_the_application_runs_under_typers_runner(predicted_workloads: list[Any], workload: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import trainatomy.api.predicting
 from trainatomy import cli
 from trainatomy.cli import main
-from trainatomy.cli.unused_imports import skip_unused_imports
+from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
 from trainatomy.results.prediction import Prediction
 from trainatomy.workload import Workload
 
@@ -126,6 +127,18 @@ def test_libraries_are_hidden_where_nothing_needs_them(
     monkeypatch.setattr(cli, "owns_process", True)
     assert skip_unused_imports([workload], trust_remote_code=trust) == tuple(hidden.split())
     assert modules == dict.fromkeys(hidden.split())
+
+
+def test_garbage_is_left_in_a_process_of_the_command_lines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_threshold()
+    try:
+        skip_collections()
+        assert gc.get_threshold() == before
+        monkeypatch.setattr(cli, "owns_process", True)
+        skip_collections()
+        assert gc.get_threshold()[0] == 0 and gc.isenabled(), "a simulation still freezes what exists"
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.parametrize("stored", [{}, {"quantization_config": {"load_in_4bit": True}}])

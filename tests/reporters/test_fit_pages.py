@@ -116,6 +116,12 @@ def test_an_interrupted_search_says_so(fit: Fit) -> None:
     assert "interrupted" not in page(fit)
 
 
+def test_if_nothing_fits_the_workload_as_given_is_named_too(fit: Fit, nothing_fits: Fit) -> None:
+    given = replace(nothing_fits, given=fit.too_large[0])
+    assert "As given (batch 16, gradient checkpointing off), it needs 20.0 GiB." in page(given)
+    assert "As given" not in page(replace(given, given=given.too_large[0]))
+
+
 def test_batch_advice_follows_from_the_figures(fit: Fit, candidate: Callable[..., Candidate]) -> None:
     assert "takes 25.0 % longer: accumulate no more than the memory requires" in page(fit)
     assert fit.given is not None

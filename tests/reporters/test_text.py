@@ -9,6 +9,7 @@ import pytest
 from snapshots import compare
 
 from trainatomy.catalog.published import notebook
+from trainatomy.reporters import sentences
 from trainatomy.reporters.labels import SECTIONS
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.measurement import measurement_page
@@ -150,3 +151,15 @@ def test_a_path_longer_than_the_line_is_not_cut() -> None:
     path = "/" + "folder/" * 12 + "model.safetensors"
     lines = render(bullets([f"not written: {path}"]), width=40).split()
     assert "".join(lines[3:]) == path
+
+
+def test_the_time_of_a_step_says_what_a_step_holds(
+    prediction: Prediction, timed: Callable[[Prediction, float], Prediction]
+) -> None:
+    time = timed(prediction, 0.5).time
+    assert time is not None
+    assert sentences.step_time(time).startswith("a step of 4 samples takes 500 ms")
+    text = replace(time, tokens_per_second=4 * 512 / 0.5)
+    assert sentences.step_time(text, fits=False).startswith(
+        "with enough memory, a step of 4 samples of 512 tokens would take 500 ms"
+    )

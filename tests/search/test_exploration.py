@@ -236,7 +236,7 @@ def test_an_interrupted_search_returns_the_best_so_far(workload: Workload, prete
         ({"effective_batch_size": 0}, "not a number of samples"),
         ({"headroom": 1.0}, "not a share"),
         ({"allow": ("precisn",)}, "did you mean precision"),
-        ({"keep": ("attn",)}, "unknown setting"),
+        ({"keep": ("attn",)}, "unknown value"),
         ({"effective_batch_size": 12, "keep": ("batch",)}, "no multiple of the batch size 8"),
     ],
 )
@@ -267,6 +267,7 @@ def test_if_nothing_fits_the_remedies_are_ordered(workload: Workload, pretender:
     assert kinds == sorted(kinds, key=["same training", "changes training", "larger GPU"].index)
     assert kinds.count("larger GPU") == 2
     assert remedies[-1].candidate.prediction.gpu.memory_bytes > 2 * GIB
+    assert found.counts.seconds > found.shortage.seconds > 0, "the search for remedies counts"
 
 
 def test_divisors() -> None:

@@ -252,6 +252,29 @@ def settings_of_the_user() -> Iterator[None]:
         PartialState._shared_state.clear()
 
 
+class Dropping(nn.Module):
+    """Layers that are left out at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if torch.rand([]) < 0.5 and random.random() < 0.9 and np.random.rand() < 0.9:
+                x = layer(x).relu()
+        return x.sum() + self.layers[0].weight.sum()
+
+
+def test_random_numbers_of_the_user_decide_nothing() -> None:
+    def found(seed: int) -> Any:
+        for draw in (torch.manual_seed, random.seed, np.random.seed):
+            draw(seed)
+        return trainatomy.predict(Dropping(), batch=BATCH, gpu="h200").memory
+
+    assert found(1) == found(2)
+
+
 def test_settings_of_the_user_have_no_effect_and_do_not_change() -> None:
     alone = trainatomy.predict(model := Net(), batch=BATCH, gpu="h200")
     with settings_of_the_user():

@@ -14,7 +14,15 @@ from trainatomy.results.time import Time
 from trainatomy.results.trace import DriverCall
 from trainatomy.simulator.simulate import simulate
 from trainatomy.timing.extrapolation import attainable_share
-from trainatomy.timing.launch import CPUCosts, cpu_costs, cpu_seconds_by_phase, kind_of, launch_seconds, loop_seconds
+from trainatomy.timing.launch import (
+    CPUCosts,
+    batch_bytes,
+    cpu_costs,
+    cpu_seconds_by_phase,
+    kind_of,
+    launch_seconds,
+    loop_seconds,
+)
 from trainatomy.timing.step import predict_step_time
 from trainatomy.timing.timeline import blocks_cpu, replay_step
 from trainatomy.workload.schema import Workload
@@ -154,3 +162,12 @@ def test_a_slower_host_takes_longer_to_copy_a_batch() -> None:
     (beside,) = found.at_paces
     quick = 1e9 / 9e9
     assert beside.step_seconds - found.step_seconds == pytest.approx((2**0.46 - 1) * quick, rel=0.05)
+
+
+def test_a_function_that_returns_batches_saves_what_collating_costs(step: Operations) -> None:
+    settings = {"loop": "trainer", "tf32": False, "samples": 1, "tokens_per_sample": 8}
+    made, returned = (predict_step_time(step, H200, collated=collated, **settings) for collated in (True, False))
+    costs = cpu_costs(reference_host().microseconds)
+    batches = sum(costs.batch_byte["trainer"] * batch_bytes(step.calls[one.call]) for one in step.operations)
+    saved = (costs.collate["trainer"] + batches) * reference_host().quiet
+    assert made.step_seconds - returned.step_seconds == pytest.approx(saved, rel=1e-3) and saved > 1e-4

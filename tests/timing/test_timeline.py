@@ -68,7 +68,7 @@ def test_kernels_of_a_recurrent_layer_run_while_others_are_launched(on_gpu: floa
     layer = Call("aten::_cudnn_rnn", tuple(arrays), (arrays[0],), (), numbers)
     assert recurrence.launches(layer) == 7
     described = Operations([layer], [Operation(0, 0, "forward", "", 0, 1)])
-    costs = replace(COSTS, inner_kernel=0.5)
+    costs = replace(COSTS, recurrent_launch={"forward": {"kernel": 0.5, "step": 0.0, "follower": 0.0}})
     for replayed in (timeline.replay_one_stream, streams.replay_streams):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(timeline, "replay_one_stream", replayed)

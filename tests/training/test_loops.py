@@ -417,3 +417,32 @@ def test_use_cache_is_off_by_default_only_in_the_trainer(describe: Any, loop: st
         workload = describe("GPT2LMHeadModel", loop=loop, train={} if setting is None else {"use_cache": setting})
         used[setting] = run_recorded(workload, steps=1).model.config.use_cache
     assert used == {None: loop == "pytorch", False: False, True: True}
+
+
+class Drawing(torch.nn.Module):
+    """Remembers a number that it draws, as a model does that leaves out layers at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.drawn: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.drawn.append(torch.rand([]).item())
+        return self.layer(x).sum()
+
+
+def test_what_was_drawn_for_the_weights_does_not_count() -> None:
+    """A prediction draws none, so the loop begins with its seed."""
+    models = Drawing(), Drawing()
+    workload = Workload.from_mapping({"model": {"class": "Drawing"}, "loop": "pytorch", "train": {"seed": 5}})
+    for model in models:
+        run(
+            workload,
+            model,
+            device="cpu",
+            steps=2,
+            observer=Silent(),
+            make_batch=lambda size: {"x": torch.ones(size, 4)},
+        )
+    assert models[0].drawn == models[1].drawn

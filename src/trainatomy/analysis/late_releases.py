@@ -6,11 +6,13 @@ Two things hold memory longer than its tensor lives:
   its memory to others when those streams are done; it asks them whenever it is asked for memory
   (c10/cuda/CUDACachingAllocator.cpp, ``process_events``): at the earliest when the tensor dies, at the latest when the
   CPU has waited for those streams.  So reserved memory depends on it, allocated memory does not.
-- NCCL's process group, which refers to the tensors of an asynchronous collective until it has seen that it is over
-  (see ``CollectiveUse``): at the latest until a backward pass calls the next collective.  DDP replaces its buckets
-  between the first and the second step, so that both may exist in the second.
+- NCCL's process group, which refers to the tensors of an asynchronous collective until its watchdog has seen that it
+  is over and the next collective is called (see ``CollectiveUse``).  DDP replaces its first buckets before the second
+  step, with ``static_graph`` before the third, so that both sets may exist in that step, its optimizer's part
+  included.  Which it is differs between the ranks of one run.
 
-The truth lies between the two ends.  Where the times of operations are known, so is when the streams are done.
+The truth lies between the two ends.  Where the times of operations are known, so is when the streams are done, and
+when the watchdog has looked at the latest.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from trainatomy.allocator.replay import replay
@@ -31,7 +34,19 @@ if TYPE_CHECKING:
     from trainatomy.results.trace import AllocationTrace, Event
 
 
-def peak_range(trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, memory: Memory) -> PeakRange | None:
+WATCHDOG_SECONDS = 0.1
+"""How often the watchdog of NCCL's process group looks which collectives are over (``kWatchdogThreadSleepMillis``)."""
+FASTER = 2.0
+"""Steps may be this much faster than predicted: a high end must not rest on a time that is predicted too long."""
+
+
+def peak_range(
+    trace: AllocationTrace,
+    settings: AllocatorSettings,
+    gpu_bytes: int,
+    memory: Memory,
+    clock: StepClock | None = None,
+) -> PeakRange | None:
     """Return the range of the peaks; None if no release depends on timing.
 
     Args:
@@ -39,16 +54,18 @@ def peak_range(trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: i
         settings: Settings of the allocator.
         gpu_bytes: Memory of the GPU.
         memory: Peaks of the trace itself.
+        clock: When its operations are launched and done, where that is predicted.
     """
-    late = let_go_late(released_late(trace))
-    if late.events == trace.events:
+    late = released_late(trace)
+    others = [late] if trace.stream_uses else [let_go_late(trace, clock, at_next=one) for one in (True, False)]
+    others = [one for one in others if one.events != trace.events]
+    if not others:
         return None
-    held = trace if trace.stream_uses else late
-    allocated = replay(held, settings, device_bytes=gpu_bytes).peak_allocated_bytes
-    reserved = [replay(one, settings, device_bytes=gpu_bytes).peak_reserved_bytes for one in (trace, late)]
+    replays = [replay(one, settings, device_bytes=gpu_bytes) for one in (trace, *others)]
+    allocated = replays[:1] if trace.stream_uses else replays  # what waits for streams does not count as allocated
     return PeakRange(
-        allocated_bytes=_ordered(memory.peak_allocated_bytes, allocated),
-        reserved_bytes=_ordered(memory.peak_reserved_bytes, *reserved),
+        allocated_bytes=_ordered(memory.peak_allocated_bytes, *(one.peak_allocated_bytes for one in allocated)),
+        reserved_bytes=_ordered(memory.peak_reserved_bytes, *(one.peak_reserved_bytes for one in replays)),
     )
 
 
@@ -83,99 +100,145 @@ def released_late(trace: AllocationTrace) -> AllocationTrace:
     return replace(trace, events=events, stream_uses=[], cpu_waits=[], collectives=[])
 
 
-def let_go_late(trace: AllocationTrace) -> AllocationTrace:
-    """Return the trace with tensors of asynchronous collectives held until a backward pass calls the next one."""
-    held = {number for one in trace.collectives for number in one.allocations}
-    backward = iter(sorted(one.event for one in trace.collectives if one.in_backward))
-    following = next(backward, None)
-    events: list[Event] = []
-    pending: list[Event] = []
-    for index, event in enumerate(trace.events):
-        while following is not None and following <= index:
-            events += pending
-            pending, following = [], next(backward, None)
-        if event.action == "free" and event.allocation in held:
-            pending.append(event)
-        else:
-            events.append(event)
-    return replace(trace, events=events, collectives=[])
+def let_go_late(trace: AllocationTrace, clock: StepClock | None = None, *, at_next: bool = False) -> AllocationTrace:
+    """Return the trace with tensors of collectives held as long as NCCL's process group may hold them.
 
-
-def released_by_clock(
-    trace: AllocationTrace, operations: Sequence[TimedOperation], step: int, step_seconds: float
-) -> AllocationTrace:
-    """Return the trace with each release that waits for other streams when these are done, by predicted times.
-
-    A block is free again at the first allocation after that which the CPU makes, and at the latest when the CPU has
-    waited for the streams.  All steps are taken to last as long as the one whose times are known.
+    Only collectives of a backward pass hold theirs: DDP waits for their futures, which lets go of nothing.  Whoever
+    calls others waits for their work.
 
     Args:
         trace: Allocations of a run, in which memory is free as soon as its tensor dies.
-        operations: The operations of one of its steps, in launch order.
-        step: That step.
-        step_seconds: How long it takes.
+        clock: When operations are launched and done; without it the watchdog may look after the end of the run.
+        at_next: True if the watchdog looks soon after their death, so that the next collective lets go of them.
     """
-    begins = {mark.step: mark.event for mark in trace.marks if mark.name == "step"}
-    if not trace.stream_uses or step not in begins:
-        return trace
-    clock = _Clock(operations, begins[step], step_seconds)
+    calls = sorted(one.event for one in trace.collectives)
+    reduced = [one for one in trace.collectives if one.in_backward]
+    latest = {number: _latest_release(calls, one.event, clock) for one in reduced for number in one.allocations}
+    events: list[Event] = []
+    pending: list[tuple[float, Event]] = []
+    for index, event in enumerate(trace.events):
+        if pending:
+            events += [release for end, release in pending if end <= index]
+            pending = [one for one in pending if one[0] > index]
+        end = latest.get(event.allocation, 0) if event.action == "free" else 0
+        if end <= index:
+            events.append(event)
+        else:
+            following = bisect_right(calls, index)
+            pending.append((calls[following] if at_next and following < len(calls) else end, event))
+    return replace(trace, events=events, collectives=[])
+
+
+def _latest_release(calls: Sequence[int], called: int, clock: StepClock | None) -> float:
+    """Return the event before which NCCL has let go of a collective's tensors; infinite if none is.
+
+    Args:
+        calls: Events of all collectives.
+        called: Event of this one.
+        clock: When operations are launched and done.
+    """
+    if clock is None:
+        return inf
+    looked = clock.communicated(called) + FASTER * WATCHDOG_SECONDS
+    return next((call for call in calls[bisect_right(calls, called) :] if clock.launched(call) >= looked), inf)
+
+
+def released_by_clock(trace: AllocationTrace, clock: StepClock) -> AllocationTrace:
+    """Return the trace with each release that waits for other streams when these are done, by predicted times.
+
+    A block is free again at the first allocation after that which the CPU makes, and at the latest when the CPU has
+    waited for the streams.
+
+    Args:
+        trace: Allocations of a run, in which memory is free as soon as its tensor dies.
+        clock: When its operations are launched and done.
+    """
     latest = _allocations_before_release(released_late(trace))
     uses = iter(sorted(trace.stream_uses, key=lambda use: use.event))
     use = next(uses, None)
     used: dict[int, set[int]] = defaultdict(set)
-    starts = {event: number for number, event in begins.items()}
     events: list[Event] = []
     pending: list[tuple[float, int, Event]] = []
-    running, begin, allocations = -1, 0, 0
+    allocations = 0
     for index, event in enumerate(trace.events):
-        running, begin = (starts[index], index) if index in starts else (running, begin)
         while use is not None and use.event <= index:
             used[use.allocation].add(use.stream)
             use = next(uses, None)
         if event.action == "alloc" and pending:
-            now = clock.launched(running, index - begin)
+            now = clock.launched(index)
             due = [one for one in pending if one[0] <= now or one[1] <= allocations]
             pending = [one for one in pending if one not in due]
             events += [release for _, _, release in sorted(due, key=lambda one: one[0])]
         allocations += event.action == "alloc"
-        if event.action == "free" and running >= 0 and used.get(event.allocation):
-            done = max(clock.done(stream, running, index - begin) for stream in used[event.allocation])
+        if event.action == "free" and clock.runs(index) and used.get(event.allocation):
+            done = max(clock.done(stream, index) for stream in used[event.allocation])
             pending.append((done, latest.get(event.allocation, len(trace.events)), event))
         else:
             events.append(event)
     return replace(trace, events=events, stream_uses=[], cpu_waits=[])
 
 
-class _Clock:
+class StepClock:
     """When the CPU launches an operation of any step, and when a stream has done what was launched before.
 
-    ``begin``: number of events before the step whose operations are known.
+    All steps are taken to last as long as the one whose times are known.  Moments are numbers of events of the trace;
+    before the first step none has passed.
     """
 
-    def __init__(self, operations: Sequence[TimedOperation], begin: int, step_seconds: float) -> None:
+    def __init__(
+        self, trace: AllocationTrace, operations: Sequence[TimedOperation], step: int, step_seconds: float
+    ) -> None:
+        """Make the clock of a trace.
+
+        Args:
+            trace: Allocations of a run.
+            operations: The operations of one of its steps, in launch order.
+            step: That step.
+            step_seconds: How long it takes.
+        """
+        marks = {mark.step: mark.event for mark in trace.marks if mark.name == "step"}
+        self._begins = sorted((event, number) for number, event in marks.items())
         self._step_seconds = step_seconds
-        self._events = [one.event - begin for one in operations]
+        self._events = [one.event - marks[step] for one in operations]
         self._launched = [one.launched for one in operations]
         self._streams: dict[int, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
         for one in operations:
             events, ends = self._streams[one.stream]
-            events.append(one.event - begin)
+            events.append(one.event - marks[step])
             ends.append(one.begin + one.seconds)
 
-    def launched(self, step: int, event: int) -> float:
-        """Return when the CPU is at this event of a step, both counted from the step's first."""
-        if step < 0 or not self._events:
+    def runs(self, index: int) -> bool:
+        """Return whether a step has begun."""
+        return bool(self._begins) and self._begins[0][0] <= index
+
+    def launched(self, index: int) -> float:
+        """Return when the CPU is at this event."""
+        if not self.runs(index) or not self._events:
             return 0.0
+        step, event = self._place(index)
         place = min(bisect_left(self._events, event), len(self._events) - 1)
         return step * self._step_seconds + self._launched[place]
 
-    def done(self, stream: int, step: int, event: int) -> float:
-        """Return when the stream has done what was launched before this event of a step."""
+    def done(self, stream: int, index: int) -> float:
+        """Return when the stream has done what was launched before this event."""
+        step, event = self._place(index)
         events, ends = self._streams[stream]
         place = bisect_right(events, event)
         if place:
             return step * self._step_seconds + ends[place - 1]
         return (step - 1) * self._step_seconds + ends[-1] if ends else 0.0
+
+    def communicated(self, index: int) -> float:
+        """Return when all collectives that were called until this event are over."""
+        if not self.runs(index):
+            return 0.0
+        ends = [self.done(stream, index) for stream in tuple(self._streams) if stream < 0]
+        return max([self.launched(index), *ends])
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the step that an event is in, and how many events it is after the step's first."""
+        begin, step = self._begins[bisect_right(self._begins, (index, inf)) - 1]
+        return step, index - begin
 
 
 def _allocations_before_release(trace: AllocationTrace) -> dict[int, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.address_layouts import layout_range
-from trainatomy.analysis.late_releases import peak_range
+from trainatomy.analysis.late_releases import StepClock, peak_range, released_by_clock
 from trainatomy.analysis.plan_choice import plan_range
 from trainatomy.analysis.purposes import Purpose, lifetimes, purposes
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
@@ -61,7 +61,7 @@ def analyze_memory(
     gpu_bytes: int,
     context_bytes: int,
     nccl_bytes: int = 0,
-    by_clock: AllocationTrace | None = None,
+    clock: StepClock | None = None,
     *,
     layouts: bool = False,
 ) -> MemoryAnalysis:
@@ -75,8 +75,7 @@ def analyze_memory(
         gpu_bytes: The GPU's memory.
         context_bytes: Bytes of it that the CUDA context and the libraries' kernels take.
         nccl_bytes: Bytes of it that NCCL takes.
-        by_clock: The trace with releases that wait for streams at their predicted times, which reserved memory is
-            taken from (see ``late_releases``).
+        clock: Predicted times, which releases that wait for streams or NCCL depend on (see ``late_releases``).
         layouts: Replay it with other addresses of segments, too (``Memory.layouts``).
     """
     unlimited = replay(trace, settings, device_bytes=gpu_bytes)
@@ -85,10 +84,11 @@ def analyze_memory(
     bounded = unlimited if enough else replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)
     shown = bounded if bounded.out_of_memory is None else unlimited
     found = analyze_replay(trace, shown, context_bytes, _out_of_memory_point(trace, bounded), nccl_bytes)
+    by_clock = released_by_clock(trace, clock) if clock is not None and trace.stream_uses else None
     if by_clock is not None and found.out_of_memory is None:
         reserved = replay(by_clock, settings, device_bytes=gpu_bytes).peak_reserved_bytes
         found = replace(found, memory=_with_reserved(found.memory, min(reserved, capacity)))
-    peaks = peak_range(trace, settings, gpu_bytes, found.memory)
+    peaks = peak_range(trace, settings, gpu_bytes, found.memory, clock)
     plans = plan_range(trace, settings, gpu_bytes, found.memory)
     others = None
     if layouts and found.out_of_memory is None and not found.memory.num_alloc_retries:

@@ -24,6 +24,7 @@ class Host:
         pace_exponents: Power of the probe's time with which a step's CPU time grows, by the probe's name.
         copy_exponent: Power of the pace with which copies of batches from pageable memory take longer: the driver's
             threads on the CPU make them.
+        recurrent_exponent: Power of the pace with which cuDNN takes longer to launch the kernels of recurrent networks.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Host:
     pace_exponents: dict[str, float] = field(default_factory=dict)
     backward_probe_shares: dict[str, float] = field(default_factory=dict)
     copy_exponent: float = 0.0
+    recurrent_exponent: float = 1.0
 
     @property
     def quiet(self) -> float:
@@ -54,8 +56,9 @@ def _host(key: str, one: dict[str, Any]) -> Host:
     probes = {name: float(value) / 1e6 for name, value in one.get("probe_microseconds", {}).items()}
     exponents = {name: float(value) for name, value in one.get("pace_exponents", {}).items()}
     shares = {name: float(value) for name, value in one.get("backward_probe_shares", {}).items()}
-    copies, source = float(one.get("copy_exponent", 0.0)), one["source"].strip()
-    return Host(key, one["name"], one["microseconds"], slowdowns, source, probes, exponents, shares, copies)
+    powers = {name: float(one[name]) for name in ("copy_exponent", "recurrent_exponent") if name in one}
+    source = one["source"].strip()
+    return Host(key, one["name"], one["microseconds"], slowdowns, source, probes, exponents, shares, **powers)
 
 
 def reference_host() -> Host:

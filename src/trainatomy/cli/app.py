@@ -29,27 +29,21 @@ class Entry(NamedTuple):
 
 
 COMMANDS = (
-    Entry(
-        "predict",
-        "Trainings",
-        "Predict the GPU memory and the time of a training step.",
-    ),
-    Entry("run", "Trainings", "Run your own training script without a GPU, and predict its memory and time."),
-    Entry("fit", "Trainings", "Find the settings that fit a GPU and train fastest."),
-    Entry("compare", "Trainings", "Compare several training runs, predicted or measured."),
-    Entry(
-        "app", "Trainings", "Predict in the browser: a page with a form, the memory breakdown and settings that fit."
-    ),
-    Entry("measure", "Trainings", "Measure a training step on this machine's GPU, beside the prediction."),
-    Entry("data", "Trainings", "Time a training's DataLoader, to find how many workers its step needs."),
-    Entry("ops", "Operations", "Break a training step down by operation group, phase and module."),
-    Entry("calibrate", "Operations", "Calibrate the timing model on this machine's GPU."),
-    Entry("doctor", "Machine", "Check this machine: what is wrong, and how to fix it."),
-    Entry("history", "Records", "List measured runs."),
-    Entry("show", "Records", "Show a measured run."),
-    Entry("diff", "Records", "Compare two measured runs."),
-    Entry("gpus", "Data", "List the known GPUs, with the source of every figure."),
-    Entry("models", "Data", "List the model architectures that need no network."),
+    Entry("predict", "Training runs", "Predict the GPU memory and the time of a training step."),
+    Entry("run", "Training runs", "Run your own training script without a GPU, and predict its memory and time."),
+    Entry("fit", "Training runs", "Find the settings that fit a GPU and train fastest."),
+    Entry("compare", "Training runs", "Compare several training runs, predicted or measured."),
+    Entry("ops", "Training runs", "Break a training step down by operation group, phase and module."),
+    Entry("measure", "Training runs", "Measure a training step on this machine's GPU, beside the prediction."),
+    Entry("data", "Training runs", "Time a DataLoader, to find how many workers a training step needs."),
+    Entry("app", "Training runs", "Predict in the browser: a form, the memory breakdown and settings that fit."),
+    Entry("gpus", "Built-in data", "List the known GPUs, with the source of every figure."),
+    Entry("models", "Built-in data", "List the model architectures that need no network."),
+    Entry("doctor", "This machine", "Check this machine: what is wrong, and how to fix it."),
+    Entry("calibrate", "This machine", "Calibrate the timing model on this machine's GPU."),
+    Entry("history", "Records of measured runs", "List measured runs."),
+    Entry("show", "Records of measured runs", "Show a measured run."),
+    Entry("diff", "Records of measured runs", "Compare two measured runs."),
 )
 
 

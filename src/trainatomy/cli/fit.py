@@ -30,7 +30,16 @@ from trainatomy.cli.predict import MANY_CANDIDATES
 from trainatomy.cli.progress import ComparisonProgress, SearchProgress
 from trainatomy.cli.report import Html, Open, check_report, write_report
 from trainatomy.cli.unused_imports import skip_unused_imports
-from trainatomy.cli.values import keys, names, prices, refuse_others, refuse_together, several_gpus, share
+from trainatomy.cli.values import (
+    keys,
+    names,
+    prices,
+    refuse_others,
+    refuse_together,
+    refuse_unknown,
+    several_gpus,
+    share,
+)
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload
 from trainatomy.errors import DoesNotFit
@@ -40,6 +49,8 @@ from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, shortage_page
 from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
 from trainatomy.runs.options import PredictOptions, RunOptions
 from trainatomy.runs.predicting import jobs_for, start_importing
+from trainatomy.search.axes import AXES, PERMISSIONS
+from trainatomy.search.maximize import GOALS
 from trainatomy.search.options import SearchOptions
 
 if TYPE_CHECKING:
@@ -222,6 +233,9 @@ def fit(
         flags.pop("gpu", None)
     elif measure and "gpu" not in flags:
         flags["gpu"] = _this_gpu()
+    refuse_unknown("--allow", names(allow), PERMISSIONS)
+    refuse_unknown("--keep", keys(keep), AXES)
+    refuse_unknown("--maximize", names([maximize] if maximize else None), GOALS)
     workload = one_workload(file, flags)
     allowed = cast("tuple[Permission, ...]", names(allow))
     options = SearchOptions(effective_batch_size, share(headroom), allowed, keys(keep), exhaustive)

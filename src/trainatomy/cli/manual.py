@@ -18,7 +18,18 @@ from rich.text import Text
 
 from trainatomy.reporters.text.rendering import section
 
-PANELS = ("Arguments", "Filters", "Model", "Data", "TrainingArguments", "LoRA", "Run", "Output")
+PANELS = (
+    *("Arguments", "Filters", "Run", "Output", "Model", "TrainingArguments", "Data", "LoRA", "Quantization"),
+    *("Parallel", "Training loop", "GPU and software", "Generation"),
+)
+"""The panels, in the order of a command's whole help."""
+BRIEF = PANELS[:4]
+"""The panels of ``--help``; ``--help-all`` shows the others too."""
+MOST_USED = (
+    *("model", "gpu", "gpus", "sequence-length", "per-device-train-batch-size", "gradient-accumulation-steps"),
+    *("gradient-checkpointing", "bf16", "fp16", "dtype", "optim", "lora-r", "load-in-4bit", "loop"),
+)
+"""Options of other panels that ``--help`` shows nevertheless, without their dashes."""
 _NAME_WIDTH = 30
 
 
@@ -40,6 +51,17 @@ def panels(command: Any) -> dict[str, list[Entry]]:
     return {name: entries for name, entries in found.items() if entries}
 
 
+def most_used(command: Any) -> list[Entry]:
+    """Return the options in ``MOST_USED`` that a command has."""
+    by_name = {name: parameter for parameter in command.params for name in parameter.opts}
+    found = (by_name.get(f"--{name}") for name in MOST_USED)
+    return [
+        Entry(_usage(parameter), parameter.help or "")
+        for parameter in found
+        if parameter is not None and parameter.rich_help_panel not in BRIEF
+    ]
+
+
 def usage(command: Any, path: str) -> str:
     """Return the usage line: ``trainatomy predict [WORKLOAD.yaml] [OPTIONS]``."""
     arguments = [_usage(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
@@ -52,10 +74,24 @@ def paragraphs(command: Any) -> Iterator[str]:
         yield re.sub(r"\s+", " ", paragraph).strip()
 
 
-def command_help(command: Any, path: str) -> Group:
-    """Return the help for the terminal; a long name gets its own line, so that none is truncated."""
+def command_help(command: Any, path: str, *, is_whole: bool = False) -> Group:
+    """Return the help for the terminal; a long name gets its own line, so that none is truncated.
+
+    Args:
+        command: The command.
+        path: How it is called.
+        is_whole: Show all panels, instead of the brief ones and the options that are used most.
+    """
     about = [Text(f"\n{paragraph}") for paragraph in paragraphs(command)]
-    body = [section(name, *map(_render, entries)) for name, entries in panels(command).items()]
+    shown = panels(command)
+    others = [name for name in shown if name not in BRIEF]
+    if others and not is_whole:
+        first = {name: shown[name] for name in BRIEF if name in shown}
+        shown = {"Arguments": first.pop("Arguments", []), "Most used": most_used(command), **first}
+        shown = {name: entries for name, entries in shown.items() if entries}
+    body: list[RenderableType] = [section(name, *map(_render, entries)) for name, entries in shown.items()]
+    if others and not is_whole:
+        body.append(Text(f"\nAll options ({', '.join(others)}): {path} --help-all"))
     return Group(Text(f"Usage: {usage(command, path)}"), *about, *body)
 
 

@@ -9,7 +9,7 @@ import typer
 from trainatomy.cli.options import CalibrationFile, Debug, Json, TrustRemoteCode, in_output, in_run
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.cli.report import Html, Open, check_report, write_report
-from trainatomy.cli.unused_imports import skip_unused_imports
+from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload, refuse_misspelt
 from trainatomy.reporters.json import operations_to_json
@@ -51,6 +51,7 @@ def ops(
     that use the GPU badly. `encoder-layer` is the layer of BERT-large whose operators were published in "Data Movement
     Is All You Need" (batch 8, sequence 512, fp16).
     """
+    skip_collections()
     if file is not None:
         refuse_misspelt(file, (ENCODER_LAYER,))
     workload = merge(encoder_layer(), flags) if file == ENCODER_LAYER else one_workload(file, flags)

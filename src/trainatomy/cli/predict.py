@@ -9,7 +9,7 @@ from trainatomy.cli.options import CalibrationFile, Debug, File, Json, TrustRemo
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.plots import check_plots, draw_lengths
 from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_folder, check_report, write_exports, write_report
-from trainatomy.cli.unused_imports import skip_unused_imports
+from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
 from trainatomy.cli.values import whole_numbers
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload
@@ -69,6 +69,7 @@ def predict(
     Describe the training by a file, by options, or by both; options override the file. Options have the names of
     TrainingArguments, with hyphens or underscores.
     """
+    skip_collections()
     workload = one_workload(file, flags)
     if not why_oom:
         skip_unused_imports([workload], trust_remote_code=trust_remote_code)

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from trainatomy.errors import WorkloadError
+from trainatomy.workload.nearest import suggestion
 
 EVERY_GPU = "all"
 
@@ -71,6 +72,20 @@ def names(texts: Sequence[str] | None) -> tuple[str, ...]:
 def keys(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the settings in a repeatable option, spelt as in a workload."""
     return tuple(name.replace("-", "_") for name in names(texts))
+
+
+def refuse_unknown(option: str, given: Sequence[str], known: Collection[str]) -> None:
+    """Raise ``WorkloadError`` for a value of an option that is none of those it takes."""
+    for value in given:
+        if value not in known:
+            hint = suggestion(value, known) or f"; known: {', '.join(known)}"
+            raise WorkloadError(f"{option}: unknown value {value!r}{hint}")
+
+
+def refuse_option_as_value(option: str, value: str | None, instead: str) -> None:
+    """Raise ``WorkloadError`` if an option swallowed the next one as its value."""
+    if value is not None and value.startswith("-"):
+        raise WorkloadError(f"{option}: takes a file, found the option {value}; {instead}")
 
 
 def refuse_together(given: Mapping[str, bool]) -> None:

@@ -21,6 +21,26 @@ _LAUNCH = typer.Option(
 )
 
 
+def _show_all(context: typer.Context, is_wanted: bool | None) -> None:
+    """Show the whole help of a command."""
+    if is_wanted:
+        from trainatomy.cli.manual import command_help
+        from trainatomy.cli.output import show
+
+        show(command_help(context.command, context.command_path, is_whole=True))
+        raise typer.Exit
+
+
+_HELP_ALL = typer.Option(
+    "--help-all",
+    help="Show every option, by topic, and exit.",
+    is_eager=True,
+    callback=_show_all,
+    rich_help_panel="Output",
+    show_default=False,
+)
+
+
 def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the last parameter of a command, ``**flags``, by one option for each flag of a workload.
 
@@ -32,6 +52,7 @@ def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     generated = [_parameter(flag.name, *_option(flag)) for flag in FLAGS]
     generated.append(_parameter("launch", str | None, _LAUNCH))
+    generated.append(_parameter("help_all", bool | None, _HELP_ALL))
     names = {flag.name for flag in FLAGS}
     ignored = [_parameter(name, *_hidden(name)) for name in arguments().names() if name not in names | {"debug"}]
 
@@ -46,7 +67,7 @@ def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(flag: Flag) -> tuple[Any, Any]:
     """Return the type and the option of a flag; its value is checked by the schema, whose messages name the flag."""
-    shown: Mapping[str, Any] = {"help": _sentence(flag.help), "rich_help_panel": flag.panel, "show_default": False}
+    shown: Mapping[str, Any] = {"help": _help(flag), "rich_help_panel": flag.panel, "show_default": False}
     if flag.kind == "switch":
         return bool | None, typer.Option(f"{flag.option}/--no-{flag.option.removeprefix('--')}", **shown)
     kind: Any = list[str] if flag.repeatable else str
@@ -59,6 +80,12 @@ def _hidden(name: str) -> tuple[Any, Any]:
 
 def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def _help(flag: Flag) -> str:
+    """Return what a flag means, with its default unless the description has it."""
+    default = f" (default: {flag.default})" if flag.default and "default" not in flag.help else ""
+    return _sentence(f"{flag.help}{default}")
 
 
 def _sentence(text: str) -> str:

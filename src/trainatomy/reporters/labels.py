@@ -192,6 +192,7 @@ TIMES = {
     "scaling": "scaling efficiency",
     "bubble": "pipeline bubble",
     "host_seconds": "CPU time",
+    "slow_host": "on a slow host",
     "power": "power",
     "flop_per_second": "FLOP per second",
     "model_flop_utilisation": "model FLOP utilisation",

@@ -69,6 +69,7 @@ _NAMES_V2 = {
     "num_alloc_retries": "allocator_retries",
     "priced_by": "kernel_times_from",
     "room_bytes": "headroom_bytes",
+    "slow_host": "slow_cpu",
     "trials": "convolutions_with_trials",
     "without_workspace": "convolutions_without_workspace",
 }

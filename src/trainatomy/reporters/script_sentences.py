@@ -37,6 +37,8 @@ _STAND_INS: dict[StandInKind, str] = {
     "monitor": "{name} describes the simulated GPU: memory in use is what PyTorch has reserved, without the CUDA "
     "context; temperature, power and utilisation are those of an idle GPU",
     "pretrained weights": "{name} was built from its configuration, without pretrained weights",
+    "random numbers": "weights take more random numbers than are drawn here: what the host draws after them, such as "
+    "the order of samples, differs from a run",
     "sample lengths": "samples have {name} tokens",
     "selection": "masks of computed values select everything, and all computed values differ ({times}): the most that "
     "x[mask], nonzero and unique can return",

@@ -23,6 +23,9 @@ NVML = (
 _SCRATCH = re.compile(r"(?P<operator>\S+) \(.+\)")
 """An operation whose own scratch memory is meant: ``aten::sum (semaphores 0)``."""
 
+_NOTICEABLE = 1.05
+"""Growth of a step on a slow host from which the page mentions it."""
+
 
 def fit(prediction: Prediction) -> str:
     """Return what follows the verdict: `` on T4 (14.6 GiB): needs 5.18 GiB, 9.39 GiB to spare``."""
@@ -88,12 +91,20 @@ def step_time(time: Time, *, fits: bool = True, varies: bool = False) -> str:
     """
     low, high = time.interval_seconds
     tokens = "" if time.tokens_per_second is None else f", {rate(time.tokens_per_second)} tokens/s"
-    step = "the mean step" if varies else "a step"
+    step = "the mean step" if varies else f"a step of {_samples(time)}"
     takes = f"{step} takes" if fits else f"with enough memory, {step} would take"
     return (
         f"{takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
         f"{rate(time.samples_per_second)} samples/s{tokens}; {BOUNDS[time.bound_by]}"
     )
+
+
+def _samples(time: Time) -> str:
+    """Return the samples of a step on each GPU, with the tokens of each: ``8 samples of 512 tokens``."""
+    samples = many(round(time.samples_per_second * time.step_seconds), "sample")
+    if time.tokens_per_second is None:
+        return samples
+    return f"{samples} of {many(round(time.tokens_per_second / time.samples_per_second), 'token')}"
 
 
 def all_ranks(shared: Communication) -> str:
@@ -112,6 +123,23 @@ def pipeline(step: Pipeline) -> str:
     return (
         f"of the GPUs' time, waiting for other stages: {step.schedule} with {many(step.stages, 'stage')} and "
         f"{step.micro_batches} micro-batches"
+    )
+
+
+def host(time: Time) -> str:
+    """Return what the CPU does, and on which host."""
+    other_work = "" if time.slow_host is None else ", without other work"
+    return f"to launch the kernels, on {time.host}{other_work}"
+
+
+def slow_host(time: Time) -> tuple[str, str] | None:
+    """Return the time of a step on a slow host, and how slow that one is; None where it takes about as long."""
+    slow = time.slow_host
+    if slow is None or slow.step_seconds < _NOTICEABLE * time.step_seconds:
+        return None
+    return seconds(slow.step_seconds), (
+        f"a step if the CPU takes {slow.pace:.1f} times as long, as on the slowest shared machines so far; "
+        "`trainatomy calibrate` measures yours"
     )
 
 
@@ -134,9 +162,16 @@ def peak_range(peaks: PeakRange) -> str:
     allocated, reserved = (
         f"{human_bytes(low)} to {human_bytes(high)}" for low, high in (peaks.allocated_bytes, peaks.reserved_bytes)
     )
+    if peaks.allocated_bytes[0] == peaks.allocated_bytes[1]:
+        reason = "The high end: it is free only once the streams that use it are done, and NCCL has let go of it."
+    else:
+        reason = (
+            "The high end: NCCL still holds the first buckets of DDP beside the new ones, because it checks only every "
+            "100 ms which collectives are over. That differs between the ranks of one run."
+        )
     return (
         f"Memory depends on timing: {allocated} allocated, {reserved} reserved. The low end: memory is free as soon as "
-        "its tensor dies; the high end: once the streams that use it are done, and NCCL has let go of it."
+        f"its tensor dies. {reason}"
     )
 
 

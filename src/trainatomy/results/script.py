@@ -22,6 +22,7 @@ StandInKind = Literal[
     "metric",
     "monitor",
     "pretrained weights",
+    "random numbers",
     "sample lengths",
     "selection",
     "tokenizer",

@@ -122,6 +122,9 @@ class Time:
         probe_seconds: Time of the probe of a host's pace on the assumed host, by the probe's name; empty: not known.
         backward_host_share: Share of the CPU's time that the thread spends which launches backward passes; None: not
             known.
+        slow_host: The step on the slowest of the hosts that `interval_seconds` covers; None where a calibration has
+            measured the host.
+        calibrated: Whether a calibration has measured such a GPU with this software; other intervals are wider.
     """
 
     step_seconds: float
@@ -147,6 +150,8 @@ class Time:
     first_epoch_extra_seconds: float = 0.0
     probe_seconds: dict[str, float] = field(default_factory=dict)
     backward_host_share: float | None = None
+    slow_host: PacedStep | None = None
+    calibrated: bool = True
 
     def pace_of(self, host: HostPace) -> float | None:
         """Return the pace of a measured host beside the assumed one; None where the latter is not known."""

@@ -112,8 +112,9 @@ class PinnedBlock(NamedTuple):
 class CollectiveUse(NamedTuple):
     """An asynchronous collective, whose tensors NCCL's process group holds until it has seen that it is over.
 
-    It looks every 100 ms, and lets go at the next collective (``WorkNCCL``'s ``stash`` in
-    torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, torch 2.8-2.13).
+    Its watchdog looks every 100 ms; what it has seen to be over is let go when the process calls the next collective
+    (``shelvesToUnstash_`` in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, torch 2.8-2.13).  To wait for the work
+    lets go at once; to wait for its future, as DDP does, does not.
 
     Attributes:
         event: Number of events before the collective.

@@ -32,6 +32,7 @@ from trainatomy.scripts.standins import (
     machine,
     pretrained,
     processes,
+    random_numbers,
     savers,
     tensors,
     torchscript,
@@ -169,7 +170,8 @@ class Session:
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.mkdir(temporary)  # noqa: PTH102
         stack.enter_context(_temporary_folder(temporary))
-        for part in (tensors, pretrained, bitsandbytes, data, generation, processes, savers, machine, torchscript):
+        parts = (tensors, random_numbers, pretrained, bitsandbytes, data, generation, processes, savers, machine)
+        for part in (*parts, torchscript):
             part.install(self.stand_ins)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self._follow_autocast()

@@ -62,7 +62,7 @@ def space_of(workload: Workload, options: SearchOptions, prior: Estimator | None
     for name in options.keep:
         if name not in AXES:
             hint = suggestion(name, AXES) or f"; known: {', '.join(AXES)}"
-            raise WorkloadError(f"keep: unknown setting {name!r}{hint}")
+            raise WorkloadError(f"keep: unknown value {name!r}{hint}")
     if "batch" in options.keep and axes[0].given not in {option.name for option in axes[0].options}:
         raise WorkloadError(
             f"an effective batch size of {effective} is no multiple of the batch size {axes[0].given}, which was to be "
@@ -106,7 +106,7 @@ def check(workload: Workload, options: SearchOptions) -> None:
         raise WorkloadError(f"headroom: {options.headroom:g} is not a share of the GPU's memory; give 0 to 0.99")
     for name in options.allow:
         if name not in PERMISSIONS:
-            raise WorkloadError(f"allow: unknown change {name!r}{suggestion(name, PERMISSIONS)}")
+            raise WorkloadError(f"allow: unknown value {name!r}{suggestion(name, PERMISSIONS)}")
     size = options.effective_batch_size
     if size is not None and size < 1:
         raise WorkloadError(f"effective_batch_size: {size} is not a number of samples; give 1 or more")

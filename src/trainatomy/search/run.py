@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from trainatomy.errors import WorkloadError
@@ -32,10 +33,10 @@ def run(
         WorkloadError: The workload, the GPU and the options contradict each other.
         TrainatomyError: The workload cannot be predicted.
     """
-    observer = observer or Observer()
+    began, observer = time.perf_counter(), observer or Observer()
     if goal != "throughput":
         if goal not in GOALS:
-            raise WorkloadError(f"maximize: unknown goal {goal!r}{suggestion(goal, GOALS)}")
+            raise WorkloadError(f"maximize: unknown value {goal!r}{suggestion(goal, GOALS)}")
         return maximize(workload, goal, options, executor, observer)
     if workload.parallel.world_size > 1 and "gpus" not in options.keep:
         found, exploration = search_counts_of_gpus(workload, options, executor, observer)
@@ -47,4 +48,5 @@ def run(
     exploration.execute([point])
     smallest = min(exploration.outcomes.values(), key=lambda outcome: outcome.device_bytes)
     shortage = remedied(exploration, options, smallest.point)
-    return replace(found, shortage=shortage, interrupted=shortage.interrupted)
+    counts = replace(found.counts, seconds=time.perf_counter() - began)
+    return replace(found, shortage=shortage, counts=counts, interrupted=shortage.interrupted)

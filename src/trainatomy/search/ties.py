@@ -66,6 +66,4 @@ def _is_host_bound(prediction: Prediction) -> bool:
 def _is_calibrated(prediction: Prediction) -> bool:
     time = prediction.time
     assert time is not None
-    low, high = time.interval_seconds
-    widest = read_yaml("intervals.yaml")["uncalibrated"]["host" if time.bound_by == "host" else "gpu"]
-    return bool(high / low < 0.999 * widest[1] / widest[0])
+    return time.calibrated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from torch import nn
 
@@ -63,10 +63,20 @@ def run_notes(recorder: Recorder) -> Iterator[str]:
     yield from _choice_notes(recorder.values)
     for name, what in recorder.uncounted.items():
         yield f"{name} allocates more on a GPU than is counted: {what}"
+    yield from _random_notes(recorder.host_draws & recorder.unseeded)
     if recorder.scalar_reads.numbers_differ:
         yield (
             "Python code asks whether computed whole numbers, such as generated tokens, are equal: they are assumed to "
             "differ, so that a loop that waits for a token runs to its limit"
+        )
+
+
+def _random_notes(unseeded: Set[str]) -> Iterator[str]:
+    """Yield a note where forward passes take random numbers, and do something else each time, that nobody seeds."""
+    if unseeded:
+        yield (
+            f"what the forward pass computes depends on random numbers of {' and '.join(sorted(unseeded))}, which the "
+            "script does not seed: every run differs, in memory and time, and this is one of them"
         )
 
 
@@ -266,8 +276,8 @@ def _dropped_layers(workload: Workload, model: nn.Module) -> Iterator[str]:
         return
     strategy, parallel = workload.parallel.strategy or "ddp", workload.parallel
     note = (
-        f"model.config.{names[0]} leaves out layers at random (LayerDrop): peaks are those of the simulated steps, and "
-        "a step with all layers may hold more"
+        f"model.config.{names[0]} leaves out layers at random (LayerDrop), by train.seed: peaks are those of the "
+        "simulated steps, and a step with all layers may hold more"
     )
     reduces = workload.loop == "pytorch" and parallel.data_parallel_size > 1 and strategy in ("ddp", "zero1")
     if reduces and not parallel.find_unused_parameters:

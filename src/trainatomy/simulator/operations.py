@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -29,7 +29,7 @@ class Recording:
     Attributes:
         operations: The operations.
         calls: Key and call of each.
-        counts: What Python does between operations: each of ``_COUNTED``.
+        counts: What Python does between operations: each of ``_REPEATED``.
     """
 
     operations: Sequence[Operation]
@@ -37,7 +37,10 @@ class Recording:
     counts: tuple[dict[str, int], ...]
 
 
-_COUNTED = ("module_calls", "hook_calls")
+Counted = Literal["sharded_calls", "resized_storages", "engine_modules", "engine_gradients"]
+"""Counts in ``Operations`` that others add to: operators that Python calls with sharded tensors, storages that are
+taken or freed without an operation, modules that DeepSpeed's engine makes ready, gradients that it takes over."""
+_REPEATED = ("module_calls", "hook_calls")
 """Counts in ``Operations`` that a repeated part of a step repeats."""
 
 
@@ -193,25 +196,10 @@ class OperationWriter:
             return "recompute" if self._modules.recomputing else "backward"
         return self.stage
 
-    def count_sharded_call(self) -> None:
-        """Count an operator that Python calls with sharded tensors."""
+    def count(self, what: Counted) -> None:
+        """Count something that takes the CPU time without being an operation."""
         if self.recording:
-            self._add(self.operations.sharded_calls, 1)
-
-    def count_resize(self) -> None:
-        """Count a storage that is taken or freed without an operation."""
-        if self.recording:
-            self._add(self.operations.resized_storages, 1)
-
-    def count_engine_module(self) -> None:
-        """Count a module that DeepSpeed's engine makes ready."""
-        if self.recording:
-            self._add(self.operations.engine_modules, 1)
-
-    def count_engine_gradient(self) -> None:
-        """Count a gradient that DeepSpeed's engine takes over."""
-        if self.recording:
-            self._add(self.operations.engine_gradients, 1)
+            self._add(getattr(self.operations, what), 1)
 
     def count_hook(self, owner: str) -> None:
         """Count a call of a hook of saved tensors of the class ``owner``."""
@@ -220,7 +208,7 @@ class OperationWriter:
             counts[key] = counts.get(key, 0) + self.repeats
 
     def _counted(self) -> list[dict[str, int]]:
-        return [getattr(self.operations, name) for name in _COUNTED]
+        return [getattr(self.operations, name) for name in _REPEATED]
 
     def _add(self, counts: dict[str, int], more: int) -> None:
         phase = self.phase()

@@ -6,11 +6,13 @@ The names are those of a measured trace (``measurement.traces.trace.PHASES``).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.training.observer import Silent
+from trainatomy.training.seeds import host_states
 
 
 class PhaseMarker(Silent):
@@ -21,6 +23,9 @@ class PhaseMarker(Silent):
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self._host_states: dict[str, Any] = {}
+        self._sizes: list[int] = []
+        self._begun_at = 0
         self._operations = recorder.operations
 
     def gradients(self) -> Iterable[torch.Tensor]:
@@ -39,6 +44,7 @@ class PhaseMarker(Silent):
 
     def micro_step_begin(self, micro_step: int) -> None:
         """Begin the forward pass of a micro-batch."""
+        self._host_states, self._begun_at = host_states(), len(self._recorder.trace.origins)
         self._recorder.mark("forward")
         self._operations.micro_step = micro_step
         self._set_stage("forward")
@@ -46,7 +52,18 @@ class PhaseMarker(Silent):
     def forward_end(self) -> None:
         """End the forward pass: its results that are still held are held for backward."""
         self._recorder.mark("forward end")
+        self._note_draws()
         self._set_stage("other")
+
+    def _note_draws(self) -> None:
+        """Note where a forward pass drew numbers on the host and allocated more or less often than another.
+
+        The first one does not count: it allocates what is made once.
+        """
+        drawn = {name for name, state in host_states().items() if self._host_states.get(name, state) != state}
+        self._sizes.append(len(self._recorder.trace.origins) - self._begun_at)
+        if len(set(self._sizes[1:])) > 1:
+            self._recorder.host_draws |= drawn
 
     def micro_step_end(self, micro_step: int) -> None:
         """Label the gradients."""

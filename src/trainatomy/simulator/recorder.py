@@ -14,20 +14,16 @@ from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
 from trainatomy.operators.allocation.workspaces import product_of
 from trainatomy.operators.registry import libraries_of
 from trainatomy.results.plan import GroupUse
-from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PinnedBlock, StreamUse
 from trainatomy.simulator.argument_types import check_types
-from trainatomy.simulator.cpu_waits import CPUWaits
 from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads, dimension_of_choice
 from trainatomy.simulator.execution import MetaExecution
-from trainatomy.simulator.inplace import FreshZeros, GradientReferences
-from trainatomy.simulator.ledger import Ledger
+from trainatomy.simulator.inplace import FreshZeros
 from trainatomy.simulator.modules import ModuleTracker
-from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.operator_facts import OperatorFacts, facts_of
 from trainatomy.simulator.plans import PlanWriter
 from trainatomy.simulator.sparse_tensors import SparseOperators
-from trainatomy.simulator.storages import Storages, storage_key
-from trainatomy.simulator.streams import Streams, SyncKind
+from trainatomy.simulator.storages import Storages
+from trainatomy.simulator.trace_writer import TraceWriter
 from trainatomy.simulator.values import Values
 from trainatomy.training.packed_weights import is_packed_type
 
@@ -42,21 +38,20 @@ _DISABLED = torch._C.DisableTorchFunction
 _NO_CONTEXT = contextlib.nullcontext()
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TraceWriter, TorchDispatchMode):
     """Dispatch mode that writes the trace and the operations, and answers where Python reads a tensor's value.
 
+    See ``TraceWriter`` for what it writes to.
+
     Attributes:
-        trace: Allocations so far.
-        ledger: Which of them each storage lies in.
-        operations: Writer of the operations of one step.
         values: Values of tensors that are known.
         scalar_reads: Answers where Python reads a value.
         execution: Runs operations on meta tensors.
         uncounted: What operators allocate besides that no rule counts, by the operator.
+        host_draws: Generators of the host ("torch", "random", "numpy") that decide what a forward pass allocates.
+        unseeded: Those of these generators that differ from run to run, as nobody seeds them.
         libraries: Names of the CUDA libraries that were loaded so far.
         stack_bytes: Largest stack of a kernel so far, for each thread.
-        step: Optimizer step, from 0; -1 before the first.
-        stage: Stage of the loop: load, forward, optimizer, zero_grad or other; "host" while a model is built.
         python_adds: True while Python code adds tensors, which the autograd engine's accumulation must not be taken
             for.
         scalars_on_host: True while an assignment converts a number, which CUDA keeps on the host.
@@ -84,11 +79,8 @@ class Recorder(TorchDispatchMode):
         workspaces: Callable[[str, bool, int], list[tuple[int, str]]],
         device: torch.device,
     ) -> None:
-        super().__init__()
-        self.trace = AllocationTrace()
-        self.ledger = Ledger(self.release)
-        self.step = -1
-        self.stage = "load"
+        TorchDispatchMode.__init__(self)
+        TraceWriter.__init__(self, storages, modules, device)
         self.python_adds = False
         self.scalars_on_host = False
         self.has_packed = False
@@ -103,130 +95,26 @@ class Recorder(TorchDispatchMode):
         self.scalar_reads = ScalarReads(self.values)
         self.execution = MetaExecution(self.values, modules)
         self.uncounted: dict[str, str] = {}
+        self.host_draws: set[str] = set()
+        self.unseeded: set[str] = set()
         self.libraries: set[str] = set()
         self.stack_bytes = 0
         self._storages = storages
-        storages.host_memory.on_block = self.pin
-        self._modules = modules
         self._rules = rules
         self._facts: dict[int, OperatorFacts] = {}  # by the operator's identity, as hashing one is slow
         self._processor = processor
         self._workspaces = workspaces
         self._plans = PlanWriter(self.trace, self.allocate, self.release, self.hold)
-        self._references = GradientReferences()
         self._zeros = FreshZeros()
         self.sizes = DataDependentSizes(self.values)
         self.sparse = SparseOperators(self.values, self.sizes)
         self._taken_over = False
         self._in_kernel = False
-        self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
-        self._labels_at_end: dict[int, str] = {}
-        self.operations = OperationWriter(storages, modules, self.ledger.number_at, lambda: len(self.trace.events))
-        self._waits = CPUWaits()
-        self.trace.cpu_waits = self._waits.noted
-        self.streams = Streams(device, self._synchronize)
-        self.operations.streams = self.streams
-
-    # -- allocation trace ----------------------------------------------------------------------------------------------
-
-    def mark(self, name: str) -> None:
-        """Note that something begins or ends here."""
-        self.trace.marks.append(Mark(len(self.trace.events), name, self.step))
-
-    def allocate(self, size: int, operation: str) -> int:
-        """Write a request of ``size`` bytes on the current stream.
-
-        Returns its number in the trace, or -1 for an empty request, for which PyTorch allocates nothing.
-        """
-        if size == 0:
-            return -1
-        number = len(self.trace.origins)
-        if torch._C._current_graph_task_id() != -1:
-            self._references.allocated(number)
-        operation = self.operations.whole or operation
-        self.trace.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
-        stream = self.streams.executing.stream_id
-        if stream:
-            self._side_streams[number] = stream
-        self.trace.events.append(Event("alloc", number, size, stream))
-        return number
-
-    def release(self, number: int) -> None:
-        """Write that the allocation of that number is released."""
-        if number >= 0:
-            self.trace.events.append(Event("free", number, 0))
-
-    def pin(self, size: int) -> None:
-        """Note a new block of pinned host memory."""
-        self.trace.pinned.append(PinnedBlock(len(self.trace.origins), size))
-
-    def use_on_stream(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Note that another stream uses a tensor's memory (``Tensor.record_stream``)."""
-        number = self.number_of(tensor)
-        if number is not None and number >= 0:
-            self.trace.stream_uses.append(StreamUse(len(self.trace.events), number, stream.stream_id))
-
-    def _use_gradients(self, args: tuple[Any, ...]) -> None:
-        """Note that the stream of an autograd node uses gradients of other streams.
-
-        The engine calls ``record_stream`` of each (torch/csrc/autograd/input_buffer.cpp, torch 2.9-2.13).
-        """
-        stream = self.streams.executing
-        for tensor in _tensors(args):
-            number = self.number_of(tensor)
-            if number is None or number < 0 or self.trace.origins[number].phase != "backward":
-                continue
-            if self._side_streams.get(number, 0) != stream.stream_id:
-                self.use_on_stream(tensor, stream)
-
-    def _synchronize(self, kind: SyncKind, stream: int, event: int) -> None:
-        """Note a synchronisation of streams (see ``Streams``)."""
-        self.operations.write_sync(kind, stream, event)
-        self._waits.synchronize(kind, stream, event, len(self.trace.events))
-
-    @property
-    def phase(self) -> str:
-        """Current phase: recompute and backward from autograd's state, the others as set by the loop."""
-        if torch._C._current_graph_task_id() != -1:
-            return "recompute" if self._modules.recomputing else "backward"
-        return self.stage
-
-    def number_of(self, tensor: torch.Tensor) -> int | None:
-        """Return the allocation that holds a tensor (of a sparse one, its values); None if it is not on the GPU."""
-        with _DISABLED():
-            tensor = tensor._values() if tensor.layout == torch.sparse_coo else tensor
-            return self.ledger.number_at(storage_key(tensor)) if tensor.is_meta else None
-
-    def hold(self, tensor: torch.Tensor, operation: str, size: int | None = None) -> int | None:
-        """Write the allocation of a tensor that came to life on the GPU; the death of its storage releases it."""
-        storage = tensor.untyped_storage()
-        if self.ledger.number_at(storage._cdata) is not None:
-            return None
-        number = self.allocate(storage.nbytes() if size is None else size, operation)
-        self.ledger.assign(storage, number)
-        return number
-
-    def label(self, tensor: torch.Tensor, label: str, *, again: bool = False) -> None:
-        """Label the allocation behind a tensor, unless it has a label; with ``again`` also if it has one."""
-        number = self.number_of(tensor)
-        if number is not None and number >= 0 and (again or number not in self.trace.labels):
-            self.trace.labels[number] = label
-
-    def label_at_end(self, number: int, label: str) -> None:
-        """Label an allocation when the run is over, unless it has a label by then: a gradient, for example, has one."""
-        self._labels_at_end.setdefault(number, label)
-
-    def end_run(self) -> None:
-        """Complete the labels when the run is over."""
-        for number, label in self._labels_at_end.items():
-            self.trace.labels.setdefault(number, label)
 
     @property
     def loaded(self) -> frozenset[str]:
         """The libraries that were loaded, with PyTorch's streams; those of several ranks are in what NCCL holds."""
         return frozenset(self.libraries | ({"streams"} if self.streams.pooled and not self.communicates else set()))
-
-    # -- operations ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -272,7 +160,7 @@ class Recorder(TorchDispatchMode):
                 result = self.execution.run(name, func, args, kwargs)
             for storage, size in before.items():
                 if storage.nbytes() > size:
-                    self._grow(storage, name)
+                    self.grow(storage, name)
             self._modules.operation()
             self.streams.operation()
             outputs = _tensors(result)
@@ -300,17 +188,6 @@ class Recorder(TorchDispatchMode):
         """Return the bytes of the storages on the GPU among the arguments."""
         storages = [tensor.untyped_storage() for tensor in _tensors([*args, *kwargs.values()])]
         return {one: one.nbytes() for one in storages if self.ledger.number_at(one._cdata) is not None}
-
-    def _grow(self, storage: torch.UntypedStorage, operation: str) -> None:
-        """Write that a storage got larger: CUDA copies it to a new allocation.
-
-        Source: aten/src/ATen/native/cuda/Resize.cpp (``resize_bytes_cuda``).
-        """
-        number = self.allocate(storage.nbytes(), operation)
-        known = self.ledger.take(storage)
-        if known is not None:
-            self.release(known)
-        self.ledger.assign(storage, number)
 
     def _look_up(self, func: Any) -> OperatorFacts:
         """Return the facts of an operator, which are looked up when it runs for the first time."""
@@ -378,6 +255,19 @@ class Recorder(TorchDispatchMode):
             and first.shape == output.shape
             and first.dtype == output.dtype
         )
+
+    def _use_gradients(self, args: tuple[Any, ...]) -> None:
+        """Note that the stream of an autograd node uses gradients of other streams.
+
+        The engine calls ``record_stream`` of each (torch/csrc/autograd/input_buffer.cpp, torch 2.9-2.13).
+        """
+        stream = self.streams.executing
+        for tensor in _tensors(args):
+            number = self.number_of(tensor)
+            if number is None or number < 0 or self.trace.origins[number].phase != "backward":
+                continue
+            if self._side_streams.get(number, 0) != stream.stream_id:
+                self.use_on_stream(tensor, stream)
 
     def _take_over(self, source: torch.Tensor, output: torch.Tensor) -> bool:
         """Give the memory of ``source`` to the output: CUDA writes in place where a dispatch mode does not."""

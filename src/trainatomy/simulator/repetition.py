@@ -18,8 +18,6 @@ execute to see that it repeats (``recollections.py``).
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -43,6 +41,7 @@ from trainatomy.simulator.micro_batches import (
 )
 from trainatomy.simulator.recollections import Beginning, Recollections, RememberedRun
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.training.seeds import host_states
 
 _PLAIN = (bool, int, float, str)
 
@@ -312,13 +311,8 @@ class Repetition:
 
     def host_state(self) -> Any:
         """Return the states of the random number generators, hashed, and the plain attributes of all modules."""
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            drawn = torch.default_generator.get_state().numpy().tobytes()
-        numpy: Any = sys.modules.get("numpy")
-        array = () if numpy is None else numpy.random.get_state()
-        random_numbers = drawn, random.getstate(), *(one if isinstance(one, _PLAIN) else one.tobytes() for one in array)
         plain = [value for module in self._modules for value in vars(module).values() if type(value) in _PLAIN]
-        return hash(random_numbers), plain
+        return hash(tuple(host_states().values())), plain
 
     # -- copies --------------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_
 from trainatomy.training.process import preload
 from trainatomy.training.quantization import is_quantised, load_on_device, quantising_libraries
 from trainatomy.training.run import run
+from trainatomy.training.seeds import seed_host
 from trainatomy.workload.quantization import outlier_columns
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
@@ -146,6 +147,7 @@ def simulate(
     rank = 0 if topology is None else topology.rank
     with continued(workload, files, once, rank) as (workload, files), isolated():
         _prepare(workload)
+        seed_host(workload.train.seed)  # a model may be built at random
         process = _process_on(gpu, processor, topology or topology_of(workload), workload)
         process.recorder.operations.wanted = operations
         selections: dict[str, None] = {}

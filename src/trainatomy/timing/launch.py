@@ -10,7 +10,7 @@ nodes without Python), or outside of all.  The costs are data, measured on a hos
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from trainatomy.operators.cost import convolution, matmul, recurrence
@@ -62,6 +62,7 @@ class CPUCosts:
         hook_call: A call of a hook of saved tensors, by the class that has it and the phase; see ``OTHER``.
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
         step: Time that a loop (trainer, trl, pytorch, inference, generation, evaluation) adds to each step.
+        collate: Time that it adds to a step besides, to fetch samples and make a batch of them.
         micro_step: Time that a loop adds to each micro-batch.
         token: Time that ``generate()`` adds to each further token.
         module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
@@ -77,7 +78,9 @@ class CPUCosts:
         replicated_module: ``DataParallel``'s Python for one copy of one module.
         host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU.
         recurrent_layer: Each layer and direction of a recurrent network, by where it is launched.
-        inner_kernel: Each kernel that cuDNN launches in a recurrent network, or for a group that it convolves alone.
+        recurrent_launch: What cuDNN launches inside of one, by pass: each ``kernel``, each ``step`` of a layer that is
+            not fused, and each such step of a layer above another (``follower``), which waits for the layer below.
+        inner_kernel: Each kernel that cuDNN launches for a group that it convolves alone.
     """
 
     graph: Mapping[str, float]
@@ -93,6 +96,7 @@ class CPUCosts:
     hook_call: Mapping[str, float]
     optimizer_step: Mapping[str, float]
     step: Mapping[str, float]
+    collate: Mapping[str, float]
     micro_step: Mapping[str, float]
     token: float
     module_micro_step: Mapping[str, float]
@@ -108,6 +112,7 @@ class CPUCosts:
     host_byte: float = 0.0
     replicated_module: float = 0.0
     recurrent_layer: Mapping[str, float] = field(default_factory=dict)
+    recurrent_launch: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     inner_kernel: float = 0.0
 
 
@@ -125,21 +130,41 @@ PARTS = {
         "engine_gradient",
         "replicated_module",
     ),
-    "backward": ("backward", "backward_pass", "recurrent_layer", "inner_kernel"),
+    "backward": ("backward", "backward_pass", "recurrent_layer", "recurrent_launch", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
-    "loop": ("step", "micro_step", "token", "module_micro_step", "parameter_step"),
+    "loop": ("step", "collate", "micro_step", "token", "module_micro_step", "parameter_step"),
     "batch": ("batch_byte",),
 }
 """Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
 
 
-def cpu_costs(microseconds: Mapping[str, Any], factors: Mapping[str, float] | None = None) -> CPUCosts:
-    """Build the costs from microseconds as in ``hosts.yaml``, each of ``PARTS`` multiplied by its factor."""
+def cpu_costs(
+    microseconds: Mapping[str, Any],
+    factors: Mapping[str, float] | None = None,
+    pace: float = 1.0,
+    recurrent_exponent: float = 1.0,
+) -> CPUCosts:
+    """Build the costs from microseconds as in ``hosts.yaml``.
+
+    Args:
+        microseconds: The costs.
+        factors: What each of ``PARTS`` is multiplied by.
+        pace: What all of ``PARTS`` are multiplied by besides.
+        recurrent_exponent: Power of the pace with which ``recurrent_launch`` grows.
+    """
     shares = {name: microseconds[name] for name in ("without_graph", "recomputed")}
     costs = _scaled(microseconds, 1e-6) | shares
-    for part, factor in (factors or {}).items():
-        costs |= {name: _scaled(costs[name], factor) for name in PARTS[part]}
+    for part, names in PARTS.items():
+        factor = (factors or {}).get(part, 1.0) * pace
+        costs |= {name: _scaled(costs[name], factor) for name in names}
+    costs["recurrent_launch"] = _scaled(costs["recurrent_launch"], pace ** (recurrent_exponent - 1))
     return CPUCosts(**costs)
+
+
+def not_collating(costs: CPUCosts) -> CPUCosts:
+    """Return the costs of a loop for which a function returns batches as they are."""
+    free = {name: dict.fromkeys(getattr(costs, name), 0.0) for name in ("batch_byte", "collate")}
+    return replace(costs, **free)
 
 
 def _scaled(value: Any, factor: float) -> Any:
@@ -259,12 +284,19 @@ def seconds_within(call: Call, costs: CPUCosts) -> float:
     """Return the CPU time of a call in which its first kernel may already run: that of launching the others."""
     kind = kind_of(call)
     if kind == "recurrent":
-        return costs.inner_kernel * recurrence.launches(call)
+        return _recurrent_seconds(call, costs)
     if kind == "convolution":
         return costs.inner_kernel * convolution.launches_of_groups(call)
     if waits_first(call):
         return matmul.groups_of(call) * (costs.plain["matmul"] + _VIEWS_OF_GROUP * costs.plain["view"])
     return 0.0
+
+
+def _recurrent_seconds(call: Call, costs: CPUCosts) -> float:
+    """Return the CPU time of launching the kernels of a recurrent network."""
+    each = costs.recurrent_launch["backward" if call.name.endswith("backward") else "forward"]
+    steps, following = recurrence.launched_steps(call)
+    return each["kernel"] * recurrence.launches(call) + each["step"] * steps + each["follower"] * following
 
 
 def waits_first(call: Call) -> bool:
@@ -326,7 +358,7 @@ def loop_seconds(operations: Operations, costs: CPUCosts, loop: str) -> dict[str
     generates = loop != GENERATION and any(operation.generated for operation in operations.operations)
     called = costs.step[GENERATION] if generates else 0.0
     return {
-        "step": costs.step[loop] + walks + costs.optimizer_step[loop] * optimizes + called,
+        "step": costs.step[loop] + costs.collate[loop] + walks + costs.optimizer_step[loop] * optimizes + called,
         "micro_step": costs.micro_step[loop] + costs.module_micro_step[loop] * modules,
         "token": costs.token,
     }

@@ -52,4 +52,7 @@ def mean_over_period(rare: Time, other: Time, period: int) -> Time:
             PacedStep(one.pace, mean(one.step_seconds, another.step_seconds))
             for one, another in zip(rare.at_paces, other.at_paces, strict=True)
         ),
+        slow_host=rare.slow_host
+        and other.slow_host
+        and replace(rare.slow_host, step_seconds=mean(rare.slow_host.step_seconds, other.slow_host.step_seconds)),
     )

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.operators.traffic import crosses
 from trainatomy.results.operations import Call, Operations
@@ -22,6 +21,7 @@ from trainatomy.timing.cost_model import (
 )
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
+from trainatomy.timing.intervals import interval_seconds, slow_pace
 from trainatomy.timing.launch import (
     PARTS,
     CPUCosts,
@@ -30,6 +30,7 @@ from trainatomy.timing.launch import (
     cpu_costs,
     launch_seconds,
     loop_seconds,
+    not_collating,
 )
 from trainatomy.timing.power import power_in, slowed
 from trainatomy.timing.replay import COLLECTIVES, StepTimeline
@@ -85,20 +86,28 @@ def predict_step_time(
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
     host = _cpu_costs(calibration)[1]
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
-    timeline = replayed(operations, cost_model, gpu, loop, calibration, driver_calls, collated=collated)
-    bubble = 0.0
+
+    def at_pace(pace: float) -> StepTimeline:
+        return replayed(operations, cost_model, gpu, loop, calibration, driver_calls, pace=pace, collated=collated)
+
+    timeline, bubble, slow_host = at_pace(1.0), 0.0, None
+    if _host_section(calibration) is None:
+        slow_host = PacedStep(slow_pace(), at_pace(slow_pace()).seconds)
     if pipeline is not None:
+        if slow_host is not None:
+            slow_host = replace(
+                slow_host, step_seconds=pipeline.step_seconds * slow_host.step_seconds / timeline.seconds
+            )
         timeline.seconds, bubble = pipeline.step_seconds, pipeline.bubble_share
     bound = bound_by(operations, kernels, timeline)
-    measured = cost_model.calibrated and current_software and bound != "transfers"
-    low, high = _interval("calibrated" if measured else "uncalibrated", bound)
+    calibrated = cost_model.calibrated and current_software and bound != "transfers"
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
     at_peak, attainable = _utilisation(operations, gpu, cost_model, timeline.seconds)
     rate = samples / timeline.seconds
     tokens = None if tokens_per_sample is None else rate * tokens_per_sample
     return Time(
         step_seconds=timeline.seconds,
-        interval_seconds=(timeline.seconds * low, timeline.seconds * high),
+        interval_seconds=interval_seconds(timeline.seconds, slow_host, bound, calibrated=calibrated),
         samples_per_second=rate,
         tokens_per_second=tokens,
         bound_by=bound,
@@ -116,17 +125,11 @@ def predict_step_time(
         communication=_communication(timeline, links, gpus, data_parallel_size, rate, tokens, bubble),
         pipeline=pipeline,
         power=None if pipeline is not None else timeline.power,
-        at_paces=tuple(
-            PacedStep(
-                pace,
-                replayed(
-                    operations, cost_model, gpu, loop, calibration, driver_calls, pace=pace, collated=collated
-                ).seconds,
-            )
-            for pace in sorted(paces if pipeline is None else ())
-        ),
+        at_paces=tuple(PacedStep(pace, at_pace(pace).seconds) for pace in sorted(paces if pipeline is None else ())),
         probe_seconds=probe_seconds(calibration),
         backward_host_share=backward_share(operations, _cpu_costs(calibration)[0], loop),
+        slow_host=slow_host,
+        calibrated=calibrated,
     )
 
 
@@ -150,7 +153,7 @@ def replayed(
     """
     costs = _cpu_costs(calibration, pace)[0]
     if not collated:
-        costs = replace(costs, batch_byte=dict.fromkeys(costs.batch_byte, 0.0))
+        costs = not_collating(costs)
     slower_copies = pace ** reference_host().copy_exponent
     kernels = [
         KernelCost(0.0, 0.0, 0.0, 0)
@@ -296,7 +299,7 @@ def _cpu_costs(calibration: Calibration | None, pace: float = 1.0) -> tuple[CPUC
     factors, name = dict.fromkeys(PARTS, known.quiet), known.name
     if (section := _host_section(calibration)) is not None:
         factors, name = {**factors, **section.get("factors", {})}, f"as calibrated, beside {known.name}"
-    return cpu_costs(known.microseconds, {part: factor * pace for part, factor in factors.items()}), name
+    return cpu_costs(known.microseconds, factors, pace, known.recurrent_exponent), name
 
 
 def probe_seconds(calibration: Calibration | None) -> dict[str, float]:
@@ -311,9 +314,3 @@ def _host_section(calibration: Calibration | None) -> Mapping[str, Any] | None:
     """Return what a calibration says of its host, if it was compared with the reference host."""
     section: Mapping[str, Any] = calibration.sections.get("host", {}) if calibration else {}
     return section if section.get("reference") == reference_host().id else None
-
-
-def _interval(basis: str, bound: Bound) -> tuple[float, float]:
-    """Return the factors from a predicted step time to the ends of its interval."""
-    low, high = read_yaml("intervals.yaml")[basis]["host" if bound == "host" else "gpu"]
-    return low, high

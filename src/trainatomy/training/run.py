@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.training.factory import user_code
 from trainatomy.training.process import isolated_process_settings
+from trainatomy.training.seeds import seed_host
 from trainatomy.workload.loops import loop_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ def run(
 ) -> None:
     """Run ``steps`` steps of ``workload`` on ``model``, which is moved to ``device``.
 
+    The host's random numbers begin with ``train.seed``, whatever building the model drew: a prediction, which draws no
+    weights, leaves out the same layers as a measurement.
+
     Args:
         workload: The training or inference to run.
         model: The model to train, on the CPU or on meta tensors.
@@ -45,6 +49,7 @@ def run(
     loop = loop_of(workload).function()
     with ExitStack() as stack:
         stack.enter_context(isolated_process_settings())
+        seed_host(workload.train.seed)
         if workload.model.factory is not None:
             stack.enter_context(user_code(f"model.factory: {workload.model.factory}: its forward"))
         loop(workload, model, device=device or "cuda", steps=steps, observer=observer, make_batch=make_batch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from pydantic_core import PydanticUndefined
+
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import leaves, members
 
@@ -35,7 +37,10 @@ _PANELS = {
     "parallel": "Parallel",
     "generation": "Generation",
     "train": "TrainingArguments",
+    "gpu": "GPU and software",
 }
+_OF_SOFTWARE = frozenset({"gpu", "allocator", "software", "era"})
+"""Keys of a workload about the machine; the others beside its sections are about the loop."""
 _METAVARS: dict[str, str] = {"integer": "INT", "number": "FLOAT", "text": "TEXT", "list": "NAME", "pairs": "KEY=VALUE"}
 
 
@@ -44,6 +49,7 @@ class Flag:
     """A flag. ``name`` has underscores (``per_device_train_batch_size``); ``path`` is the key that it sets.
 
     A ``switch`` is written ``--fp16``, ``--no-fp16`` or ``--fp16 false``; ``list`` and ``pairs`` may be repeated.
+    ``default`` is empty where the key is off, empty or not set by default.
     """
 
     name: str
@@ -53,6 +59,7 @@ class Flag:
     panel: str
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    default: str = ""
 
     @property
     def option(self) -> str:
@@ -115,7 +122,13 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def _panel(path: Path) -> str:
-    return next((_PANELS[str(part)] for part in reversed(path[:-1]) if part in _PANELS), "Run")
+    """Return the panel of the innermost section that has one."""
+    beside = "GPU and software" if path[0] in _OF_SOFTWARE else "Training loop"
+    return next((_PANELS[str(part)] for part in reversed(path[:-1]) if part in _PANELS), beside)
+
+
+def _default(value: Any) -> str:
+    return "" if value is PydanticUndefined or not value else str(value).lower() if value is True else str(value)
 
 
 def _flag(path: Path, field: FieldInfo) -> Flag:
@@ -127,6 +140,7 @@ def _flag(path: Path, field: FieldInfo) -> Flag:
         panel=_panel(path),
         choices=_choices(field),
         aliases=_ALIASES.get(path, ()),
+        default=_default(field.default),
     )
 
 

@@ -26,7 +26,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 class LoraSpec(Section):
     """Low-rank adapters; names, meaning and defaults are those of ``peft.LoraConfig``."""
 
-    r: Count = Field(default=8, description="rank of the adapters")
+    r: Count = Field(default=8, description="rank of the adapters; this or any other option of LoRA adds them")
     lora_alpha: Integer = Field(default=8, description="numerator of the adapters' scale")
     target_modules: str | tuple[str, ...] | None = Field(
         default=None,

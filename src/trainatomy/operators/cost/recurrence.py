@@ -169,6 +169,14 @@ def layers(call: Call) -> int:
     return len(recurrence(call, "tf32").pairs)
 
 
+def launched_steps(call: Call) -> tuple[int, int]:
+    """Return the time steps that the CPU launches one by one, of all layers, and those of layers above another."""
+    one = recurrence(call, "tf32")
+    if one.is_fused:
+        return 0, 0
+    return one.steps * len(one.pairs), one.steps * (len(one.pairs) - one.directions)
+
+
 def recurrence(call: Call, fp32: str) -> Recurrence:
     """Return the sizes of a call; ``fp32``: how numbers of 32 bits multiply (tf32 or fp32)."""
     backward = call.name.endswith("backward")

@@ -156,6 +156,9 @@ def _nothing_fits(fit: Fit) -> list[RenderableType]:
     answer = f"Nothing fits on {fit.gpu.name}: the smallest setting {search_sentences.shortage(shortage)}."
     parts: list[RenderableType] = [Text(answer, style="bold red"), *_setup(fit)]
     parts.append(Text(f"The smallest setting: {settings.settings_of(shortage.given)}."))
+    if fit.given is not None and fit.given.workload != shortage.given.workload:
+        needed = human_bytes(fit.given.device_bytes)
+        parts.append(Text(f"As given ({settings.settings_of(fit.given)}), it needs {needed}."))
     return [*parts, *_shortage(shortage)]
 
 

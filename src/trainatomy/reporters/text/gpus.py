@@ -66,11 +66,14 @@ def _gpus(across: FitAcross) -> Table:
 
 
 def _shortfall(option: GPUOption) -> Text:
-    if not option.fit.too_large:
-        return Text("does not fit", style=VERDICT_STYLES["does not fit"])
-    missing = option.fit.too_large[0].device_bytes - option.fit.usable_bytes
-    text = f"does not fit: {human_bytes(missing)} short" if missing > 0 else "does not fit: fragmentation"
-    return Text(text, style=VERDICT_STYLES["does not fit"])
+    """Return what the smallest candidate that was executed lacks, and its settings."""
+    text = Text("does not fit", style=VERDICT_STYLES["does not fit"])
+    if option.fit.too_large:
+        smallest = option.fit.too_large[0]
+        missing = smallest.device_bytes - option.fit.usable_bytes
+        lack = f"{human_bytes(missing)} short" if missing > 0 else "fragmentation"
+        text.append(f": {lack} with {settings.settings_of(smallest)}")
+    return text
 
 
 def _fastest_first(prediction: Prediction) -> tuple[bool, float, int]:

@@ -30,6 +30,7 @@ class StandIns:
         samples: Rows of synthetic data sets.
         lengths: Words of synthetic texts.
         data: A local file that takes the place of data sets of a hub.
+        draws: False while weights are read from a file: a run draws none for them.
         used: How often each was used.
     """
 
@@ -41,6 +42,7 @@ class StandIns:
     samples: int = 512
     lengths: int = 256
     data: str | None = None
+    draws: bool = True
     used: Counter[tuple[StandInKind, str]] = field(default_factory=Counter)
     places: dict[tuple[StandInKind, str], str] = field(default_factory=dict)
 

@@ -79,25 +79,11 @@ def _install_transformers(stand_ins: StandIns) -> None:
     peft: Any = sys.modules.get("peft.peft_model")
     if peft is not None:
         stand_ins.put(peft.PeftModel, "save_pretrained", _left_out(stand_ins))
-    initialization: Any = sys.modules.get("transformers.initialization")
-    if initialization is not None:
-        _skip_drawing(stand_ins, initialization)
     import transformers.utils as utilities
 
     if not hasattr(utilities, "send_example_telemetry"):  # examples of releases before 5 import it
         stand_ins.stack.callback(delattr, utilities, "send_example_telemetry")
         utilities.send_example_telemetry = lambda *_, **__: None
-
-
-def _skip_drawing(stand_ins: StandIns, initialization: Any) -> None:
-    """Let ``trunc_normal_`` draw nothing: without values its rejection sampling does not end."""
-
-    def nothing(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return tensor
-
-    stand_ins.put(initialization, "trunc_normal_", nothing)
-    functions = {**initialization.TORCH_INIT_FUNCTIONS, "trunc_normal_": nothing}
-    stand_ins.put(initialization, "TORCH_INIT_FUNCTIONS", functions)
 
 
 def _no_generation_configuration(generation: Any) -> classmethod[Any, Any, Any]:
@@ -146,7 +132,7 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
             )
         attention = options.get("attn_implementation")
         more = {} if attention is None else {"attn_implementation": attention}
-        with stand_ins.process.on_host():
+        with stand_ins.process.on_host(), mock.patch.object(stand_ins, "draws", False):
             model = cls._from_config(config, dtype=_dtype(config, options), **more)
         if settings is not None:
             with mock.patch.object(modeling_utils.PreTrainedModel, "from_pretrained", original):

@@ -107,7 +107,7 @@ def _labelled_weights(process: SimulatedProcess) -> contextlib.AbstractContextMa
     fetch = coordinator_class.fetch_sub_module
 
     def fetch_sub_module(coordinator: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        process.recorder.operations.count_engine_module()
+        process.recorder.operations.count("engine_modules")
         result = fetch(coordinator, module, *args, **kwargs)
         is_whole = module_of_coordinator.z3_leaf_module(module)
         for parameter in module_of_coordinator.iter_params(module, recurse=is_whole):
@@ -129,7 +129,7 @@ def _counted_gradients(process: SimulatedProcess) -> Iterator[contextlib.Abstrac
 
 def _counting(take: Callable[..., Any], process: SimulatedProcess) -> Callable[..., Any]:
     def counted(*args: Any, **kwargs: Any) -> Any:
-        process.recorder.operations.count_engine_gradient()
+        process.recorder.operations.count("engine_gradients")
         return take(*args, **kwargs)
 
     return counted

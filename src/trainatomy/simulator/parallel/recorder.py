@@ -72,7 +72,7 @@ class RankRecorder(Recorder):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(issubclass(each, _WRAPPERS) for each in types):
-            self.operations.count_sharded_call()
+            self.operations.count("sharded_calls")
             return NotImplemented  # the subclass runs the operation on this rank's tensors, which comes back here
         kwargs = kwargs or {}
         if self.paused:
@@ -106,7 +106,7 @@ class RankRecorder(Recorder):
         """
         if self.paused:
             return
-        self.operations.count_resize()
+        self.operations.count("resized_storages")
         known = self.ledger.take(storage)
         if known is not None:
             self.release(known)

@@ -1,0 +1,47 @@
+"""What the CPU takes to launch the kernels of recurrent networks: by time step, layers and pace."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.hosts import reference_host
+from trainatomy.operators.cost import recurrence
+from trainatomy.timing.launch import cpu_costs, seconds_within
+
+KNOWN = reference_host()
+COSTS = cpu_costs(KNOWN.microseconds)
+
+
+def network(steps: int, layers: int = 1, directions: int = 1, hidden: int = 512) -> str:
+    """Return a forward pass in fp16; all layers read as many numbers as they have, for simplicity."""
+    weights = ",".join([f"f16[{4 * hidden},{hidden}]*2,f16[{4 * hidden}]*2"] * layers * directions)
+    states = f"f16[{layers * directions},8,{hidden}]*2"
+    data = f"f16[{steps},8,{hidden}]"
+    return f"aten::_cudnn_rnn({data},{states},{weights})->{data},{states};mode=LSTM;bidirectional={directions == 2}"
+
+
+def seconds(steps: int, **shape: int) -> float:
+    return seconds_within(from_text(network(steps, **shape)), COSTS)
+
+
+def test_each_time_step_is_launched_and_takes_longer_above_another_layer() -> None:
+    each = COSTS.recurrent_launch["forward"]
+    of_step = each["step"] + 2 * each["kernel"]
+    assert seconds(90) - seconds(50) == pytest.approx(40 * of_step)
+    assert seconds(90, directions=2) - seconds(50, directions=2) == pytest.approx(80 * of_step)
+    stacked = seconds(96, layers=2) - seconds(64, layers=2)
+    assert stacked == pytest.approx(64 * of_step + 32 * each["follower"])
+
+
+def test_fused_layers_launch_no_time_steps() -> None:
+    assert recurrence.launched_steps(from_text(network(90, hidden=128))) == (0, 0)
+    assert seconds(90, hidden=128) == seconds(50, hidden=128) < seconds(50) / 10
+
+
+def test_launches_inside_grow_less_than_the_pace() -> None:
+    slow = cpu_costs(KNOWN.microseconds, None, 2.0, KNOWN.recurrent_exponent)
+    call = from_text(network(90))
+    assert seconds_within(call, slow) == pytest.approx(2**KNOWN.recurrent_exponent * seconds_within(call, COSTS))
+    assert slow.recurrent_layer["backward"] == pytest.approx(2 * COSTS.recurrent_layer["backward"])
+    assert 0 < KNOWN.recurrent_exponent < 1
