@@ -100,11 +100,12 @@ def _kernels_at_once(chip: Chip, one: Recurrence) -> tuple[float, float]:
     form, both = _form()["at_once"], one.directions == 2
     product, gates = (seconds * 1e6 for seconds in _parts_of_step(chip, one, 1.0))
     alone = product + gates
-    most = 1 + (one.streams - 1) ** form["streams"] * alone / (alone + form["half_us"])
-    launch_us = form["step_us"][one.pass_name][one.product_kind] * chip.host_pace
+    most = 1 + (one.streams - 1) ** form["streams"] * alone / (alone + form["half_us"][one.pass_name])
+    launch_us = form["step_us"][one.pass_name][one.product_kind] * chip.host_pace ** form["pace_power"]
+    launch_us *= 1 if both else form["following"]
     fewest = 1.0
     if both:
-        most = 1 + form["most_both"] * product / (product + form["half_both_us"])
+        most = 1 + form["most_both"][one.pass_name] * product / (product + form["half_both_us"])
         overlap = min(max(product - form["gates_share"] * launch_us, 0.0), gates)
         fewest = min(1 + overlap / product, most)
     middle, spread = form["behind"]
