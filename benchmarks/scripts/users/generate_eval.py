@@ -1,4 +1,4 @@
-"""Translation with the Seq2SeqTrainer: predict_with_generate, label smoothing, tokens counted, evaluation each second step."""
+"""Translation with the Seq2SeqTrainer: predict_with_generate, tokens counted, evaluation each second step."""
 
 import tempfile
 import numpy as np
@@ -33,7 +33,7 @@ config = MT5Config(vocab_size=9000, d_model=384, d_kv=64, d_ff=1024, num_layers=
 model = MT5ForConditionalGeneration(config)
 model.generation_config.min_new_tokens = model.generation_config.max_new_tokens = 24
 args = Seq2SeqTrainingArguments(tempfile.mkdtemp(), per_device_train_batch_size=12, per_device_eval_batch_size=16, max_steps=6, bf16=True,
-                                label_smoothing_factor=0.1, eval_strategy="steps", eval_steps=2, predict_with_generate=True, generation_num_beams=3,
+                                eval_strategy="steps", eval_steps=2, predict_with_generate=True, generation_num_beams=3,
                                 optim="adafactor", learning_rate=1e-3, report_to="none", save_strategy="no", logging_steps=2, seed=3,
                                 include_num_input_tokens_seen="all")  # fmt: skip
 Seq2SeqTrainer(model=model, args=args, train_dataset=Pairs(200, 0), eval_dataset=Pairs(32, 1), data_collator=collate, compute_metrics=metrics).train()

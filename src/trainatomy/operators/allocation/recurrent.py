@@ -242,8 +242,8 @@ def _not_twice(*gradients: torch.Tensor) -> Sequence[torch.Tensor]:
     if not torch.is_grad_enabled():
         return gradients
     text = "the derivative for '_cudnn_rnn_backward' is not implemented: disable cuDNN while the RNN runs"
-    error: Any = torch._C._functions.DelayedError(text, len(gradients))  # type: ignore[attr-defined]
-    raising: Sequence[torch.Tensor] = error(*(one.detach().requires_grad_() for one in gradients))
+    error: Any = torch._C._functions.DelayedError(text, len(gradients))
+    raising: Any = error(*(one.detach().requires_grad_() for one in gradients))
     return raising if len(gradients) > 1 else (raising,)
 
 
