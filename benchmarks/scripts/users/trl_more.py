@@ -35,7 +35,7 @@ elif what == "rloo":
 
     data = Dataset.from_dict({"prompt": [words(24, 48) for _ in range(rows)]})
     args = RLOOConfig(**common, num_generations=4, max_completion_length=32, generation_kwargs={"min_new_tokens": 32})
-    trainer = RLOOTrainer(model=Qwen2ForCausalLM(config), args=args, train_dataset=data, processing_class=tok,
+    trainer = RLOOTrainer(model=Qwen2ForCausalLM(config), args=args, train_dataset=data, processing_class=tok, peft_config=lora,
                           reward_funcs=lambda completions, **kw: [float(len(c)) for c in completions])  # fmt: skip
 elif what == "dpo-full":
     from trl import DPOConfig, DPOTrainer
