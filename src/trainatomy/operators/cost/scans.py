@@ -5,7 +5,7 @@ Constants and their source: ``catalog/efficiency.yaml``.
 
 from __future__ import annotations
 
-from math import prod
+from math import prod, sqrt
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.elementwise import memory_bound
@@ -14,8 +14,8 @@ from trainatomy.operators.cost.kernel import Chip, KernelWork, name_of, number
 from trainatomy.results.operations import Call
 
 _WHOLE_TARGETS = 450
-"""``_ctc_loss_backward`` collects the gradients of each place by itself where time steps, targets and classes, weighted,
-are fewer (``is_large`` in aten/src/ATen/native/cuda/LossCTC.cu)."""
+"""Time steps, samples and classes, weighted, from which on ``_ctc_loss_backward`` collects gradients by places
+(``is_large`` in aten/src/ATen/native/cuda/LossCTC.cu)."""
 
 
 def scan(call: Call, chip: Chip) -> KernelWork:
@@ -42,15 +42,19 @@ def scan(call: Call, chip: Chip) -> KernelWork:
 def ctc(call: Call, chip: Chip) -> KernelWork:
     """Return the work of the loss of CTC, or of its gradient: threads for the places of a target take each time step.
 
-    The gradient takes the steps back, and collects the gradients of classes.
+    The gradient takes the steps back, and then collects the gradients of classes: for each place along the time steps,
+    or, of short sequences, for each time step along the places and the classes.
     """
     backward = "backward" in call.name
     scores, targets = call.inputs[backward], call.inputs[1 + backward]
     steps, batch, classes = scores.shape
     longest = targets.shape[-1] if len(targets.shape) > 1 else targets.elements / batch
+    places = 2 * longest + 1
     form: dict[str, float] = read_yaml("efficiency.yaml")["ctc"]
-    way = "backward" if backward else "forward"
-    seconds = form["start_seconds"] + steps * (form[f"{way}_step"] + form[f"{way}_place"] * longest)
-    if backward and 2 * steps + 24 * batch / 10 + 2 * classes / 10 <= _WHOLE_TARGETS:
-        seconds += classes * form["class_seconds"]
-    return memory_bound(f"ctc.{way}", chip, call, launches=26 if backward else 6)._replace(seconds=seconds)
+    seconds = form["start_seconds"] + steps * (form["step_seconds"] + form["root_seconds"] * sqrt(places))
+    if backward and 2 * steps + 24 * batch / 10 + 2 * classes / 10 > _WHOLE_TARGETS:
+        seconds += steps * form["collected_step"] + form["passes"] * scores.bytes / chip.bandwidth
+    elif backward:
+        seconds += places * form["collected_place"] + classes * form["collected_class"]
+    work = memory_bound(f"ctc.{'backward' if backward else 'forward'}", chip, call, launches=26 if backward else 6)
+    return work._replace(seconds=seconds)
