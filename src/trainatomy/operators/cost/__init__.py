@@ -29,10 +29,10 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "pooling": ("pooling",),
     "recurrent": ("recurrent",),
     "reduction": (
-        "apart", "columns", "extremum", "logsumexp", "normalisation", "parts", "reduction", "rows", "short rows",
-        "variance",
-    ),  # fmt: skip
-    "resampling": ("resampling",),
+        *("apart", "columns", "extremum", "logsumexp", "normalisation"),
+        *("parts", "reduction", "rows", "short rows", "variance"),
+    ),
+    "resampling": ("grid", "patches", "resampling"),
     "scans": ("ctc", "scan", "sort"),
 }
 """First parts of the names of the families that each module returns; without a name, those of copies from and to the

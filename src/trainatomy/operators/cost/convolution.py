@@ -151,9 +151,7 @@ def _likeness(call: Call, x: Array, weight: Array) -> tuple[float, ...]:
     return log2(prod(weight.shape[2:])), 2 * log2(stride), *(0.7 * each for each in aligned)
 
 
-def _form(
-    call: Call, x: Array, weight: Array, groups: int, turns: str, ways: tuple[str, ...], *, deep: bool
-) -> str:
+def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, ways: tuple[str, ...], *, deep: bool) -> str:
     """Return what else decides the kernel: the images' order, groups, dilation, transposition, the weight's size."""
     places, width = prod(weight.shape[2:]), weight.shape[1]
     of_products = groups > 1 and not deep and places == 1
@@ -210,7 +208,9 @@ def _mask(call: Call) -> list[bool]:
 
 def _kinds(mask: list[bool], backward: bool) -> tuple[str, ...]:
     """Return what is computed: the result, or which of the gradients of input and weight."""
-    return tuple(kind for kind, wanted in zip((INPUT, WEIGHT), mask, strict=False) if wanted) if backward else (FORWARD,)
+    return (
+        tuple(kind for kind, wanted in zip((INPUT, WEIGHT), mask, strict=False) if wanted) if backward else (FORWARD,)
+    )
 
 
 def _outputs(call: Call, out: Array, x: Array) -> int:

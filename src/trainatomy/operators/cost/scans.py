@@ -36,7 +36,9 @@ def scan(call: Call, chip: Chip) -> KernelWork:
         seconds = source.elements * cycles / chip.issue_rate
     else:
         seconds = steps * form["step_seconds"]
-    return work._replace(seconds=form["start_seconds"] + max(seconds, work.bytes / (chip.bandwidth * form["bandwidth"])))
+    return work._replace(
+        seconds=form["start_seconds"] + max(seconds, work.bytes / (chip.bandwidth * form["bandwidth"]))
+    )
 
 
 def ctc(call: Call, chip: Chip) -> KernelWork:

@@ -5,7 +5,7 @@ times.  Where cuDNN's library is installed, the simulation asks it, and the call
 stand in that were learned from the library's answers (``catalog/cudnn_groups.json``, benchmarks/cudnn/group_ways.py).
 
 - *together*: one kernel for all groups.
-- *turns*: about four kernels for each group: two copies into channels-last order, a product on tensor cores, a copy back.
+- *turns*: about four kernels for each group: copies into channels-last order, a product on tensor cores, a copy back.
 - *unsplit*: the same, of a weight's gradient whose sums over all pixels are divided among few multiprocessors or none.
 - *cores*: as turns, by a kernel without tensor cores.
 - *direct*: one kernel for each group, without tensor cores and copies.
@@ -29,8 +29,6 @@ ARGUMENT = "ways"
 """The name under which a call says its ways, with commas between: those of the gradients that it computes in order."""
 FORWARD, INPUT, WEIGHT = "forward", "input gradient", "weight gradient"
 FILE = "cudnn_groups.json"
-_TREES_OF = (9, 0)
-"""Compute capability of the GPUs for which the library was asked."""
 _TILE, _H200 = 64, 132
 _IMAGES = 4
 """Dimensions of a batch of images."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _IMAGES = 4
 """Dimensions of a batch of images."""
 _SPLIT, _UNDIVIDED, _FEW_PARTS = 0, 99, 3
-"""``CUDNN_KNOB_TYPE_SPLIT_K``; its value where an engine has none; parts up to which few multiprocessors share a sum."""
+"""``CUDNN_KNOB_TYPE_SPLIT_K``; its value where an engine has none; parts up to which a sum is shared by few blocks."""
 _TRANSPOSED = {FORWARD: INPUT, INPUT: FORWARD}
 
 
