@@ -178,8 +178,8 @@ def others(kind: str, u: tuple[float, ...], dtype: torch.dtype) -> Work:
         n, c, s = pick(0, 2, 128), 8 * pick(1, 2, 128), pick(2, 5, 112)
         n = max(min(n, 2**26 // (c * s * s)), 1)
         x = leaf(n, c, s, s, dtype=dtype).detach().contiguous(memory_format=torch.channels_last).requires_grad_()
-        w, b = leaf(c), leaf(c)
-        return both_ways(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), x, w, b)
+        scale, shift = leaf(c), leaf(c)
+        return both_ways(lambda x, w, b: F.batch_norm(x, None, None, w, b, True), x, scale, shift)
     if kind == "safe softmax":
         n, t = pick(0, 2, 128), pick(1, 32, 700)
         x = leaf(n, t, t, dtype=dtype)

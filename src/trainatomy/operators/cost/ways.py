@@ -82,12 +82,14 @@ def ways_of(call: Call, tensors: tuple[Array, Array, Array], groups: int, kinds:
 
 def _sizes(call: Call, out: Array, x: Array, weight: Array, groups: int) -> Sizes:
     space = len(x.shape) - 2
-    each = []
-    for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1)):
+
+    def each(name: str, usual: int) -> tuple[int, ...]:
         given = whole_numbers(number(call, name)) or [usual]
-        each.append(tuple(given * space if len(given) == 1 else given))
+        return tuple(given * space if len(given) == 1 else given)
+
     last = any(tensor.strides[1] == 1 and tensor.shape[1] > 1 for tensor in (x, weight))
-    return Sizes(x.shape, weight.shape, out.shape, *each, groups, x.dtype, False, last)
+    settings = each("stride", 1), each("padding", 0), each("dilation", 1)
+    return Sizes(x.shape, weight.shape, out.shape, *settings, groups, x.dtype, False, last)
 
 
 @cache

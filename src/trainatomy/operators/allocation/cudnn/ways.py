@@ -73,12 +73,15 @@ def convolutions_of(call: Call) -> list[tuple[Kind, Convolution]] | None:
         return None
     transposed = number(call, "transposed") == "True"
     last = any(tensor.strides[1] == 1 and tensor.shape[1] > 1 for tensor in (x, weight))
-    space, settings = len(x.shape) - 2, list[Sequence[int]]()
-    for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1)):
+    space = len(x.shape) - 2
+
+    def each(name: str, usual: int) -> Sequence[int]:
         given = whole_numbers(number(call, name)) or [usual]
-        settings.append(given * space if len(given) == 1 else given)
+        return given * space if len(given) == 1 else given
+
     data, output = (out, x) if transposed else (x, out)
-    shapes = [torch.Size(tensor.shape) for tensor in (data, weight, output)]
+    shapes = torch.Size(data.shape), torch.Size(weight.shape), torch.Size(output.shape)
+    settings = each("stride", 1), each("padding", 0), each("dilation", 1)
     one = Convolution(*shapes, dtype, *settings, groups, transposed, last, 0)
     wanted = [part.strip(" []") == "True" for part in number(call, "output_mask", "[True, True]").split(",")]
     kinds = [kind for kind, wants in zip((INPUT, WEIGHT), wanted, strict=False) if wants] if backward else [FORWARD]
