@@ -112,7 +112,7 @@ def _of_layers() -> Iterator[Point]:
 
 def _step_of(one: Recurrence) -> RecurrentProduct:
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
-    return RecurrentProduct(one.product_kind, one.pass_name, one.batch, columns, depth)
+    return RecurrentProduct(one.step_kind, one.pass_name, one.batch, columns, depth)
 
 
 def _inputs_of(one: Recurrence, gates: int, inputs: int) -> RecurrentProduct:

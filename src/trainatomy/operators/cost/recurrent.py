@@ -121,7 +121,7 @@ def _step_seconds(chip: Chip, one: Recurrence, at_a_time: float) -> float:
 def _parts_of_step(chip: Chip, one: Recurrence, at_a_time: float) -> tuple[float, float]:
     """Return the time of the product of a step while so many kernels run at a time, and that of its gates."""
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
-    step = RecurrentProduct(one.product_kind, one.pass_name, one.batch, columns, depth)
+    step = RecurrentProduct(one.step_kind, one.pass_name, one.batch, columns, depth)
     product_seconds = recurrent_product_seconds(step, at_a_time, chip.multiprocessors)
     share, often = _form()["gates_waiting"][one.pass_name]
     tiles = ceil(one.batch / _TILE) * ceil(columns / _TILE)

@@ -55,7 +55,7 @@ class RecurrentProduct(NamedTuple):
     @property
     def unevenness(self) -> float:
         """Return how many times the alignment of the weights' rows in memory halves a line of the cache."""
-        width = (self.depth if self.role.endswith("forward") else self.columns) * (2 if "half" in self.kind else 4)
+        width = (self.depth if self.role.endswith("forward") else self.columns) * (4 if "32" in self.kind else 2)
         return log2(_LINE_BYTES / gcd(width, _LINE_BYTES))
 
 
