@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -179,19 +179,21 @@ def _evaluation(events: Sequence[Event]) -> Mapping:
     return {"us": us, "counts": counts, "whole": round(1e6 * (events[-1][1] - events[0][1]), 1), "batches": batches}
 
 
-def measure(cases: Iterable[tuple[str, Mapping]], watching: type[Watch], out: Path, time_limit: float) -> None:
+def measure(
+    cases: Iterable[tuple[str, Any]], measuring: Callable[[Any], Mapping], out: Path, time_limit: float
+) -> None:
     """Measure cases in this process, which initialises CUDA; each is a line at once."""
     import torch
 
     began = time.monotonic()
     torch.ones(1, device="cuda")
-    for name, mapping in cases:
+    for name, case in cases:
         if time.monotonic() - began > time_limit:
             print(f"{name}: left out, out of time", flush=True)
             continue
         line: Mapping = {"name": name, "gpu": torch.cuda.get_device_name()}
         try:
-            line |= measured(mapping, watching)
+            line |= measuring(case)
         except Exception as error:
             line["error"] = f"{type(error).__name__}: {error}"[:400]
         gc.collect()
@@ -202,7 +204,10 @@ def measure(cases: Iterable[tuple[str, Mapping]], watching: type[Watch], out: Pa
 
 
 def measure_in_fork(
-    description: str | None, cases: Iterable[tuple[str, Mapping]], watching: type[Watch] = Watch, seconds: float = 90
+    description: str | None,
+    cases: Iterable[tuple[str, Any]],
+    measuring: Callable[[Any], Mapping] = measured,
+    seconds: float = 90,
 ) -> int:
     """Read the options of a script, and measure its cases in a fork of a process that has imported the libraries."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -211,7 +216,7 @@ def measure_in_fork(
     options = parser.parse_args()
     processes.preload_for_forks()
     log = options.out.with_suffix(".log")
-    process = processes.fork_and_run(partial(measure, cases, watching, options.out, options.time_limit), log)
+    process = processes.fork_and_run(partial(measure, cases, measuring, options.out, options.time_limit), log)
     while process.status() is None:
         time.sleep(0.05)
     with suppress(OSError):

@@ -25,6 +25,8 @@ from trainatomy.catalog.hosts import reference_host  # noqa: E402
 from trainatomy.measurement.device.host_probe import PROBE  # noqa: E402
 from trainatomy.results.host_pace import HostPace  # noqa: E402
 from trainatomy.timing import launch  # noqa: E402
+from trainatomy.timing.host_costs import cpu_costs, not_collating  # noqa: E402
+from trainatomy.training.throughput import samples_per_step  # noqa: E402
 from trainatomy.workload.loops import loop_of  # noqa: E402
 from trainatomy.workload.schema import Workload  # noqa: E402
 
@@ -34,6 +36,8 @@ GPUS = ("h200", "h100-sxm")
 SMALL = ("host-everyday-h200", "host-drawn-h200", "pace-forms-h200", "host-pairs-h200")
 GAP = 12
 """Lines between two records of a GPU above which another visit of the machine began."""
+FAMILIES = {f"host-families-{gpu}": gpu for gpu in GPUS}
+"""Records of tiny trainings of ``trainings.yaml`` (``host_families.py``)."""
 PHASES = {"micro_step_begin>forward_end": "forward", "forward_end>loss_kept": "backward"}
 PHASES |= {"optimizer_begin>optimizer_end": "optimizer"}
 MERGED = {"recompute": "backward", "zero_grad": "other"}
@@ -46,6 +50,13 @@ FAR_FROM_THE_HOST = 0.7
 Parts = dict[str, defaultdict[str, float]]
 
 
+def _parts_of(workload: Workload, operations: Any) -> Parts:
+    loop = loop_of(workload).cpu_costs
+    found = parts_of(operations, loop, collated=workload.data.factory is None)
+    found["other"][f"sample.{loop}"] += COSTS["sample"][loop] * samples_per_step(workload)
+    return found
+
+
 def parts_of(operations: Any, loop: str, *, collated: bool = True) -> Parts:
     """Return the microseconds of today's costs in a step, by phase and by the name of the cost.
 
@@ -53,9 +64,9 @@ def parts_of(operations: Any, loop: str, *, collated: bool = True) -> Parts:
     """
     found: Parts = defaultdict(lambda: defaultdict(float))
     graph = any(one.phase == "backward" for one in operations.operations)
-    costs = launch.cpu_costs(COSTS)
+    costs = cpu_costs(COSTS)
     if not collated:
-        costs = launch.not_collating(costs)
+        costs = not_collating(costs)
     within = launch.seconds_between_operations(operations, costs)
     for one, whole in zip(operations.operations, launch.launch_seconds(operations, costs, loop), strict=True):
         context, kind = launch.priced_launch(one, operations.calls[one.call], graph=graph)
@@ -141,17 +152,18 @@ def simulated(names: set[str]) -> dict[str, Parts]:
     """Return what trainings cost; those of torchvision come last (torchvision_path.py says why)."""
     found, rows = dict[str, Parts](), [row for row in grid.rows(trainings.TRAININGS) if row.name in names]
     for row in sorted(rows, key=lambda row: "factory" in row.mapping["model"]):
-        workload = row.workload(HERE).model_copy(update={"gpu": "h200"})
         try:
-            parts = parts_of(
-                _simulated(workload).operations,
-                loop_of(workload).cpu_costs,
-                collated=workload.data.factory is None,
-            )
-            found[row.name] = parts
+            found[row.name] = simulated_step(row)[1]
         except Exception as error:
             print(f"{row.name}: left out: {error}", flush=True)
     return found
+
+
+def simulated_step(row: grid.Row) -> tuple[Any, Parts]:
+    """Return the operations of a training's step and what they cost."""
+    workload = row.workload(HERE).model_copy(update={"gpu": "h200"})
+    operations = _simulated(workload).operations
+    return operations, _parts_of(workload, operations)
 
 
 def _simulated(workload: Workload) -> Any:
@@ -172,7 +184,7 @@ def everyday() -> Iterator[dict[str, Any]]:
             if workload.loop == "grpo":
                 continue
             simulation = _simulated(workload)
-            parts = parts_of(simulation.operations, loop_of(workload).cpu_costs)
+            parts = _parts_of(workload, simulation.operations)
             if (times := line.get("generation")) and simulation.generation is not None:
                 for phase, part in tokens_of(simulation, parts):
                     if us := times.get(f"{phase.replace(' ', '_')}_seconds"):
@@ -202,22 +214,33 @@ def phases() -> Iterator[dict[str, Any]]:
                 continue
             workload = Workload.from_mapping({**mapping, "name": line["name"], "gpu": "h200"})
             simulation = _simulated(workload)
-            parts = parts_of(simulation.operations, loop_of(workload).cpu_costs)
-            main, backward = paces_of(line)
+            parts = _parts_of(workload, simulation.operations)
             about = (line["name"], _family(mapping), "h200", source)
             if mapping.get("mode") == "generation":
                 measured = _token_times(line)
                 for phase, part in tokens_of(simulation, parts):
                     if us := measured.get(phase):
-                        yield _observation(*about, phase, part, us, main)
+                        yield _observation(*about, phase, part, us, paces_of(line)[0])
                 continue
-            times: dict[str, float] = defaultdict(float)
-            for between, us in line["us"].items():
-                times[PHASES.get(between, "other")] += us if isinstance(us, float | int) else _trimmed(us)
-            for phase, us in times.items():
-                if parts[phase] and us:
-                    pace = backward if phase == "backward" else main
-                    yield _observation(*about, phase, parts[phase], us, pace, us / sum(times.values()))
+            yield from _phases(about, line, parts)
+
+
+def families() -> Iterator[dict[str, Any]]:
+    """Yield the measured phases of tiny trainings of all families."""
+    for source, gpu in FAMILIES.items():
+        for line in trainings.lines(HERE / "records" / f"{source}.jsonl.gz"):
+            row = grid.Row(line["name"], line["family"], line["mapping"], alone=False, held_out=False)
+            yield from _phases((row.name, row.family, gpu, source), line, simulated_step(row)[1])
+
+
+def _phases(about: tuple[str, str, str, str], line: Mapping[str, Any], parts: Parts) -> Iterator[dict[str, Any]]:
+    times, (main, backward) = defaultdict[str, float](float), paces_of(line)
+    for between, us in line["us"].items():
+        times[PHASES.get(between, "other")] += us if isinstance(us, float | int) else _trimmed(us)
+    for phase, us in times.items():
+        if parts[phase] and us:
+            pace = backward if phase == "backward" else main
+            yield _observation(*about, phase, parts[phase], us, pace, us / sum(times.values()))
 
 
 def _token_times(line: Mapping[str, Any]) -> dict[str, float]:

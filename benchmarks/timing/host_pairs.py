@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -112,4 +113,4 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 if __name__ == "__main__":
-    sys.exit(host_drawn.measure_in_fork(__doc__, cases(), Watch, seconds=92))
+    sys.exit(host_drawn.measure_in_fork(__doc__, cases(), partial(host_drawn.measured, watching=Watch), 92))

@@ -123,7 +123,8 @@ def counted(workload: Workload) -> dict[str, Any]:
     """Return how often each cost occurs in the phases of a training, and what today's costs say of them."""
     from trainatomy.catalog.hosts import reference_host
     from trainatomy.simulator.simulate import simulate
-    from trainatomy.timing.launch import cpu_costs, cpu_seconds_by_phase
+    from trainatomy.timing.host_costs import cpu_costs
+    from trainatomy.timing.launch import cpu_seconds_by_phase
     from trainatomy.workload.loops import loop_of
 
     operations = simulate(workload, workload.resolve_gpu()).operations
@@ -138,7 +139,7 @@ def counted(workload: Workload) -> dict[str, Any]:
 
 
 def counts(operations: Any) -> dict[str, Counter[str]]:
-    """Count how often each cost of ``timing.launch.CPUCosts`` occurs, by phase."""
+    """Count how often each cost of ``timing.host_costs.CPUCosts`` occurs, by phase."""
     from trainatomy.operators.cost import recurrence
     from trainatomy.timing.launch import checkpointed_regions, list_length, priced_launch
 

@@ -27,7 +27,7 @@ import numpy
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import trainings
-from host_observations import everyday, is_bound, phases, steps
+from host_observations import everyday, families, is_bound, phases, steps
 
 DEVIATION, VISITS, CASES = 0.09, 0.07, 0.08
 """Standard deviations of logarithms: of an observation of its own, of a visit of a machine, and of a training in it."""
@@ -106,7 +106,7 @@ def main() -> int:
     fitting.add_argument("--folds", type=int, default=6)
     options = parser.parse_args()
     if options.command == "observe":
-        found = "".join(json.dumps(one) + "\n" for one in (*phases(), *everyday(), *steps()))
+        found = "".join(json.dumps(one) + "\n" for one in (*phases(), *families(), *everyday(), *steps()))
         options.out.write_bytes(gzip.compress(found.encode(), mtime=0))
         return 0
     every, folds = [one for one in trainings.lines(options.file) if is_bound(one)], options.folds

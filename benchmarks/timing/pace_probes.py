@@ -60,7 +60,8 @@ def predict(gpu_id: str) -> None:
     from trainatomy.catalog.hosts import reference_host
     from trainatomy.prediction import analysis_of, time_of
     from trainatomy.simulator.simulate import simulate
-    from trainatomy.timing.launch import cpu_costs, cpu_seconds_by_phase
+    from trainatomy.timing.host_costs import cpu_costs
+    from trainatomy.timing.launch import cpu_seconds_by_phase
     from trainatomy.workload.loops import loop_of
 
     path = predictions_of(gpu_id)

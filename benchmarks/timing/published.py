@@ -31,7 +31,8 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
-from trainatomy.timing.launch import PARTS, cpu_costs, launch_seconds, loop_seconds
+from trainatomy.timing.host_costs import PARTS, cpu_costs
+from trainatomy.timing.launch import launch_seconds, loop_seconds
 from trainatomy.timing.step import bound_by
 from trainatomy.timing.timeline import replay_step
 from trainatomy.workload.factory import resolve

@@ -16,7 +16,7 @@ from trainatomy.operators.cost.nccl import Group
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.timing.contention import Contention, Windows, contention_in
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
-from trainatomy.timing.launch import cpu_costs
+from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.replay import StepTimeline
 from trainatomy.timing.timeline import replay_step
 

@@ -13,7 +13,8 @@ import pytest
 
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.launch import cpu_costs, cpu_seconds_by_phase
+from trainatomy.timing.host_costs import cpu_costs
+from trainatomy.timing.launch import cpu_seconds_by_phase
 from trainatomy.workload.schema import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"

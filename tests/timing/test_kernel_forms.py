@@ -14,7 +14,8 @@ from trainatomy.operators.cost.convolution import launches_of_groups
 from trainatomy.operators.cost.kernel import KernelWork
 from trainatomy.timing.chips import chip_of
 from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost
-from trainatomy.timing.launch import cpu_costs, seconds_within, waits_first
+from trainatomy.timing.host_costs import cpu_costs
+from trainatomy.timing.launch import seconds_within, waits_first
 
 H200 = cost_model_of(find_gpu("h200"))
 

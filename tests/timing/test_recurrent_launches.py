@@ -7,7 +7,8 @@ import pytest
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.operators.cost import recurrence
-from trainatomy.timing.launch import cpu_costs, seconds_within
+from trainatomy.timing.host_costs import cpu_costs
+from trainatomy.timing.launch import seconds_within
 
 KNOWN = reference_host()
 COSTS = cpu_costs(KNOWN.microseconds)

@@ -14,15 +14,8 @@ from trainatomy.results.time import Time
 from trainatomy.results.trace import DriverCall
 from trainatomy.simulator.simulate import simulate
 from trainatomy.timing.extrapolation import attainable_share
-from trainatomy.timing.launch import (
-    CPUCosts,
-    batch_bytes,
-    cpu_costs,
-    cpu_seconds_by_phase,
-    kind_of,
-    launch_seconds,
-    loop_seconds,
-)
+from trainatomy.timing.host_costs import CPUCosts, cpu_costs
+from trainatomy.timing.launch import batch_bytes, cpu_seconds_by_phase, kind_of, launch_seconds, loop_seconds
 from trainatomy.timing.step import predict_step_time
 from trainatomy.timing.timeline import blocks_cpu, replay_step
 from trainatomy.workload.schema import Workload
@@ -171,3 +164,10 @@ def test_a_function_that_returns_batches_saves_what_collating_costs(step: Operat
     batches = sum(costs.batch_byte["trainer"] * batch_bytes(step.calls[one.call]) for one in step.operations)
     saved = (costs.collate["trainer"] + batches) * reference_host().quiet
     assert made.step_seconds - returned.step_seconds == pytest.approx(saved, rel=1e-3) and saved > 1e-4
+
+
+def test_each_sample_of_a_step_is_fetched(step: Operations) -> None:
+    settings = {"loop": "trainer", "tf32": False, "tokens_per_sample": 8}
+    few, many = (predict_step_time(step, H200, samples=samples, **settings) for samples in (1, 10001))
+    each = cpu_costs(reference_host().microseconds).sample["trainer"] * reference_host().quiet
+    assert many.step_seconds - few.step_seconds == pytest.approx(10000 * each) and each > 1e-7

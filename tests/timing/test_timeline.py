@@ -11,7 +11,7 @@ from trainatomy.catalog.hosts import reference_host
 from trainatomy.operators.cost import recurrence
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.timing import one_stream, streams, timeline
-from trainatomy.timing.launch import cpu_costs
+from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.replay import StepTimeline
 from trainatomy.timing.timeline import replay_step
 

@@ -14,7 +14,7 @@ class Host:
     """A machine, as far as launching operations depends on it.
 
     Attributes:
-        microseconds: Costs by the field names of ``timing.launch.CPUCosts``.
+        microseconds: Costs by the field names of ``timing.host_costs.CPUCosts``.
         slowdowns: Slowdown against ``microseconds`` in each measurement session; shared machines are slowed by other
             work.
         source: Origin of the figures.

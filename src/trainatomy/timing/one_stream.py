@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trainatomy.results.operations import Operations
-from trainatomy.timing.launch import CPUCosts
+from trainatomy.timing.host_costs import CPUCosts
 from trainatomy.timing.replay import LAUNCH_QUEUE_DEPTH, Row, StepTimeline
 
 SAME_STATE = 1e-10

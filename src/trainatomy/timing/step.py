@@ -21,17 +21,9 @@ from trainatomy.timing.cost_model import (
 )
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
+from trainatomy.timing.host_costs import PARTS, CPUCosts, cpu_costs, not_collating
 from trainatomy.timing.intervals import interval_seconds, slow_pace
-from trainatomy.timing.launch import (
-    PARTS,
-    CPUCosts,
-    backward_share,
-    batch_bytes,
-    cpu_costs,
-    launch_seconds,
-    loop_seconds,
-    not_collating,
-)
+from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
 from trainatomy.timing.power import power_in, slowed
 from trainatomy.timing.replay import COLLECTIVES, StepTimeline
 from trainatomy.timing.timeline import replay_step
@@ -88,7 +80,17 @@ def predict_step_time(
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
 
     def at_pace(pace: float) -> StepTimeline:
-        return replayed(operations, cost_model, gpu, loop, calibration, driver_calls, pace=pace, collated=collated)
+        return replayed(
+            operations,
+            cost_model,
+            gpu,
+            loop,
+            calibration,
+            driver_calls,
+            pace=pace,
+            collated=collated,
+            samples=samples,
+        )
 
     timeline, bubble, slow_host = at_pace(1.0), 0.0, None
     if _host_section(calibration) is None:
@@ -144,12 +146,13 @@ def replayed(
     pace: float = 1.0,
     on_launch: OnLaunch | None = None,
     collated: bool = True,
+    samples: int = 0,
 ) -> StepTimeline:
     """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long.
 
     Copies of batches also take longer beside a slower CPU.  Where the GPU would draw more power than it may, arithmetic
-    takes longer (``power.py``), except with ``at_once``.  ``on_launch``: see ``replay_streams``.  ``collated``: see
-    ``predict_step_time``.
+    takes longer (``power.py``), except with ``at_once``.  ``on_launch``: see ``replay_streams``.  ``collated`` and
+    ``samples``: see ``predict_step_time``.
     """
     costs = _cpu_costs(calibration, pace)[0]
     if not collated:
@@ -163,12 +166,12 @@ def replayed(
     ]
     driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
     if cost_model.power is None or at_once:
-        return _replay(operations, kernels, cost_model, costs, loop, driver, on_launch)
-    timeline = _replay(operations, kernels, cost_model, costs, loop, driver)
+        return _replay(operations, kernels, cost_model, costs, loop, samples, driver, on_launch)
+    timeline = _replay(operations, kernels, cost_model, costs, loop, samples, driver)
     power = power_in(operations, kernels, timeline.seconds, cost_model.power)
     if power.slowdown > 1 or on_launch is not None:
         kernels = slowed(kernels, power.slowdown)
-        timeline = _replay(operations, kernels, cost_model, costs, loop, driver, on_launch)
+        timeline = _replay(operations, kernels, cost_model, costs, loop, samples, driver, on_launch)
     timeline.power = power
     return timeline
 
@@ -211,6 +214,7 @@ def _replay(
     cost_model: CostModel,
     costs: CPUCosts,
     loop: str,
+    samples: int,
     driver: Mapping[int, DriverWork],
     on_launch: OnLaunch | None = None,
 ) -> StepTimeline:
@@ -223,7 +227,7 @@ def _replay(
         launches,
         [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels],
         costs,
-        loop_seconds(operations, costs, loop),
+        loop_seconds(operations, costs, loop, samples),
         {index for index, work in driver.items() if work.waits},
         on_launch,
         contention_in(operations, kernels, cost_model.chip),

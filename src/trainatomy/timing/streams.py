@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from trainatomy.results.operations import Operations
 from trainatomy.timing.contention import Contention, Windows
-from trainatomy.timing.launch import CPUCosts
+from trainatomy.timing.host_costs import CPUCosts
 from trainatomy.timing.replay import COLLECTIVES, LAUNCH_QUEUE_DEPTH, Row, StepTimeline
 
 OnLaunch = Callable[[int, float, float, float, float], None]

@@ -24,7 +24,8 @@ from trainatomy.operators.registry import find
 from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operations
 from trainatomy.timing.contention import Contention
-from trainatomy.timing.launch import CPUCosts, batch_bytes, seconds_within, waits_first
+from trainatomy.timing.host_costs import CPUCosts
+from trainatomy.timing.launch import batch_bytes, seconds_within, waits_first
 from trainatomy.timing.one_stream import replay_one_stream
 from trainatomy.timing.replay import COLLECTIVES, Row, StepTimeline
 from trainatomy.timing.streams import OnLaunch, replay_streams

@@ -28,7 +28,8 @@ def expected_microseconds(gpu_id: str) -> list[dict[str, float]]:
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.catalog.hosts import reference_host
     from trainatomy.simulator.simulate import simulate
-    from trainatomy.timing.launch import cpu_costs, cpu_seconds_by_phase
+    from trainatomy.timing.host_costs import cpu_costs
+    from trainatomy.timing.launch import cpu_seconds_by_phase
     from trainatomy.workload.loops import loop_of
 
     costs = cpu_costs(reference_host().microseconds)

@@ -1,7 +1,8 @@
 """Compare this machine's CPU with the reference CPU, by the CPU time of small trainings.
 
 The reference's times are predicted (``expected``), this machine's are measured (``phases``), each in a process of its
-own.  A factor is the time of this CPU as a multiple of the reference's, by part of a step (``timing.launch.PARTS``).
+own.  A factor is the time of this CPU as a multiple of the reference's, by part of a step
+(``timing.host_costs.PARTS``).
 """
 
 from __future__ import annotations
