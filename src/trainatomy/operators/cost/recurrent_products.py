@@ -6,8 +6,8 @@ it loads its operands, and slower the more of them load.  Which of cuBLAS' kerne
 depth, is not known: the fastest of several sizes of tiles gives an estimate, and the times of products that were
 measured correct it where they are alike (within a factor of about 1.5).
 
-Data: ``catalog/efficiency.yaml`` (form), ``catalog/recurrent_products.csv`` (times of products in networks on an H200
-and an H100, which differ by 2 %, cuDNN 9.19; ``benchmarks/timing/recurrent_points.py``).
+Data: ``catalog/efficiency.yaml`` (form), ``catalog/recurrent_products.csv`` (times of products in networks on an
+H200, and on an H100 less what they take longer there; cuDNN 9.19; ``benchmarks/timing/recurrent_points.py``).
 """
 
 from __future__ import annotations
