@@ -137,12 +137,8 @@ def _gates_seconds(chip: Chip, one: Recurrence) -> float:
     steps = one.steps * one.layers if one.backward else one.steps_at_a_time
     read = steps * one.batch * one.gates * one.data.itemsize * one.directions
     cold = min(often * read / chip.l2_bytes, 1)
-    return (
-        (first + rest * one.batch * one.hidden * 1e-5)
-        * (1 + longer * cold)
-        * longer_than_measured(chip, "gates")
-        * 1e-6
-    )
+    microseconds = (first + rest * one.batch * one.hidden * 1e-5) * (1 + longer * cold)
+    return float(microseconds * 1e-6 * longer_than_measured(chip, "gates"))
 
 
 def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], at_a_time: float) -> float:
