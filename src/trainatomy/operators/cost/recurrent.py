@@ -172,7 +172,7 @@ def _weights_seconds(chip: Chip, one: Recurrence) -> float:
             tiles = ceil(gates / _WEIGHTS_TILE) * ceil(columns / _WEIGHTS_TILE)
             seconds += start * 1e-6 + steps * one.batch * tiles / chip.multiprocessors * each * 1e-9
             products += 1
-    launch_seconds = form["launch_us"] * chip.host_pace * 1e-6
+    launch_seconds = form["launch_us"] * chip.host_pace ** _form()["at_once"]["pace_power"] * 1e-6
     return float(seconds * (1 + form["beside"] * min(seconds / max(products, 1) / launch_seconds, 1)))
 
 
