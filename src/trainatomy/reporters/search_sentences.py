@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainatomy.reporters import settings
+from trainatomy.reporters import sentences, settings
 from trainatomy.reporters.search_labels import FIT_NOTES, GOALS
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.fit import Candidate, Fit, Maximum, Remedy, SearchCounts, Shortage
@@ -67,7 +67,7 @@ def gpus_time_notes(predictions: Sequence[Prediction]) -> list[str]:
     high = max(time.interval_seconds[1] / time.step_seconds for time in times)
     notes = [f"Times are predicted: in 9 of 10 cases the measured one is {low:.2f} to {high:.2f} times as long."]
     if hosts := sum(time.bound_by == "host" for time in times):
-        cpu = f"the CPU (assumed: {times[0].host})"
+        cpu = f"the CPU (assumed: {sentences.host(times[0])})"
         notes.append(f"On {hosts} of these GPUs the step is bound by {cpu}: a faster GPU gains little there.")
     return notes
 

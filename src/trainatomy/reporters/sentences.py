@@ -127,9 +127,8 @@ def pipeline(step: Pipeline) -> str:
 
 
 def host(time: Time) -> str:
-    """Return what the CPU does, and on which host."""
-    other_work = "" if time.slow_host is None else ", without other work"
-    return f"to launch the kernels, on {time.host}{other_work}"
+    """Return the host whose CPU costs are assumed, and what it is assumed to do besides."""
+    return time.host if time.slow_host is None else f"{time.host}, without other work"
 
 
 def slow_host(time: Time) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Several trainings side by side: predicted, measured, and compared with published figures."""
+"""Several training runs side by side: predicted, measured, and compared with published figures."""
 
 from __future__ import annotations
 

@@ -132,7 +132,9 @@ def _time(time: Time) -> Table:
         table.add_row(TIMES["scaling"], efficiency, "of the same step if communication cost nothing")
     if (pipeline := time.pipeline) is not None:
         table.add_row(TIMES["bubble"], percent(pipeline.bubble_share, 1), sentences.pipeline(pipeline))
-    table.add_row(TIMES["host_seconds"], seconds(time.host_seconds), sentences.host(time))
+    table.add_row(
+        TIMES["host_seconds"], seconds(time.host_seconds), f"to launch the kernels, on {sentences.host(time)}"
+    )
     if slow := sentences.slow_host(time):
         table.add_row(TIMES["slow_host"], *slow)
     if (power := time.power) is not None:
