@@ -38,8 +38,6 @@ TRAININGS = HERE / "trainings.yaml"
 PREDICTIONS = HERE / "predictions"
 PACES = (0.7, 0.85, 1.15, 1.3, 1.5, 2.0, 3.0)
 """Paces of the host for which a step is predicted, besides 1; the measured pace lies between two."""
-RECURRENT = "_cudnn_rnn"
-"""In the names of operators whose kernels slow each other the more the quicker the host launches them."""
 PACE_STEP = 1.08
 """Ratio of paces between which a step's growth says what bounds it."""
 SHOWN_KERNELS = 40
@@ -83,16 +81,20 @@ def prediction(row: grid.Row, gpu_id: str) -> dict[str, Any]:
 
 def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Sequence[Any]) -> dict[str, Any]:
     """Return the predicted times of a simulated training."""
+    from recurrent_times import RECURRENT, recurrent_seconds
+
     from trainatomy.prediction import time_of
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
     from trainatomy.timing.launch import batch_bytes
+    from trainatomy.training.throughput import samples_per_step
+    from trainatomy.workload.loops import loop_of
 
     found = time_of(workload, simulation, driver_calls, None, paces=PACES)
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
-    model = cost_model_of(workload.resolve_gpu(), tf32=tf32)
+    gpu = workload.resolve_gpu()
+    model = cost_model_of(gpu, tf32=tf32)
     operations, copied = simulation.operations, 0.0
     by_operator: dict[str, float] = defaultdict(float)
-    beside: dict[str, float] = defaultdict(float)
     for one in operations.operations:
         call = operations.calls[one.call]
         seconds = kernel_cost(call, model).seconds * one.repeats
@@ -100,16 +102,18 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
             copied += seconds
             continue
         by_operator[call.name] += seconds
-        if RECURRENT in call.name:
-            for pace in PACES:
-                slower = replace(model, chip=model.chip._replace(host_pace=pace), cache={})
-                beside[str(pace)] += kernel_cost(call, slower).seconds * one.repeats - seconds
-    own = sum(by_operator.values())
+    own, paced = sum(by_operator.values()), dict[str, float]()
+    if recurrent := sum(seconds for name, seconds in by_operator.items() if RECURRENT in name):
+        replaying = {"loop": loop_of(workload).cpu_costs, "driver_calls": driver_calls}
+        replaying |= {"collated": workload.data.factory is None, "samples": samples_per_step(workload)}
+        rest = own - recurrent
+        own = rest + recurrent_seconds(operations, model, gpu, 1.0, **replaying)
+        paced = {str(pace): rest + recurrent_seconds(operations, model, gpu, pace, **replaying) for pace in PACES}
     return {
         "name": row.name,
         "workload": dict(row.mapping),
         "gpu_seconds": own,
-        **({"gpu_at_paces": {pace: own + more for pace, more in beside.items()}} if beside else {}),
+        **({"gpu_at_paces": paced} if paced else {}),
         "copied_seconds": copied,
         "step_seconds": found.step_seconds,
         "at_paces": {one.pace: one.step_seconds for one in found.at_paces},

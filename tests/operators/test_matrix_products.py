@@ -10,7 +10,7 @@ import torch
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.grouped import grouped_mm
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Scratch
-from trainatomy.operators.allocation.recurrent import Recurrence, recurrent
+from trainatomy.operators.allocation.recurrent import Recurrence, _scalars, recurrent
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker, product_of
 
 H200 = Processor((9, 0), 132, (2, 11))
@@ -148,3 +148,9 @@ def test_recurrent_layers_are_one_step_for_autograd() -> None:
     assert all(weight.grad is not None and weight.grad.shape == weight.shape for weight in module.parameters())
     storages = {weight.grad.untyped_storage()._cdata for weight in module.parameters() if weight.grad is not None}
     assert len(storages) == 1
+
+
+def test_recurrent_layers_say_that_dropout_is_between_them_only_where_it_drops() -> None:
+    evaluated, trained = (_scalars(Recurrence("LSTM", 2, 0.3, train, False, True)) for train in (False, True))
+    assert trained == {**evaluated, "dropout": 0.3}
+    assert "dropout" not in evaluated
