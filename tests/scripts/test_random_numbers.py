@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from script_types import RunScript
@@ -42,6 +44,32 @@ def test_weights_draw_as_many_numbers_as_in_a_run(
     exec(text, run)
     torch.rand(5)  # what this process draws before is of no interest
     assert run_script(text + TRAIN.replace("DRAWS", "False"), steps=9).exit_code == 0
+    assert f"drawn {run['drawn']}" in capsys.readouterr().out
+
+
+LOAD = """
+import torch
+from transformers import DistilBertForMaskedLM, DistilBertForSequenceClassification
+
+torch.manual_seed(1)
+DistilBertForMaskedLM.from_pretrained({folder!r})
+drawn = torch.rand(1).tolist()
+DistilBertForSequenceClassification.from_pretrained({folder!r})
+drawn += torch.rand(1).tolist()
+"""
+
+
+def test_a_checkpoint_draws_the_head_that_it_lacks(
+    run_script: RunScript, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    config = DistilBertConfig(dim=32, n_layers=1, n_heads=2, hidden_dim=32, vocab_size=99)
+    DistilBertForMaskedLM(config).save_pretrained(tmp_path / "model")
+    text, run = LOAD.format(folder=str(tmp_path / "model")), dict[str, object]()
+    exec(text, run)
+    head = "import random\nfrom torch import nn\n"
+    assert run_script(head + text + TRAIN.replace("DRAWS", "False"), steps=9).exit_code == 0
     assert f"drawn {run['drawn']}" in capsys.readouterr().out
 
 

@@ -134,6 +134,8 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
         more = {} if attention is None else {"attn_implementation": attention}
         with stand_ins.process.on_host(), mock.patch.object(stand_ins, "draws", False):
             model = cls._from_config(config, dtype=_dtype(config, options), **more)
+        if cls.__name__ not in (config.architectures or ()) or options.get("ignore_mismatched_sizes"):
+            _draw_head(model)
         if settings is not None:
             with mock.patch.object(modeling_utils.PreTrainedModel, "from_pretrained", original):
                 model = bitsandbytes.load(stand_ins.process, model, settings)
@@ -146,6 +148,15 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
         return model
 
     return build
+
+
+def _draw_head(model: Any) -> None:
+    """Draw what a checkpoint of another class lacks: all that is outside the model that both have in common."""
+    for name, part in model.named_children():
+        if name != model.base_model_prefix:
+            for tensor in part.parameters():
+                tensor._is_hf_initialized = False
+            part.apply(model._init_weights)
 
 
 def _place(options: dict[str, Any]) -> dict[str, Any]:
