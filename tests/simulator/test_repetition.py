@@ -96,6 +96,27 @@ def test_copies_are_what_execution_writes(
     assert copies == COPIED[accumulation]
 
 
+def test_a_model_that_was_loaded_in_eval_mode_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters are made in training mode, the quantised weights below them are loaded in eval mode."""
+    pytest.importorskip("bitsandbytes")
+    described = Workload.from_mapping(
+        {
+            "model": {
+                "class": "LlamaForCausalLM",
+                "config": {**TEXT, "num_key_value_heads": 2, "attention_dropout": 0.0},
+                "quantization": {"load_in_4bit": True},
+                "lora": {"r": 2, "target_modules": "all-linear"},
+            },
+            "data": {"sequence_length": 16},
+            "train": {"bf16": True, "gradient_checkpointing": True},
+            "gpu": "h200",
+        }
+    )
+    executed, copied, copies = executed_and_copied(described, monkeypatch)
+    assert_equal(executed, copied)
+    assert copies == 1
+
+
 def test_gradients_that_stay_are_not_copied(from_factory: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
     described = from_factory(NET.format(repeats=1) + BATCH, zero_grad_set_to_none=False, steps=3)
     executed, copied, copies = executed_and_copied(described, monkeypatch)

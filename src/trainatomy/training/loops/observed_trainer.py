@@ -163,6 +163,8 @@ class ObservedTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
         micro_step, of = self._micro_step, self.args.gradient_accumulation_steps
         self._micro_step = (micro_step + 1) % of
+        if micro_step == 0 and not all(module.training for module in model.modules()):
+            model.train()  # as the Trainer does next: then what loading left in another mode is no micro-batch's change
         if self._observer.leaves_out(micro_step, of):
             return torch.zeros((), device=self.args.device)
         repeated = self._observer.repeat(micro_step, inputs)
