@@ -37,7 +37,7 @@ SET_NOTES = {
     "held out": "drawn from the grid by a hash of their names and kept out of development; exceptions: see records",
     "tuning": "the rest of the grid, used to develop the rules and to fit the timing model",
     "H100": "random sample of held-out and tuning rows, measured on an H100",
-    "notebook": "the nine trainings of Hugging Face's guide",
+    "notebook": "the nine training runs of Hugging Face's guide",
 }
 DEVICE = """\
 For rows that shared the GPU with other processes, *device* compares NVML's figure for the process, after correcting for

@@ -128,7 +128,7 @@ def with_other_occasions(
     """Add to the lines the times of their rows in other sessions on the same GPU (``steps_again``).
 
     A set of which many rows have some is ``on_several_occasions``.  Runs of one sample of 16 tokens (``tiny``) are
-    other trainings, and not rows.
+    other training runs, and not rows.
     """
     again: dict[tuple[str, str], dict[str, float]] = {}
     for path in paths:

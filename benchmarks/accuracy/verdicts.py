@@ -17,8 +17,9 @@ NOTE = """\
 For each training and GPU size, the largest batch predicted to fit was run, and the next two batch sizes. Smaller GPUs
 were emulated by limiting PyTorch's allocator to the memory that such a GPU leaves after the context
 (`torch.cuda.set_per_process_memory_fraction`); the allocator treats that limit like a full GPU. All predictions were
-made before the runs ([walls-plan.json](../benchmarks/accuracy/records/walls-plan.json), and for three trainings with
-convolutions [walls-plan-convolutions.json](../benchmarks/accuracy/records/walls-plan-convolutions.json))."""
+made before the runs ([walls-plan.json](../benchmarks/accuracy/records/walls-plan.json), and for three of the training
+runs, those with convolutions,
+[walls-plan-convolutions.json](../benchmarks/accuracy/records/walls-plan-convolutions.json))."""
 SINCE = """\
 Predicted again after these runs ([walls-again.json](../benchmarks/accuracy/records/walls-again.json)): """
 CONVOLUTIONS = """\
@@ -99,7 +100,7 @@ def by_size(walls: Sequence[Wall]) -> list[str]:
                 f"{sum(wall.same_retries for wall in ran)} of {len(ran)}",
             )
         )
-    heads = ("GPU", "trainings", "runs", "out of memory", "verdict right", "wrong: ran out", "wrong: fitted")
+    heads = ("GPU", "training runs", "runs", "out of memory", "verdict right", "wrong: ran out", "wrong: fitted")
     return [*table((*heads, "reserved exact", "retries as predicted"), rows), *since(walls)]
 
 

@@ -88,7 +88,7 @@ EARLIER = (
         "rules": "held_out_3/predictions/h200-rules.jsonl",
         **SEEN_SINCE,
     }),
-    Campaign("12 networks in 39 trainings, five of them new", "held_out_2/records/h200.jsonl", {
+    Campaign("12 networks in 39 training runs, five of them new", "held_out_2/records/h200.jsonl", {
         "library": "held_out_2/predictions/h200-library.jsonl",
         "library, second table": "held_out_2/predictions/h200-library-second.jsonl",
         "rules": "held_out_2/predictions/h200-rules.jsonl",
@@ -119,7 +119,7 @@ EARLIER = (
     }),
 )  # fmt: skip
 LIMITS = 0.04, 0.08
-"""Errors of reserved memory that trainings are counted within."""
+"""Errors of reserved memory that training runs are counted within."""
 CALLS = {
     "calls-h200.jsonl.gz": {
         "sample": "those of the stored sample (seen when rules were made)",
@@ -244,7 +244,7 @@ def summary(title: str, errors: Errors, *, by_precision: bool) -> Iterator[list[
 
 
 def figures(of: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return median and worst error of each figure, and how many trainings are within limits of reserved memory."""
+    """Return median and worst error of each figure, and how many training runs are within limits of reserved memory."""
     cells = []
     for figure in FIGURES:
         sizes = [abs(each[figure]) for each in of]
@@ -286,7 +286,7 @@ def signed(share: float) -> str:
 
 def page() -> str:
     """Return the page."""
-    heads = ["trainings", "predicted with", "precision", "count"]
+    heads = ["training runs", "predicted with", "precision", "count"]
     heads += [f"{title}, {what}" for title in FIGURES.values() for what in ("median", "worst")]
     heads += [f"within {limit:.0%}".replace("%", " %") for limit in LIMITS]
     blind: list[list[str]] = []

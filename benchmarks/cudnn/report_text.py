@@ -23,12 +23,12 @@ without. The environment variable `TRAINATOMY_CUDNN` names the library's file, o
 Twenty networks of torchvision that are used most, in three precisions, trained with SGD; batch and images were drawn by
 a seed (`benchmarks/cudnn/draw_trainings.py`), half of them of usual size. Everything was predicted before it was
 measured (2026-11-24). An error is (predicted − measured) / measured, of the peak of allocated and of reserved memory;
-the last columns count the trainings whose reserved memory is within 4 % and 8 %.
+the last columns count the training runs whose reserved memory is within 4 % and 8 %.
 
 In fp16 the scale of the loss starts at 65,536. Where gradients overflow with it, PyTorch skips the first steps, so that
 the optimizer's states are allocated later, at other places. Which networks overflow is not known without data; a
-prediction names the peaks with up to four skipped steps where they differ. Nine of twenty trainings in fp16 skipped one
-to seven. Errors are those of the prediction for as many as were skipped; *none skipped* is the plain prediction.
+prediction names the peaks with up to four skipped steps where they differ. Nine of twenty training runs in fp16 skipped
+one to seven. Errors are those of the prediction for as many as were skipped; *none skipped* is the plain prediction.
 
 {blind}
 
@@ -38,8 +38,8 @@ What is left:
 
 - Memory is reserved in segments of 20 MiB and more. A wrong workspace that makes the allocator take one segment more,
   or less, costs a training of 200 MiB 10 %, and one of 10 GiB nothing.
-- Of 62 earlier trainings in fp16 on an H200, 17 are exact to the byte with one or two skipped steps only, among them
-  those that were off by 3.4 to 5.3 %. How many they skipped was not recorded: the tables show them as predicted.
+- Of 62 earlier training runs in fp16 on an H200, 17 are exact to the byte with one or two skipped steps only, among
+  them those that were off by 3.4 to 5.3 %. How many they skipped was not recorded: the tables show them as predicted.
 - The largest errors: Wide ResNet at 31 images of 231 pixels in fp32 on the H200 (−5.05 %, with the library and with the
   rules; on the H100 it is right), FCN at 2 images of 384 pixels in fp32 with the rules (−4.27 %), and FCN at 10 images
   of 239 pixels in bf16 with the library (−3.04 %). Allocated memory is right to 0.2 % in all three; the causes are not
@@ -82,17 +82,17 @@ calls were used for the table.
 
 Where the library is missing, decision trees (`learned.py`) choose among cuDNN's methods by sizes of a call. They were
 learned from 133,000 calls that an H200's handle answered, and from 193,000 that the library answered for drawn
-trainings of the twenty networks (`library_answers.py`); the trainings above were left out. Two things made them
-better than the trees before, which missed 10 of the 120 trainings of the set before by more than 8 %:
+training runs of the twenty networks (`library_answers.py`); the training runs above were left out. Two things made them
+better than the trees before, which missed 10 of the 120 training runs of the set before by more than 8 %:
 
 - A tree names the tile and the cluster of cuDNN's plan, from which the bytes follow, instead of what happens to have as
   many bytes. cuDNN keeps its choice over a range of batches, while the bytes of divided sums change with each of them.
 - cuDNN compares what is left over where its tiles do not divide the pixels of all images. So does a tree: that tells
   apart, for example, at which batches Winograd's method runs (with 400 MB) for the second layer of Inception.
 
-Branches are cut off where they would save less than a training notices. Of 15,299 calls of trainings that were left
-out, the trees miss 1.6 % by more than 2 % and 1 MiB, the rules by hand 14.8 %. What that means for whole trainings was
-checked on 173 others, drawn by another seed and left out, too: reserved memory by the rules, compared with what the
+Branches are cut off where they would save less than a training notices. Of 15,299 calls of training runs that were left
+out, the trees miss 1.6 % by more than 2 % and 1 MiB, the rules by hand 14.8 %. What that means for whole training runs
+was checked on 173 others, drawn by another seed and left out, too: reserved memory by the rules, compared with what the
 library finds (without a GPU).
 
 | rules | median | mean | worst | within 2 % | within 4 % | within 8 % |

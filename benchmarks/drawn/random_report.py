@@ -1,4 +1,4 @@
-"""Compare random trainings with their predictions.
+"""Compare random training runs with their predictions.
 
 ``python benchmarks/drawn/random_report.py --out docs/random-trainings.md``
 """
@@ -37,14 +37,14 @@ A seed drew families of transformers that no other page here measures, and for e
 batch, a length, gradient checkpointing, accumulation, adapters, a loop and allocator settings (`benchmarks/drawn`).
 Nothing was chosen by hand, except in the last set. Each training was predicted, the prediction was committed, and then
 an H200 measured it (PyTorch 2.11, transformers 5.17, 2026-11-23 and 24). The error is (predicted − measured) /
-measured; *exact* means to the byte. Several trainings shared the GPU, so neither times nor the device's memory are
+measured; *exact* means to the byte. Several training runs shared the GPU, so neither times nor the device's memory are
 compared.
 
 The first two draws led to one change: autocast's casts within `torch.square`, which are counted now, were missing
 (BitNet, Arcee and Cosmos 3 are exact with them); and to batches for more families, of which the third draw has some.
-Of the first two, the predictions with cuDNN's library were made after measuring, with code that none of these trainings
-had changed; of the third, before. Two of the third fail on the GPU, as the default configuration of LLaVA has an image
-token beyond its vocabulary, which a simulation did not see then.
+Of the first two, the predictions with cuDNN's library were made after measuring, with code that none of these training
+runs had changed; of the third, before. Two of the third fail on the GPU, as the default configuration of LLaVA has an
+image token beyond its vocabulary, which a simulation did not see then.
 
 The fourth draw had only 73 heads left that were new, most of them without batches: 11 could be predicted at first. The
 families whose batches were then made possible (Idefics, Florence-2, Grounding DINO, RF-DETR, LXMERT, Perceiver, TimesFM
@@ -70,7 +70,7 @@ def summary(found: Mapping[str, Sequence[Outcome]]) -> list[str]:
         "draw",
         "workspaces by",
         "figure",
-        "trainings",
+        "training runs",
         "exact",
         *(f"within {100 * limit:g} %" for limit in WITHIN),
     ]
@@ -78,7 +78,7 @@ def summary(found: Mapping[str, Sequence[Outcome]]) -> list[str]:
 
 
 def details(found: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """Return a table of the trainings that are not exact, by both sources."""
+    """Return a table of the training runs that are not exact, by both sources."""
     by_name = {source: {one.name: one for one in found[source]} for source in SOURCES}
     rows = []
     for name in sorted(by_name["h200"]):
@@ -107,9 +107,10 @@ def main() -> int:
         for source, lines in stored.items()
     }
     drawn = Counter("error" in line for line in stored["h200"])
-    counts = f"{drawn.total()} trainings were drawn, {drawn[False]} predicted, and {len(records)} of these measured."
+    predicted, measured = drawn[False], len(records)
+    counts = f"{drawn.total()} training runs were drawn, {predicted} predicted, and {measured} of these measured."
     parts = [
-        "# Random trainings of families that were not measured before",
+        "# Random training runs of families that were not measured before",
         ABOUT,
         counts,
         "\n".join(summary(found)),

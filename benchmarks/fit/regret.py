@@ -213,7 +213,7 @@ def report(options: argparse.Namespace, cases: Cases) -> None:
 
 
 def held_out() -> tuple[results.Comparison, Cases] | None:
-    """Return the comparison for the trainings that the search had not seen, if they were measured."""
+    """Return the comparison for the training runs that the search had not seen, if they were measured."""
     lines = fit_cases.HELD_OUT / "h200.jsonl"
     if not lines.exists():
         return None

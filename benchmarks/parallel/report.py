@@ -33,7 +33,7 @@ FIGURES = {
     "paced_seconds": "time, slow CPU",
 }
 PACE = 1.85
-"""CPU times of the machines of two H200 as multiples of the reference host's, by trainings with DDP."""
+"""CPU times of the machines of two H200 as multiples of the reference host's, by training runs with DDP."""
 _TIMES = ("step_seconds", "paced_seconds")
 ABOUT = """\
 Every case is a training that was measured on {gpus}, with one process for each (`benchmarks/parallel/measure.py`),
@@ -54,8 +54,9 @@ What was looked at before it was predicted:
 
 - NCCL's memory was corrected by a constant after the first 47 cases were seen (it had counted 92 MiB of kernels
   twice), and the memory for messages between two ranks comes from a tuning case.
-- The Python of FSDP was fitted to tuning cases, and to a probe of other trainings on such a machine; that of DTensor to
-  twelve runs with tensor or sequence parallelism on two and four GPUs (2026-11-27), of which four are cases here.
+- The Python of FSDP was fitted to tuning cases, and to a probe of other training runs on such a machine; that of
+  DTensor to twelve runs with tensor or sequence parallelism on two and four GPUs (2026-11-27), of which four are cases
+  here.
 - The sizes of NCCL's buffers by group are those of two and four GPUs since 2026-11-27; on two GPUs they changed only
   for messages, DeepSpeed's second group and DataParallel, whose cases were seen.
 - DeepSpeed, sequence, context and expert parallelism, pipelines, and ZeRO-1 and tensor parallelism with large batches

@@ -29,26 +29,35 @@ import processes  # noqa: E402
 
 from trainatomy.catalog.calls import from_text, to_text  # noqa: E402
 from trainatomy.catalog.gpus import find_gpu  # noqa: E402
+from trainatomy.operators.allocation.cudnn.ways import say_ways  # noqa: E402
 from trainatomy.operators.cost import kernel_work  # noqa: E402
-from trainatomy.operators.cost.kernel import Chip  # noqa: E402
+from trainatomy.operators.cost.kernel import Chip, number  # noqa: E402
+from trainatomy.operators.cost.ways import ARGUMENT  # noqa: E402
+from trainatomy.results.operations import Call  # noqa: E402
+from trainatomy.simulator.cudnn import installed_heuristics  # noqa: E402
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost  # noqa: E402
 
 FIT, HELD_OUT = "fit", "held out"
 FEWEST = 3
 ALWAYS = (
+    "apart.",
     "bitsandbytes.",
     "channels_last_norm.",
     "convolution.",
+    "grid.",
     "grouped.",
     "matmul.",
     "normalisation.native_batch_norm",
     "normalisation.native_group_norm",
     "parts.",
+    "patches.",
     "pooling.",
     "rearranged.",
     "recurrent.",
     "reduction.",
     "resampling",
+    "scan.",
+    "short rows.",
     "table.",
     "traffic.broadcast.",
     "traffic.rows.",
@@ -220,6 +229,7 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     counts = Counter(kernel_work(point.call, chip).family for point in calibration.points)
     new = []
     for point in points:
+        point = point | {"call": to_text(with_ways(from_text(point["call"]), calibration.known_gpu))}
         family = _family(point, chip)
         key = (_without_step(point["call"]), point.get("tf32", False))
         wanted = point["split"] == FIT and not fell_back(point, chip) and key not in known
@@ -227,8 +237,7 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
             continue
         if counts[family] < FEWEST or family.startswith(ALWAYS):
             known.add(key)
-            kept = {name: value for name, value in point.items() if name not in ("split", "names")}
-            new.append(kept | {"call": to_text(from_text(point["call"]))})
+            new.append({name: value for name, value in point.items() if name not in ("split", "names")})
     kernels["points"] += new
     lines = (json.loads(line) for line in source.read_text(encoding="utf-8").splitlines())
     measured: dict[str, Any] = next((line["environment"] for line in lines if "environment" in line), {})
@@ -237,9 +246,17 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     print(f"{len(new)} points added")
 
 
+def with_ways(call: Call, gpu: Any) -> Call:
+    """Return a call of a GPU with what cuDNN's library, if it is installed, says about its groups."""
+    heuristics, calls = installed_heuristics(gpu), [call]
+    if heuristics is not None and not number(call, ARGUMENT):
+        say_ways(calls, heuristics, tf32=True, deterministic=False)
+    return calls[0]
+
+
 def _without_step(text: str) -> str:
-    """Return a call as calibrations write it now, without the number of an optimizer's step."""
-    return re.sub(r";step=\d+", "", to_text(from_text(text)))
+    """Return a call as calibrations write it now, without an optimizer's step and the ways of groups."""
+    return re.sub(rf";(step=\d+|{ARGUMENT}=[^;]+)", "", to_text(from_text(text)))
 
 
 def fell_back(point: dict[str, Any], chip: Chip) -> bool:
@@ -254,6 +271,8 @@ def fell_back(point: dict[str, Any], chip: Chip) -> bool:
         ratio = kernel_work(from_text(point["call"]), chip).seconds * 1e6 / point["us"]
         return not 1 / MOST_OFF < ratio < MOST_OFF
     groups = int(found.group(1)) if (found := re.search(r";groups=(\d+)", point["call"])) else 1
+    if f";{ARGUMENT}=" in point["call"]:  # the library says whether they take turns
+        return False
     if groups >= MANY_GROUPS and point["kernels"] >= 2 * groups:
         return True
     if re.search(UNSPLIT, _family(point, chip) or ""):

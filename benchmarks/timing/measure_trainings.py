@@ -7,7 +7,8 @@ Two forks of a process that has imported the libraries run all trainings, one af
 holds already:
 
 kernels   profiles two steps after the warm-up, without recording the CPU: the GPU's own time is the sum of the
-          durations of kernels, copies and fills
+          durations of kernels, copies and fills; the host's pace before and after them, on which it depends where a
+          library's kernels run beside each other
 steps     times steps by CUDA events, without a synchronisation in between, and the host's pace before, between and
           after them; no profiler runs in this process, because it slows later launches
 
@@ -84,11 +85,14 @@ class TimedSteps(Silent):
 
 
 class ProfiledSteps(Silent):
-    """Profiles some steps after the warm-up."""
+    """Profiles some steps after the warm-up; the host's pace is probed before and after them."""
 
     def __init__(self, warm_up: int, trace: Path) -> None:
+        from trainatomy.measurement.device.host_probe import HostProbe
+
         self.first, self.trace = warm_up, trace
         self.profiler: Any = None
+        self.probe = HostProbe()
 
     def step_begin(self, step: int) -> None:
         import torch
@@ -97,11 +101,13 @@ class ProfiledSteps(Silent):
 
         if step == self.first:
             torch.cuda.synchronize()
+            self.probe.before()
             self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             self.profiler.__enter__()
         elif step == self.first + PROFILED_STEPS:
             torch.cuda.synchronize()
             self.profiler.__exit__(None, None, None)
+            self.probe.after()
             self.profiler.export_chrome_trace(str(self.trace))
             raise EnoughSteps
 
@@ -117,6 +123,7 @@ class ProfiledSteps(Silent):
         return {
             "gpu_seconds": sum(event["dur"] for event in events) * 1e-6 / PROFILED_STEPS,
             "kernels": len(events) / PROFILED_STEPS,
+            "kernels_pace": (pace := self.probe.result()) and asdict(pace),
             "by_kernel": {name: round(us, 1) for name, us in kernels.most_common(trainings.SHOWN_KERNELS)},
         }
 

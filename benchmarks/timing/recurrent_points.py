@@ -32,6 +32,7 @@ from trainatomy.catalog.gpus import find_gpu  # noqa: E402
 from trainatomy.catalog.hosts import reference_host  # noqa: E402
 from trainatomy.operators.cost import recurrent_products  # noqa: E402
 from trainatomy.operators.cost.recurrence import Recurrence, recurrence  # noqa: E402
+from trainatomy.operators.cost.recurrent import longer_than_measured  # noqa: E402
 from trainatomy.operators.cost.recurrent_products import RecurrentProduct  # noqa: E402
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost  # noqa: E402
 
@@ -89,30 +90,38 @@ def _timelines(part: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _of_networks() -> Iterator[Point]:
-    for _, line in _timelines("network"):
+    for gpu_id, line in _timelines("network"):
+        longer = _longer_on(gpu_id)
         for name, roles in line["passes"].items():
             one = recurrence(calls_of(line)[name.endswith("backward")], "tf32")
             if "step" not in roles:
                 continue
             held_out = bool(line["case"] % 2)
             _, us, beside = roles["step"][0]
-            yield Point(_step_of(one), beside, us, held_out)
+            yield Point(_step_of(one), beside, us / longer, held_out)
             if len(roles["inputs"]) == len(one.pairs):
                 for (of_inputs, _), (_, us, beside) in zip(one.pairs, roles["inputs"], strict=True):
-                    yield Point(_inputs_of(one, *of_inputs.shape), beside, us, held_out)
+                    yield Point(_inputs_of(one, *of_inputs.shape), beside, us / longer, held_out)
 
 
 def _of_layers() -> Iterator[Point]:
-    for _, line in _timelines("layer"):
+    for gpu_id, line in _timelines("layer"):
+        longer = _longer_on(gpu_id)
         shape = {"sizes": (256, line["hidden"]), "shape": (line["batch"], 6), "num_layers": 1, "bidirectional": False}
         for call, roles in zip(recurrent_layers.calls({**line, **shape}), line["passes"].values(), strict=True):
             if "step" in roles:
-                yield Point(_step_of(recurrence(call, "tf32")), 1.0, roles["step"][0][1], bool(line["case"] % 2))
+                us = roles["step"][0][1] / longer
+                yield Point(_step_of(recurrence(call, "tf32")), 1.0, us, bool(line["case"] % 2))
+
+
+def _longer_on(gpu_id: str) -> float:
+    """Return how many times as long products take on a GPU as on the one whose times are stored."""
+    return longer_than_measured(cost_model_of(find_gpu(gpu_id)).chip, "products")
 
 
 def _step_of(one: Recurrence) -> RecurrentProduct:
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
-    return RecurrentProduct(one.product_kind, one.pass_name, one.batch, columns, depth)
+    return RecurrentProduct(one.step_kind, one.pass_name, one.batch, columns, depth)
 
 
 def _inputs_of(one: Recurrence, gates: int, inputs: int) -> RecurrentProduct:

@@ -183,7 +183,10 @@ def _probed(pace: dict[str, Any]) -> float:
 
 
 def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> Iterator[dict[str, Any]]:
-    """Yield the errors of each training; without timed steps at the median pace of its visit to the machine."""
+    """Yield the errors of each training: the GPU's time at the pace beside its kernels, the step's at that beside it.
+
+    Where neither was probed, at the median pace of the visit to the machine.
+    """
     predicted = {line["name"]: line for line in lines(predictions)}
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for visit in visits(lines(measurements)):
@@ -202,14 +205,19 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
         if "host_pace" in line or "visit_pace" in line
     }
     quickest = quiet_us * 1e-6 if quiet_us else min((one.seconds for one in paces.values()), default=1.0)
+
+    def against(pace: HostPace, backward_share: float | None) -> float:
+        return pace.beside(pace.reference_seconds or quickest, backward_share)
+
     for name, line in found.items():
         ours = predicted[name]
         one: dict[str, Any] = {"name": name, "bound": "host" if ours["bound_by"] == "host" else "GPU"}
-        assumed = paces[name].reference_seconds or quickest if name in paces else 0.0
-        pace = paces[name].beside(assumed, ours.get("backward_share")) if assumed else 1.0
+        share = ours.get("backward_share")
+        pace = against(paces[name], share) if name in paces else 1.0
         if "gpu_seconds" in line:
             own, copied = own_seconds(line)
-            one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, pace) / own - 1, "copied": copied}
+            beside = against(todays(HostPace(**line["kernels_pace"])), share) if line.get("kernels_pace") else pace
+            one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, beside) / own - 1, "copied": copied}
         if "step_seconds" in line:
             step = line["step_seconds"]
             one |= {"pace": pace, "step": step, "step_error": at_pace(ours, pace) / step - 1}

@@ -37,6 +37,28 @@ def test_rms_norm_is_one_node_unless_types_differ() -> None:
     assert type(mixed.grad_fn).__name__ != type(out.grad_fn).__name__
 
 
+def test_the_gradient_of_rms_norm_can_be_differentiated() -> None:
+    data, weight = meta(4, 8).requires_grad_(), meta(8).requires_grad_()
+    out = above_autograd.rms_norm(data, [8], weight)
+    made = torch.autograd.grad(out.square().sum(), [data, weight], create_graph=True)
+    plain = torch.randn(4, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    real = torch.autograd.grad(functional.rms_norm(plain[0], [8], plain[1]).square().sum(), plain, create_graph=True)
+    for found, wanted in zip(made, real, strict=True):
+        assert found.shape == wanted.shape and found.requires_grad
+    twice = torch.autograd.grad(sum(one.square().sum() for one in made), [data, weight])  # type: ignore[union-attr]
+    assert [one.shape for one in twice] == [(4, 8), (8,)]
+
+
+def test_recurrent_layers_cannot_be_differentiated_twice() -> None:
+    data = meta(5, 2, 8).requires_grad_()
+    layer = torch.nn.LSTM(8, 16, device="meta")
+    states = [meta(1, 2, 16), meta(1, 2, 16)]
+    out = LAYERS[torch.lstm](data, states, layer._flat_weights, True, 1, 0.0, True, False, False)[0]
+    (gradient,) = torch.autograd.grad(out.sum(), data, create_graph=True)
+    with pytest.raises(RuntimeError, match="_cudnn_rnn_backward"):
+        gradient.sum().backward()
+
+
 def test_strided_linear_adds_its_bias_in_place() -> None:
     data = meta(4, 3, 8).transpose(0, 1)
     weight, bias = meta(6, 8).requires_grad_(), meta(6).requires_grad_()

@@ -39,8 +39,14 @@ def rows_of(*predictions: Prediction) -> tuple[ComparisonRow, ...]:
     return tuple(ComparisonRow(each.name, each.workload, each) for each in predictions)
 
 
-def test_comparison(prediction: Prediction, too_big: Prediction, named: Callable[[str, int], Prediction]) -> None:
-    rows = rows_of(prediction, named("gradient checkpointing, accumulation over 4 batches, fp16", -GIB), too_big)
+def test_comparison(
+    prediction: Prediction,
+    too_big: Prediction,
+    named: Callable[[str, int], Prediction],
+    timed: Callable[[Prediction, float], Prediction],
+) -> None:
+    other = named("gradient checkpointing, accumulation over 4 batches, fp16", -GIB)
+    rows = rows_of(timed(prediction, 0.4), timed(other, 0.5), timed(too_big, 0.3))
     compare(comparison_page(Comparison(rows)), "comparison")
 
 

@@ -48,7 +48,7 @@ def compare(
     A run that fails or runs out of memory is a row that says so; a record that cannot be written is a warning.
 
     Args:
-        workloads: The trainings, in the order of the rows.
+        workloads: The training runs, in the order of the rows.
         effective_batch_size: Samples of an optimizer step on all GPUs, the same for all of them: accumulation steps are
             set to this number over batch size × data-parallel ranks.
         measure: Run each of them in fresh processes; ``repeat``, ``store``, ``group``, ``fresh``, ``time_limit`` and

@@ -12,7 +12,7 @@ from trainatomy.app.workers import Workers
 def estimated_bytes(workers: Workers, form: Form) -> int | None:
     """Return device memory on the line through the two executed batch sizes nearest to that of a form.
 
-    None where fewer than two trainings were executed that differ from the form in nothing but the batch size. The
+    None where fewer than two training runs were executed that differ from the form in nothing but the batch size. The
     allocator rounds sizes and may choose other blocks, which the line leaves out: it is shown as an estimate only.
     """
     known = [

@@ -1,4 +1,4 @@
-"""Messages about trainings that cannot be predicted, with the names that the page gives its fields."""
+"""Messages about training runs that cannot be predicted, with the names that the page gives its fields."""
 
 from __future__ import annotations
 

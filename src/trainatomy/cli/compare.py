@@ -106,7 +106,7 @@ Keep = Annotated[
 
 
 MANY_GPUS = 16
-"""More trainings than a process should predict alone, where the number of GPUs is not counted yet."""
+"""More training runs than a process should predict alone, where the number of GPUs is not counted yet."""
 
 
 class _Where(TypedDict):
@@ -156,7 +156,7 @@ def compare(
 
     With `--measure`, run them too. Options apply to all of them.
 
-    Trainings on several GPUs (`--sweep gpus=1,2,4,8`, `--sweep strategy=ddp,fsdp2`) are compared by their total
+    Training runs on several GPUs (`--sweep gpus=1,2,4,8`, `--sweep strategy=ddp,fsdp2`) are compared by their total
     throughput and by how it scales; `--effective-batch-size` keeps the samples of an optimizer step constant.
 
     `--gpu all`, or several names with commas, compares one training as it is on GPUs of several kinds: memory, time
@@ -204,7 +204,7 @@ def compare(
 
 
 def _rows(workloads: Sequence[Workload], sweeps: Sequence[str], effective_batch_size: int | None) -> Sequence[Workload]:
-    """Return the trainings to compare: every value of every sweep, with one effective batch size if it is given."""
+    """Return the training runs to compare: every value of every sweep, with one effective batch size if it is given."""
     rows = sweep_workloads(workloads, sweeps)
     if effective_batch_size is not None:
         rows = with_effective_batch_size(rows, effective_batch_size)
@@ -223,7 +223,7 @@ def _predict(
 ) -> None:
     """Predict and show a comparison."""
     hidden = skip_unused_imports(workloads, trust_remote_code=options.trust_remote_code)
-    with quiet_libraries(debug=debug), progress(f"simulating {many(len(workloads), 'training')}"):
+    with quiet_libraries(debug=debug), progress(f"simulating {many(len(workloads), 'training run')}"):
         from trainatomy import api
 
         with hidden_in_workers(hidden):

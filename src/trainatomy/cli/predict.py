@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 MANY_CANDIDATES = 100
-"""About as many trainings as a search executes, for the number of processes."""
+"""About as many training runs as a search executes, for the number of processes."""
 
 Check = Annotated[bool, check_option("the training does not fit")]
 WhyOom = Annotated[

@@ -37,7 +37,7 @@ def skip_unused_imports(
     They are hidden only in a process of the command line's own.
 
     Args:
-        workloads: The trainings.
+        workloads: The training runs.
         trust_remote_code: True if code from the Hugging Face hub may run, which may need any library.
         also_needed: Libraries that are needed in any case.
     """

@@ -50,7 +50,7 @@ def to_json(
     """Return a result as an object of plain JSON types.
 
     Args:
-        value: A prediction, a measurement, a comparison of several trainings, the outcome of a search, or a
+        value: A prediction, a measurement, a comparison of several training runs, the outcome of a search, or a
             diagnosis of a machine.
         version: Version of the form.  Version 2 is a draft for predictions, whose keys may still change.
 

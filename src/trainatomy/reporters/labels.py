@@ -38,7 +38,7 @@ OTHER_COMPONENTS = {
     "communication_buffers": ComponentLabel("communication buffers", "B", "bright_magenta", "#b05c8f"),
     "nccl": ComponentLabel("NCCL (outside PyTorch)", "N", "bright_white", "#6b7683"),
 }
-"""Labels of the components that only trainings on several GPUs have."""
+"""Labels of the components that only training runs on several GPUs have."""
 
 
 def component(name: str) -> ComponentLabel:

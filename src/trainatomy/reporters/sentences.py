@@ -84,14 +84,14 @@ def _operation(operation: str) -> str:
     return f"scratch memory of {scratch['operator']}" if scratch else operation
 
 
-def step_time(time: Time, *, fits: bool = True, varies: bool = False) -> str:
+def step_time(time: Time, *, fits: bool = True, step: str = "") -> str:
     """Return the time of a step in one line; for a training that does not fit, on a GPU with enough memory.
 
-    ``varies``: steps take different times, and this is the mean.
+    ``step``: what the time is of, if not of a step with the samples that it says.
     """
     low, high = time.interval_seconds
     tokens = "" if time.tokens_per_second is None else f", {rate(time.tokens_per_second)} tokens/s"
-    step = "the mean step" if varies else f"a step of {_samples(time)}"
+    step = step or f"a step of {_samples(time)}"
     takes = f"{step} takes" if fits else f"with enough memory, {step} would take"
     return (
         f"{takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "

@@ -1,4 +1,4 @@
-"""Several trainings side by side: predicted, measured and published figures of each."""
+"""Several training runs side by side: predicted, measured and published figures of each."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Several trainings, in the order in which they were requested.
+    """Several training runs, in the order in which they were requested.
 
     ``source`` is where the published figures come from, and ``remark`` what is known of their setup; ``samples`` is the
     number of samples the published times are for; ``group`` is the name that the runs' records share; ``repeats`` is

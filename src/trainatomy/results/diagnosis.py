@@ -11,7 +11,7 @@ from trainatomy.results.machine import MachineState
 Severity = Literal["error", "warning", "note"]
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""Worst first: trainings fail or are wrong; they are slower or at risk; something to know, often on purpose."""
+"""Worst first: training runs fail or are wrong; they are slower or at risk; something to know, often on purpose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class Components:
 
     All but ``cache``, ``context`` and ``nccl`` are blocks of the allocator, rounding included.  ``weights`` includes
     the 16-bit copies that autocast keeps during a forward pass.  ``functionality`` holds inputs and library workspaces.
-    ``others`` holds components that only some trainings have, by name: ``gathered_weights``,
+    ``others`` holds components that only some training runs have, by name: ``gathered_weights``,
     ``communication_buffers``, ``gathered_outputs`` (of evaluation) and ``key_value_cache`` of the allocator, and
     ``nccl``, what NCCL holds outside of it.
     """

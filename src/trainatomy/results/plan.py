@@ -142,8 +142,8 @@ class Scaling:
     Attributes:
         plan: How it is spread.
         samples_per_second: Samples of all ranks per second.
-        efficiency: Throughput per GPU relative to that of the fastest of the same trainings on the fewest GPUs; None
-            for a training that is compared with no other.
+        efficiency: Throughput per GPU relative to that of the fastest of the same training runs on the fewest GPUs;
+            None for a training that is compared with no other.
     """
 
     plan: Plan

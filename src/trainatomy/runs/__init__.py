@@ -1,9 +1,9 @@
-"""Several trainings side by side: predictions in parallel processes, and runs on this machine's GPU.
+"""Several training runs side by side: predictions in parallel processes, and runs on this machine's GPU.
 
-options.py      how trainings are predicted and run
-predicting.py   predictions of many trainings in parallel processes
+options.py      how training runs are predicted and run
+predicting.py   predictions of many training runs in parallel processes
 plan.py         which runs a comparison needs, in which order, and the runs themselves, each recorded when it ends
-comparison.py   a measured comparison as a whole: predict, run trainings without a record, compare
+comparison.py   a measured comparison as a whole: predict, run training runs without a record, compare
 single.py       one training, predicted, measured and recorded
 machine.py      the GPU, the driver and the versions of this machine
 preload.py      what workers import first

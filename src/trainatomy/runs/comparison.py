@@ -126,7 +126,7 @@ def prepare(
     Workloads that cannot be predicted are measured all the same, unless their description is wrong.
 
     Args:
-        workloads: The trainings.
+        workloads: The training runs.
         predict: Returns a prediction or an error for each workload.
         options: How to run.
 
@@ -167,7 +167,7 @@ def gather(
     """Return a comparison with one row for each workload.
 
     Args:
-        workloads: The trainings.
+        workloads: The training runs.
         predictions: For each workload its prediction, or the error in place of it.
         finished: The runs that ended.
         published: Published figures, one for each workload or none.

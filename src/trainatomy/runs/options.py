@@ -1,4 +1,4 @@
-"""Options for predicting and running trainings: one value each, for the command line and for Python."""
+"""Options for predicting and running training runs: one value each, for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PredictOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options for running trainings on this machine's GPU.
+    """Options for running training runs on this machine's GPU.
 
     Attributes:
         repeat: Runs per training.

@@ -1,4 +1,4 @@
-"""Predictions of many trainings in parallel processes."""
+"""Predictions of many training runs in parallel processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAX_IN_ONE_PROCESS = 3
 _SIMULATIONS: ContextVar[dict[str, Any] | None] = ContextVar("_SIMULATIONS", default=None)
 _RECOLLECTIONS: ContextVar[deque[Any] | None] = ContextVar("_RECOLLECTIONS", default=None)
 _COMPARED = (("train", "optim"), ("train", "optim_args"), ("train", "tf32"), ("model", "dtype"))
-"""Keys in which trainings may differ that recall each other's runs, if those begin alike."""
+"""Keys in which training runs may differ that recall each other's runs, if those begin alike."""
 _ATTEMPTS = itertools.count()
 _PREDICTIONS_PER_COLLECTION = 4
 _HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
@@ -49,7 +49,7 @@ _PRELOADED = ("trainatomy.runs.preload",)
 
 
 def jobs_for(count: int, wanted: int | None = None) -> int:
-    """Return how many processes predict ``count`` trainings: ``wanted``, or one per core up to ``MAX_JOBS``.
+    """Return how many processes predict ``count`` training runs: ``wanted``, or one per core up to ``MAX_JOBS``.
 
     Raises:
         WorkloadError: Fewer than one are wanted.
@@ -136,11 +136,11 @@ class PredictionPool:
 
     @property
     def jobs(self) -> int:
-        """How many trainings are predicted at a time; changes with the size of a cluster."""
+        """How many training runs are predicted at a time; changes with the size of a cluster."""
         return self._jobs if isinstance(self._jobs, int) else self._jobs()
 
     def kinship(self, workload: Workload) -> str | None:
-        """Return what is equal for trainings with the same micro-batches, where it helps to know which ones have."""
+        """Return what is equal for training runs with the same micro-batches, where it helps to know."""
         return _kinship(workload) if isinstance(self._pool, RelatedProcesses) else None
 
     def pick(self, kinships: Sequence[str | None]) -> int:
@@ -162,7 +162,7 @@ class PredictionPool:
 def prediction_pool(
     predict: Callable[[Workload], Prediction], jobs: int | None, executor: object = None
 ) -> Iterator[PredictionPool]:
-    """Yield a pool that predicts trainings while it is open.
+    """Yield a pool that predicts training runs while it is open.
 
     Args:
         predict: Predicts one workload; can be pickled if there are several jobs.
@@ -194,7 +194,7 @@ def predict_rows(
 
     Args:
         predict: Predicts one workload; can be pickled if there are several jobs.
-        workloads: The trainings.
+        workloads: The training runs.
         jobs: Number of processes (see ``predict_all``).
         executor: Other workers than local processes (see ``predict_all``).
     """
@@ -223,10 +223,10 @@ def simulation_key(workload: Workload) -> str:
 
 
 def recollections(workload: Workload) -> tuple[deque[Any], str] | None:
-    """Return the runs that this process remembers, and the key of trainings that may have the same micro-batches.
+    """Return the runs that this process remembers, and the key of training runs that may have the same micro-batches.
 
-    None where no runs are remembered, and for trainings whose optimizer may take part in a micro-batch: user code, an
-    optimizer that updates in the backward pass, several GPUs.
+    None where no runs are remembered, and for training runs whose optimizer may take part in a micro-batch: user code,
+    an optimizer that updates in the backward pass, several GPUs.
     """
     runs = _RECOLLECTIONS.get()
     key = None if runs is None else _kinship(workload)
@@ -234,7 +234,7 @@ def recollections(workload: Workload) -> tuple[deque[Any], str] | None:
 
 
 def _kinship(workload: Workload) -> str | None:
-    """Return what is equal for trainings that may have the same micro-batches, None for one without relatives."""
+    """Return what is equal for training runs that may have the same micro-batches, None for one without relatives."""
     optim = workload.train.optim
     user_code = workload.model.factory or workload.data.factory or is_class_path(optim)
     of_library = arguments().package_of(optim) not in (None, "bitsandbytes")

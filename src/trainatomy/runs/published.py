@@ -1,4 +1,4 @@
-"""Figures that others published for the trainings of a built-in comparison."""
+"""Figures that others published for the training runs of a built-in comparison."""
 
 from __future__ import annotations
 

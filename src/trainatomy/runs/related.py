@@ -1,4 +1,4 @@
-"""Local processes of which each predicts trainings that are related to those it predicted before.
+"""Local processes of which each predicts training runs that are related to those it predicted before.
 
 A process remembers the micro-batches of its last runs (``simulator/recollections.py``), so a training with the same
 ones is predicted in about half the time by the process that remembers them.
@@ -32,7 +32,7 @@ class RelatedProcesses:
         """Return the place of the training to begin next.
 
         Args:
-            kinships: What is equal for trainings with the same micro-batches; None for a training without relatives.
+            kinships: What is equal for training runs with the same micro-batches; None for one without relatives.
         """
         free = set().union(*(self._remembered[place] for place in self._free()))
         busy = set().union(*self._remembered) - free

@@ -43,14 +43,14 @@ Reason = Literal["too_large", "slower", "dominated"]
 
 
 class Executor(Protocol):
-    """Predictor of trainings, several at a time."""
+    """Predictor of training runs, several at a time."""
 
     @property
     def jobs(self) -> int:
-        """Number of trainings that are predicted at a time."""
+        """Number of training runs that are predicted at a time."""
 
     def kinship(self, workload: Workload) -> str | None:
-        """Return what is equal for trainings of which one is predicted faster after another."""
+        """Return what is equal for training runs of which one is predicted faster after another."""
 
     def pick(self, kinships: Sequence[str | None]) -> int:
         """Return the place of the training to begin next."""

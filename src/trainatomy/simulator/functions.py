@@ -78,6 +78,10 @@ class CudaFunctions(TorchFunctionMode):
         self.host_factories: frozenset[str | None] = frozenset()
         self.has_packed = False
 
+    def handle(self, handlers: dict[Any, Handler]) -> None:
+        """Let further handlers answer for functions that none answers for yet."""
+        self._handlers = handlers | self._handlers
+
     def replace(self, functions: dict[Any, Function]) -> None:
         """Run further functions in place of those that Python calls."""
         self._composites |= functions

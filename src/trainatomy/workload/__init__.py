@@ -1,7 +1,7 @@
 """The description of a training as a value, and the ways to write one.
 
 A YAML file (``read``), command-line flags over it (``merge``), a mapping (``Workload.from_mapping``), a changed copy
-(``Workload.replace``), the nine trainings of Hugging Face's guide (``notebook``). Nothing here imports torch or
+(``Workload.replace``), the nine training runs of Hugging Face's guide (``notebook``). Nothing here imports torch or
 transformers, and no user code is loaded.
 """
 

@@ -42,7 +42,7 @@ def contradictions(workload: Workload) -> list[Problem]:
 
 
 def _compiled(workload: Workload) -> list[Problem]:
-    """Refuse trainings whose compiled step is not simulated."""
+    """Refuse training runs whose compiled step is not simulated."""
     if workload.mode != "training" or not workload.train.compiles:
         return []
     reasons = {

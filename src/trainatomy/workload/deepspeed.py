@@ -46,7 +46,7 @@ _REFUSED_OPTIONS: Mapping[str, str] = {
 _REFUSED_SECTIONS: Mapping[str, str] = {
     "amp": "NVIDIA's apex is not simulated; use bf16 or fp16",
     "torch_autocast": "is not simulated; use bf16 or fp16",
-    "autotuning": "runs many trainings; leave it out",
+    "autotuning": "runs many training runs; leave it out",
     "compile": "compiled graphs are not simulated",
     "compression_training": "is not simulated",
     "curriculum_learning": "is not simulated: every batch has the full length",

@@ -29,7 +29,7 @@ def accumulation_for(workload: Workload, samples: int, batch_size: int | None = 
 
 
 def with_effective_batch_size(workloads: Iterable[Workload], samples: int) -> tuple[Workload, ...]:
-    """Return trainings with the accumulation steps that give each of them this many samples in an optimizer step.
+    """Return training runs with the accumulation steps that give each of them this many samples in an optimizer step.
 
     Raises:
         WorkloadError: A batch size times the number of data-parallel ranks does not divide ``samples``; lists all.

@@ -16,7 +16,7 @@ SEARCHED_ORDERS, SEARCHED_SHAPES = 3, 16
 def measurable(workload: Workload) -> Workload:
     """Return a training whose samples differ in length with the one order, and the steps of it, that are measured.
 
-    Prediction and measurement then have the same batches.  Other trainings are returned as they are.
+    Prediction and measurement then have the same batches.  Other training runs are returned as they are.
 
     Raises:
         WorkloadError: TRL packs the samples, so that the number of steps in an epoch is not known.

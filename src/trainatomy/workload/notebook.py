@@ -1,6 +1,6 @@
 """Built-in comparisons from Hugging Face's guide of January 2022.
 
-``notebook.yaml`` holds its nine trainings of BERT-large, ``notebook-fp16.yaml`` its table of fp16 against fp32,
+``notebook.yaml`` holds its nine training runs of BERT-large, ``notebook-fp16.yaml`` its table of fp16 against fp32,
 ``parallel.yaml`` its experiment on two GPUs.
 """
 
@@ -27,7 +27,7 @@ READY = (NOTEBOOK, NOTEBOOK_FP16, PARALLEL)
 
 
 def notebook(era: Era = "today", gpu: str | None = None) -> tuple[Workload, ...]:
-    """Return the nine trainings of the guide (see ``ready``)."""
+    """Return the nine training runs of the guide (see ``ready``)."""
     return ready(NOTEBOOK, era, gpu)
 
 

@@ -266,7 +266,7 @@ class Workload(Section):
         return yaml.safe_dump(mapping, sort_keys=False, allow_unicode=plain)
 
     def digest(self) -> str:
-        """Return a SHA-256 (hex) of what a prediction depends on: equal for equal trainings with different names."""
+        """Return a SHA-256 (hex) of what a prediction depends on: equal for equal training runs of any name."""
         mapping = {key: value for key, value in self.to_mapping().items() if key != "name"}
         return hashlib.sha256(json.dumps(mapping, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

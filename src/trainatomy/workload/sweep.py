@@ -17,7 +17,7 @@ from trainatomy.workload.overrides import merge
 from trainatomy.workload.schema import Workload
 
 MAX_ROWS = 1000
-"""More trainings than anybody compares: a mistyped sweep."""
+"""More training runs than anybody compares: a mistyped sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def sweep(workloads: Sequence[Workload], texts: Sequence[str]) -> tuple[Workload
     _refuse_repeats(sweeps)
     combinations = list(product(*(each.values for each in sweeps)))
     if (count := len(workloads) * len(combinations)) > MAX_ROWS:
-        raise WorkloadError(f"--sweep: {count:,} trainings are more than {MAX_ROWS:,}; sweep fewer values")
+        raise WorkloadError(f"--sweep: {count:,} training runs are more than {MAX_ROWS:,}; sweep fewer values")
     several = len(workloads) > 1
     return tuple(_set(workload, sweeps, values, several) for workload in workloads for values in combinations)
 

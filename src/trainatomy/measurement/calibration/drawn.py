@@ -13,6 +13,7 @@ from random import Random
 
 from trainatomy.measurement.calibration import drawn_convolutions as convolutions
 from trainatomy.measurement.calibration import drawn_images as images
+from trainatomy.measurement.calibration import drawn_others as others
 from trainatomy.measurement.calibration import drawn_rows as rows
 from trainatomy.measurement.calibration import drawn_tables as tables
 from trainatomy.measurement.calibration.cases import Case
@@ -61,6 +62,11 @@ DRAWS: dict[str, tuple[Draw, int]] = {
     "recurrent layers of usual size": (tables.recurrent_of_usual_size, 20),
     "sampling": (tables.sampling, 20),
     "sequence losses": (tables.sequence_loss, 4),
+    "reordered reductions": (others.reordered, 80),
+    "scans": (others.scan, 34),
+    "CTC": (others.ctc, 12),
+    "groups of usual width": (others.usual_groups, 130),
+    "other kernels": (others.other, 120),
 }
 """For each group how one case is drawn, and how many are for the shipped calibrations."""
 

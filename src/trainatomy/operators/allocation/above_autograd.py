@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from math import prod as prod_of
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,29 +23,65 @@ _aten = torch.ops.aten
 class _FusedRmsNorm(torch.autograd.Function):
     """``_fused_rms_norm``: the output and one fp32 number per row for backward; strided inputs are copied.
 
+    A gradient that is differentiated itself is composed of smaller operators.
     Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (``_fused_rms_norm_cuda``,
-    ``_fused_rms_norm_backward_cuda``).
+    ``_fused_rms_norm_backward_cuda``), torch/csrc/autograd/FunctionsManual.cpp
+    (``infinitely_differentiable_native_rms_norm_backward``).
     """
 
     @staticmethod
-    def forward(ctx: Any, data: torch.Tensor, weight: torch.Tensor | None, dimensions: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, data: torch.Tensor, weight: torch.Tensor | None, dimensions: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = (*data.shape[:-dimensions], *(1 for _ in range(dimensions)))
         with one_operation("aten::_fused_rms_norm", data, weight, dimensions=dimensions) as results:
             out = torch.empty_like(data, memory_format=torch.contiguous_format)
             scale = data.new_empty(rows, dtype=torch.float32)
             results += [out, scale]
         ctx.save_for_backward(data, weight, scale)
-        return out
+        ctx.dimensions = dimensions
+        ctx.set_materialize_grads(False)
+        return out, scale
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         data, weight, scale = ctx.saved_tensors
+        if torch.is_grad_enabled() or gradients[1] is not None:
+            return (*_composed_rms_norm_gradients(ctx, data, weight, scale, gradients), None)
+        if gradients[0] is None:
+            return None, None, None
         with one_operation("aten::_fused_rms_norm_backward", gradients[0], data, scale, weight) as made:
             made += [
                 torch.empty_like(tensor, memory_format=torch.contiguous_format) if wanted else None
                 for tensor, wanted in zip((data, weight), ctx.needs_input_grad, strict=False)
             ]
         return (*made, None)
+
+
+def _composed_rms_norm_gradients(
+    ctx: Any,
+    data: torch.Tensor,
+    weight: torch.Tensor | None,
+    scale: torch.Tensor,
+    gradients: Sequence[torch.Tensor | None],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of the data and of the weight, from those of the output and of the rows' numbers."""
+    of_out, of_scale = gradients
+    inner = tuple(range(data.dim() - ctx.dimensions, data.dim()))
+    count, cubed = prod_of(data.shape[-ctx.dimensions :]), scale.pow(3)
+    hat = of_out if of_out is None or weight is None else of_out * weight
+    parts = []
+    if ctx.needs_input_grad[0] and hat is not None:
+        total = (data * hat).sum(inner, keepdim=True)
+        parts.append(scale * hat - (data * cubed / count) * total)
+    if ctx.needs_input_grad[0] and of_scale is not None:
+        parts.append(-(data * cubed / count) * of_scale)
+    of_data = parts[0] + parts[1] if len(parts) == 2 else next(iter(parts), None)
+    of_weight = None
+    if ctx.needs_input_grad[1] and of_out is not None:
+        whole = of_out * (data * scale)
+        of_weight = whole.sum(tuple(range(inner[0]))) if inner[0] > 0 else whole
+    return of_data, of_weight
 
 
 def rms_norm(
@@ -61,7 +98,7 @@ def rms_norm(
     if images or input.is_complex() or (weight is not None and weight.dtype != input.dtype):
         with torch._C.DisableTorchFunction():
             return torch.rms_norm(input, normalized_shape, weight, eps)
-    normalised: torch.Tensor = _FusedRmsNorm.apply(input, weight, len(normalized_shape))
+    normalised: torch.Tensor = _FusedRmsNorm.apply(input, weight, len(normalized_shape))[0]
     return normalised
 
 

@@ -176,6 +176,11 @@ def _answered(kind: Kind, one: Convolution, plan: EnginePlan, processor: Process
     return plan.workspace + missing_parts(kind, one, plan)
 
 
+def settings_of_plans(processor: Processor) -> dict[str, bool]:
+    """Return the settings of PyTorch that decide which plans of cuDNN it tries."""
+    return {"tf32": _allows_tf32(processor), "deterministic": _is_deterministic()}
+
+
 def _is_deterministic() -> bool:
     """Return whether PyTorch leaves out plans whose results may differ from run to run."""
     return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()

@@ -234,7 +234,17 @@ class _CudnnRecurrence(torch.autograd.Function):
             del ordered
             made += [of_data, *of_hidden, flat]
         made.clear()
-        return (None, of_data, None, *of_hidden, *of_weights)
+        return (None, *_not_twice(of_data), None, *_not_twice(*of_hidden, *of_weights))
+
+
+def _not_twice(*gradients: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return gradients that raise PyTorch's error where they are differentiated: cuDNN has no second derivative."""
+    if not torch.is_grad_enabled():
+        return gradients
+    text = "the derivative for '_cudnn_rnn_backward' is not implemented: disable cuDNN while the RNN runs"
+    error: Any = torch._C._functions.DelayedError(text, len(gradients))
+    raising: Any = error(*(one.detach().requires_grad_() for one in gradients))
+    return raising if len(gradients) > 1 else (raising,)
 
 
 def _scalars(layer: Recurrence) -> dict[str, Any]:

@@ -28,8 +28,12 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "matmul": ("grouped", "matmul", "vector product"),
     "pooling": ("pooling",),
     "recurrent": ("recurrent",),
-    "reduction": ("columns", "extremum", "logsumexp", "normalisation", "parts", "reduction", "rows", "variance"),
-    "resampling": ("resampling",),
+    "reduction": (
+        *("apart", "columns", "extremum", "logsumexp", "normalisation"),
+        *("parts", "reduction", "rows", "short rows", "variance"),
+    ),
+    "resampling": ("grid", "patches", "resampling"),
+    "scans": ("ctc", "scan", "sort"),
 }
 """First parts of the names of the families that each module returns; without a name, those of copies from and to the
 host.  A calibration's points are grouped by them."""

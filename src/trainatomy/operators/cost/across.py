@@ -97,6 +97,37 @@ def scattered_rows_seconds(chip: Chip, rows: float, run: int, results: int, move
     return float(seconds + (shared["sharing_seconds"] + sharing * shared["block_seconds"]) * (sharing > 1))
 
 
+def short_rows_seconds(chip: Chip, rows: float, results: int, moved: float) -> float:
+    """Return the time of a reduction along short rows: up to a warp of threads for each result, whatever it adds up."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["reduction_along_short_rows"]
+    threads = results * min(_power_of_two(int(rows)), _WARP)
+    working = threads * form["thread_cycles"] / chip.issue_rate
+    return form["start_seconds"] + max(working, moved / (chip.bandwidth * form["bandwidth"]))
+
+
+def apart_seconds(chip: Chip, numbers: int, step: int, width: float, results: int, between: float) -> float:
+    """Return the time of a reduction whose neighbouring threads read numbers that lie apart.
+
+    Args:
+        chip: The GPU.
+        numbers: Numbers that are read.
+        step: Bytes from the number of a thread to that of the next one.
+        width: Threads of a result.
+        results: Results.
+        between: Results until the neighbours of a number are wanted: where the GPU does not compute so many at once,
+            and the cache does not hold what they read, each number is read from memory for itself.
+    """
+    form: dict[str, float] = read_yaml("efficiency.yaml")["reduction_apart"]
+    read = numbers * min(step, form["sector_bytes"])
+    seconds = read / (form["bytes_of_cycle"] * chip.issue_rate)
+    at_once = chip.multiprocessors * _RESIDENT / width
+    if between > at_once and read / results * between > chip.l2_bytes * form["cached"]:
+        seconds = max(seconds, read * form["fetched"] / (chip.bandwidth * form["bandwidth"]))
+    cycles = read_yaml("efficiency.yaml")["reduction_along_short_rows"]["thread_cycles"]
+    working = results * width * cycles / chip.issue_rate
+    return float(form["start_seconds"] + max(seconds, working))
+
+
 def _power_of_two(number: int) -> int:
     """Return the largest power of two up to a number."""
     return 1 << (max(number, 1).bit_length() - 1)

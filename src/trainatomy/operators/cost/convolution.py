@@ -23,6 +23,7 @@ from trainatomy.operators.cost.elementwise import reordering_seconds
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to, whole_numbers
 from trainatomy.operators.cost.matmul import product
 from trainatomy.operators.cost.turns import kind_of_turns, turns_seconds
+from trainatomy.operators.cost.ways import FORWARD, INPUT, TOGETHER, WEIGHT, in_turn_seconds, ways_of
 from trainatomy.results.operations import Array, Call
 
 _LAYOUT_TILE, _GATHER_TILE, _KERNELS_OF_GROUP = 32, 128, 4
@@ -76,7 +77,9 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     flop = 2.0 * _outputs(call, out, x) * prod(weight.shape[1:]) * times
     deep = groups > 1 and weight.shape[1] == 1
     rate = "fp32" if deep else chip.precision(x.dtype, chip.cudnn_tf32)
-    kind = "depthwise" if deep else _kind(call, weight)
+    ways = ways_of(call, (out, x, weight), groups, _kinds(mask, backward))
+    in_turn = set(ways) != {TOGETHER}
+    kind = "depthwise" if deep else "spatial" if in_turn else _kind(call, weight)
     precision = "half" if x.dtype in HALVES else rate
     seconds = launches = 0.0
     turns = kind_of_turns(call, (out, x, weight), groups, precision)
@@ -87,15 +90,19 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     elif deep:
         seconds, launches = depthwise(chip, call, (out, x, weight), mask, backward), max(sum(mask[:2]), 1)
     else:
-        for place, part in enumerate(_parts(out, x, weight, mask, groups, backward)):
-            to_weight = backward and bool(place or not mask[0])
-            more, kernels = _product(chip, part, kind, groups, x, backward=backward, to_weight=to_weight)
+        parts = _parts(out, x, weight, mask, groups, backward)
+        for part, computed, way in zip(parts, _kinds(mask, backward), ways, strict=True):
+            if way == TOGETHER:
+                to_weight = computed == WEIGHT
+                more, kernels = _product(chip, part, kind, groups, x, backward=backward, to_weight=to_weight)
+            else:
+                more, kernels = in_turn_seconds(chip, way, computed, part[:3], part.rewritten, groups)
             seconds, launches = seconds + more, launches + kernels
     copied = [tensor for tensor in ((x, out) if backward else (x,)) if not is_last(tensor) and _is_reordered(tensor)]
     beside, launches = sum((reordering_seconds(chip, tensor) for tensor in copied), 0.0), launches + len(copied)
     if mask[2] and not (deep and not backward and kind_of(call, x, weight) == "own"):  # which adds it itself
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
-    way, form = "backward" if backward else "forward", _form(call, x, weight, groups, turns, deep=deep)
+    way, form = "backward" if backward else "forward", _form(call, x, weight, groups, turns, ways, deep=deep)
     form = f"{form} stem" if kind == "few" and backward and not mask[0] else form
     family = f"convolution.{way}.{kind}.{form}.{precision}"
     if turns in ("direct", "engine"):  # of which there are too few to compare others with
@@ -122,6 +129,9 @@ def launches_of_groups(call: Call) -> int:
         return 0
     times = max(sum(_mask(call)[:2]), 1) if backward else 1
     turns = kind_of_turns(call, (out, x, weight), groups, "half" if x.dtype in HALVES else "tf32")
+    ways = ways_of(call, (out, x, weight), groups, _kinds(_mask(call), backward))
+    if in_turn := sum(way != TOGETHER for way in ways):
+        return _KERNELS_OF_GROUP * groups * in_turn
     by_group = prod(weight.shape[2:]) == 1 and (backward or weight.shape[1] >= _WIDE_GROUP)
     return _KERNELS_OF_GROUP * groups * times if by_group or turns != "together" else 0
 
@@ -141,7 +151,7 @@ def _likeness(call: Call, x: Array, weight: Array) -> tuple[float, ...]:
     return log2(prod(weight.shape[2:])), 2 * log2(stride), *(0.7 * each for each in aligned)
 
 
-def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep: bool) -> str:
+def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, ways: tuple[str, ...], *, deep: bool) -> str:
     """Return what else decides the kernel: the images' order, groups, dilation, transposition, the weight's size."""
     places, width = prod(weight.shape[2:]), weight.shape[1]
     of_products = groups > 1 and not deep and places == 1
@@ -150,6 +160,8 @@ def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, *, deep:
     if deep:
         kinds = (kind_of(call, x, weight), kind_of_weight(call, x, weight))
         parts += [kind for kind in ("shared", "many", "direct", "products") if kind == kinds["backward" in call.name]]
+    if set(ways) != {TOGETHER}:
+        return f"{' '.join(parts)} groups.{' '.join(ways)}"
     if groups > 1 and not deep:
         parts.append("of products" if of_products else "grouped" if width & -width == width else "padded")
     if set(whole_numbers(number(call, "dilation", "1"))) - {1}:
@@ -192,6 +204,13 @@ def _mask(call: Call) -> list[bool]:
     """Return which of input, weight and bias get a gradient."""
     text = number(call, "output_mask", "[True, True, True]")
     return [part.strip(" []") == "True" for part in text.split(",")]
+
+
+def _kinds(mask: list[bool], backward: bool) -> tuple[str, ...]:
+    """Return what is computed: the result, or which of the gradients of input and weight."""
+    return (
+        tuple(kind for kind, wanted in zip((INPUT, WEIGHT), mask, strict=False) if wanted) if backward else (FORWARD,)
+    )
 
 
 def _outputs(call: Call, out: Array, x: Array) -> int:

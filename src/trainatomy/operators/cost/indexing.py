@@ -32,6 +32,8 @@ _IMAGE_BYTES = 72.0
 not share."""
 _ROW_BYTES = 16
 """Rows of a multiple of this many bytes are picked whole."""
+_WARP, _SUM_BYTES = 32, 4
+"""Threads of a warp, each of which adds up a number of a row; bytes of its sum."""
 _SECTOR_BYTES = 64
 """Traffic of writing one element of a row."""
 
@@ -101,11 +103,13 @@ def _sorted_rows(call: Call, chip: Chip, tokens: int, bags: str) -> KernelWork:
     passes = passes_to(call, moved, "zeros of the table, and a row for each index")
     one_tile = tokens <= form["one_tile"]
     hit = entries * -expm1(-tokens / entries)
-    adding = hit * ceil(width / 128) * form["segment_seconds"] / chip.multiprocessors
+    warps = hit * ceil(width / _WARP)
+    adding = (hit * form["segment_seconds"] + warps * form["segment_warp_seconds"]) / chip.multiprocessors
+    adding += warps * _WARP * _SUM_BYTES / (chip.bandwidth * form["segment_bandwidth"])
     sorting = form["one_tile_seconds"] if one_tile else form["sort_seconds"] + tokens * form["sorted_token_seconds"]
     filling = 2e-6 + table.bytes / (chip.bandwidth * 0.9)
     reading = 2 * tokens * width * table.itemsize / (chip.bandwidth * 0.9)
-    seconds = sorting + filling + max(adding, reading)
+    seconds = sorting + filling + (max(adding, reading) if one_tile else adding)
     family = f"table.embedding_backward.{'tile' if one_tile else 'sorted'}{bags}"
     features = (log2(max(tokens, 1)), log2(entries) / 2, log2(width) / 2)
     launches = 12 if one_tile else 31

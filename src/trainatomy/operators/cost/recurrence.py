@@ -87,6 +87,12 @@ class Recurrence(NamedTuple):
         """Return how products of hidden states multiply, and whether their rows are aligned."""
         return self.kind_of(self.hidden)
 
+    @property
+    def step_kind(self) -> str:
+        """Return how the product of a time step multiplies: in bf16 cuBLAS splits that of misaligned rows otherwise."""
+        is_apart = self.data.dtype == "bfloat16" and self.is_misaligned(self.hidden)
+        return "bf16_misaligned" if is_apart else self.product_kind
+
     def is_odd(self, *rows: int) -> bool:
         """Return whether rows of 16-bit numbers begin between words of four bytes, for which older kernels run."""
         return self.kind == "half" and any(size % 2 for size in rows)

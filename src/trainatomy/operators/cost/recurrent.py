@@ -100,11 +100,12 @@ def _kernels_at_once(chip: Chip, one: Recurrence) -> tuple[float, float]:
     form, both = _form()["at_once"], one.directions == 2
     product, gates = (seconds * 1e6 for seconds in _parts_of_step(chip, one, 1.0))
     alone = product + gates
-    most = 1 + (one.streams - 1) ** form["streams"] * alone / (alone + form["half_us"])
-    launch_us = form["step_us"][one.pass_name][one.product_kind] * chip.host_pace
+    most = 1 + (one.streams - 1) ** form["streams"] * alone / (alone + form["half_us"][one.pass_name])
+    launch_us = form["step_us"][one.pass_name][one.product_kind] * chip.host_pace ** form["pace_power"]
+    launch_us *= 1 if both else form["following"]
     fewest = 1.0
     if both:
-        most = 1 + form["most_both"] * product / (product + form["half_both_us"])
+        most = 1 + form["most_both"][one.pass_name] * product / (product + form["half_both_us"])
         overlap = min(max(product - form["gates_share"] * launch_us, 0.0), gates)
         fewest = min(1 + overlap / product, most)
     middle, spread = form["behind"]
@@ -120,8 +121,9 @@ def _step_seconds(chip: Chip, one: Recurrence, at_a_time: float) -> float:
 def _parts_of_step(chip: Chip, one: Recurrence, at_a_time: float) -> tuple[float, float]:
     """Return the time of the product of a step while so many kernels run at a time, and that of its gates."""
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
-    step = RecurrentProduct(one.product_kind, one.pass_name, one.batch, columns, depth)
+    step = RecurrentProduct(one.step_kind, one.pass_name, one.batch, columns, depth)
     product_seconds = recurrent_product_seconds(step, at_a_time, chip.multiprocessors)
+    product_seconds *= longer_than_measured(chip, "products")
     share, often = _form()["gates_waiting"][one.pass_name]
     tiles = ceil(one.batch / _TILE) * ceil(columns / _TILE)
     others = (at_a_time - 1) * tiles / chip.multiprocessors * often
@@ -135,8 +137,8 @@ def _gates_seconds(chip: Chip, one: Recurrence) -> float:
     steps = one.steps * one.layers if one.backward else one.steps_at_a_time
     read = steps * one.batch * one.gates * one.data.itemsize * one.directions
     cold = min(often * read / chip.l2_bytes, 1)
-    slower = (read_yaml("efficiency.yaml")["loading"]["bandwidth"] / chip.bandwidth) ** _form()["gates_memory"]
-    return float((first + rest * one.batch * one.hidden * 1e-5) * (1 + longer * cold) * slower * 1e-6)
+    microseconds = (first + rest * one.batch * one.hidden * 1e-5) * (1 + longer * cold)
+    return float(microseconds * 1e-6 * longer_than_measured(chip, "gates"))
 
 
 def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], at_a_time: float) -> float:
@@ -149,7 +151,8 @@ def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], at_a
     else:
         part = RecurrentProduct(one.kind_of(gates, inputs), f"inputs {one.pass_name}", rows, columns, depth)
         beside = 1 + (at_a_time - 1) * _form()["at_once"]["inputs"]
-        of_data = one.parts * recurrent_product_seconds(part, beside, chip.multiprocessors)
+        of_part = recurrent_product_seconds(part, beside, chip.multiprocessors)
+        of_data = one.parts * of_part * longer_than_measured(chip, "products")
     return of_data + (_bias_seconds(chip, one) if one.backward else 0.0)
 
 
@@ -169,7 +172,7 @@ def _weights_seconds(chip: Chip, one: Recurrence) -> float:
             tiles = ceil(gates / _WEIGHTS_TILE) * ceil(columns / _WEIGHTS_TILE)
             seconds += start * 1e-6 + steps * one.batch * tiles / chip.multiprocessors * each * 1e-9
             products += 1
-    launch_seconds = form["launch_us"] * chip.host_pace * 1e-6
+    launch_seconds = form["launch_us"] * chip.host_pace ** _form()["at_once"]["pace_power"] * 1e-6
     return float(seconds * (1 + form["beside"] * min(seconds / max(products, 1) / launch_seconds, 1)))
 
 
@@ -178,7 +181,14 @@ def _bias_seconds(chip: Chip, one: Recurrence) -> float:
     start, each, wide, most, longer, often = _form()["biases"][one.mode][one.width]
     columns, rows = min(one.hidden * min(one.streams, 2) / 1000, most), one.steps * one.batch
     cold = min(often * rows * one.gates * one.data.itemsize * len(one.pairs) / chip.l2_bytes, 1)
-    return float(start * 1e-6 + rows * (each + wide * columns) * (1 + longer * cold) * 1e-9)
+    seconds = start * 1e-6 + rows * (each + wide * columns) * (1 + longer * cold) * 1e-9
+    return float(seconds * longer_than_measured(chip, "biases"))
+
+
+def longer_than_measured(chip: Chip, kernels: str) -> float:
+    """Return how many times as long as on the GPU of the constants kernels take, by the bandwidth of its memory."""
+    power: float = _form()["memory"][kernels]
+    return float((read_yaml("efficiency.yaml")["loading"]["bandwidth"] / chip.bandwidth) ** power)
 
 
 def _dropout_seconds(one: Recurrence) -> float:

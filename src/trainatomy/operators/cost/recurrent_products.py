@@ -6,8 +6,8 @@ it loads its operands, and slower the more of them load.  Which of cuBLAS' kerne
 depth, is not known: the fastest of several sizes of tiles gives an estimate, and the times of products that were
 measured correct it where they are alike (within a factor of about 1.5).
 
-Data: ``catalog/efficiency.yaml`` (form), ``catalog/recurrent_products.csv`` (times of products in networks on an H200
-and an H100, which differ by 2 %, cuDNN 9.19; ``benchmarks/timing/recurrent_points.py``).
+Data: ``catalog/efficiency.yaml`` (form), ``catalog/recurrent_products.csv`` (times of products in networks on an
+H200, and on an H100 less what they take longer there; cuDNN 9.19; ``benchmarks/timing/recurrent_points.py``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RecurrentProduct(NamedTuple):
     @property
     def unevenness(self) -> float:
         """Return how many times the alignment of the weights' rows in memory halves a line of the cache."""
-        width = (self.depth if self.role.endswith("forward") else self.columns) * (2 if "half" in self.kind else 4)
+        width = (self.depth if self.role.endswith("forward") else self.columns) * (4 if "32" in self.kind else 2)
         return log2(_LINE_BYTES / gcd(width, _LINE_BYTES))
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from math import ceil, log2
+from math import ceil, log2, prod
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.across import across_seconds, scattered_rows_seconds
+from trainatomy.operators.cost.across import (
+    across_seconds,
+    apart_seconds,
+    scattered_rows_seconds,
+    short_rows_seconds,
+)
 from trainatomy.operators.cost.elementwise import memory_bound
 from trainatomy.operators.cost.kernel import (
     NOTHING,
@@ -33,6 +38,8 @@ _COLUMNS, _ROWS_OF_TURN, _SHARED_ROWS = 32, 256, 64 * 1024
 blocks share them."""
 _INTEGER_BYTES = 8
 """Bytes of the numbers to which truth values are converted before they are added up."""
+_SHORT_ROW, _WARP = 128, 32
+"""Numbers of rows from which on a thread reads several at once; threads of a warp."""
 _WARP_ROW = 1024
 """Softmax keeps rows up to this long in the registers of a warp (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
 
@@ -54,6 +61,11 @@ def reduction(call: Call, chip: Chip) -> KernelWork:
     family = f"{kind}.{way}.{source.itemsize * 8}"
     work = memory_bound(family, chip, call, log2(depth) / 2, launches=1 + converted, passes=passes)
     run = _neighbours(source, reduced, inner)
+    if way == "columns" and (apart := _apart_seconds(chip, source, reduced, inner, kept)):
+        return work._replace(family=f"apart.{kind}.{source.itemsize * 8}", seconds=apart)
+    if way == "rows" and run == depth < _SHORT_ROW:
+        seconds = short_rows_seconds(chip, depth, kept, work.bytes)
+        return work._replace(family=f"short rows.{kind}.{source.itemsize * 8}", seconds=seconds)
     if way == "columns":
         return work._replace(seconds=across_seconds(chip, depth, kept, run, work.bytes))
     if way == "rows" and run < depth:
@@ -70,6 +82,25 @@ def _kind_of_reduction(call: Call) -> str:
     if short.startswith(("var", "std")):
         return "variance"
     return "extremum" if len(call.outputs) > 1 or short.startswith("arg") else "reduction"
+
+
+def _apart_seconds(chip: Chip, source: Array, reduced: set[int], inner: int, kept: int) -> float:
+    """Return the time of a reduction whose threads read numbers that lie apart; 0 where they lie beside each other.
+
+    Results are contiguous.  PyTorch orders the dimensions that are kept by the results' strides, not the inputs', and
+    lets neighbouring threads take the reduced dimension if its stride is smaller than that of the last kept one, else
+    the latter (``reorder_dimensions`` in aten/src/ATen/TensorIterator.cpp, ``setReduceConfig`` in
+    aten/src/ATen/native/cuda/Reduce.cuh).
+    """
+    sizes = [size for size in enumerate(source.shape) if size[1] > 1]
+    last = max(dimension for dimension, _ in sizes if dimension not in reduced)
+    along = min((source.strides[dimension] for dimension, _ in sizes if dimension in reduced), default=0)
+    beside = source.strides[last]
+    if not along or not beside or (last == inner and beside <= along):
+        return 0.0
+    between = prod(size for dimension, size in sizes if dimension > inner and dimension not in reduced)
+    width = min(source.elements / kept, _WARP) if along < beside else 1.0
+    return apart_seconds(chip, source.elements, min(along, beside) * source.itemsize, width, kept, between)
 
 
 def _neighbours(source: Array, reduced: set[int], inner: int) -> int:

@@ -18,14 +18,16 @@ UpSampleNearest2d.cu.  Constants: ``catalog/efficiency.yaml``.
 
 from __future__ import annotations
 
-from math import log2, prod
+from math import ceil, log2, prod
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of
+from trainatomy.operators.cost.elementwise import memory_bound
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of, number, whole_numbers
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
+_GRID_BANDWIDTH = 0.5
 _THREADS = 2048
 """Threads that a multiprocessor holds."""
 _KINDS = {"bilinear2d": "linear", "trilinear3d": "volume", "bicubic2d": "cubic"}
@@ -106,3 +108,41 @@ def _cubic(fine: Array, coarse: Array, chip: Chip, form: dict[str, Any], *, back
 def _turns(fine: Array, chip: Chip) -> float:
     """Return how many planes a thread goes through, times the rounds of threads."""
     return prod(fine.shape[:2]) * max(prod(fine.shape[2:]) / (_THREADS * chip.multiprocessors), 1.0)
+
+
+def sampled(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of sampling images by a grid, or of its gradient: a thread for a place takes channel by channel.
+
+    The gradient adds four numbers atomically for each (aten/src/ATen/native/cuda/GridSampler.cu).
+    """
+    backward = "backward" in call.name
+    image, result = (call.inputs[1], call.inputs[0]) if backward else (call.inputs[0], call.outputs[0])
+    size = "half" if image.itemsize == 2 else "single"
+    start, channel, each = read_yaml("efficiency.yaml")["grid"]["backward" if backward else "forward"][size]
+    waiting = image.shape[1] * channel
+    working = result.elements * each / chip.multiprocessors
+    seconds = start + max(waiting, working, traffic(call).bytes / (chip.bandwidth * _GRID_BANDWIDTH))
+    return memory_bound(f"grid.{size}.{name_of(call)}", chip, call, launches=1 + backward)._replace(seconds=seconds)
+
+
+def patches(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of cutting images into patches, image after image, or of adding patches up, all at once.
+
+    A thread goes over the places of a patch, or over the patches that overlap (aten/src/ATen/native/cuda/Im2Col.cu and
+    Col2Im.cu).
+    """
+    image, result = call.inputs[0], call.outputs[0]
+    form: dict[str, float] = read_yaml("efficiency.yaml")["patches"]
+    kernel, stride = whole_numbers(number(call, "kernel_size")), whole_numbers(number(call, "stride"))
+    places = prod(kernel) if kernel else 1
+    moving = traffic(call).bytes / (chip.bandwidth * form["bandwidth"])
+    if name_of(call) == "im2col":
+        images, threads = image.shape[0] if len(image.shape) == 4 else 1, result.elements / places
+        each = form["start_seconds"] + places * form["place_seconds"]
+        working = threads * places * form["number_seconds"] / chip.multiprocessors
+        seconds, launches = images * each + max(working, moving), images + 1
+    else:
+        overlap = prod(ceil(a / b) for a, b in zip(kernel, stride, strict=False))
+        working = result.elements * (form["start_cycles"] + overlap * form["overlap_cycles"]) / chip.issue_rate
+        seconds, launches = form["start_seconds"] + max(working, moving), 1
+    return memory_bound(f"patches.{name_of(call)}", chip, call, launches=launches)._replace(seconds=seconds)

@@ -58,10 +58,10 @@ def kind_of_turns(call: Call, tensors: tuple[Array, Array, Array], groups: int, 
     out, x, weight = tensors
     backward, width, places = "backward" in call.name, weight.shape[1], prod(weight.shape[2:])
     strided = max(whole_numbers(number(call, "stride", "1")) or [1]) > 1
-    if groups == 1 or width == 1 or places == 1 or number(call, "transposed") == "True":
+    if groups == 1 or width == 1 or places == 1 or len(x.shape) > _ROW or number(call, "transposed") == "True":
         return "together"
     long = _LONG_IN_FP32 if backward and (strided or precision != "half") else _LONG
-    if places < long or len(x.shape) > _ROW:
+    if places < long:
         wide = groups >= _MANY_GROUPS and width > _WIDE and out.elements // out.shape[1] < _FEW_ROWS
         usual = width > _EASY if not backward else width <= _EASY and not strided
         together = usual and x.shape[0] >= _FEWEST

@@ -14,7 +14,7 @@ COPIES = family(
     row("flip", cost="elementwise:rearranged"),
     row("roll", cost="elementwise:rearranged", allocates="elementwise:roll"),
     row("constant_pad_nd slice_backward select_backward", cost="indexing:part_of_zeros"),
-    row("im2col col2im", cost="", allocates="indexing:columns"),
+    row("im2col col2im", cost="resampling:patches", allocates="indexing:columns"),
     row("repeat_interleave", cost="", allocates="indexing:repeated"),
     row("scatter", launch="index", cost="indexing:scattered"),
     row("masked_scatter", launch="index", cost="indexing:scattered", allocates="indexing:masked_scatter"),
@@ -105,6 +105,7 @@ RESAMPLING = family(
     row("upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward"),
     row("upsample_trilinear3d upsample_trilinear3d_backward"),
     row("upsample_linear1d_backward", cost="", allocates="resampling:linear_gradient"),
+    row("grid_sampler_2d grid_sampler_2d_backward", cost="resampling:sampled"),
     row("cudnn_grid_sampler cudnn_affine_grid_generator", cost="", loads=CUDNN),
     row("cudnn_grid_sampler_backward cudnn_affine_grid_generator_backward", cost="", loads=("cudnn_backward",)),
 )

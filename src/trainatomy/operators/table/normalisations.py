@@ -116,15 +116,16 @@ EXTREMES = family(
     row("argmax argmin", allocates="reduction:EXTREMUM_WITH_INDEX"),
     row("any all", allocates="reduction:LOGICAL"),
     row("aminmax", launch="pointwise"),
-    row("count_nonzero cummax cummin", launch="pointwise", cost=""),
+    row("cummax cummin", launch="pointwise", cost="scans:scan"),
+    row("count_nonzero", launch="pointwise", cost=""),
     row("topk", allocates="indexing:topk", launch="index", cost="indexing:sorted_values"),
 )
 
 CUMULATIVE = family(
     Operator("", "normalisation", 1, "an addition or product"),
-    row("cumsum", allocates="indexing:cumulative_sum", launch="index", cost="indexing:sorted_values"),
-    row("cumprod", cost="indexing:sorted_values"),
-    row("logcumsumexp"),
+    row("cumsum", allocates="indexing:cumulative_sum", launch="index", cost="scans:scan"),
+    row("cumprod", cost="scans:scan"),
+    row("logcumsumexp", cost="scans:scan"),
 )
 
 NORMALISATIONS = (*SOFTMAX, *NORMS, *NORM_GRADIENTS, *SUMS, *MOMENTS, *VECTOR_NORMS, *DISTANCES, *EXTREMES, *CUMULATIVE)

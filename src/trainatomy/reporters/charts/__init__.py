@@ -1,7 +1,7 @@
 """Result values as charts, drawn by matplotlib (the extra ``plot``).
 
 style.py         the look of all charts, and the conversion to a file
-comparison.py    several trainings: memory by component and throughput
+comparison.py    several training runs: memory by component and throughput
 fit.py           a search: memory against throughput of every executed candidate
 lengths.py       samples of different lengths: reserved memory over the steps of some orders
 gpus.py          a search on several GPUs: throughput and cost of the best settings of each

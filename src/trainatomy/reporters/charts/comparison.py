@@ -1,4 +1,4 @@
-"""A chart of several trainings: memory by component on the left, throughput on the right.
+"""A chart of several training runs: memory by component on the left, throughput on the right.
 
 Bars show the measured figures where there are any, with marks for the predicted and published figures.
 """

@@ -76,7 +76,7 @@ def _draw_memory(axes: Axes, rows: list[Row], name: str, style: dict[str, Any]) 
 
 
 def _draw_throughput(axes: Axes, rows: list[Row], style: dict[str, Any]) -> None:
-    """Draw the trainings that fit."""
+    """Draw the training runs that fit."""
     fitting = [(scaling.plan.world_size, scaling) for _, scaling in rows if scaling is not None]
     if not fitting:
         return

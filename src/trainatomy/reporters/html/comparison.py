@@ -1,4 +1,4 @@
-"""The report of several trainings side by side."""
+"""The report of several training runs side by side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def comparison_report(comparison: Comparison) -> Page:
         for row in comparison.rows
         if row.prediction is not None
     ]
-    count = many(len(comparison.rows), "training")
+    count = many(len(comparison.rows), "training run")
     fitting = sum(each.fits for each in comparison.predictions)
     return Page(
         title=comparison.group or f"{count} side by side",

@@ -3,7 +3,7 @@
 rendering.py     consoles, tables, bars; ``render`` turns a page into a string of a fixed width
 prediction.py    a prediction
 memory.py        the memory breakdown: one peak, measured beside predicted, over time, by module
-comparison.py    several trainings
+comparison.py    several training runs
 fit.py           the outcome of a search for settings that fit; fit_tables.py: its tables
 gpus.py          a training on several GPUs: with the best settings of each, or as it is
 measurement.py   a measurement or a record

@@ -1,4 +1,4 @@
-"""Several trainings side by side: predicted, measured, and compared with published figures."""
+"""Several training runs side by side: predicted, measured, and compared with published figures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trainatomy.reporters.text.rendering import AdaptiveTable, Column, section
 from trainatomy.reporters.text.scaling import EXPLANATION, scaling_table
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
 from trainatomy.results.measurement import Measurement
+from trainatomy.results.plan import total_rate
 from trainatomy.results.prediction import Prediction
 from trainatomy.units import difference, human_bytes, mebibytes, rate, seconds, signed_percent
 
@@ -74,9 +75,9 @@ def _costs_from(predictions: Sequence[Prediction]) -> list[RenderableType]:
 
 def _predictions(predictions: Sequence[Prediction], *, with_gpu: bool) -> AdaptiveTable:
     with_time = any(prediction.time is not None for prediction in predictions)
-    columns = [Column("\nverdict", justify="left"), Column("device\nmemory"), Column("vs.\nfirst")]
-    columns += [Column("\nallocated", 1), Column("\nreserved", 2)]
-    columns += [Column("time\nper step")] if with_time else []
+    columns = [Column("\nverdict", justify="left"), Column("device\nmemory"), Column("vs.\nfirst", 1)]
+    columns += [Column("\nallocated", 2), Column("\nreserved", 3)]
+    columns += [Column("time\nper step"), Column("samples\nper s")] if with_time else []
     columns += [Column("\nGPU", justify="left")] if with_gpu else []
     table = AdaptiveTable("\ntraining", columns)
     first = predictions[0].memory.device_bytes if predictions else 0
@@ -86,7 +87,9 @@ def _predictions(predictions: Sequence[Prediction], *, with_gpu: bool) -> Adapti
         cells.append(difference(memory.device_bytes - first) if index else "")
         cells += [human_bytes(memory.peak_allocated_bytes), human_bytes(memory.peak_reserved_bytes)]
         if with_time:
+            pace = total_rate(prediction) if prediction.fits else None
             cells.append("" if prediction.time is None else seconds(prediction.time.step_seconds))
+            cells.append("" if pace is None else rate(pace))
         table.add_row(prediction.name, *cells, *([prediction.gpu.id] if with_gpu else []))
     return table
 

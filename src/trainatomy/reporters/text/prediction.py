@@ -28,7 +28,7 @@ def prediction_page(prediction: Prediction) -> Group:
     if prediction.out_of_memory is not None:
         parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
     if prediction.time is not None:
-        parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits, varies=_varies(prediction))))
+        parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits, step=_step(prediction))))
         if prediction.time.communication is not None:
             parts.append(Text(sentences.all_ranks(prediction.time.communication)))
     if prediction.script is not None:
@@ -79,8 +79,11 @@ def prediction_page(prediction: Prediction) -> Group:
     return Group(*parts, Text(), Text(taken, style="dim"))
 
 
-def _varies(prediction: Prediction) -> bool:
-    return prediction.lengths is not None and bool(prediction.lengths.orders)
+def _step(prediction: Prediction) -> str:
+    """Return what a step is whose samples differ, or whose first input need not be one row for each sample."""
+    if prediction.lengths is not None and prediction.lengths.orders:
+        return "the mean step"
+    return "" if prediction.script is None else "a step"
 
 
 def verdict_line(prediction: Prediction) -> Text:

@@ -1,4 +1,4 @@
-"""Trainings on several GPUs side by side: memory of the fullest GPU, throughput of all of them, and how it scales."""
+"""Training runs on several GPUs side by side: memory of the fullest GPU, throughput of all of them, and scaling."""
 
 from __future__ import annotations
 

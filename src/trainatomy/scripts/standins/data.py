@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import torch
@@ -21,6 +21,8 @@ from trainatomy.scripts.standins.notes import StandIns
 _FILES = ("csv", "json", "text", "parquet", "imagefolder", "arrow")
 """Builders of ``datasets`` that read local files."""
 _MOST_IMAGES = 64
+_SPLITS = ("train", "validation", "test")
+"""Splits of a data set whose own are not known."""
 
 
 def install(stand_ins: StandIns) -> None:
@@ -74,15 +76,15 @@ def _install_datasets(stand_ins: StandIns, datasets: Any) -> None:
         try:
             return original(path, name, *rest, **options)
         except Exception as error:  # not in the cache, and the network is off: a dozen kinds of errors
-            columns = _schema(path)
-            if columns is None:
+            known = _schema(path, name)
+            if known is None:
                 raise WorkloadError(
                     f"{current_place(stand_ins.script)}: the data set {path} is not on this machine, and its columns "
                     "are not known.\nName a local file with rows like its own (--data FILE.jsonl), or let the script "
                     "download it (--network)"
                 ) from error
         stand_ins.note("data set", path)
-        return _made(datasets, columns, split, stand_ins)
+        return _made(datasets, known, name, split, stand_ins)
 
     stand_ins.put(datasets, "load_dataset", load)
     module: Any = sys.modules.get("datasets.load")
@@ -116,16 +118,20 @@ def _of_file(original: Callable[..., Any], datasets: Any, file: str, split: Any)
     return datasets.DatasetDict(dict.fromkeys(("train", "validation", "test"), rows))
 
 
-def _schema(path: str) -> Mapping[str, Any] | None:
-    """Return the columns of a data set that is known by name, or by a part of it."""
+def _schema(path: str, configuration: Any) -> Mapping[str, Any] | None:
+    """Return what is known of a data set by its name, or by a part of it, and by its configuration."""
     known = read_yaml("datasets.yaml")["datasets"]
     name = path.lower()
-    found = known.get(name) or known.get(name.rpartition("/")[2])
-    return None if found is None else found["columns"]
+    found: Mapping[str, Any] | None = known.get(name) or known.get(name.rpartition("/")[2])
+    return None if found is None else {**found, **found.get("configurations", {}).get(configuration, {})}
 
 
-def _made(datasets: Any, columns: Mapping[str, Any], split: Any, stand_ins: StandIns) -> Any:
-    """Return rows of these columns; each split has as many."""
+def _made(datasets: Any, schema: Mapping[str, Any], configuration: Any, split: Any, stand_ins: StandIns) -> Any:
+    """Return rows with the columns of a schema; each split has as many."""
+    columns: dict[str, Any] = dict(schema["columns"])
+    for column, kind in columns.items():
+        if kind == "translation":
+            columns[column] = tuple(str(configuration).split("-"))
     images = any(kind == "image" for kind in columns.values())
     count = min(stand_ins.samples, _MOST_IMAGES) if images else stand_ins.samples
     content = {name: [_cell(kind, row, stand_ins.lengths) for row in range(count)] for name, kind in columns.items()}
@@ -133,7 +139,7 @@ def _made(datasets: Any, columns: Mapping[str, Any], split: Any, stand_ins: Stan
     rows = datasets.Dataset.from_dict(content, features=features)
     if isinstance(split, str) or split is not None:
         return rows if isinstance(split, str) else [rows for _ in split]
-    return datasets.DatasetDict(dict.fromkeys(("train", "validation", "test"), rows))
+    return datasets.DatasetDict(dict.fromkeys(schema.get("splits", _SPLITS), rows))
 
 
 def words(row: int, count: int) -> str:
@@ -157,8 +163,12 @@ def _cell(kind: Any, row: int, length: int) -> Any:
             {"role": "user", "content": words(row, max(1, length // 2))},
             {"role": "assistant", "content": words(row + 7, max(1, length // 2))},
         ]
-    if kind == "number":
+    if kind in ("number", "score"):
         return row
+    if kind == "answers":  # the first word of the context
+        return {"text": [words(row, 1)], "answer_start": [0]}
+    if isinstance(kind, tuple):  # languages
+        return dict.fromkeys(kind, words(row, length))
     if kind == "tokens":
         return words(row, length).split()
     return words(row, length)
@@ -173,18 +183,36 @@ def _feature(datasets: Any, kind: Any) -> Any:
         return datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
     if kind == "tokens":
         return datasets.List(datasets.Value("string"))
-    return datasets.Value("int64" if kind == "number" else "string")
+    if kind == "answers":
+        return {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
+    if isinstance(kind, tuple):
+        return datasets.Translation(languages=kind)
+    return datasets.Value({"number": "int64", "score": "float32"}.get(kind, "string"))
 
 
 # -- torchvision -------------------------------------------------------------------------------------------------------
 
+
+class _Shape(NamedTuple):
+    """A data set of images: side, channels, classes, and images of the parts for training and for anything else."""
+
+    side: int
+    channels: int
+    classes: int
+    training: int = 4096
+    other: int = 4096
+
+
 _IMAGES = {
-    "MNIST": (28, 1, 10), "FashionMNIST": (28, 1, 10), "KMNIST": (28, 1, 10), "CIFAR10": (32, 3, 10),
-    "CIFAR100": (32, 3, 100), "ImageFolder": (256, 3, 1000), "LSUN": (256, 3, 1), "ImageNet": (256, 3, 1000),
-    "STL10": (96, 3, 10), "SVHN": (32, 3, 10), "Food101": (256, 3, 101), "Flowers102": (256, 3, 102),
+    "MNIST": _Shape(28, 1, 10, 60_000, 10_000), "FashionMNIST": _Shape(28, 1, 10, 60_000, 10_000),
+    "KMNIST": _Shape(28, 1, 10, 60_000, 10_000), "CIFAR10": _Shape(32, 3, 10, 50_000, 10_000),
+    "CIFAR100": _Shape(32, 3, 100, 50_000, 10_000), "ImageFolder": _Shape(256, 3, 1000), "LSUN": _Shape(256, 3, 1),
+    "ImageNet": _Shape(256, 3, 1000, 1_281_167, 50_000), "STL10": _Shape(96, 3, 10, 5_000, 8_000),
+    "SVHN": _Shape(32, 3, 10, 73_257, 26_032), "Food101": _Shape(256, 3, 101, 75_750, 25_250),
+    "Flowers102": _Shape(256, 3, 102, 1_020, 6_149),
 }  # fmt: skip
-"""Side, channels and classes of the images of torchvision's data sets, as its documentation gives them; those of
-folders are a guess."""
+"""Images of torchvision's data sets, as its documentation and the data sets' own pages give them; those of folders, and
+how many LSUN has, are a guess.  Scripts divide a data set into parts of known sizes, so that these have to be right."""
 
 
 def _install_torchvision(stand_ins: StandIns, torchvision: Any) -> None:
@@ -205,7 +233,7 @@ def _install_torchvision(stand_ins: StandIns, torchvision: Any) -> None:
         stand_ins.put(torchvision.utils, "save_image", save)
 
 
-def _images(stand_ins: StandIns, name: str, original: Any, shape: tuple[int, int, int]) -> Any:
+def _images(stand_ins: StandIns, name: str, original: Any, shape: _Shape) -> Any:
     """Return a class whose instances are the real data set where it is on this machine, else made-up images."""
 
     class Images(_MadeImages):
@@ -221,33 +249,49 @@ def _images(stand_ins: StandIns, name: str, original: Any, shape: tuple[int, int
     return Images
 
 
+def _names_a_part(argument: Any) -> bool:
+    """Return whether an argument says which part of a data set is meant: ``train=False``, ``split="test"``."""
+    return isinstance(argument, bool | str)
+
+
 class _MadeImages(torch.utils.data.Dataset):  # type: ignore[type-arg]
     """Black images with labels in turn."""
 
-    shape = (32, 3, 10)
-    count = 4096
+    shape = _Shape(32, 3, 10)
 
     def __init__(
-        self, root: Any = "", *arguments: Any, transform: Any = None, target_transform: Any = None, **_: Any
+        self,
+        root: Any = "",
+        *arguments: Any,
+        transform: Any = None,
+        target_transform: Any = None,
+        train: bool = True,
+        split: str = "train",
+        **_: Any,
     ) -> None:
         self.root = root
         self.transform = transform or next((one for one in arguments if callable(one)), None)
         self.target_transform = target_transform
-        side, channels, classes = self.shape
-        self.targets = torch.arange(self.count) % classes
-        size = (self.count, side, side) if channels == 1 else (1, side, side, channels)
-        self.data = torch.zeros(size, dtype=torch.uint8)
+        is_training = train and split == "train" and not {False, "val", "test"} & {*filter(_names_a_part, arguments)}
+        count = self.shape.training if is_training else self.shape.other
+        side, channels, classes = self.shape[:3]
+        self.targets = torch.arange(count) % classes
+        # Every element is the same one, so that a million images take no memory.
+        black = torch.zeros((), dtype=torch.uint8)
+        self.data: Any = (
+            black.expand(count, side, side) if channels == 1 else black.expand(count, side, side, channels).numpy()
+        )
         self.classes = [str(number) for number in range(classes)]
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-        self.samples = self.imgs = [("", int(target)) for target in self.targets]
+        self.samples = self.imgs = [("", target) for target in self.targets.tolist()]
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         from PIL import Image
 
-        side, channels, _ = self.shape
+        side, channels = self.shape[:2]
         image: Any = Image.new("L" if channels == 1 else "RGB", (side, side))
         target: Any = int(self.targets[index])
         return (

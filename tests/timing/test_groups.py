@@ -1,0 +1,86 @@
+"""How cuDNN convolves groups of images: by the trees, by its library, and what it costs."""
+
+import pytest
+
+from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
+from trainatomy.operators.allocation.cudnn.ways import convolutions_of, say_ways, way_of
+from trainatomy.operators.cost import kernel_work
+from trainatomy.operators.cost.convolution import launches_of_groups
+from trainatomy.simulator import simulate as simulating
+from trainatomy.timing.cost_model import cost_model_of, kernel_cost
+from trainatomy.workload import Workload
+
+H100 = cost_model_of(find_gpu("h100-sxm"))
+NARROW = "aten::convolution(f32[30,448,56,56],f32[448,56,3,3])->f32[30,448,28,28];stride=[2, 2];padding=[1, 1];groups=8"
+DEEP = "aten::convolution(f32[30,896,14,14],f32[896,56,3,3])->f32[30,896,14,14];padding=[1, 1];groups=16"
+GRADIENTS = (
+    "aten::convolution_backward(bf16[45,896,14,14]*2,bf16[896,56,3,3])->bf16[45,896,14,14],bf16[896,56,3,3]"
+    ";bias_sizes=[0];padding=[1, 1];groups=16;output_mask=[True, True, False]"
+)
+
+
+class Library:
+    """cuDNN's library that chooses one engine for each kind of product."""
+
+    version = "9.19.0"
+
+    def __init__(self, **engines: int) -> None:
+        self.engines = {name.replace("_", " "): engine for name, engine in engines.items()}
+
+    def plan(self, kind: str, one: object, *, tf32: bool, deterministic: bool) -> EnginePlan:
+        return EnginePlan(self.engines[kind], ((0, 1),), (0,), 0)
+
+
+def test_the_trees_tell_groups_without_tensor_cores_from_their_neighbours():
+    """Of a RegNet-Y in TF32 on an H100: 5,350 us, where tensor cores would take 340, and 106 us."""
+    narrow, deep = from_text(NARROW), from_text(DEEP)
+    assert kernel_work(narrow, H100.chip).family == "convolution.forward.spatial.first groups.cores.tf32"
+    assert kernel_work(deep, H100.chip).family == "convolution.forward.spatial.first padded.small.tf32"
+    assert kernel_cost(narrow, H100).seconds == pytest.approx(5350e-6, rel=0.3)
+    assert kernel_cost(deep, H100).seconds == pytest.approx(106e-6, rel=0.2)
+    assert launches_of_groups(narrow) == 4 * 8 and launches_of_groups(deep) == 0
+
+
+def test_what_the_library_says_comes_before_the_trees():
+    together = from_text(f"{NARROW};ways=together")
+    assert kernel_work(together, H100.chip).family == "convolution.forward.spatial.first padded.small.tf32"
+    mixed = kernel_work(from_text(f"{GRADIENTS};ways=together,unsplit"), H100.chip)
+    assert mixed.family == "convolution.backward.spatial.first groups.together unsplit.half"
+    one_by_one = kernel_work(from_text(f"{GRADIENTS};ways=turns,unsplit"), H100.chip)
+    assert one_by_one.seconds > mixed.seconds and one_by_one.launches == 2 * 4 * 16
+
+
+def test_the_engine_decides_the_way():
+    call = from_text(GRADIENTS)
+    (kind, one), (other, _) = convolutions_of(call)
+    assert (kind, other) == ("input gradient", "weight gradient")
+    of_input = {engine: way_of(kind, one, EnginePlan(engine, (), (0,), 0)) for engine in (67, 64, 74, 999)}
+    assert of_input == {67: "together", 64: "turns", 74: "cores", 999: None}
+    parts = {count: way_of(other, one, EnginePlan(47, ((0, count),), (0,), 0)) for count in (1, 12)}
+    assert parts == {1: "unsplit", 12: "turns"}
+
+
+def test_only_groups_of_images_are_asked_for():
+    dense = from_text("aten::convolution(f32[8,64,14,14],f32[64,64,3,3])->f32[8,64,14,14];padding=[1, 1]")
+    row = from_text("aten::convolution(f16[8,768,499],f16[768,48,128])->f16[8,768,500];padding=[64];groups=16")
+    calls = [dense, row, from_text(DEEP), from_text(GRADIENTS)]
+    library = Library(forward=45, input_gradient=67, weight_gradient=47)
+    say_ways(calls, library, tf32=True, deterministic=False)  # type: ignore[arg-type]
+    assert calls[:2] == [dense, row]
+    assert [dict(call.numbers)["ways"] for call in calls[2:]] == ["turns", "together,unsplit"]
+
+
+def test_a_simulation_asks_the_library_where_it_is_installed(monkeypatch: pytest.MonkeyPatch):
+    library = Library(forward=45, input_gradient=67, weight_gradient=47)
+    monkeypatch.setattr(simulating, "heuristics_of", lambda workload, gpu: library)
+    config = {"embedding_size": 16, "hidden_sizes": [32], "depths": [1], "groups_width": 8}
+    model = {"class": "RegNetForImageClassification", "config": config}
+    settings = {"per_device_train_batch_size": 2, "max_grad_norm": 0, "optim": "sgd"}
+    described = Workload.from_mapping(
+        {"loop": "pytorch", "model": model, "data": {}, "train": settings, "gpu": "h200", "steps": 2}
+    )
+    calls = simulating.simulate(described, described.resolve_gpu()).operations.calls
+    said = [dict(call.numbers).get("ways") for call in calls if dict(call.numbers).get("groups") == "4"]
+    assert said == ["turns", "together,unsplit"]
