@@ -61,6 +61,11 @@ def test_the_order_of_results_decides_and_not_that_of_the_numbers():
             "aten::_ctc_loss_backward(f32[6|0],f32[499,6,32|32,15968,1],i64[3072],f32[6],f32[6,499,1025])->f32[499,6,32]",
             (715, 740),
         ),
+        ("aten::_weight_norm_interface(f32[768,48,128],f32[1,1,128])->f32[768,48,128],f32[1,1,128];dim=2", (333, 369)),
+        (
+            "aten::_weight_norm_interface_backward(f32[768,48,128]*2,f32[1,1,128]*2)->f32[768,48,128],f32[1,1,128];dim=2",
+            (403, 448),
+        ),
     ],
 )
 def test_kernels_that_wait_for_the_step_before(call, microseconds):

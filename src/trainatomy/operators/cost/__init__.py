@@ -33,7 +33,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         *("parts", "reduction", "rows", "short rows", "variance"),
     ),
     "resampling": ("grid", "patches", "resampling"),
-    "scans": ("ctc", "scan", "sort"),
+    "scans": ("ctc", "normalisation", "scan", "sort", "weight norm"),
 }
 """First parts of the names of the families that each module returns; without a name, those of copies from and to the
 host.  A calibration's points are grouped by them."""

@@ -1,21 +1,25 @@
-"""Kernels that go along a dimension step by step: cumulative sums and the like, and the loss of CTC.
+"""Kernels that go along a dimension step by step: cumulative sums and the like, the loss of CTC, weight norm.
 
 Constants and their source: ``catalog/efficiency.yaml``.
 """
 
 from __future__ import annotations
 
-from math import prod, sqrt
+from math import ceil, prod, sqrt
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.elementwise import memory_bound
 from trainatomy.operators.cost.indexing import sorted_values
 from trainatomy.operators.cost.kernel import Chip, KernelWork, name_of, number
+from trainatomy.operators.cost.reduction import normalisation
 from trainatomy.results.operations import Call
 
 _WHOLE_TARGETS = 450
 """Time steps, samples and classes, weighted, from which on ``_ctc_loss_backward`` collects gradients by places
 (``is_large`` in aten/src/ATen/native/cuda/LossCTC.cu)."""
+
+_TILE, _THREADS = 16, 512
+"""Numbers of the last dimension that a block of weight norm takes, and its threads."""
 
 
 def scan(call: Call, chip: Chip) -> KernelWork:
@@ -60,3 +64,20 @@ def ctc(call: Call, chip: Chip) -> KernelWork:
         seconds += places * form["collected_place"] + classes * form["collected_class"]
     work = memory_bound(f"ctc.{'backward' if backward else 'forward'}", chip, call, launches=26 if backward else 6)
     return work._replace(seconds=seconds)
+
+
+def weight_norm(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of weight norm, or of its gradient.
+
+    Along the last dimension, as positional convolutions of wav2vec 2.0 have it, a block walks over all rows of 16
+    numbers, however few blocks that are (aten/src/ATen/native/cuda/WeightNorm.cu, ``*_last_dim_kernel``).
+    """
+    weight = call.inputs[0]
+    dim = int(number(call, "dim", "0")) % len(weight.shape)
+    if dim == 0 or dim < len(weight.shape) - 1:
+        return normalisation(call, chip)
+    way, last = "backward" if "backward" in call.name else "forward", weight.shape[-1]
+    form: dict[str, float] = read_yaml("efficiency.yaml")["weight_norm"]
+    steps = ceil(weight.elements / last * _TILE / _THREADS) * ceil(ceil(last / _TILE) / chip.multiprocessors)
+    seconds = form["start_seconds"] + steps * form[f"{way}_step"]
+    return memory_bound(f"weight norm.{way}", chip, call)._replace(seconds=seconds)

@@ -105,8 +105,8 @@ VECTOR_NORMS = family(
     row("norm", allocates="reduction:NORM"),
     row("native_norm", cost=""),
     row("dist", composite=True),
-    row("_weight_norm_interface", cost="reduction:normalisation"),
-    row("_weight_norm_interface_backward", group=None, flop=None, why="", cost="reduction:normalisation"),
+    row("_weight_norm_interface", cost="scans:weight_norm"),
+    row("_weight_norm_interface_backward", group=None, flop=None, why="", cost="scans:weight_norm"),
 )
 
 EXTREMES = family(
