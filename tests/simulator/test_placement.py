@@ -145,6 +145,14 @@ def test_a_module_moves_by_keyword(process: SimulatedProcess, to: Any) -> None:
     assert taken(process) == [128, 16]
 
 
+def test_buffers_without_a_shape_get_theirs_on_the_gpu(process: SimulatedProcess) -> None:
+    with process.on_host():
+        model = nn.LazyBatchNorm1d()
+    assert model.to("cuda")(torch.empty(4, 8, device="cuda")).shape == (4, 8)
+    assert isinstance(model, nn.BatchNorm1d) and model.running_mean is not None
+    assert (model.running_mean.shape, model.running_mean.device) == ((8,), CUDA)
+
+
 @pytest.mark.parametrize("bounds", [(-2.0, 2.0), (1.0, 2.0)])
 def test_truncated_normal_values_are_drawn_a_few_times(process: SimulatedProcess, bounds: tuple[float, float]) -> None:
     weight = torch.empty(256, device="cuda")

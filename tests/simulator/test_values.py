@@ -88,6 +88,8 @@ def test_a_loss_reads_as_zero_and_a_bool_as_true(process: SimulatedProcess) -> N
         lambda x: torch.isnan(x).any(),
         lambda x: (torch.isnan(x) | torch.isinf(x)).any(),
         lambda x: torch.isnan(x).to(torch.bool).all(),
+        lambda x: torch.isnan(x)._is_any_true(),  # autograd's anomaly mode
+        lambda x: (x != x).any(),
     ],
 )
 def test_nothing_overflows(process: SimulatedProcess, question: Any) -> None:
@@ -232,7 +234,7 @@ def test_a_router_is_assumed_to_choose_evenly_where_its_choices_decide_a_size(pr
     hit = torch.nn.functional.one_hot(chosen, 4).sum((0, 1)).nonzero()
     assert [int(each) for each in hit] == [0, 1, 2, 3]
     assert [bool(each[0] == 4) for each in hit] == [False] * 4  # as transformers skips experts of other ranks
-    assert process.recorder.values.choices_decide
+    assert process.recorder.values.deciding == {"choice"}
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
@@ -247,15 +249,28 @@ def test_choices_that_decide_nothing_are_not_said(process: SimulatedProcess) -> 
     chosen = torch.randn(6, 5, device="cuda").topk(2).indices
     assert not bool((chosen == 9).any())  # unknown whole numbers are taken to differ
     torch.randn(6, 5, device="cuda").gather(1, chosen)
-    assert not process.recorder.values.choices_decide
+    assert not process.recorder.values.deciding
 
 
 def test_choices_of_known_scores_are_what_they_are(process: SimulatedProcess) -> None:
     chosen = torch.tensor([[1, 5, 3], [9, 2, 4]]).to("cuda").argmax(1)
     assert chosen.tolist() == [1, 0]
-    assert not process.recorder.values.choices_decide
+    assert not process.recorder.values.deciding
 
 
 def test_a_mask_converted_on_its_way_to_the_gpu_is_known(process: SimulatedProcess) -> None:
     mask = torch.tensor([1.0, 0.0, 1.0]).to(device="cuda", dtype=torch.bool)
     assert torch.randn(3, 4, device="cuda")[mask].shape == (2, 4)
+
+
+def test_masks_of_random_numbers_select_as_many_as_on_a_gpu(process: SimulatedProcess) -> None:
+    torch.manual_seed(1)
+    before, found = torch.default_generator.get_state(), torch.randn(100, 100, device="cuda")
+    assert 1300 < len(found[torch.rand(100, 100, device="cuda") < 0.15]) < 1700
+    parts = torch.randint(1, 5, (1000,), device="cuda")
+    assert sum(len((parts == part).nonzero()) for part in range(1, 5)) == 1000
+    assert len((torch.randperm(9, device="cuda") < 4).nonzero()) == 4
+    known = torch.full((400,), 0.5, device="cuda")
+    assert 100 < len((torch.bernoulli(known) > 0).nonzero()) < 300
+    assert process.recorder.values.deciding == {"draw"}
+    assert torch.default_generator.get_state().equal(before)  # the GPU has a generator of its own

@@ -32,6 +32,7 @@ _MAKES_FALSE = frozenset({"aten::isnan", "aten::isinf"})
 _KEEPS_FALSE = frozenset(
     {
         "aten::any",
+        "aten::_is_any_true",
         "aten::all",
         "aten::logical_or",
         "aten::logical_or_",
@@ -58,7 +59,7 @@ READS = frozenset(
     {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::_nested_tensor_from_mask_left_aligned", *_COMPARISONS}
 )
 """Operators that ``ScalarReads.answer`` may answer."""
-LEARNS = _MAKES_FALSE | _KEEPS_FALSE | _OVERWRITES | _EQUALITIES | {"aten::lt", "aten::le", "aten::gt"}
+LEARNS = _MAKES_FALSE | _KEEPS_FALSE | _OVERWRITES | _EQUALITIES | {"aten::lt", "aten::le", "aten::gt", "aten::ne"}
 """Operators that ``ScalarReads.learn`` may learn from."""
 SIZED = _INDEXING | _SIZED_BY_VALUES | {"aten::nonzero", "aten::masked_select"}
 """Operators that ``DataDependentSizes.run`` may run."""
@@ -139,7 +140,8 @@ class ScalarReads:
         beyond = {"aten::le": -math.inf, "aten::gt": math.inf}.get(name)
         beyond_limits = beyond is not None and isinstance(args[1], float) and args[1] == beyond
         differ = name in _EQUALITIES and self._are_unknown_numbers(tensors)
-        if name in _MAKES_FALSE or stays_false or below_zero or beyond_limits or differ:
+        with_itself = name == "aten::ne" and args[0] is args[1]  # how autograd's anomaly mode looks for NaN
+        if name in _MAKES_FALSE or stays_false or below_zero or beyond_limits or differ or with_itself:
             differ = differ or (stays_false and any(map(self._follows_from_numbers, tensors)))
             for tensor in outputs:
                 storage = tensor.untyped_storage()

@@ -82,7 +82,12 @@ def _random_notes(unseeded: Set[str]) -> Iterator[str]:
 
 def _choice_notes(values: Values) -> Iterator[str]:
     """Yield a note where an assumed choice decided the size of something."""
-    if values.choices_decide:
+    if "draw" in values.deciding:
+        yield (
+            "how large some results are depends on random numbers that the GPU draws; others are drawn here, so these "
+            "sizes differ a little"
+        )
+    if "choice" in values.deciding:
         yield (
             "how large some results are, such as the rows that each expert gets, depends on values: topk, max, argmax, "
             "multinomial and the like are assumed to pick all entries equally often, so what they pick is spread evenly"

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.data_dependent import assumed_values
@@ -277,6 +277,9 @@ class Placement:
                 made = torch.empty(0, dtype=dtype or tensor.dtype, device=META)
                 if not to_gpu:
                     self.keep_on_host(made)
+                if isinstance(tensor, UninitializedBuffer):  # of a parameter, only the data changes
+                    made = torch.Tensor._make_subclass(type(tensor), made)
+                    made.persistent = tensor.persistent
             return made
         is_on_gpu = self.is_device(tensor)
         dtype, waits = dtype or tensor.dtype, False

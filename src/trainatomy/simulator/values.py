@@ -7,20 +7,24 @@ images and sounds is computed only where it decides the size of a result: Idefic
 
 A router of a mixture of experts picks entries of computed scores (``topk``, ``max``, ``argmax``); here it picks each as
 often as the others.  That is used only where it decides the size of a result, too, as where each expert selects its
-tokens (``Values.choices_decide``).
+tokens (``Values.deciding``).  So are random numbers that the GPU would draw evenly (``rand(...) < 0.15`` masks tokens):
+others are drawn here, by a generator of the simulation's own.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from trainatomy.simulator.storages import storage_key
 
+Origin = Literal["choice", "draw"]
+CPU = torch.device("cpu")
 _View = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 _MAX_KNOWN_ELEMENTS = 1 << 26
 """Elements of the largest tensor whose values are followed: four attention masks over 4096 tokens."""
@@ -31,6 +35,9 @@ _FACTORIES = frozenset({"aten::arange", "aten::zeros", "aten::ones", "aten::full
 _SAME_SHAPE = frozenset({"aten::zeros_like", "aten::ones_like", "aten::full_like"})
 LIKE_FACTORIES = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"}) | _SAME_SHAPE
 """Factories that use only the dtype of their tensor argument, some of them its shape too."""
+
+_DRAWS = frozenset({"aten::rand", "aten::randint", "aten::randperm", "aten::rand_like", "aten::randint_like"})
+"""Operators that draw what masks, labels and orders are made of."""
 
 CHOOSES = frozenset({"aten::topk", "aten::max", "aten::min", "aten::argmax", "aten::argmin", "aten::multinomial"})
 """Operators that pick entries along a dimension; their last result says which."""
@@ -44,7 +51,8 @@ def _view_of(tensor: torch.Tensor) -> _View:
 class _LazyValue:
     """Output of an operation on known values, computed on demand; its value is None where that fails.
 
-    ``from_data`` is true of images, sounds and assumed choices, and of what follows from them; ``chosen`` of choices.
+    ``from_data`` is true of images, sounds and what is assumed, and of what follows from them; ``origins`` names what
+    is assumed: "choice" of entries of unknown scores, "draw" of random numbers.
     """
 
     def __init__(
@@ -54,9 +62,9 @@ class _LazyValue:
         shape: torch.Size,
         *,
         from_data: bool = False,
-        chosen: bool = False,
+        origins: frozenset[Origin] = frozenset(),
     ) -> None:
-        self.from_data, self.chosen = from_data, chosen
+        self.from_data, self.origins = from_data, origins
         self._run: Callable[[], list[torch.Tensor]] | None = run
         self._index, self._shape = index, shape
         self._value: torch.Tensor | None = None
@@ -78,11 +86,12 @@ class Values:
     """Known values of meta tensors, as tensors on the host.
 
     Attributes:
-        choices_decide: True once an assumed choice decided something.
+        deciding: What was assumed, and decided something.
     """
 
     def __init__(self) -> None:
-        self.choices_decide = False
+        self.deciding: set[Origin] = set()
+        self._generator = torch.Generator(device="cpu").manual_seed(0)
         self._known: dict[int, dict[_View, torch.Tensor | _LazyValue]] = {}
         self._lazy: weakref.WeakSet[_LazyValue] = weakref.WeakSet()
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -104,7 +113,7 @@ class Values:
             if found.from_data and not with_data:
                 return None
             value = found.get()
-            self.choices_decide |= found.chosen and value is not None
+            self.deciding |= found.origins if value is not None else frozenset()
             return value
         return found
 
@@ -126,7 +135,7 @@ class Values:
         dims, choices, picked_shape = scores.dim(), scores.shape[dim], picked.shape
         first = choices // 2 if choices >= _VOCABULARY else 0
         dim %= dims
-        self._remember(picked, _LazyValue(spread, 0, picked_shape, from_data=True, chosen=True))
+        self._remember(picked, _LazyValue(spread, 0, picked_shape, from_data=True, origins=frozenset({"choice"})))
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Forget the values of a tensor, and of all views of its storage."""
@@ -175,6 +184,9 @@ class Values:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Sequence[torch.Tensor]) -> None:
         """Run an operation on the values of its arguments if all are known; else drop the values that it overwrote."""
         name = func._schema.name
+        if name in _DRAWS:
+            self._draw(func, args, kwargs, outputs[0])
+            return
         if name in _SAME_SHAPE and self._entry(args[0]) is None:
             if outputs[0].is_floating_point() or not outputs[0].is_meta:
                 return  # gradients and states, which nobody asks about
@@ -196,19 +208,31 @@ class Values:
                 self.forget(tensor)
             return
         from_data = any(isinstance(entry, _LazyValue) and entry.from_data for entry in entries)
-        chosen = any(isinstance(entry, _LazyValue) and entry.chosen for entry in entries)
+        origins = frozenset[Origin]().union(*(entry.origins for entry in entries if isinstance(entry, _LazyValue)))
         lazy = any(isinstance(entry, _LazyValue) for entry in entries)
         lazy = lazy or any(t.numel() > _MAX_EAGER_ELEMENTS for t in outputs)
         run = self._deferred(func, args, kwargs)
         if lazy and not func._schema.is_mutable:
-            self._remember_lazily(run, outputs, from_data=from_data, chosen=chosen)
+            self._remember_lazily(run, outputs, from_data=from_data, origins=origins)
             return
         if func._schema.is_mutable:
             for pending in list(self._lazy):  # their arguments are about to change
                 pending.get()
         for tensor, value in zip(outputs, run(), strict=False):
             if value.shape == tensor.shape and not value.is_meta:
-                self._remember(tensor, _data(value, chosen=chosen) if from_data else value)
+                self._remember(tensor, _data(value, origins=origins) if from_data else value)
+
+    def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: torch.Tensor) -> None:
+        """Remember numbers that stand for those which the GPU would draw."""
+        if drawn.is_meta and drawn.numel() <= _MAX_KNOWN_ELEMENTS:
+            like = [
+                torch.empty(one.shape, dtype=one.dtype, device=CPU) if isinstance(one, torch.Tensor) else one
+                for one in args
+            ]
+            changed = {"device": CPU, "pin_memory": False} | dict.fromkeys(kwargs.keys() & {"generator"})
+            run = self._deferred(func, tuple(like), {**kwargs, **changed})
+            origins = frozenset[Origin]({"draw"})
+            self._remember(drawn, _LazyValue(run, 0, drawn.shape, from_data=True, origins=origins))
 
     def _fills(self, target: torch.Tensor, source: torch.Tensor) -> bool:
         """Return whether a copy gives values to all of a tensor that had none: a buffer in host memory."""
@@ -217,11 +241,16 @@ class Values:
         return bool(target.nbytes == target.untyped_storage().nbytes())
 
     def _remember_lazily(
-        self, run: Callable[[], list[torch.Tensor]], outputs: Sequence[torch.Tensor], *, from_data: bool, chosen: bool
+        self,
+        run: Callable[[], list[torch.Tensor]],
+        outputs: Sequence[torch.Tensor],
+        *,
+        from_data: bool,
+        origins: frozenset[Origin],
     ) -> None:
         once = cache(run)
         for index, tensor in enumerate(outputs):
-            value = _LazyValue(once, index, tensor.shape, from_data=from_data, chosen=chosen)
+            value = _LazyValue(once, index, tensor.shape, from_data=from_data, origins=origins)
             self._lazy.add(value)
             self._remember(tensor, value)
 
@@ -232,11 +261,24 @@ class Values:
 
         def run() -> list[torch.Tensor]:
             try:
-                return _flat(func(*_computed(values), **{**kwargs, **host}))
+                with self._own_numbers() if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
+                    return _flat(func(*_computed(values), **{**kwargs, **host}))
             except (RuntimeError, NotImplementedError, TypeError):
                 return []
 
         return run
+
+    @contextmanager
+    def _own_numbers(self) -> Iterator[None]:
+        """Draw from a generator of one's own: a GPU has one, too, and the host's decides something else."""
+        host = torch.default_generator
+        before = host.get_state()
+        host.set_state(self._generator.get_state())
+        try:
+            yield
+        finally:
+            self._generator.set_state(host.get_state())
+            host.set_state(before)
 
     def _entries(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -246,9 +288,9 @@ class Values:
         return value
 
 
-def _data(value: torch.Tensor, *, chosen: bool = False) -> _LazyValue:
-    """Return values that count as data; ``chosen``: as following from an assumed choice."""
-    return _LazyValue(lambda: [value], 0, value.shape, from_data=True, chosen=chosen)
+def _data(value: torch.Tensor, *, origins: frozenset[Origin] = frozenset()) -> _LazyValue:
+    """Return values that count as data; ``origins``: what was assumed, from which they follow."""
+    return _LazyValue(lambda: [value], 0, value.shape, from_data=True, origins=origins)
 
 
 def _computed(value: Any) -> Any:

@@ -55,10 +55,13 @@ def _follow_seed(stand_ins: StandIns, module: Any, name: str) -> None:
 def _drawing(stand_ins: StandIns, original: Any) -> Any:
     """Return the executor of operations that also draws what fills a tensor without data in host memory."""
     storages, left = stand_ins.process.storages, MOST
+    known: dict[int, bool] = {}  # by the operator's identity, as asking for its tags is slow
 
     def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal left
-        fills = torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable
+        fills = known.get(id(func))
+        if fills is None:
+            fills = known[id(func)] = torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable
         if fills and stand_ins.draws and kwargs.get("generator") is None and left > 0:
             tensor = args[0]
             if tensor.is_meta and not storages.on_device(tensor):
