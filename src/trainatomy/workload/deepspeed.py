@@ -22,11 +22,12 @@ REPORTS = (
 
 _ZERO = "zero_optimization"
 _SECTIONS = frozenset(
-    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer scheduler fp16 bf16 bfloat16 "
-    "gradient_clipping zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer graph_harvesting "
-    "communication_data_type seq_parallel_comm_data_type prescale_gradients gradient_predivide_factor disable_allgather "
-    "vocabulary_size data_types dataloader_drop_last use_data_before_expert_parallelism activation_checkpointing aio "
-    "sequence_parallel_size data_parallel_size timers nebula".split()
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer scheduler fp16 bf16 "
+    "bfloat16 gradient_clipping zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer "
+    "graph_harvesting communication_data_type seq_parallel_comm_data_type prescale_gradients "
+    "gradient_predivide_factor disable_allgather vocabulary_size data_types dataloader_drop_last "
+    "use_data_before_expert_parallelism activation_checkpointing aio sequence_parallel_size data_parallel_size timers "
+    "nebula".split()
 )
 """Other keys of a configuration (deepspeed/runtime/constants.py).  DeepSpeed leaves out what it does not know."""
 _OPTIONS = frozenset(
