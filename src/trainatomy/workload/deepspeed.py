@@ -87,7 +87,9 @@ def read_deepspeed(value: Any) -> Any:
 def _read(file: str) -> Any:
     try:
         return json.loads(FilePath(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise PydanticCustomError("deepspeed", "cannot read {text}", {"text": f"{file}: {error.strerror}"}) from None
+    except UnicodeDecodeError as error:
         raise PydanticCustomError("deepspeed", "cannot read {text}", {"text": f"{file}: {error}"}) from None
     except json.JSONDecodeError as error:
         raise PydanticCustomError("deepspeed", "is no JSON: {text}", {"text": f"{file}: {error}"}) from None
