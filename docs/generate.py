@@ -54,7 +54,8 @@ def cli_page() -> str:
 
 
 _ABOUT_CLI = """\
-`trainatomy --help` lists the commands, `trainatomy COMMAND --help` the options below.
+`trainatomy --help` lists the commands, `trainatomy COMMAND --help` the options of a command that are used most, and
+`trainatomy COMMAND --help-all` all of the options below.
 
 - Options can be written with hyphens or underscores: `--per_device_train_batch_size 4` is
 `--per-device-train-batch-size 4`.

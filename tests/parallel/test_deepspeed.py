@@ -225,6 +225,7 @@ def test_values_that_differ_from_the_trainers_are_named() -> None:
         ({"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}, "DeepSpeed's tensor parallelism"),
         ({"zero_optimization": {"stage": 1}, "flops_profiler": {"enabled": True}}, "flops_profiler: is not simulated"),
         ({"bf16": {"enabled": True}}, "zero_optimization: must be a mapping with a stage"),
+        ({"zero_optimization": {"stage": 1}, "gradient_cliping": 1}, "gradient_cliping: unknown key; did you mean"),
     ],
 )
 def test_what_is_not_simulated_is_named(config: dict[str, Any], message: str) -> None:

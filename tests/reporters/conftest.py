@@ -256,7 +256,7 @@ def fit(candidate: MakeCandidate) -> Fit:
         Price(batch(16), True, large, 8 * GIB, -0.05),
         Price(EIGHT_BIT, False, eight, -2 * GIB, 0.025),
         Price(SHORTER, False, halved, -5 * GIB, 0.1),
-        Price(Change("lora", "r16", {}, "lora"), False, error="peft refuses"),
+        Price(Change("lora", "r16", {}, "lora"), False, error="peft refuses\n  in a line of peft"),
     )
     return Fit(
         name="tiny encoder", workload=Workload.from_mapping(SEARCHED).to_mapping(), gpu=best.prediction.gpu,

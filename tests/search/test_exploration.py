@@ -268,6 +268,8 @@ def test_if_nothing_fits_the_remedies_are_ordered(workload: Workload, pretender:
     assert kinds.count("larger GPU") == 2
     assert remedies[-1].candidate.prediction.gpu.memory_bytes > 2 * GIB
     assert found.counts.seconds > found.shortage.seconds > 0, "the search for remedies counts"
+    changing = [each for each in remedies if each.kind == "changes training" and each.candidate.fits]
+    assert changing and all(len(each.changes) == 1 for each in changing), "one is enough, so that none are combined"
 
 
 def test_divisors() -> None:

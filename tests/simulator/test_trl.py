@@ -10,7 +10,7 @@ from executed import simulated
 from trainatomy import predict
 from trainatomy.allocator.replay import replay
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.simulator.simulate import simulate
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
@@ -147,6 +147,11 @@ def test_the_loss_is_not_taken_as_infinite() -> None:
 def test_a_batch_of_your_own_is_refused() -> None:
     with pytest.raises(WorkloadError, match="loop: sft takes no batch of your own"):
         predict(describe("sft", data={"sequence_length": None}), batch=lambda size: {})
+
+
+def test_what_trl_refuses_is_no_bug_of_ours() -> None:
+    with pytest.raises(SimulationError, match=r"Invalid `loss_type` sigmoid[^$]*TRL refuses these settings"):
+        run("sft", trl={"loss_type": "sigmoid"})
 
 
 def test_an_adapter_of_a_training_has_no_copy() -> None:

@@ -111,8 +111,9 @@ def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
 
 
 _ONLY_NVIDIA = "only NVIDIA's GPUs are simulated"
+_SEVERAL = "name one; `trainatomy compare` and `trainatomy fit` take several"
 _NO_NAMES = (
-    (re.compile(","), "several names are for `trainatomy compare` and `trainatomy fit`: name one here;"),
+    (re.compile(","), _SEVERAL),
     (
         re.compile(r"^\d+(\.\d+)?\s*[gG]i?[bB]?$"),
         "that is a memory size: name a GPU too, and give the size as --gpu-memory-bytes (gpu: {memory_bytes: …});",
@@ -138,7 +139,7 @@ def find_gpu(name: str) -> GPU:
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_index())}"
         for pattern, meant in _NO_NAMES:
             hint = meant if pattern.search(name.strip()) else hint
-        if hint == _ONLY_NVIDIA:
+        if hint in (_ONLY_NVIDIA, _SEVERAL):
             raise WorkloadError(f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists them)", key="gpu")
         raise WorkloadError(
             f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists all). To describe your own, start from the nearest "

@@ -78,11 +78,15 @@ def fit_note(note: str) -> str:
     return FIT_NOTES[code].format(value.strip()) if code in FIT_NOTES else note
 
 
-def search_counts(counts: SearchCounts, versions: str) -> list[str]:
-    """Return how many candidates a search had and how long it took, then how they were dealt with."""
+def search_counts(counts: SearchCounts, versions: str, *, with_remedies: bool = False) -> list[str]:
+    """Return how many candidates a search had and how long it took, then how they were dealt with.
+
+    ``with_remedies``: the time is also that of the search for what would make a training fit.
+    """
+    also = ", with a search for what would make it fit," * with_remedies
     taken = f"in {seconds(counts.seconds)} without a GPU{f' ({versions})' if versions else ''}"
     executed = "all" if counts.executed == counts.space else f"{counts.executed:,} of them"
-    first = f"{many(counts.space, 'candidate')}, {executed} executed {taken}."
+    first = f"{many(counts.space, 'candidate')}, {executed} executed{also} {taken}."
     left_out = {
         "left out: their estimated memory exceeds the limit by more than the estimate's margin": counts.too_large,
         "left out: their estimated step takes longer than the best one by more than the margin": counts.slower,

@@ -92,7 +92,7 @@ class _Search:
         if self._kept_fit():
             return
         self._combine(smallest_point(self.space), self._shrinking(kept=True))
-        if not self._kept_fit():
+        if not any(outcome.fits for outcome in self.exploration.outcomes.values()):
             smallest = min(self._permitted(), key=lambda outcome: outcome.device_bytes)
             self._combine(smallest.point, self._shrinking(kept=False))
 

@@ -86,6 +86,8 @@ def _advice(
             "DDP waits for the gradient of a parameter that gets none in this step; a run on GPUs ends so, too.  Set "
             "parallel.find_unused_parameters (with the Trainer train.ddp_find_unused_parameters)."
         )
+    if isinstance(error, ValueError) and "/trl/" in _innermost_line(error):
+        return "TRL refuses these settings (sections trl and train); a run on a GPU ends so, too."
     if any(map(_prepares, frames)) and not operation:
         return (
             "PyTorch cannot spread this model over GPUs in this way; a run on GPUs with the releases that are "

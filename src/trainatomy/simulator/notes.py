@@ -17,7 +17,7 @@ from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
 from trainatomy.simulator.values import Values
 from trainatomy.training.lengths import drawn_lengths
-from trainatomy.training.model import unwrap
+from trainatomy.training.model import unwrap, weights_dtype
 from trainatomy.training.optimizer import needs_closure
 from trainatomy.training.positions import lengths, sequence_note
 from trainatomy.units import human_bytes
@@ -28,6 +28,9 @@ from trainatomy.workload.trl import max_length, packing_strategy, steps_per_gene
 
 _MAX_PLACES = 3
 """Places that a note names."""
+
+_KINDS = {"float16": "fp16", "bfloat16": "bf16"}
+"""Types of 16 bits, as dtypes and as settings of ``TrainingArguments``."""
 
 _LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
@@ -133,6 +136,7 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_liger_notes(workload, model),
         *_trl_notes(workload, model),
         *_attention_notes(workload),
+        *_precision_notes(workload, model),
         *_closure_notes(workload),
         *_sharding_notes(workload),
     )
@@ -169,6 +173,19 @@ def _attention_notes(workload: Workload) -> Iterator[str]:
         yield (
             f"{FLASH_ATTENTION} allocates what the source code of flash-attn 2.8 does, and is timed as PyTorch's "
             "kernel of the same algorithm; neither has been measured yet"
+        )
+
+
+def _precision_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
+    """Yield a note where the GPU has no arithmetic units for a precision that the training uses."""
+    gpu = workload.resolve_gpu()
+    weights = _KINDS.get(str(weights_dtype(workload, model)).removeprefix("torch."))
+    used = {weights, *(kind for kind in _KINDS.values() if getattr(workload.train, kind))}
+    for kind in (kind for kind in _KINDS.values() if kind in used and kind not in gpu.rates):
+        instead = "; fp16 runs on its tensor cores" if "fp16" in gpu.rates and gpu.capability >= (7, 0) else ""
+        yield (
+            f"the {gpu.name} has no arithmetic units for {kind}: its products are timed at the rate of fp32, and may "
+            f"take longer{instead}"
         )
 
 

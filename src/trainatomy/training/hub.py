@@ -32,7 +32,7 @@ def fetch_config(name: str, *, hint: str = "") -> dict[str, Any]:
     if not is_cached and (constants.HF_HUB_OFFLINE or not _reachable(constants.ENDPOINT)):
         raise NetworkError(
             f"model.id: {name} does not ship with trainatomy, is not in the hub's cache on this machine, and the hub "
-            f"cannot be reached{hint}"
+            f"cannot be reached{hint}. With its config.json in a folder on this machine, give the folder as model.id"
         )
     return _download(name, hint, local_files_only=is_cached)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.nearest import nearest, suggestion
 from trainatomy.workload.section import Problem
 
 REPORTS = (
@@ -21,6 +21,15 @@ REPORTS = (
 """Sections about logs, reports and files, which a prediction and a measurement leave out."""
 
 _ZERO = "zero_optimization"
+_SECTIONS = frozenset(
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer scheduler fp16 bf16 "
+    "bfloat16 gradient_clipping zero_optimization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer "
+    "graph_harvesting communication_data_type seq_parallel_comm_data_type prescale_gradients "
+    "gradient_predivide_factor disable_allgather vocabulary_size data_types dataloader_drop_last "
+    "use_data_before_expert_parallelism activation_checkpointing aio sequence_parallel_size data_parallel_size timers "
+    "nebula".split()
+)
+"""Other keys of a configuration (deepspeed/runtime/constants.py).  DeepSpeed leaves out what it does not know."""
 _OPTIONS = frozenset(
     "stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions "
     "allgather_bucket_size overlap_comm compute_grad_norm load_from_fp32_weights elastic_checkpoint offload_param "
@@ -78,7 +87,9 @@ def read_deepspeed(value: Any) -> Any:
 def _read(file: str) -> Any:
     try:
         return json.loads(FilePath(file).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise PydanticCustomError("deepspeed", "cannot read {text}", {"text": f"{file}: {error.strerror}"}) from None
+    except UnicodeDecodeError as error:
         raise PydanticCustomError("deepspeed", "cannot read {text}", {"text": f"{file}: {error}"}) from None
     except json.JSONDecodeError as error:
         raise PydanticCustomError("deepspeed", "is no JSON: {text}", {"text": f"{file}: {error}"}) from None
@@ -111,6 +122,10 @@ def _sections(config: Mapping[str, Any]) -> Iterator[Problem]:
             value = value.get("autotp_size", 1)
         if not _is_off(value):
             yield Problem((name,), reason)
+    known = _SECTIONS | {*REPORTS, *_REFUSED_SECTIONS}
+    for name in config:
+        if name not in known and nearest(str(name), known):  # others are no typing errors, and DeepSpeed ignores them
+            yield Problem((str(name),), f"unknown key{suggestion(str(name), known)}")
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(config):
         reason = 'is missing: DeepSpeed needs it, or train_batch_size; "auto" takes the Trainer\'s'
         yield Problem(("train_micro_batch_size_per_gpu",), reason)

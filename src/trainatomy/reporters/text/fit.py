@@ -192,7 +192,7 @@ def shortage_page(shortage: Shortage) -> Group:
 def _search(fit: Fit) -> list[RenderableType]:
     """Return how many candidates there were, how each was dealt with, and how long that took."""
     versions = next((sentences.versions(each.prediction) for each in (*fit.candidates, *fit.too_large)), "")
-    lines = search_sentences.search_counts(fit.counts, versions)
+    lines = search_sentences.search_counts(fit.counts, versions, with_remedies=fit.shortage is not None)
     return [Text(lines[0]), bullets(lines[1:])] if len(lines) > 1 else [Text(lines[0])]
 
 

@@ -62,7 +62,8 @@ def prices_table(prices: Sequence[Price]) -> list[RenderableType]:
         time = _share(price.step_seconds) if price.candidate else "-"
         memory = difference(price.device_bytes) if price.candidate else "-"
         table.add_row(settings.option(price.change), memory, time, _price_marks(price))
-    failed = [f"{settings.option(each.change)}: not predicted: {each.error}" for each in prices if not each.candidate]
+    errors = {settings.option(each.change): each.error for each in prices if not each.candidate}
+    failed = [f"{name}: not predicted: {(error.splitlines() or [''])[0]}" for name, error in errors.items()]
     parts: list[RenderableType] = [table]
     if failed:
         parts += [Text(), bullets(failed)]
