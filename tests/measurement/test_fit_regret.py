@@ -259,7 +259,7 @@ def test_unseen_trainings_have_a_section_of_their_own() -> None:
     found = compared(all_points(), choice(BERT, 16, Setting(16, 4, False)))
     assert "had not seen\n" not in fit_page.page([found], SMALL)
     text = fit_page.page([found], SMALL, (found, SMALL))
-    assert text.count("## Trainings that the search had not seen") == 1
+    assert text.count("## Training runs that the search had not seen") == 1
     assert text.index("## Summary") < text.index("had not seen") < text.index("## Throughput of the choices")
 
 

@@ -64,7 +64,7 @@ class Watched(Watcher):
     def ready(self, model: Any, optimizer: Any) -> None:
         super().ready(model, optimizer)
         self._held = self._peak = self._seen = 0
-        self._sizes: dict[int, int] = {}
+        self._rounded_sizes: dict[int, int] = {}
         self.live = LiveRecorder(model, optimizer, NoStopwatch(), self._read, lambda now: None)  # type: ignore[arg-type]
         self.hooks = LoopHooks(model, optimizer, self.live)
         self.begin = Note(self._read().events, "loaded", -1, self.live.known_addresses())
@@ -79,11 +79,11 @@ class Watched(Watcher):
         events = self._recorder.trace.events
         for event in events[self._seen :]:
             if event.action == "alloc":
-                self._sizes[event.allocation] = -(-event.bytes // GRAIN) * GRAIN
-                self._held += self._sizes[event.allocation]
+                self._rounded_sizes[event.allocation] = -(-event.bytes // GRAIN) * GRAIN
+                self._held += self._rounded_sizes[event.allocation]
                 self._peak = max(self._peak, self._held)
             elif event.action == "free":
-                self._held -= self._sizes[event.allocation]
+                self._held -= self._rounded_sizes[event.allocation]
         self._seen = len(events)
         return AllocatorCounters(self._seen, self._peak)
 
@@ -98,10 +98,13 @@ def watched(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any]) -> tuple[A
         return watchers[-1]
 
     workload = Workload.from_mapping({"gpu": "h200", "model": BERT, "data": {"sequence_length": 32}, **mapping})
-    simulated = simulate.simulate(workload, workload.resolve_gpu(), watch=watcher).trace
-    watch = watchers[0]
-    watch.hooks.detach()
-    watch.live.stop_tracking()
+    try:
+        simulated = simulate.simulate(workload, workload.resolve_gpu(), watch=watcher).trace
+    finally:
+        for watch in watchers:
+            watch.hooks.detach()
+            watch.live.stop_tracking()
+    (watch,) = watchers
     kinds = {"alloc": "alloc", "free": "free_completed", "empty_cache": "segment_free"}
     events = [HistoryEvent(kinds[event.action], event.allocation + 1, event.bytes, 0) for event in simulated.events]
     real = to_trace(AllocationHistory({}, events, [watch.begin, *watch.live.notes]))
