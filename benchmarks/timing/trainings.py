@@ -104,7 +104,7 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
         by_operator[call.name] += seconds
     own, paced = sum(by_operator.values()), dict[str, float]()
     if recurrent := sum(seconds for name, seconds in by_operator.items() if RECURRENT in name):
-        replaying = {"loop": loop_of(workload).cpu_costs, "driver_calls": driver_calls}
+        replaying: dict[str, Any] = {"loop": loop_of(workload).cpu_costs, "driver_calls": driver_calls}
         replaying |= {"collated": workload.data.factory is None, "samples": samples_per_step(workload)}
         rest = own - recurrent
         own = rest + recurrent_seconds(operations, model, gpu, 1.0, **replaying)
@@ -154,10 +154,17 @@ def _between(quiet: float, at_paces: dict[str, float], pace: float) -> float:
 
 
 def bound_at(line: dict[str, Any], pace: float) -> str:
-    """Return what bounds the predicted step at a pace of the host: the host, if most of a slower pace shows in it."""
+    """Return what bounds the predicted step at a pace of the host: the host, if most of a slower pace shows in it.
+
+    Copies of batches from pageable memory are the host's as well, although they grow less than the pace.
+    """
+    from trainatomy.catalog.hosts import reference_host
+
     slower, quicker = pace * PACE_STEP, pace / PACE_STEP
     grown = log(at_pace(line, slower) / at_pace(line, quicker)) / log(slower / quicker)
-    return "host" if grown > 0.5 else "GPU"
+    exponent = reference_host().copy_exponent
+    copied_share = line["copied_seconds"] * pace**exponent / at_pace(line, pace)
+    return "host" if grown + (1 - exponent) * copied_share > 0.5 else "GPU"
 
 
 def todays(recorded: HostPace) -> HostPace:
@@ -220,8 +227,8 @@ def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> I
         pace = against(paces[name], share) if name in paces else 1.0
         if "gpu_seconds" in line:
             own, copied = own_seconds(line)
-            beside = against(todays(HostPace(**line["kernels_pace"])), share) if line.get("kernels_pace") else pace
-            one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, beside) / own - 1, "copied": copied}
+            then = against(todays(HostPace(**line["kernels_pace"])), share) if line.get("kernels_pace") else pace
+            one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, then) / own - 1, "copied": copied}
         if "step_seconds" in line:
             step = line["step_seconds"]
             one |= {"pace": pace, "step": step, "step_error": at_pace(ours, pace) / step - 1}

@@ -137,6 +137,8 @@ def test_a_thread_of_autograd_has_a_cublas_handle_of_its_own() -> None:
         ("aten::where", "pointwise"),
         ("aten::masked_fill_", "pointwise"),
         ("aten::masked_scatter", "index"),
+        ("aten::cudnn_batch_norm_backward", "batch_norm"),
+        ("my_library::batch_norm", "batch_norm"),
         ("bitsandbytes::quantize_4bit", "library"),
         ("bitsandbytes::dequantize_4bit", "quantised"),
         ("bitsandbytes::gemm_4bit", "quantised"),

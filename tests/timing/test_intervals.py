@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from trainatomy.timing import step
 from trainatomy.timing.intervals import interval_seconds, slow_pace
 from trainatomy.timing.step import predict_step_time
 
+DOCS = Path(__file__).parents[2] / "docs"
 KNOWN = read_yaml("intervals.yaml")
 SMALL, LARGE = (
     "aten::add.Tensor(f32[8], f32[8])->f32[8]",
@@ -59,3 +61,9 @@ def test_an_interval_is_never_narrower_than_the_factors_say() -> None:
     assert interval_seconds(1.0, quick, "host", calibrated=False) == tuple(KNOWN["uncalibrated"]["host"])
     slow = replace(quick, step_seconds=3.0)
     assert interval_seconds(1.0, slow, "host", calibrated=False)[1] == 3.0 * KNOWN["hosts"]["beyond"]
+
+
+def test_the_page_on_the_pace_of_hosts_says_how_far_the_interval_reaches() -> None:
+    page = " ".join((DOCS / "run-conditions.md").read_text(encoding="utf-8").split())
+    hosts = KNOWN["hosts"]
+    assert f"reaches to {hosts['beyond']} times the step on a host that takes {hosts['pace']} times as long" in page

@@ -240,3 +240,23 @@ def test_communication_is_exposed_where_nothing_else_runs() -> None:
     assert found.communication_seconds == 25.0
     assert found.exposed_seconds == pytest.approx(25 - 10)
     assert found.gpu_seconds == pytest.approx(45)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "factor"),
+    [(0.0, 1.0), (7.0, 1.0 + 0.5 * 3 / 10), (14.0, 1.5), (1000.0, 1.5)],
+    ids=["no wait", "a short one", "a long one", "no longer than that"],
+)
+def test_the_loop_takes_longer_after_a_wait_for_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, on_gpu: float, factor: float
+) -> None:
+    """A kernel of ``on_gpu``, launched at 1 s, is read at 5 s, after three views; the loop's work takes 8 s."""
+    view = KERNEL._replace(name="aten::view")
+    kinds = [(0, "backward"), (2, "backward"), (2, "backward"), (2, "backward"), (1, "other"), (2, "optimizer")]
+    step = Operations([KERNEL, READ, view], [Operation(0, kind, phase, "", 0, 1) for kind, phase in kinds])
+    costs = replace(COSTS, after_wait=0.5, long_wait=10.0)
+    kernels, loop = [(on_gpu, 1), (0.0, 0), (0.0, 0)], {"step": 8.0, "micro_step": 0.0}
+    for replayed in (timeline.replay_one_stream, streams.replay_streams):
+        monkeypatch.setattr(timeline, "replay_one_stream", replayed)
+        found = replay_step(step, [1.0] * 6, kernels, costs, loop)
+        assert found.cpu_seconds == pytest.approx(6.0 + 8.0 * factor)

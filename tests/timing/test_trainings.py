@@ -152,5 +152,13 @@ def test_groups_that_take_turns_as_expected_are_not_left_out(monkeypatch: pytest
 
 
 def test_a_slow_host_bounds_steps_that_the_gpu_bounds_beside_a_quiet_one(trainings: Any) -> None:
-    line = {"step_seconds": 10.0, "at_paces": {"1.5": 10.0, "2.0": 13.0, "3.0": 19.5}}
+    line = {"step_seconds": 10.0, "copied_seconds": 0.0, "at_paces": {"1.5": 10.0, "2.0": 13.0, "3.0": 19.5}}
     assert [trainings.bound_at(line, pace) for pace in (1.0, 1.3, 2.0, 2.6)] == ["GPU", "GPU", "host", "host"]
+
+
+@pytest.mark.parametrize(("copied", "bound"), [(1.0, "GPU"), (7.0, "host")])
+def test_copies_of_batches_are_work_of_the_host(trainings: Any, copied: float, bound: str) -> None:
+    """All but the copies takes the GPU's time, and they grow with the pace to the power of 0.46."""
+    paces = {str(pace): 10.0 - copied + copied * pace**0.46 for pace in (1.5, 2.0, 3.0)}
+    line = {"step_seconds": 10.0, "copied_seconds": copied, "at_paces": paces}
+    assert trainings.bound_at(line, 2.0) == bound

@@ -20,6 +20,7 @@ LaunchKind = Literal[
     "convolution",
     "attention",
     "normalisation",
+    "batch_norm",
     "recurrent",
     "dropout",
     "index",

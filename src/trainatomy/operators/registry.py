@@ -79,7 +79,7 @@ _KIND_OF_PART: dict[str, LaunchKind] = {
     "attention": "attention",
     "layer_norm": "normalisation",
     "rms_norm": "normalisation",
-    "batch_norm": "normalisation",
+    "batch_norm": "batch_norm",
     "group_norm": "normalisation",
     "dropout": "dropout",
     "softmax": "reduction",

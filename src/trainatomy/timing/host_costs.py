@@ -35,6 +35,9 @@ class CPUCosts:
         parameter_step: Time that a loop adds to each step for each parameter tensor (walks over them, clipping).
         batch_byte: Collating, pinning and copying each byte of a batch to the GPU, by loop.
         read: Waking up after waiting for the GPU.
+        after_wait: How much longer the loop's work of a step takes after a long wait for the GPU, as a share of it:
+            what it touches has left the CPU's caches.
+        long_wait: A wait after which it takes that much longer; after a shorter one, proportionally less.
         launch_delay: From launching a kernel until it can start on an idle GPU.
         sharded_call: Calling an operator with sharded tensors (``DTensor``), besides the operations inside it.
         sharded_collective: FSDP's Python around gathering the weights of a layer, or around reducing its gradients.
@@ -70,6 +73,8 @@ class CPUCosts:
     parameter_step: Mapping[str, float]
     batch_byte: Mapping[str, float]
     read: float
+    after_wait: float
+    long_wait: float
     launch_delay: float
     sharded_call: float = 0.0
     sharded_collective: float = 0.0
@@ -119,7 +124,7 @@ def cpu_costs(
         pace: What all of ``PARTS`` are multiplied by besides.
         recurrent_exponent: Power of the pace with which ``recurrent_launch`` grows.
     """
-    shares = {name: microseconds[name] for name in ("without_graph", "recomputed")}
+    shares = {name: microseconds[name] for name in ("without_graph", "recomputed", "after_wait")}
     costs = _scaled(microseconds, 1e-6) | shares
     for part, names in PARTS.items():
         factor = (factors or {}).get(part, 1.0) * pace

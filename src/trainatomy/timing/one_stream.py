@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from trainatomy.results.operations import Operations
 from trainatomy.timing.host_costs import CPUCosts
-from trainatomy.timing.replay import LAUNCH_QUEUE_DEPTH, Row, StepTimeline
+from trainatomy.timing.replay import LAUNCH_QUEUE_DEPTH, LoopWork, Row, StepTimeline
 
 SAME_STATE = 1e-10
 """Difference of what two repetitions of a micro-batch leave, as a share of its duration, up to which they are alike."""
@@ -25,7 +25,7 @@ def replay_one_stream(
     operations: Operations,
     order: Sequence[int],
     rows: Sequence[Row],
-    work: Mapping[int, Sequence[float]],
+    work: Mapping[int, Sequence[LoopWork]],
     costs: CPUCosts,
 ) -> StepTimeline:
     """Replay a step on one stream: as ``replay_streams`` does, many times as fast."""
@@ -47,14 +47,14 @@ class _Pass(NamedTuple):
     """
 
     rows: Sequence[Row]
-    work: Mapping[int, Sequence[float]]
+    work: Mapping[int, Sequence[LoopWork]]
     alike: int
 
 
-def _passes(operations: Operations, rows: Sequence[Row], work: Mapping[int, Sequence[float]]) -> list[_Pass]:
+def _passes(operations: Operations, rows: Sequence[Row], work: Mapping[int, Sequence[LoopWork]]) -> list[_Pass]:
     """Return a step as passes, one for each repetition of a micro-batch."""
     places = sorted(work)
-    found: list[tuple[Sequence[Row], dict[int, Sequence[float]]]] = []
+    found: list[tuple[Sequence[Row], dict[int, Sequence[LoopWork]]]] = []
     place = 0
     for repeats, block in operations.blocks():
         own = [rows[index] for index in block]
@@ -74,6 +74,7 @@ class _OneStream:
 
     def __init__(self, costs: CPUCosts, phases: dict[str, float]) -> None:
         self.cpu = self.gpu = self.cpu_busy = self.gpu_busy = 0.0
+        self._warm_at = 0.0  # value of ``cpu_busy`` at which the CPU's work has made up for its waits
         self.phases = phases
         self._costs = costs
         self._queue: deque[tuple[float, int]] = deque()
@@ -86,6 +87,7 @@ class _OneStream:
 
     def start_recording(self) -> None:
         """Reset the busy times."""
+        self._warm_at -= self.cpu_busy
         self.cpu_busy = self.gpu_busy = 0.0
         self.phases = dict.fromkeys(self.phases, 0.0)
 
@@ -115,15 +117,16 @@ class _OneStream:
     def _state(self) -> list[float]:
         """Return what later operations depend on, relative to the CPU's time."""
         waiting = [number for end, count in self._queue for number in (end - self.cpu, float(count))]
-        return [self.gpu - self.cpu, *waiting]
+        return [self.gpu - self.cpu, max(self._warm_at - self.cpu_busy, 0.0), *waiting]
 
     def _figures(self) -> list[float]:
         return [self.cpu, self.cpu_busy, self.gpu_busy, *self.phases.values()]
 
     def _repeat(self, before: Sequence[float], times: int) -> None:
         """Add to all figures ``times`` what was added to them since ``before``."""
-        cpu, *_ = now = self._figures()
+        cpu, busy, *_ = now = self._figures()
         passed = times * (cpu - before[0])
+        self._warm_at += times * (busy - before[1])
         self.cpu += passed
         self.gpu += passed
         self._queue = deque((end + passed, count) for end, count in self._queue)
@@ -136,10 +139,16 @@ class _OneStream:
         """Replay a pass: the hot loop."""
         cpu, end, cpu_busy, gpu_busy = self.cpu, self.gpu, self.cpu_busy, self.gpu_busy
         queue, queued, phases, work = self._queue, self._queued, self.phases, one.work
-        delay, read = self._costs.launch_delay, self._costs.read
+        delay, read, long_wait, warm_at = (
+            self._costs.launch_delay,
+            self._costs.read,
+            self._costs.long_wait,
+            self._warm_at,
+        )
         for place, (launch, seconds, kernels, phase, _, blocks, waits, within) in enumerate(one.rows):
             if place in work:
-                for extra in work[place]:
+                for one_work in work[place]:
+                    extra = one_work.after(warm_at - cpu_busy, long_wait)
                     cpu += extra
                     cpu_busy += extra
             if waits:
@@ -163,8 +172,12 @@ class _OneStream:
                     cpu = done if done > cpu else cpu
                     queued -= count
             if blocks:
-                cpu = max(cpu, end) + read
+                if end > cpu:
+                    warm_at = min(max(warm_at, cpu_busy) + end - cpu, cpu_busy + long_wait)
+                    cpu = end
+                cpu += read
                 cpu_busy += read
                 queue.clear()
                 queued = 0
         self.cpu, self.gpu, self.cpu_busy, self.gpu_busy, self._queued = cpu, end, cpu_busy, gpu_busy, queued
+        self._warm_at = warm_at

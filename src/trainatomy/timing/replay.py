@@ -40,6 +40,22 @@ class Row(NamedTuple):
     within: float
 
 
+class LoopWork(NamedTuple):
+    """CPU time of the loop before an operation.
+
+    Attributes:
+        seconds: How long it takes where the CPU has been at work.
+        after_wait: How much longer it takes after a long wait for the GPU.
+    """
+
+    seconds: float
+    after_wait: float = 0.0
+
+    def after(self, waited: float, long_wait: float) -> float:
+        """Return how long it takes after a wait of at most ``long_wait``, less the CPU's work since then."""
+        return self.seconds + self.after_wait * max(waited, 0.0) / long_wait
+
+
 @dataclass(slots=True)
 class StepTimeline:
     """The outcome of replaying a step, in seconds.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from trainatomy.results.operations import Operations
 from trainatomy.timing.contention import Contention, Windows
 from trainatomy.timing.host_costs import CPUCosts
-from trainatomy.timing.replay import COLLECTIVES, LAUNCH_QUEUE_DEPTH, Row, StepTimeline
+from trainatomy.timing.replay import COLLECTIVES, LAUNCH_QUEUE_DEPTH, LoopWork, Row, StepTimeline
 
 OnLaunch = Callable[[int, float, float, float, float], None]
 """Called with an operation's index, when its launch began and ended, when its kernels began, and how long they took."""
@@ -24,7 +24,7 @@ def replay_streams(
     operations: Operations,
     order: Sequence[int],
     rows: Sequence[Row],
-    work: Mapping[int, Sequence[float]],
+    work: Mapping[int, Sequence[LoopWork]],
     costs: CPUCosts,
     on_launch: OnLaunch | None = None,
     contention: Contention | None = None,
@@ -41,7 +41,7 @@ def replay_streams(
             that step.
         contention: How collectives slow the kernels beside them; None: they do not.
     """
-    timelines = _Timelines(operations, costs.launch_delay, contention)
+    timelines = _Timelines(operations, costs, contention)
     bounds = [run.begin for run in operations.stage_runs[:1]] + [run.end for run in operations.stage_runs]
     launches: list[tuple[int, float, float, _Run]] = []
     for is_second in (False, True):
@@ -51,8 +51,8 @@ def replay_streams(
             while len(passed) < len(bounds) and place >= bounds[len(passed)]:
                 passed.append(max(timelines.computed - began, 0.0))
             row = rows[index]
-            for seconds in work.get(place, ()):
-                timelines.run_on_cpu(seconds)
+            for one in work.get(place, ()):
+                timelines.run_on_cpu(one.after(timelines.warm_at - timelines.cpu_busy, costs.long_wait))
             if row.waits:
                 timelines.wait_for(timelines.streams.values())
             timelines.await_operations(index)
@@ -63,7 +63,7 @@ def replay_streams(
             if is_second and on_launch is not None:
                 launches.append((index, launched, launch_end, run))
             if row.blocks:
-                timelines.wait_for([timelines.streams[row.stream]])
+                timelines.read([timelines.streams[row.stream]])
                 timelines.run_on_cpu(costs.read)
     if on_launch is not None:
         for index, launched, launch_end, run in launches:
@@ -132,10 +132,11 @@ class _Timelines:
     Attributes:
         runs: The kernels of each operation on any stream since recording started.
         communication_seconds: Sum of the durations of collectives since then.
+        warm_at: Value of ``cpu_busy`` at which the CPU's work has made up for its waits.
     """
 
-    def __init__(self, operations: Operations, launch_delay: float, contention: Contention | None = None) -> None:
-        self.cpu = self.cpu_busy = 0.0
+    def __init__(self, operations: Operations, costs: CPUCosts, contention: Contention | None = None) -> None:
+        self.cpu = self.cpu_busy = self.warm_at = 0.0
         self.streams = {stream: _Stream() for stream in {operation.stream for operation in operations.operations}}
         self.communication_seconds = self._kernel_seconds = 0.0
         self.runs: list[_Run] = []
@@ -143,7 +144,7 @@ class _Timelines:
         self._is_collective = [call.name.startswith(COLLECTIVES) for call in operations.calls]
         self._operations = operations.operations
         self._windows = None if contention is None else Windows(contention)
-        self._launch_delay = launch_delay
+        self._launch_delay, self._long_wait = costs.launch_delay, costs.long_wait
         self._dependencies = operations.dependencies
         self._cpu_waits = operations.cpu_waits
         waits = (*operations.dependencies.values(), *operations.cpu_waits.values())
@@ -162,6 +163,7 @@ class _Timelines:
 
     def start_recording(self) -> None:
         """Reset the busy times of the CPU and the streams."""
+        self.warm_at -= self.cpu_busy
         self.cpu_busy = self.communication_seconds = self._kernel_seconds = 0.0
         self._phases = {}
         self.runs = []
@@ -232,6 +234,14 @@ class _Timelines:
         for awaited in self._cpu_waits.get(index, ()):
             if awaited in self._ends:
                 self.cpu = max(self.cpu, self._ends[awaited].end)
+
+    def read(self, streams: Iterable[_Stream]) -> None:
+        """Let the CPU wait until these streams are done, which its caches do not outlast."""
+        began = self.cpu
+        self.wait_for(streams)
+        if self.cpu > began:
+            cold = max(self.warm_at, self.cpu_busy) + self.cpu - began
+            self.warm_at = min(cold, self.cpu_busy + self._long_wait)
 
     def wait_for(self, streams: Iterable[_Stream]) -> None:
         """Let the CPU wait until these streams are done."""

@@ -13,6 +13,9 @@ check) or copies a batch: then it waits for the stream of that operation.  Strea
 because PyTorch's streams are created with ``cudaStreamNonBlocking`` (c10/cuda/CUDAStream.cpp).  ``cudaFree`` waits for
 all streams.
 
+After a wait for the GPU, the loop's work of a step takes longer (``CPUCosts.after_wait``).  A wait counts less the
+longer the CPU has worked since.
+
 The step ends when the CPU and every stream are done.
 """
 
@@ -27,7 +30,7 @@ from trainatomy.timing.contention import Contention
 from trainatomy.timing.host_costs import CPUCosts
 from trainatomy.timing.launch import batch_bytes, seconds_within, waits_first
 from trainatomy.timing.one_stream import replay_one_stream
-from trainatomy.timing.replay import COLLECTIVES, Row, StepTimeline
+from trainatomy.timing.replay import COLLECTIVES, LoopWork, Row, StepTimeline
 from trainatomy.timing.streams import OnLaunch, replay_streams
 
 _BACKWARD_PHASES = frozenset({"backward", "recompute"})
@@ -68,7 +71,7 @@ def replay_step(
         operations: The operations of one rank's step.
         launch_seconds: CPU time to launch each operation.
         kernels: For each of ``operations.calls``, seconds on the GPU and number of kernels.
-        costs: CPU costs; ``read`` and ``launch_delay`` are used here.
+        costs: CPU costs; ``read``, ``launch_delay``, ``after_wait`` and ``long_wait`` are used here.
         loop_seconds: CPU time that the training loop adds to each ``step``, ``micro_step`` and further ``token``.
         synchronized: Indices of operations before which the CPU waits for all streams, because memory is freed.
         on_launch: See ``replay_streams``.
@@ -77,7 +80,7 @@ def replay_step(
     order = operations.unrolled()
     blocking = [blocks_cpu(call) for call in operations.calls]
     loop_position = _position_of_loop_work(operations, order, blocking)
-    work = _work_of_loop(operations, loop_position, loop_seconds)
+    work = _work_of_loop(operations, loop_position, loop_seconds, costs.after_wait)
     within = [seconds_within(call, costs) for call in operations.calls]
     waiting = [waits_first(call) for call in operations.calls]
     rows = [
@@ -101,10 +104,11 @@ def replay_step(
 
 
 def _work_of_loop(
-    operations: Operations, loop_position: int, loop_seconds: Mapping[str, float]
-) -> dict[int, list[float]]:
+    operations: Operations, loop_position: int, loop_seconds: Mapping[str, float], after_wait: float
+) -> dict[int, list[LoopWork]]:
     """Return the CPU time that the training loop adds before operations, by their places in the unrolled step."""
-    work = {loop_position: [loop_seconds["step"]]}
+    step = loop_seconds["step"]
+    work = {loop_position: [LoopWork(step, step * after_wait if loop_position else 0.0)]}
     place, micro_step, was_generated = 0, -1, False
     for repeats, block in operations.blocks():
         for repetition in range(repeats):
@@ -116,7 +120,7 @@ def _work_of_loop(
                     begins = "" if operation.micro_step == micro_step and not again else "micro_step"
                     micro_step = operation.micro_step
                 if begins:
-                    work.setdefault(place + offset, []).append(loop_seconds[begins])
+                    work.setdefault(place + offset, []).append(LoopWork(loop_seconds[begins]))
                 was_generated = operation.generated
             place += len(block)
     return work

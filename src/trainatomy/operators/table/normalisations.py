@@ -35,15 +35,19 @@ NORMS = family(
     Operator("", "normalisation", 7, _STANDARDISE, launch="normalisation", cost="reduction:normalisation"),
     row("native_layer_norm", allocates="normalisation:layer_norm"),
     row("native_group_norm", cost="group_norm:group_norm", allocates="normalisation:group_norm"),
-    row("native_batch_norm", cost="batch_norm:batch_norm", allocates="normalisation:batch_norm"),
-    row("cudnn_batch_norm", cost="batch_norm:batch_norm", allocates="normalisation:batch_norm", loads=CUDNN),
-    row("_native_batch_norm_legit _batch_norm_with_update", cost=""),
     row(
         "_fused_rms_norm",
         flop=4,
         why="square, its sum, division, scale",
         allocates="normalisation:layer_norm",
     ),
+)
+
+BATCH_NORMS = family(
+    Operator("", "normalisation", 7, _STANDARDISE, launch="batch_norm", cost="batch_norm:batch_norm"),
+    row("native_batch_norm", allocates="normalisation:batch_norm"),
+    row("cudnn_batch_norm", allocates="normalisation:batch_norm", loads=CUDNN),
+    row("_native_batch_norm_legit _batch_norm_with_update", cost=""),
 )
 
 # One kernel for all pairs, however the distance is measured.
@@ -63,24 +67,18 @@ NORM_GRADIENTS = family(
     ),
     row("native_group_norm_backward", cost="group_norm:group_norm", allocates="normalisation:group_norm_backward"),
     row(
-        "native_batch_norm_backward",
-        cost="batch_norm:batch_norm",
-        allocates="normalisation:batch_norm",
-        meta="gradients:batch_norm_backward",
-    ),
-    row(
-        "cudnn_batch_norm_backward",
-        cost="batch_norm:batch_norm",
-        allocates="normalisation:batch_norm",
-        loads=("cudnn_backward",),
-    ),
-    row("batch_norm_backward", cost=""),
-    row(
         "_fused_rms_norm_backward",
         flop=8,
         why="as layer normalisation without means: six for the data, two for the scale",
         allocates="normalisation:layer_norm_backward",
     ),
+)
+
+BATCH_NORM_GRADIENTS = family(
+    Operator("", "normalisation", 12, _STANDARDISE_BACKWARD, launch="batch_norm", cost="batch_norm:batch_norm"),
+    row("native_batch_norm_backward", allocates="normalisation:batch_norm", meta="gradients:batch_norm_backward"),
+    row("cudnn_batch_norm_backward", allocates="normalisation:batch_norm", loads=("cudnn_backward",)),
+    row("batch_norm_backward", cost=""),
 )
 
 SUMS = family(
@@ -128,4 +126,16 @@ CUMULATIVE = family(
     row("logcumsumexp", cost="scans:scan"),
 )
 
-NORMALISATIONS = (*SOFTMAX, *NORMS, *NORM_GRADIENTS, *SUMS, *MOMENTS, *VECTOR_NORMS, *DISTANCES, *EXTREMES, *CUMULATIVE)
+NORMALISATIONS = (
+    *SOFTMAX,
+    *NORMS,
+    *BATCH_NORMS,
+    *NORM_GRADIENTS,
+    *BATCH_NORM_GRADIENTS,
+    *SUMS,
+    *MOMENTS,
+    *VECTOR_NORMS,
+    *DISTANCES,
+    *EXTREMES,
+    *CUMULATIVE,
+)
