@@ -32,7 +32,7 @@ from trainatomy.catalog.gpus import find_gpu  # noqa: E402
 from trainatomy.catalog.hosts import reference_host  # noqa: E402
 from trainatomy.operators.cost import recurrent_products  # noqa: E402
 from trainatomy.operators.cost.recurrence import Recurrence, recurrence  # noqa: E402
-from trainatomy.operators.cost.recurrent import longer_than_measured  # noqa: E402
+from trainatomy.operators.cost.recurrent import longer_loading, longer_than_measured  # noqa: E402
 from trainatomy.operators.cost.recurrent_products import RecurrentProduct  # noqa: E402
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost  # noqa: E402
 
@@ -98,7 +98,7 @@ def _of_networks() -> Iterator[Point]:
                 continue
             held_out = bool(line["case"] % 2)
             _, us, beside = roles["step"][0]
-            yield Point(_step_of(one), beside, us / longer, held_out)
+            yield Point(_step_of(one), beside, (us - _longer_loading_us(gpu_id, one, beside)) / longer, held_out)
             if len(roles["inputs"]) == len(one.pairs):
                 for (of_inputs, _), (_, us, beside) in zip(one.pairs, roles["inputs"], strict=True):
                     yield Point(_inputs_of(one, *of_inputs.shape), beside, us / longer, held_out)
@@ -110,13 +110,19 @@ def _of_layers() -> Iterator[Point]:
         shape = {"sizes": (256, line["hidden"]), "shape": (line["batch"], 6), "num_layers": 1, "bidirectional": False}
         for call, roles in zip(recurrent_layers.calls({**line, **shape}), line["passes"].values(), strict=True):
             if "step" in roles:
-                us = roles["step"][0][1] / longer
-                yield Point(_step_of(recurrence(call, "tf32")), 1.0, us, bool(line["case"] % 2))
+                one = recurrence(call, "tf32")
+                us = (roles["step"][0][1] - _longer_loading_us(gpu_id, one, 1.0)) / longer
+                yield Point(_step_of(one), 1.0, us, bool(line["case"] % 2))
 
 
 def _longer_on(gpu_id: str) -> float:
     """Return how many times as long products take on a GPU as on the one whose times are stored."""
     return longer_than_measured(cost_model_of(find_gpu(gpu_id)).chip, "products")
+
+
+def _longer_loading_us(gpu_id: str, one: Recurrence, beside: float) -> float:
+    """Return how many microseconds longer a product of a time step loads on a GPU than on that one."""
+    return longer_loading(cost_model_of(find_gpu(gpu_id)).chip, one, beside) * 1e6
 
 
 def _step_of(one: Recurrence) -> RecurrentProduct:

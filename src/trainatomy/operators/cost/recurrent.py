@@ -24,7 +24,7 @@ from __future__ import annotations
 from functools import cache
 from math import ceil, log, log2
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.kernel import Chip, KernelWork, passes_to
@@ -38,6 +38,20 @@ _TILE, _WEIGHTS_TILE, _PADDING = 32, 128, 32
 multiples of the last."""
 _REGISTERS = 65536
 """32-bit registers of a multiprocessor: what exceeds them is read again at each step."""
+
+
+class _AtOnce(NamedTuple):
+    """How many kernels run while a product does, itself included.
+
+    Attributes:
+        steps: That of a time step.
+        queued: That of a time step, if all kernels are queued.
+        inputs: That of the inputs.
+    """
+
+    steps: float = 1.0
+    queued: float = 1.0
+    inputs: float = 1.0
 
 
 def recurrent(call: Call, chip: Chip) -> KernelWork:
@@ -55,8 +69,9 @@ def recurrent(call: Call, chip: Chip) -> KernelWork:
 
 def _work(call: Call, chip: Chip) -> KernelWork:
     one = recurrence(call, "tf32" if chip.precision("float32") == "tf32" else "fp32")
-    at_a_time, most = (1.0, 1.0) if one.is_fused else _kernels_at_once(chip, one)
-    parallel = sum(_inputs_seconds(chip, one, pair, at_a_time) for pair in one.pairs)
+    at_once = _AtOnce() if one.is_fused else _kernels_at_once(chip, one)
+    at_a_time, most = at_once.steps, at_once.queued
+    parallel = sum(_inputs_seconds(chip, one, pair, at_once.inputs) for pair in one.pairs)
     if one.backward:
         parallel += _weights_seconds(chip, one)
     if one.is_fused:
@@ -74,8 +89,10 @@ def _work(call: Call, chip: Chip) -> KernelWork:
     features = (log2(max(one.steps, 1)), log2(max(one.batch, 1)), log2(max(one.hidden, 1)))
     family = f"recurrent.{'fused.' if one.is_fused else ''}{one.pass_name}"
     passes = passes_to(call, moved, "hidden weights read at each time step")
-    rate, at_once = chip.precision(one.data.dtype), max(seconds / waited, 1.0)
-    return KernelWork(family, features, flop, rate, moved, one.launches, seconds, passes, at_once)
+    rate = chip.precision(one.data.dtype)
+    return KernelWork(
+        family, features, flop, rate, moved, one.launches, seconds, passes, at_once=max(seconds / waited, 1.0)
+    )
 
 
 def _fused_seconds(chip: Chip, one: Recurrence) -> float:
@@ -91,8 +108,8 @@ def _fused_seconds(chip: Chip, one: Recurrence) -> float:
     return float(ceil(one.batch / chip.multiprocessors) * (start + one.steps * step) * 1e-6)
 
 
-def _kernels_at_once(chip: Chip, one: Recurrence) -> tuple[float, float]:
-    """Return how many kernels run while a product of a time step does, itself included, and how many if all are queued.
+def _kernels_at_once(chip: Chip, one: Recurrence) -> _AtOnce:
+    """Return how many kernels run while a product does.
 
     Where the CPU takes longer to launch a time step than the GPU to compute it, layers follow each other, and of two
     directions only the gates of one run beside the product of the other.
@@ -105,12 +122,14 @@ def _kernels_at_once(chip: Chip, one: Recurrence) -> tuple[float, float]:
     launch_us *= 1 if both else form["following"]
     fewest = 1.0
     if both:
-        most = 1 + form["most_both"][one.pass_name] * product / (product + form["half_both_us"])
+        share, half_us = form["most_both"]["split" if one.splits_depth else "whole"]
+        most = 1 + share * product / (product + half_us)
         overlap = min(max(product - form["gates_share"] * launch_us, 0.0), gates)
         fewest = min(1 + overlap / product, most)
     middle, spread = form["behind"]
     behind = NormalDist(log(middle), spread).cdf(log(alone / launch_us))
-    return fewest + (most - fewest) * behind, most
+    beside = (most - fewest) * behind
+    return _AtOnce(fewest + beside, most, 1 + beside * form["inputs"]["both" if both else "stack"])
 
 
 def _step_seconds(chip: Chip, one: Recurrence, at_a_time: float) -> float:
@@ -123,8 +142,8 @@ def _parts_of_step(chip: Chip, one: Recurrence, at_a_time: float) -> tuple[float
     columns, depth = (one.hidden, one.gates) if one.backward else (one.gates, one.hidden)
     step = RecurrentProduct(one.step_kind, one.pass_name, one.batch, columns, depth)
     product_seconds = recurrent_product_seconds(step, at_a_time, chip.multiprocessors)
-    product_seconds *= longer_than_measured(chip, "products")
-    share, often = _form()["gates_waiting"][one.pass_name]
+    product_seconds = product_seconds * longer_than_measured(chip, "products") + longer_loading(chip, one, at_a_time)
+    share, often = _form()["gates_waiting"]["both" if one.directions == 2 else one.pass_name]
     tiles = ceil(one.batch / _TILE) * ceil(columns / _TILE)
     others = (at_a_time - 1) * tiles / chip.multiprocessors * often
     return product_seconds, product_seconds * share * others / (1 + others) + _gates_seconds(chip, one)
@@ -141,7 +160,7 @@ def _gates_seconds(chip: Chip, one: Recurrence) -> float:
     return float(microseconds * 1e-6 * longer_than_measured(chip, "gates"))
 
 
-def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], at_a_time: float) -> float:
+def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], beside: float) -> float:
     """Return the time of the products of a layer's inputs, in backward of their gradients, and of those of biases."""
     gates, inputs = pair[0].shape
     rows = one.steps_at_a_time * one.batch
@@ -150,7 +169,6 @@ def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], at_a
         of_data = one.parts * _product_seconds(chip, one, rows, columns, depth, (gates, inputs))
     else:
         part = RecurrentProduct(one.kind_of(gates, inputs), f"inputs {one.pass_name}", rows, columns, depth)
-        beside = 1 + (at_a_time - 1) * _form()["at_once"]["inputs"]
         of_part = recurrent_product_seconds(part, beside, chip.multiprocessors)
         of_data = one.parts * of_part * longer_than_measured(chip, "products")
     return of_data + (_bias_seconds(chip, one) if one.backward else 0.0)
@@ -189,6 +207,19 @@ def longer_than_measured(chip: Chip, kernels: str) -> float:
     """Return how many times as long as on the GPU of the constants kernels take, by the bandwidth of its memory."""
     power: float = _form()["memory"][kernels]
     return float((read_yaml("efficiency.yaml")["loading"]["bandwidth"] / chip.bandwidth) ** power)
+
+
+def longer_loading(chip: Chip, one: Recurrence, at_a_time: float) -> float:
+    """Return what a product of a time step takes longer than on the GPU of the constants to load weights from memory.
+
+    Products that run at a time read all of their weights at each step, of which the cache keeps the less the more there
+    are.  In backward those of 32 bits compute for longer than they load.
+    """
+    if one.backward and one.kind != "half":
+        return 0.0
+    read = at_a_time * one.pairs[0][1].elements * one.data.itemsize
+    missed = read * min(read / chip.l2_bytes, 1)
+    return float(missed * (1 / chip.bandwidth - 1 / read_yaml("efficiency.yaml")["loading"]["bandwidth"]))
 
 
 def _dropout_seconds(one: Recurrence) -> float:
