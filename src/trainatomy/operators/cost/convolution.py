@@ -94,7 +94,7 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
         for part, computed, way in zip(parts, _kinds(mask, backward), ways, strict=True):
             if way == TOGETHER:
                 to_weight = computed == WEIGHT
-                more, kernels = _product(chip, part, kind, groups, x, backward=backward, to_weight=to_weight)
+                more, kernels = _product(chip, call, part, kind, groups, x, backward=backward, to_weight=to_weight)
             else:
                 more, kernels = in_turn_seconds(chip, way, computed, part[:3], part.rewritten, groups)
             seconds, launches = seconds + more, launches + kernels
@@ -257,7 +257,7 @@ def _parts(out: Array, x: Array, weight: Array, mask: list[bool], groups: int, b
 
 
 def _product(
-    chip: Chip, part: _Part, kind: str, groups: int, x: Array, *, backward: bool, to_weight: bool
+    chip: Chip, call: Call, part: _Part, kind: str, groups: int, x: Array, *, backward: bool, to_weight: bool
 ) -> tuple[float, int]:
     """Return the time and the number of kernels of one product with the layout changes around it."""
     form = _constants()
@@ -275,7 +275,8 @@ def _product(
         seconds = max(gathering, 2.0 * groups * part.m * part.n * part.k / tf32.rate(tf32.precision(x.dtype)))
     else:
         rows = _rows(x) if kind == "pointwise" else "aligned"
-        if rows == "aligned" and any(size * x.itemsize % _ALIGNED for size in (part.n, part.k)):
+        padded = kind == "spatial" and _is_padded(call, x)
+        if rows == "aligned" and not padded and any(size * x.itemsize % _ALIGNED for size in (part.n, part.k)):
             rows = "misaligned"
         rated = name if name == "fp32" or rows == "aligned" else f"{name}_{rows}"
         stored = sum(tensor.bytes for tensor in part.rewritten)
@@ -285,6 +286,15 @@ def _product(
         return seconds, 2 if to_weight else 1
     rewritten = [tensor for tensor in part.rewritten if prod(tensor.shape[2:]) > 1]
     return seconds + sum(_layout_seconds(chip, tensor) for tensor in rewritten), 1 + len(rewritten)
+
+
+def _is_padded(call: Call, x: Array) -> bool:
+    """Return whether the change to channels-last pads the channels, so that products load 16 bytes at a time.
+
+    Volumes, dilated and transposed filters keep the kernels of short loads, by left-out points of an H200.
+    """
+    dilated = set(whole_numbers(number(call, "dilation", "1"))) - {1}
+    return len(x.shape) != _VOLUME and not dilated and number(call, "transposed") != "True" and not is_last(x)
 
 
 def _is_by_group(part: _Part, *, backward: bool) -> bool:
