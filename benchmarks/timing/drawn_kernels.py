@@ -44,7 +44,6 @@ ALWAYS = (
     "bitsandbytes.",
     "channels_last_norm.",
     "convolution.",
-    "grid.",
     "grouped.",
     "matmul.",
     "normalisation.native_batch_norm",

@@ -158,6 +158,7 @@ def timed_step(
     """
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.operation_times import timed_operations
+    from trainatomy.training.throughput import samples_per_step
     from trainatomy.workload.loops import loop_of
 
     gpu = workload.resolve_gpu()
@@ -169,6 +170,8 @@ def timed_step(
         calibration=calibration,
         driver_calls=driver_calls,
         links=workload.parallel.links(gpu),
+        samples=samples_per_step(workload),
+        collated=workload.data.factory is None,
     )
 
 

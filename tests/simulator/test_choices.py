@@ -48,7 +48,7 @@ def test_an_equal_share_is_selected(
     process: SimulatedProcess, noted: list[str], select: Callable[[], torch.Tensor], rows: int
 ) -> None:
     assert len(select()) == rows
-    assert process.recorder.values.choices_decide
+    assert "choice" in process.recorder.values.deciding
     assert not noted
 
 

@@ -77,7 +77,7 @@ def recurrent_call(
     mode: str, dtype: str, hidden: int, *, steps: int = 20, batch: int = 16, back: bool = False, layers: int = 1
 ) -> Call:
     """Return the call of layers with as many inputs as hidden numbers, forward or backward."""
-    gates = hidden * {"LSTM": 4, "GRU": 3}[mode]
+    gates = hidden * {"LSTM": 4, "GRU": 3, "RNN": 1}[mode]
     states = f"{dtype}[{layers},{batch},{hidden}]" + ("*2" if mode == "LSTM" else "")
     data, weights = f"{dtype}[{steps},{batch},{hidden}]", f"{dtype}[{gates},{hidden}]*2,{dtype}[{gates}]*2"
     weights = ",".join([weights] * layers)
@@ -107,6 +107,33 @@ def test_products_of_time_steps_split_their_depth_in_tf32(hidden: int, batch: in
     steps, of_layer = 50, 6
     work = kernel_work(recurrent_call("LSTM", "f32", hidden, steps=steps, batch=batch, back=True), H200.chip)
     assert work.launches == kernels * steps + of_layer
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype", "hidden", "batch", "back", "kernels"),
+    [
+        ("GRU", "f16", 832, 96, True, 2),
+        ("GRU", "f16", 872, 71, True, 3),
+        ("LSTM", "bf16", 624, 156, True, 2),
+        ("LSTM", "bf16", 672, 42, True, 3),
+        ("LSTM", "f16", 1280, 48, False, 2),
+        ("RNN", "f16", 1520, 65, True, 2),
+        ("RNN", "f32", 1132, 48, False, 3),
+        ("RNN", "f32", 1160, 141, False, 2),
+        ("RNN", "f16", 1116, 24, False, 3),
+        ("RNN", "f16", 1164, 91, False, 2),
+        ("LSTM", "f32", 1190, 94, False, 3),
+    ],
+)
+def test_deep_products_of_time_steps_split_their_depth(
+    mode: str, dtype: str, hidden: int, batch: int, *, back: bool, kernels: int
+):
+    """Kernels of a time step on an H200: of 16 bits beyond a depth of 2,560; forward in plain layers."""
+    few, many = (
+        kernel_work(recurrent_call(mode, dtype, hidden, steps=steps, batch=batch, back=back), H200.chip).launches
+        for steps in (40, 60)
+    )
+    assert many - few == 20 * kernels
 
 
 def test_the_gradient_of_recurrent_weights_does_not_depend_on_the_alignment_of_samples():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_kernels_of_a_recurrent_layer_run_while_others_are_launched(on_gpu: floa
     layer = Call("aten::_cudnn_rnn", tuple(arrays), (arrays[0],), (), numbers)
     assert recurrence.launches(layer) == 7
     described = Operations([layer], [Operation(0, 0, "forward", "", 0, 1)])
-    costs = replace(COSTS, recurrent_launch={"forward": {"kernel": 0.5, "step": 0.0, "follower": 0.0}})
+    costs = replace(COSTS, recurrent_launch={"forward": {"kernel": 0.5, "step": 0.0, "follower": 0.0, "part": 0.0}})
     for replayed in (timeline.replay_one_stream, streams.replay_streams):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(timeline, "replay_one_stream", replayed)
@@ -135,6 +136,19 @@ def test_each_stream_has_a_launch_queue_of_its_own(monkeypatch: pytest.MonkeyPat
     spread = replay((0, 10.0), (0, 10.0), (1, 25.0), launch=0.0, synchronized=(0,))
     assert full.seconds == 35.0
     assert spread.seconds == 25.0
+
+
+@pytest.mark.parametrize("replayed", [timeline.replay_one_stream, streams.replay_streams])
+def test_the_cpu_goes_on_while_the_last_kernels_of_a_long_operation_are_queued(
+    monkeypatch: pytest.MonkeyPatch, replayed: Any
+) -> None:
+    """Eight kernels run from 1 to 9; at 7 the queue holds the last two, and the next launch takes 3 s."""
+    for module in (one_stream, streams):
+        monkeypatch.setattr(module, "LAUNCH_QUEUE_DEPTH", 2)
+    monkeypatch.setattr(timeline, "replay_one_stream", replayed)
+    described = [Operation(index, index, "forward", "", 0, 1) for index in range(2)]
+    found = replay_step(Operations([KERNEL] * 2, described), [1.0, 3.0], [(8.0, 8), (0.5, 1)], COSTS, NO_LOOP, {0})
+    assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (10.5, 8.5, 4.0)
 
 
 def test_streams_are_replayed_like_one_where_only_one_is_used() -> None:

@@ -31,7 +31,7 @@ def test_an_invalid_name_is_refused(cache: Path) -> None:
 
 def test_without_network_the_answer_is_quick(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # no server listens on this port
-    with pytest.raises(NetworkError, match="cannot be reached.*config.json in a folder"):
+    with pytest.raises(NetworkError, match=r"cannot be reached.*config\.json in a folder"):
         hub.fetch_config("someone/something")
 
 

@@ -48,7 +48,8 @@ class CPUCosts:
         host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU.
         recurrent_layer: Each layer and direction of a recurrent network, by where it is launched.
         recurrent_launch: What cuDNN launches inside of one, by pass: each ``kernel``, each ``step`` of a layer that is
-            not fused, and each such step of a layer above another (``follower``), which waits for the layer below.
+            not fused, each direction of the layer below for which such a step waits (``follower``), and each ``part``
+            of the sequence beyond the first for which a layer's inputs are multiplied.
         inner_kernel: Each kernel that cuDNN launches for a group that it convolves alone.
     """
 

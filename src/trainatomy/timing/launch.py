@@ -165,7 +165,8 @@ def _recurrent_seconds(call: Call, costs: CPUCosts) -> float:
     """Return the CPU time of launching the kernels of a recurrent network."""
     each = costs.recurrent_launch["backward" if call.name.endswith("backward") else "forward"]
     steps, following = recurrence.launched_steps(call)
-    return each["kernel"] * recurrence.launches(call) + each["step"] * steps + each["follower"] * following
+    of_steps = each["step"] * steps + each["follower"] * following
+    return each["kernel"] * recurrence.launches(call) + of_steps + each["part"] * recurrence.launched_parts(call)
 
 
 def waits_first(call: Call) -> bool:

@@ -166,6 +166,10 @@ class _OneStream:
                     end = ready
                 gpu_busy += seconds
                 phases[phase] += seconds
+                if kernels > LAUNCH_QUEUE_DEPTH:
+                    cpu = max(cpu, end - seconds * LAUNCH_QUEUE_DEPTH / kernels)
+                    queued += 1 - kernels
+                    kernels = 1
                 queue.append((end, kernels))
                 while queue and (queue[0][0] <= cpu or queued > LAUNCH_QUEUE_DEPTH):
                     done, count = queue.popleft()

@@ -26,6 +26,8 @@ def timed_operations(
     calibration: Calibration | None,
     driver_calls: Sequence[DriverCall],
     links: Links | None,
+    samples: int,
+    collated: bool,
 ) -> tuple[tuple[TimedOperation, ...], float]:
     """Return the operations of a rank's step with their times, in launch order, and the step's duration.
 
@@ -54,5 +56,15 @@ def timed_operations(
             )
         )
 
-    timeline = replayed(operations, cost_model, gpu, loop, calibration, driver_calls, on_launch=note)
+    timeline = replayed(
+        operations,
+        cost_model,
+        gpu,
+        loop,
+        calibration,
+        driver_calls,
+        on_launch=note,
+        samples=samples,
+        collated=collated,
+    )
     return tuple(found), timeline.seconds

@@ -183,8 +183,12 @@ class _Timelines:
         if row.kernels:
             run = self._run(stream, call, row)
             stream.end = run.end
-            stream.queue.append((run, row.kernels))
-            stream.queued += row.kernels
+            kernels = row.kernels
+            if kernels > LAUNCH_QUEUE_DEPTH:
+                self.cpu = max(self.cpu, run.end - row.seconds * LAUNCH_QUEUE_DEPTH / kernels)
+                kernels = 1
+            stream.queue.append((run, kernels))
+            stream.queued += kernels
             while stream.queue and (stream.queue[0][0].end <= self.cpu or stream.queued > LAUNCH_QUEUE_DEPTH):
                 done, count = stream.queue.popleft()
                 self.cpu = max(self.cpu, done.end)

@@ -9,9 +9,10 @@ A collective takes its stream as a kernel does; other ranks are taken to be as f
 another.
 
 The CPU runs ahead of the GPU until a stream's launch queue is full, or until it reads a value (``loss.item()``, a NaN
-check) or copies a batch: then it waits for the stream of that operation.  Streams do not wait for stream 0 implicitly,
-because PyTorch's streams are created with ``cudaStreamNonBlocking`` (c10/cuda/CUDAStream.cpp).  ``cudaFree`` waits for
-all streams.
+check) or copies a batch: then it waits for the stream of that operation.  An operation of more kernels than a queue
+holds runs on streams of its own: the CPU waits until one queue holds the rest, which is not in the way of what comes
+next.  Streams do not wait for stream 0 implicitly, because PyTorch's streams are created with
+``cudaStreamNonBlocking`` (c10/cuda/CUDAStream.cpp).  ``cudaFree`` waits for all streams.
 
 After a wait for the GPU, the loop's work of a step takes longer (``CPUCosts.after_wait``).  A wait counts less the
 longer the CPU has worked since.

@@ -24,6 +24,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "elementwise": ("glu", "glu_backward", "rearranged", "softplus", "traffic"),
     "group_norm": ("normalisation",),
     "indexing": ("sort", "table"),
+    "joining": ("joined", "traffic"),
     "lists": ("list",),
     "matmul": ("grouped", "matmul", "vector product"),
     "pooling": ("pooling",),

@@ -69,6 +69,8 @@ def pointwise(call: Call, chip: Chip) -> KernelWork:
         return memory_bound(f"{short}.{_width(call)}", chip, call)
     result_array = call.outputs[0] if call.outputs else call.inputs[call.written[0]] if call.written else device[0]
     layout = _layout(call, result_array)
+    if layout != "plain" and short != f"{_COPIED_FIRST}_":
+        short = short.removesuffix("_")  # in place it is the same kernel
     family = f"traffic.{layout}.{_width(call)}.{short}"
     copied = 2 * result_array.bytes if short == _COPIED_FIRST else 0
     passes = (("copy before numbers are replaced", copied),) if copied else ()
@@ -93,7 +95,34 @@ def _indexed_seconds(chip: Chip, call: Call, result: Array, work: KernelWork, co
         cycles = max(cycles, form["transposed"])
     moving, copying = ((each / (chip.bandwidth * form["bandwidth"])) for each in (work.bytes - copied, copied))
     seconds = form["start_seconds"] + max(moving, result.elements * cycles / chip.issue_rate)
+    seconds += form["memory_seconds"] * max((_is_evicted(tensor, chip, form) for tensor in tensors), default=0.0)
     return seconds + form["start_seconds"] * bool(copied) + copying
+
+
+def _is_evicted(tensor: Array, chip: Chip, form: dict[str, float]) -> float:
+    """Return how far a part of a larger tensor is expected to have left the GPU's cache, from 0 to 1.
+
+    Other kernels work on tensors as large as the whole before they come to its parts, as DenseNet's gradients do.
+    """
+    if 0 in tensor.strides or _is_dense(tensor):
+        return 0.0
+    whole = tensor.itemsize * (
+        1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.strides, strict=True))
+    )
+    kept, evicted = form["kept"] * chip.l2_bytes, form["evicted"] * chip.l2_bytes
+    return min(max((whole - kept) / (evicted - kept), 0.0), 1.0)
+
+
+def piecewise_seconds(chip: Chip, parts: list[Array], result: Array) -> float:
+    """Return the time of copying parts of a result one after the other, with a kernel for each that computes places."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    seconds = 0.0
+    for part in parts:
+        cycles = form["dimension"] * _joined_dimensions([part], part) + form["tensor"] * 2
+        cycles += form["dimension"] + form["wide"] * (result.itemsize > 2)
+        moved = part.elements * (part.itemsize + result.itemsize) / (chip.bandwidth * form["bandwidth"])
+        seconds += form["start_seconds"] + max(moved, part.elements * cycles / chip.issue_rate)
+    return seconds
 
 
 def reordering_seconds(chip: Chip, tensor: Array) -> float:

@@ -48,7 +48,8 @@ def statistics_seconds(x: Array, backward: bool, chip: Chip, form: dict[str, Any
         form["block_seconds"] + blocks.turns * max(waiting, held * form["crowded"]) for held in (_HELD, blocks.last)
     )
     moved = (3 + 2 * missed if backward else 1) * x.bytes
-    return float(max((blocks.rounds - 1) * full + rest, moved / (chip.bandwidth * form["bandwidth"])))
+    further = full - form["first_seconds"]  # the next blocks start while others still run
+    return float(max((blocks.rounds - 1) * further + rest, moved / (chip.bandwidth * form["bandwidth"])))
 
 
 def result_seconds(x: Array, chip: Chip, form: dict[str, Any]) -> float:

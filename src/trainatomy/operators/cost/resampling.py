@@ -28,8 +28,10 @@ from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
 _GRID_BANDWIDTH = 0.5
-_THREADS = 2048
-"""Threads that a multiprocessor holds."""
+_CORNERS = {"0": 4, "1": 1, "2": 16}
+"""Numbers of an image that a sample is made of, by the mode: bilinear, nearest, bicubic."""
+_THREADS, _WARP = 2048, 32
+"""Threads that a multiprocessor holds, and those of a warp."""
 _KINDS = {"bilinear2d": "linear", "trilinear3d": "volume", "bicubic2d": "cubic"}
 
 
@@ -113,16 +115,44 @@ def _turns(fine: Array, chip: Chip) -> float:
 def sampled(call: Call, chip: Chip) -> KernelWork:
     """Return the work of sampling images by a grid, or of its gradient: a thread for a place takes channel by channel.
 
-    The gradient adds four numbers atomically for each (aten/src/ATen/native/cuda/GridSampler.cu).
+    Each channel waits for memory, and a warp reads as many lines of the multiprocessor's cache, one after the other, as
+    its places lie in.  The gradient adds to these places, for which the GPU's cache takes sector after sector
+    (aten/src/ATen/native/cuda/GridSampler.cu).
     """
     backward = "backward" in call.name
     image, result = (call.inputs[1], call.inputs[0]) if backward else (call.inputs[0], call.outputs[0])
-    size = "half" if image.itemsize == 2 else "single"
-    start, channel, each = read_yaml("efficiency.yaml")["grid"]["backward" if backward else "forward"][size]
-    waiting = image.shape[1] * channel
-    working = result.elements * each / chip.multiprocessors
-    seconds = start + max(waiting, working, traffic(call).bytes / (chip.bandwidth * _GRID_BANDWIDTH))
+    size, direction = "half" if image.itemsize == 2 else "single", "backward" if backward else "forward"
+    form: dict[str, Any] = read_yaml("efficiency.yaml")["grid"][direction]
+    corners = _CORNERS.get(number(call, "interpolation_mode"), 4)
+    turns = max(result.elements / result.shape[1] / (_THREADS * chip.multiprocessors), 1.0)
+    pieces = corners * pieces_of_a_warp(image, result, form["piece_bytes"])
+    cycles = form["warp_cycles"][size] + pieces * form["piece_cycles"]
+    working = result.elements / _WARP * cycles / chip.issue_rate
+    waiting = turns * result.shape[1] * form["channel_seconds"][size]
+    moving = traffic(call).bytes / (chip.bandwidth * _GRID_BANDWIDTH)
+    seconds = form["start_seconds"] + max(waiting + working, moving)
     return memory_bound(f"grid.{size}.{name_of(call)}", chip, call, launches=1 + backward)._replace(seconds=seconds)
+
+
+def pieces_of_a_warp(image: Array, result: Array, piece_bytes: int) -> float:
+    """Return in how many pieces of memory the places lie that the threads of a warp read at once.
+
+    Where the grid has as many rows as the image has pixels, the rows are thought to follow the pixels, as the queries
+    of deformable attention do; else each row goes across the image, as that of a warped image does.
+
+    Args:
+        image: The images [N, C, height, width].
+        result: The samples [N, C, rows, places of a row].
+        piece_bytes: Bytes of a piece, a line or a sector of a cache.
+    """
+    rows, places = result.shape[-2:]
+    pixels, width = prod(image.shape[2:]), image.shape[-1]
+    follow = rows >= pixels
+    beginnings = min(places, _WARP) if follow else 1
+    pixel = min(image.strides[-1] * image.itemsize / piece_bytes, 1.0)
+    neighbour = min(pixel * max(1.0 if follow else width / places, 1.0), 1.0)
+    touched, known = beginnings + (_WARP - beginnings) * neighbour, max(pixels * pixel, 1.0)
+    return float(known * (1 - (1 - 1 / known) ** touched))
 
 
 def patches(call: Call, chip: Chip) -> KernelWork:

@@ -7,7 +7,8 @@ from trainatomy.operators.table.family import CUDNN, family, row
 
 COPIES = family(
     Operator("", "elementwise", 0, "a move", cost="elementwise:pointwise"),
-    row("_to_copy clone cat stack", launch="copy"),
+    row("_to_copy clone", launch="copy"),
+    row("cat stack", cost="joining:joined", launch="copy"),
     row("copy", launch="copy", reads="sources"),
     row("repeat"),
     row("affine_grid_generator", cost="", allocates="elementwise:affine_grid"),
