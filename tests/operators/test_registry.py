@@ -139,6 +139,8 @@ def test_a_thread_of_autograd_has_a_cublas_handle_of_its_own() -> None:
         ("aten::masked_scatter", "index"),
         ("aten::cudnn_batch_norm_backward", "batch_norm"),
         ("my_library::batch_norm", "batch_norm"),
+        ("aten::native_group_norm", "group_norm"),
+        ("aten::native_group_norm_backward", "group_norm"),
         ("bitsandbytes::quantize_4bit", "library"),
         ("bitsandbytes::dequantize_4bit", "quantised"),
         ("bitsandbytes::gemm_4bit", "quantised"),

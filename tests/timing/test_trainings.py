@@ -59,7 +59,13 @@ def test_a_training_without_timed_steps_is_compared_at_the_median_pace_of_its_vi
 
     kernels = [lines(names, "kernels", gpu_seconds=0.5) for names in ("abc", "de")]
     measured = kernels[0] + paced("a", 2.0) + paced("b", 2.0) + kernels[1] + paced("d", 1.0)
-    line = {"gpu_seconds": 1.0, "gpu_at_paces": {"2.0": 0.5}, "step_seconds": 1.0, "at_paces": {"2.0": 2.0}}
+    line = {
+        "gpu_seconds": 1.0,
+        "copied_seconds": 0.0,
+        "gpu_at_paces": {"2.0": 0.5},
+        "step_seconds": 1.0,
+        "at_paces": {"2.0": 2.0},
+    }
     predicted = [{"name": name, **line, "bound_by": "host"} for name in "abcde"]
     paths = tmp_path / "measured.jsonl", tmp_path / "predicted.jsonl"
     for path, found in zip(paths, (measured, predicted), strict=True):
@@ -77,7 +83,14 @@ def test_both_parts_of_a_training_are_joined(trainings: Any, tmp_path: Path) -> 
         {"name": "b", "part": "steps", "error": "out of memory"},
     ]
     predicted = [
-        {"name": name, "gpu_seconds": 0.6, "step_seconds": 0.9, "at_paces": {"2.0": 1.8}, "bound_by": "host"}
+        {
+            "name": name,
+            "gpu_seconds": 0.6,
+            "copied_seconds": 0.0,
+            "step_seconds": 0.9,
+            "at_paces": {"2.0": 1.8},
+            "bound_by": "host",
+        }
         for name in "ab"
     ]
     paths = tmp_path / "measured.jsonl", tmp_path / "predicted.jsonl"

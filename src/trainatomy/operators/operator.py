@@ -21,6 +21,7 @@ LaunchKind = Literal[
     "attention",
     "normalisation",
     "batch_norm",
+    "group_norm",
     "recurrent",
     "dropout",
     "index",

@@ -80,7 +80,7 @@ _KIND_OF_PART: dict[str, LaunchKind] = {
     "layer_norm": "normalisation",
     "rms_norm": "normalisation",
     "batch_norm": "batch_norm",
-    "group_norm": "normalisation",
+    "group_norm": "group_norm",
     "dropout": "dropout",
     "softmax": "reduction",
     "nll": "reduction",

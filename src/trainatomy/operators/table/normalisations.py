@@ -34,7 +34,12 @@ SOFTMAX = family(
 NORMS = family(
     Operator("", "normalisation", 7, _STANDARDISE, launch="normalisation", cost="reduction:normalisation"),
     row("native_layer_norm", allocates="normalisation:layer_norm"),
-    row("native_group_norm", cost="group_norm:group_norm", allocates="normalisation:group_norm"),
+    row(
+        "native_group_norm",
+        launch="group_norm",
+        cost="group_norm:group_norm",
+        allocates="normalisation:group_norm",
+    ),
     row(
         "_fused_rms_norm",
         flop=4,
@@ -65,7 +70,12 @@ NORM_GRADIENTS = family(
         allocates="normalisation:layer_norm_backward",
         meta="gradients:layer_norm_backward",
     ),
-    row("native_group_norm_backward", cost="group_norm:group_norm", allocates="normalisation:group_norm_backward"),
+    row(
+        "native_group_norm_backward",
+        launch="group_norm",
+        cost="group_norm:group_norm",
+        allocates="normalisation:group_norm_backward",
+    ),
     row(
         "_fused_rms_norm_backward",
         flop=8,
