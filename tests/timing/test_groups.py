@@ -84,3 +84,16 @@ def test_a_simulation_asks_the_library_where_it_is_installed(monkeypatch: pytest
     calls = simulating.simulate(described, described.resolve_gpu()).operations.calls
     said = [dict(call.numbers).get("ways") for call in calls if dict(call.numbers).get("groups") == "4"]
     assert said == ["turns", "together,unsplit"]
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_groups_of_a_sequence_overlap_in_forward(way: str):
+    """The positional embedding of a UniSpeech in TF32 on an H100, whose steps are shorter than their kernels."""
+    images = "f32[8,768,499],f32[768,48,128]"
+    call = {
+        "forward": f"aten::convolution({images},f32[768])->f32[8,768,500];padding=[64];groups=16",
+        "backward": f"aten::convolution_backward(f32[8,768,500],{images})->f32[8,768,499],f32[768,48,128]"
+        ";bias_sizes=[0];padding=[64];groups=16;output_mask=[True, True, False]",
+    }[way]
+    tf32 = cost_model_of(find_gpu("h100-sxm"), tf32=True)
+    assert kernel_cost(from_text(call), tf32).at_once == pytest.approx(3.0 if way == "forward" else 1.0)

@@ -111,7 +111,7 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     sizes = (_SIZE_WEIGHT * log2(max(size, 1)) for size in (flop, moved))
     features = (*sizes, log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")
-    at_once = _constants().groups_at_once if turns == "cores" and not backward else 1.0
+    at_once = _constants().groups_at_once if turns in ("cores", "group") and not backward else 1.0
     return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once, beside=beside)
 
 
