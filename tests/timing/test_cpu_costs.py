@@ -16,7 +16,7 @@ from trainatomy.measurement.device.host_probe import PROBE
 from trainatomy.results.host_pace import HostPace
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.host_costs import PARTS, cpu_costs
+from trainatomy.timing.host_costs import PARTS, by_one_thread, cpu_costs
 from trainatomy.timing.launch import backward_share, batch_bytes, cpu_seconds_by_phase, launch_seconds, loop_seconds
 from trainatomy.timing.step import predict_step_time
 
@@ -208,6 +208,22 @@ def test_recomputation_costs_a_share_of_a_forward_pass() -> None:
     costs = replace(known, forward_pass=0.0, checkpoint={"forward": 0.0, "backward": 0.0}, recomputed=0.5)
     launches = list(launch_seconds(operations, costs, "trainer"))
     assert launches[1] == pytest.approx(launches[0] / 2)
+
+
+def test_large_tensors_of_the_cpu_take_longer_by_one_thread_and_where_they_are_new() -> None:
+    costs = replace(cpu_costs(reference_host().microseconds), forward_pass=0.0)
+
+    def launch(size: int, name: str = "aten::add", written: tuple[int, ...] = (), *, threads: bool = True) -> float:
+        array = Array((size,), (1,), "uint8", 1, 0, on_host=True)
+        calls = [Call(name, (array, array), (array,), written=written)]
+        operations = Operations(calls=calls, operations=[Operation(0, 0, "forward", "", 0, 1)])
+        return next(launch_seconds(operations, costs if threads else by_one_thread(costs), "trainer"))
+
+    large, huge, small = 2**24, 2**26, launch(8)
+    assert launch(large) - small == pytest.approx(3 * large * costs.host_byte)
+    assert launch(huge) - small == pytest.approx(huge * (3 * costs.host_byte + costs.new_host_byte))
+    assert launch(huge, "aten::add_", (0,)) - small == pytest.approx(4 * huge * costs.host_byte), "its memory was there"
+    assert launch(huge, threads=False) - small == pytest.approx(3 * huge * costs.one_thread_byte)
 
 
 def test_the_share_of_autograds_thread_is_that_of_the_backward_pass(encoder: Operations) -> None:

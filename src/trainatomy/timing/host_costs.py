@@ -45,7 +45,9 @@ class CPUCosts:
         engine_module: DeepSpeed's Python (ZeRO-3) around one module in forward or backward.
         engine_gradient: DeepSpeed's Python for one gradient.
         replicated_module: ``DataParallel``'s Python for one copy of one module.
-        host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU.
+        host_byte: Reading or writing a byte of host memory in an operation on large tensors of the CPU, by all threads.
+        new_host_byte: Each byte of a large new tensor of the CPU besides: the operating system hands out its pages.
+        one_thread_byte: The same as both by one thread, as in processes that ``torchrun`` starts.
         recurrent_layer: Each layer and direction of a recurrent network, by where it is launched.
         recurrent_launch: What cuDNN launches inside of one, by pass: each ``kernel``, each ``step`` of a layer that is
             not fused, each direction of the layer below for which such a step waits (``follower``), and each ``part``
@@ -83,6 +85,8 @@ class CPUCosts:
     engine_module: float = 0.0
     engine_gradient: float = 0.0
     host_byte: float = 0.0
+    new_host_byte: float = 0.0
+    one_thread_byte: float = 0.0
     replicated_module: float = 0.0
     recurrent_layer: Mapping[str, float] = field(default_factory=dict)
     recurrent_launch: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -137,6 +141,11 @@ def cpu_costs(
 def not_collating(costs: CPUCosts) -> CPUCosts:
     """Return the costs of a loop for which a function returns batches as they are."""
     return replace(costs, batch_byte=dict.fromkeys(costs.batch_byte, 0.0), collate=dict.fromkeys(costs.collate, 0.0))
+
+
+def by_one_thread(costs: CPUCosts) -> CPUCosts:
+    """Return the costs of a process whose operations on tensors of the CPU run on one thread."""
+    return replace(costs, host_byte=costs.one_thread_byte, new_host_byte=0.0)
 
 
 def _scaled(value: Any, factor: float) -> Any:

@@ -24,6 +24,8 @@ KINDS = get_args(LaunchKind)
 
 _CACHED_BYTES = 2**20
 """Bytes of an operation that fit a CPU's caches: the time to move them is in the cost of the launch."""
+_MAPPED_BYTES = 2**25
+"""From how many bytes on the C library asks the operating system for each tensor's memory and gives it back at once."""
 _SHARDED_COLLECTIVES = frozenset({"nccl::all_gather", "nccl::reduce_scatter"})
 _COLLATING = frozenset({"aten::stack", "aten::cat"})
 _VIEWS_OF_GROUP = 4
@@ -97,6 +99,13 @@ def _large_host_bytes(call: Call) -> int:
     return moved if moved > _CACHED_BYTES else 0
 
 
+def _new_host_bytes(call: Call) -> int:
+    """Return the bytes of new tensors of the CPU that are so large that their memory is not kept when they are freed."""
+    if call.is_view or call.written or not all(array.on_host for array in call.inputs + call.outputs):
+        return 0
+    return sum(array.bytes for array in call.outputs if array.bytes >= _MAPPED_BYTES)
+
+
 def list_length(call: Call) -> int:
     """Return the number of tensors in the list arguments of a call."""
     return sum(call.lengths)
@@ -140,7 +149,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
                 seconds += costs.replicated_module * int(dict(call.numbers)["modules"])
             if operation.phase not in _RESTORING:
                 seconds += costs.batch_byte[loop] * batch_bytes(call)
-            seconds += costs.host_byte * _large_host_bytes(call)
+            seconds += costs.host_byte * _large_host_bytes(call) + costs.new_host_byte * _new_host_bytes(call)
             known[key] = seconds = seconds * operation.threads  # one thread at a time runs Python
         yield seconds
 

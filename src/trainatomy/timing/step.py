@@ -21,7 +21,7 @@ from trainatomy.timing.cost_model import (
 )
 from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
-from trainatomy.timing.host_costs import PARTS, CPUCosts, cpu_costs, not_collating
+from trainatomy.timing.host_costs import PARTS, CPUCosts, by_one_thread, cpu_costs, not_collating
 from trainatomy.timing.intervals import interval_seconds, slow_pace
 from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
 from trainatomy.timing.power import power_in, slowed
@@ -157,6 +157,8 @@ def replayed(
     costs = _cpu_costs(calibration, pace)[0]
     if not collated:
         costs = not_collating(costs)
+    if cost_model.chip.links is not None:  # several processes
+        costs = by_one_thread(costs)
     slower_copies = pace ** reference_host().copy_exponent
     kernels = [
         KernelCost(0.0, 0.0, 0.0, 0)
