@@ -96,6 +96,14 @@ def test_nothing_overflows(process: SimulatedProcess, question: Any) -> None:
     assert not bool(question(torch.empty(1, device="cuda")))
 
 
+def test_no_number_overflows_where_they_are_counted(process: SimulatedProcess) -> None:
+    numbers = torch.empty(4, device="cuda")
+    assert torch.isnan(numbers).sum() == 0 and torch.isinf(numbers).count_nonzero() == 0
+    assert (numbers > 0).sum() != 3, "what is not known to be False is not counted"
+    labels = torch.randn(4, 9, device="cuda").argmax(1)
+    assert (labels == 2).sum() != 3, "the equality of unknown numbers is assumed, and not counted"
+
+
 def test_unknown_whole_numbers_differ(process: SimulatedProcess) -> None:
     token = torch.randn(4, 9, device="cuda").argmax(1)
     last = torch.tensor(2)

@@ -1,7 +1,8 @@
 """Operations whose result depends on the values of a tensor that has none.
 
 Values that follow from the batch are known (see ``values``).  Elsewhere a number is taken as 0 and a bool as True,
-except what follows from ``isnan``, from ``isinf``, from ``< 0`` or from the equality of whole numbers, which is False:
+except what follows from ``isnan``, from ``isinf`` (their count is 0), from ``< 0`` or from the equality of whole numbers,
+which is False:
 that is how a training without padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``,
 ``(variance < 0).any()``), and a loop that ends when a token is the last one (``token == eos``).  Sizes are known, also
 those that ranks send each other.  Whether a mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in
@@ -29,6 +30,7 @@ from trainatomy.simulator.values import Values
 
 _COMPARISONS: dict[str, Callable[..., bool]] = {"aten::equal": torch.equal, "aten::allclose": torch.allclose}
 _MAKES_FALSE = frozenset({"aten::isnan", "aten::isinf"})
+_COUNTS = frozenset({"aten::sum", "aten::count_nonzero"})
 _KEEPS_FALSE = frozenset(
     {
         "aten::any",
@@ -59,7 +61,8 @@ READS = frozenset(
     {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::_nested_tensor_from_mask_left_aligned", *_COMPARISONS}
 )
 """Operators that ``ScalarReads.answer`` may answer."""
-LEARNS = _MAKES_FALSE | _KEEPS_FALSE | _OVERWRITES | _EQUALITIES | {"aten::lt", "aten::le", "aten::gt", "aten::ne"}
+_COMPARES = frozenset({"aten::lt", "aten::le", "aten::gt", "aten::ne"})
+LEARNS = _MAKES_FALSE | _KEEPS_FALSE | _COUNTS | _OVERWRITES | _EQUALITIES | _COMPARES
 """Operators that ``ScalarReads.learn`` may learn from."""
 SIZED = _INDEXING | _SIZED_BY_VALUES | {"aten::nonzero", "aten::masked_select"}
 """Operators that ``DataDependentSizes.run`` may run."""
@@ -136,6 +139,9 @@ class ScalarReads:
         stays_false = bool(self._false) and name in _KEEPS_FALSE and all(self._is_false(t) for t in tensors)
         if self._false and name in _JOINS_IN_PLACE and not stays_false:
             self._false.pop(args[0].untyped_storage()._cdata, None)
+        if self._false and name in _COUNTS and all(self._is_false(t) for t in tensors):
+            if not any(map(self._follows_from_numbers, tensors)):
+                self._values.learn(outputs[0], torch.zeros(outputs[0].shape, dtype=outputs[0].dtype))
         below_zero = name == "aten::lt" and isinstance(args[1], (int, float)) and args[1] <= 0
         beyond = {"aten::le": -math.inf, "aten::gt": math.inf}.get(name)
         beyond_limits = beyond is not None and isinstance(args[1], float) and args[1] == beyond
