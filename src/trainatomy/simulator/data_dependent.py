@@ -1,12 +1,11 @@
 """Operations whose result depends on the values of a tensor that has none.
 
 Values that follow from the batch are known (see ``values``).  Elsewhere a number is taken as 0 and a bool as True,
-except what follows from ``isnan``, from ``isinf`` (their count is 0), from ``< 0`` or from the equality of whole numbers,
-which is False:
-that is how a training without padding, overflow or NaN runs (``mask.all()``, ``found_inf``, ``isnan(loss)``,
-``(variance < 0).any()``), and a loop that ends when a token is the last one (``token == eos``).  Sizes are known, also
-those that ranks send each other.  Whether a mask pads only at the end, so that ``nn.TransformerEncoder`` may drop it in
-inference, is not checked: it is kept.
+except what follows from ``isnan``, from ``isinf`` (counted, it is 0), from ``< 0`` or from the equality of whole
+numbers, which is False: that is how a training without padding, overflow or NaN runs (``mask.all()``, ``found_inf``,
+``isnan(loss)``, ``(variance < 0).any()``), and a loop that ends when a token is the last one (``token == eos``).  Sizes
+are known, also those that ranks send each other.  Whether a mask pads only at the end, so that
+``nn.TransformerEncoder`` may drop it in inference, is not checked: it is kept.
 
 Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
 repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known, or follow from an assumed
