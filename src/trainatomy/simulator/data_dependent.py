@@ -138,9 +138,9 @@ class ScalarReads:
         stays_false = bool(self._false) and name in _KEEPS_FALSE and all(self._is_false(t) for t in tensors)
         if self._false and name in _JOINS_IN_PLACE and not stays_false:
             self._false.pop(args[0].untyped_storage()._cdata, None)
-        if self._false and name in _COUNTS and all(self._is_false(t) for t in tensors):
-            if not any(map(self._follows_from_numbers, tensors)):
-                self._values.learn(outputs[0], torch.zeros(outputs[0].shape, dtype=outputs[0].dtype))
+        counts = bool(self._false) and name in _COUNTS and all(self._is_false(t) for t in tensors)
+        if counts and not any(map(self._follows_from_numbers, tensors)):
+            self._values.learn(outputs[0], torch.zeros(outputs[0].shape, dtype=outputs[0].dtype))
         below_zero = name == "aten::lt" and isinstance(args[1], (int, float)) and args[1] <= 0
         beyond = {"aten::le": -math.inf, "aten::gt": math.inf}.get(name)
         beyond_limits = beyond is not None and isinstance(args[1], float) and args[1] == beyond

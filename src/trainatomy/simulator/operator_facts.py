@@ -10,6 +10,7 @@ import torch
 from trainatomy.operators.allocation.plan import Rule
 from trainatomy.operators.registry import find
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED
+from trainatomy.simulator.index_ranges import INDEXES
 from trainatomy.simulator.sparse_tensors import NAMES as SPARSE
 from trainatomy.simulator.values import CHOOSES, LIKE_FACTORIES
 
@@ -25,6 +26,7 @@ class OperatorFacts:
         reads: True if it may read a value.
         sized: True if the size of its result may depend on values.
         learns: True if its result may be known to be False.
+        indexes: True if it reads entries that one of its arguments names.
         chooses: True if its last result says which entries it picks along a dimension.
         is_functional: True if it writes to none of its arguments.
         loads: True if it loads libraries or takes workspaces.
@@ -42,6 +44,7 @@ class OperatorFacts:
     reads: bool
     sized: bool
     learns: bool
+    indexes: bool
     chooses: bool
     is_functional: bool
     loads: bool
@@ -69,6 +72,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         reads=name in READS,
         sized=name in SIZED,
         learns=name in LEARNS,
+        indexes=name in INDEXES,
         chooses=name in CHOOSES and any(argument.name in ("dim", "num_samples") for argument in func._schema.arguments),
         is_functional=not func._schema.is_mutable and name not in LIKE_FACTORIES,
         loads=row is not None and bool(row.loads or row.workspaces),

@@ -17,6 +17,7 @@ from trainatomy.results.plan import GroupUse
 from trainatomy.simulator.argument_types import check_types
 from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads, dimension_of_choice
 from trainatomy.simulator.execution import MetaExecution
+from trainatomy.simulator.index_ranges import check_range
 from trainatomy.simulator.inplace import FreshZeros
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operator_facts import OperatorFacts, facts_of
@@ -153,6 +154,8 @@ class Recorder(TraceWriter, TorchDispatchMode):
                 self.functions.append(func if result is None else (func, result))
             if result is None:
                 check_types(name, func, args, kwargs)
+            if facts.indexes:
+                check_range(name, args, self.values)
             if result is None and facts.sized:
                 result = self.sizes.run(name, func, args, kwargs)
             before = self._sizes(args, kwargs) if facts.resizes else {}

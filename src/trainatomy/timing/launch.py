@@ -100,7 +100,7 @@ def _large_host_bytes(call: Call) -> int:
 
 
 def _new_host_bytes(call: Call) -> int:
-    """Return the bytes of new tensors of the CPU that are so large that their memory is not kept when they are freed."""
+    """Return the bytes of new tensors of the CPU that are too large for their memory to be kept when they are freed."""
     if call.is_view or call.written or not all(array.on_host for array in call.inputs + call.outputs):
         return 0
     return sum(array.bytes for array in call.outputs if array.bytes >= _MAPPED_BYTES)
