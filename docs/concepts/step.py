@@ -60,7 +60,7 @@ def time_page() -> str:
             "ridge": find_gpu(GPU_ID).rates["fp16"] / find_gpu(GPU_ID).bandwidth_bytes_per_second,
             "shares": shares_table(),
             "command": COMMAND,
-            "answer": paragraph(render(prediction_page(largest), WIDTH), "a step takes "),
+            "answer": paragraph(render(prediction_page(largest), WIDTH), "a step of "),
             "spent": sections(render(prediction_page(largest), WIDTH), "Time per step"),
             "batches": batches_table(),
             "first": timed(smallest),
