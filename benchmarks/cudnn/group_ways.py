@@ -21,7 +21,6 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -109,8 +108,8 @@ def answers(files: list[Path]) -> Iterator[tuple[Call, str]]:
 
 
 def _sizes(call: Call) -> Sizes:
-    shapes = (tuple(call[name]) for name in ("data", "weight", "output", "strides", "padding", "dilation"))
-    return Sizes(*shapes, call["groups"], call["dtype"], False, bool(call["last"]))
+    shapes = {name: tuple(call[name]) for name in ("data", "weight", "output", "strides", "padding", "dilation")}
+    return Sizes(**shapes, groups=call["groups"], dtype=call["dtype"], transposed=False, last=bool(call["last"]))
 
 
 def learn(files: list[Path], check: bool) -> None:
@@ -192,12 +191,13 @@ def main() -> int:
     labelling = commands.add_parser("label")
     labelling.add_argument("calibrations", type=Path, nargs="+")
     options = parser.parse_args()
-    run = {
-        "ask": partial(ask, *(getattr(options, name, None) for name in ("out", "seed", "count"))),
-        "learn": partial(learn, getattr(options, "files", []), getattr(options, "check", False)),
-        "label": lambda: [label(path) for path in options.calibrations],
-    }
-    run[options.command]()
+    if options.command == "ask":
+        ask(options.out, options.seed, options.count)
+    elif options.command == "learn":
+        learn(options.files, options.check)
+    else:
+        for path in options.calibrations:
+            label(path)
     return 0
 
 
