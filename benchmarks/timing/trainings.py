@@ -41,6 +41,7 @@ PACES = (0.7, 0.85, 1.15, 1.3, 1.5, 2.0, 3.0)
 PACE_STEP = 1.08
 """Ratio of paces between which a step's growth says what bounds it."""
 SHOWN_KERNELS = 40
+SHOWN_OPERATORS = 12
 PAGEABLE_COPY = "Memcpy HtoD (Pageable"
 """How a profiler names a copy of a batch from memory that is not pinned."""
 
@@ -122,7 +123,7 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
         "bound_by": found.bound_by,
         "launches": found.launches,
         "operators": {
-            name: round(seconds * 1e6, 1) for name, seconds in Counter(by_operator).most_common(SHOWN_KERNELS)
+            name: round(seconds * 1e6, 1) for name, seconds in Counter(by_operator).most_common(SHOWN_OPERATORS)
         },
     }
 
