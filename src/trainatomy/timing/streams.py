@@ -240,7 +240,7 @@ class _Timelines:
                 self.cpu = max(self.cpu, self._ends[awaited].end)
 
     def read(self, streams: Iterable[_Stream]) -> None:
-        """Let the CPU wait until these streams are done, which its caches do not outlast."""
+        """Let the CPU wait until these streams are done; its caches lose what the loop needs."""
         began = self.cpu
         self.wait_for(streams)
         if self.cpu > began:
