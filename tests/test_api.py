@@ -177,6 +177,16 @@ def test_a_batch_may_be_made_by_a_function_or_lie_on_meta(tagger: nn.Module, bat
     assert by_function.workload["train"] == {"per_device_train_batch_size": BATCH_SIZE}
 
 
+def test_a_batch_on_meta_has_tokens_of_every_vocabulary_and_masks_no_position() -> None:
+    from trainatomy.simulator.live import batches_of
+
+    whole, mask, sound = (torch.empty(2, 3, dtype=dtype, device="meta") for dtype in (torch.int64, torch.bool, None))
+    make, rows = batches_of({"ids": whole, "mask": mask, "sound": sound})
+    made = make(2)
+    assert rows == 2 and bool(made["mask"].all())
+    assert bool((made["ids"] == 1).all()) and not made["sound"].any()
+
+
 def test_a_model_of_transformers_needs_no_batch() -> None:
     from transformers import BertConfig, BertForSequenceClassification
 

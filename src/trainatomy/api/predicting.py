@@ -46,7 +46,8 @@ def predict(
     Args:
         what: A workload, or a live module, which is neither changed nor moved.
         batch: A mapping of tensors (on any device; only shapes, dtypes and the values of small integer tensors
-            matter), or a function of the batch size that returns one. A transformers model and a workload need none.
+            matter; on meta, whole numbers count as 1), or a function of the batch size that returns one. A transformers
+            model and a workload need none.
         optimizer: A name of ``TrainingArguments.optim``, an optimizer class, or a function of the model that returns
             an optimizer or several (several need ``loop="pytorch"``).
         gpu: The GPU to predict for.

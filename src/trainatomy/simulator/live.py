@@ -272,12 +272,19 @@ def _dtype(model: nn.Module) -> dict[str, str]:
 
 
 def _to_host(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a batch to the host: tensors with their values, empty ones for those on meta."""
+    """Copy a batch to the host, tensors with their values.
+
+    Those on meta have none.  Their whole numbers and bools are 1 here, a mask without padding and a token that every
+    vocabulary has; others are 0.
+    """
 
     def host(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return torch.empty_like(value, device="cpu") if value.is_meta else value.detach().cpu()
+        if value.is_meta:
+            is_whole = not (value.is_floating_point() or value.is_complex())
+            return torch.full_like(value, int(is_whole), device="cpu")
+        return value.detach().cpu()
 
     return {key: host(value) for key, value in batch.items()}
 
