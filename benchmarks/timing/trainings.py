@@ -84,11 +84,9 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     """Return the predicted times of a simulated training."""
     from recurrent_times import RECURRENT, recurrent_seconds
 
-    from trainatomy.prediction import time_of
+    from trainatomy.prediction import replayed_as, time_of
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
     from trainatomy.timing.launch import batch_bytes
-    from trainatomy.training.throughput import samples_per_step
-    from trainatomy.workload.loops import loop_of
 
     found = time_of(workload, simulation, driver_calls, None, paces=PACES)
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
@@ -105,8 +103,9 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
         by_operator[call.name] += seconds
     own, paced = sum(by_operator.values()), dict[str, float]()
     if recurrent := sum(seconds for name, seconds in by_operator.items() if RECURRENT in name):
-        replaying: dict[str, Any] = {"loop": loop_of(workload).cpu_costs, "driver_calls": driver_calls}
-        replaying |= {"collated": workload.data.factory is None, "samples": samples_per_step(workload)}
+        known = replayed_as(workload, simulation).items()
+        replaying = {name: value for name, value in known if name not in ("tf32", "links")}  # which the model has
+        replaying["driver_calls"] = driver_calls
         rest = own - recurrent
         own = rest + recurrent_seconds(operations, model, gpu, 1.0, **replaying)
         paced = {str(pace): rest + recurrent_seconds(operations, model, gpu, pace, **replaying) for pace in PACES}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
@@ -156,23 +156,31 @@ def timed_step(
 
     ``driver_calls`` are those of replaying its trace.
     """
-    from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.operation_times import timed_operations
+
+    return timed_operations(
+        simulation.operations,
+        workload.resolve_gpu(),
+        calibration=calibration,
+        driver_calls=driver_calls,
+        **replayed_as(workload, simulation),
+    )
+
+
+def replayed_as(workload: Workload, simulation: Simulation) -> dict[str, Any]:
+    """Return the keywords that say how a training's step is replayed, for all functions that replay it."""
+    from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.training.throughput import samples_per_step
     from trainatomy.workload.loops import loop_of
 
-    gpu = workload.resolve_gpu()
-    return timed_operations(
-        simulation.operations,
-        gpu,
-        loop=loop_of(workload).cpu_costs,
-        tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
-        calibration=calibration,
-        driver_calls=driver_calls,
-        links=workload.parallel.links(gpu),
-        samples=samples_per_step(workload),
-        collated=workload.data.factory is None,
-    )
+    return {
+        "loop": loop_of(workload).cpu_costs,
+        "tf32": tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
+        "links": workload.parallel.links(workload.resolve_gpu()),
+        "samples": samples_per_step(workload),
+        "collated": workload.data.factory is None,
+        "one_thread": workload.parallel.processes > 1,
+    }
 
 
 def rank_prediction_of(
@@ -231,25 +239,18 @@ def _time_of_step(
     paces: Sequence[float],
 ) -> Time:
     """Return the predicted time of a step of the training with these operations."""
-    from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.step import predict_step_time
-    from trainatomy.training.throughput import samples_per_step
-    from trainatomy.workload.loops import loop_of
 
     return predict_step_time(
         operations,
         workload.resolve_gpu(),
-        loop=loop_of(workload).cpu_costs,
-        tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
-        samples=samples_per_step(workload),
         tokens_per_sample=simulation.tokens_per_sample,
         calibration=calibration,
         driver_calls=driver_calls,
         current_software=emulated_software(workload).current,
-        links=workload.parallel.links(workload.resolve_gpu()),
         gpus=workload.parallel.world_size,
         data_parallel_size=workload.parallel.data_parallel_size,
         pipeline=pipeline,
         paces=paces,
-        collated=workload.data.factory is None,
+        **replayed_as(workload, simulation),
     )

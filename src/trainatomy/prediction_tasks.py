@@ -104,6 +104,7 @@ def _time_of(
         links=workload.parallel.links(workload.resolve_gpu()),
         gpus=workload.parallel.world_size,
         paces=paces,
+        one_thread=workload.parallel.processes > 1,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.hosts import reference_host
+from trainatomy.prediction import replayed_as
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.results.time import Time
 from trainatomy.results.trace import DriverCall
@@ -171,3 +173,20 @@ def test_each_sample_of_a_step_is_fetched(step: Operations) -> None:
     few, many = (predict_step_time(step, H200, samples=samples, **settings) for samples in (1, 10001))
     each = cpu_costs(reference_host().microseconds).sample["trainer"] * reference_host().quiet
     assert many.step_seconds - few.step_seconds == pytest.approx(10000 * each) and each > 1e-7
+
+
+@pytest.mark.parametrize(
+    ("parallel", "slow"), [({}, False), ({"gpus": 2, "strategy": "dp"}, False), ({"gpus": 2}, True)]
+)
+def test_large_tensors_of_the_cpu_are_worked_on_by_one_thread_where_several_processes_are(
+    parallel: dict[str, Any], *, slow: bool
+) -> None:
+    added = from_text("aten::add(hf32[5000000],hf32[5000000])->hf32[5000000]")
+    alone = Operations(calls=(added,), operations=(Operation(0, 0, "forward", "", 0, 1),))
+    workload = Workload.from_mapping({"gpu": "h200", "model": MODEL, "parallel": parallel})
+    known = replayed_as(workload, simulate(Workload.from_mapping({"gpu": "h200", "model": MODEL}), H200))
+    found = predict_step_time(alone, H200, tokens_per_sample=None, **known)
+    threads = predict_step_time(alone, H200, tokens_per_sample=None, **{**known, "one_thread": False})
+    costs, moved = cpu_costs(reference_host().microseconds), 60e6
+    more = moved * (costs.one_thread_byte - costs.host_byte) if slow else 0.0
+    assert found.step_seconds - threads.step_seconds == pytest.approx(more, abs=1e-6)

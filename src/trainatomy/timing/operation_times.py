@@ -28,6 +28,7 @@ def timed_operations(
     links: Links | None,
     samples: int,
     collated: bool,
+    one_thread: bool,
 ) -> tuple[tuple[TimedOperation, ...], float]:
     """Return the operations of a rank's step with their times, in launch order, and the step's duration.
 
@@ -66,5 +67,6 @@ def timed_operations(
         on_launch=note,
         samples=samples,
         collated=collated,
+        one_thread=one_thread,
     )
     return tuple(found), timeline.seconds

@@ -72,7 +72,9 @@ def stage_seconds(
     ``ranks`` is the number of ranks in the pipeline.
     """
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
-    timeline = replayed(operations, cost_model, gpu, loop, calibration, driver_calls, at_once=MESSAGES, pace=pace)
+    timeline = replayed(
+        operations, cost_model, gpu, loop, calibration, driver_calls, at_once=MESSAGES, pace=pace, one_thread=True
+    )
     begin, *ends = timeline.stage_seconds
     work = {
         (run.work.kind, run.work.stage // ranks, run.work.micro_batch): end - start

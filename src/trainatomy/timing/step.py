@@ -53,6 +53,7 @@ def predict_step_time(
     pipeline: Pipeline | None = None,
     paces: Sequence[float] = (),
     collated: bool = True,
+    one_thread: bool = False,
 ) -> Time:
     """Predict how long a step takes on one rank.
 
@@ -74,6 +75,7 @@ def predict_step_time(
         paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
         collated: Whether the loop makes batches of samples.  If not, a function returns them as they are, and the CPU
             only waits until they are copied.
+        one_thread: Whether operations on tensors of the CPU run on one thread, as in processes that torchrun starts.
     """
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
     host = _cpu_costs(calibration)[1]
@@ -90,6 +92,7 @@ def predict_step_time(
             pace=pace,
             collated=collated,
             samples=samples,
+            one_thread=one_thread,
         )
 
     timeline, bubble, slow_host = at_pace(1.0), 0.0, None
@@ -147,17 +150,18 @@ def replayed(
     on_launch: OnLaunch | None = None,
     collated: bool = True,
     samples: int = 0,
+    one_thread: bool = False,
 ) -> StepTimeline:
     """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long.
 
     Copies of batches also take longer beside a slower CPU.  Where the GPU would draw more power than it may, arithmetic
-    takes longer (``power.py``), except with ``at_once``.  ``on_launch``: see ``replay_streams``.  ``collated`` and
-    ``samples``: see ``predict_step_time``.
+    takes longer (``power.py``), except with ``at_once``.  ``on_launch``: see ``replay_streams``.  ``collated``,
+    ``samples`` and ``one_thread``: see ``predict_step_time``.
     """
     costs = _cpu_costs(calibration, pace)[0]
     if not collated:
         costs = not_collating(costs)
-    if cost_model.chip.links is not None:  # several processes
+    if one_thread:
         costs = by_one_thread(costs)
     slower_copies = pace ** reference_host().copy_exponent
     kernels = [
