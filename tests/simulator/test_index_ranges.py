@@ -58,5 +58,6 @@ def test_a_sequence_beyond_the_sines_of_a_ctrl_is_refused() -> None:
         return api.predict(Workload.from_mapping({**mapping, "train": {"per_device_train_batch_size": 1}}))
 
     assert predicted(256).memory.peak_allocated_bytes > 0
-    with pytest.raises(SimulationError, match="entry 256 of a dimension of 256"):
+    with pytest.raises(SimulationError, match="entry 256 of a dimension of 256") as refused:
         predicted(257)
+    assert "data.sequence_length" in str(refused.value) and "report a bug" not in str(refused.value)

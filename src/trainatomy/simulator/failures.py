@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainatomy.errors import SimulationError, TrainatomyError
+from trainatomy.simulator.index_ranges import OutOfRange
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.training.factory import has_users_frame
 
@@ -74,6 +75,11 @@ def _advice(
     if isinstance(error, ImportError):
         library = f" (pip install {error.name})" if error.name else ""
         return f"Install the library that is missing{library}."
+    if isinstance(error, OutOfRange):
+        return (
+            "A sequence may be longer than a table of positions (data.sequence_length), or a token or class outside of "
+            "those that the model has (model.config, data.factory)."
+        )
     if isinstance(error, (OverflowError, ZeroDivisionError)):
         return "A number of the workload is too large or too small for this computation."
     if not in_module and (stage == "optimizer" or any(_runs_optimizer(frame) for frame in frames)):

@@ -19,6 +19,10 @@ _MOST_CHECKED = 1 << 20
 """Elements of the largest tensor of indices that is looked at."""
 
 
+class OutOfRange(IndexError):
+    """An index that lies outside of the dimension that it indexes, on a GPU as well."""
+
+
 def check_range(name: str, args: tuple[Any, ...], values: Values) -> None:
     """Raise what a GPU would raise if an index lies outside of the dimension that it indexes.
 
@@ -28,7 +32,7 @@ def check_range(name: str, args: tuple[Any, ...], values: Values) -> None:
         values: Values that are known; indices without any are taken to be inside.
 
     Raises:
-        IndexError: An index lies outside; in our words.
+        OutOfRange: An index lies outside.
     """
     for size, indices, least in _indexed(name, args):
         found = values.of(indices) if indices.is_meta and 0 < indices.numel() <= _MOST_CHECKED else None
@@ -38,9 +42,9 @@ def check_range(name: str, args: tuple[Any, ...], values: Values) -> None:
         if low < least or high >= size:
             outside = high if high >= size else low
             plain = name.removeprefix("aten::")
-            raise IndexError(
+            raise OutOfRange(
                 f"{plain} reads entry {outside} of a dimension of {size}; a run on a GPU ends with 'device-side assert "
-                "triggered'.  A sequence may be longer than a table of positions, or a token outside of the vocabulary"
+                "triggered'"
             )
 
 
