@@ -1,16 +1,18 @@
 """Measure the trainings of ``trainings.yaml`` on this machine's GPU, those that are predicted as they are written now.
 
 ``python benchmarks/timing/measure_trainings.py --out FILE.jsonl [--gpu h100-sxm]
-[--parts kernels,steps] [--limit 160] [--seeds 35,34]``
+[--parts kernels,steps] [--rounds 3] [--limit 160] [--seeds 35,34]``
 
-Two forks of a process that has imported the libraries run all trainings, one after the other, but those that the file
+Forks of a process that has imported the libraries run all trainings, one after the other, but those that the file
 holds already:
 
 kernels   profiles two steps after the warm-up, without recording the CPU: the GPU's own time is the sum of the
           durations of kernels, copies and fills; the host's pace before and after them, on which it depends where a
           library's kernels run beside each other
 steps     times steps by CUDA events, without a synchronisation in between, and the host's pace before, between and
-          after them; no profiler runs in this process, because it slows later launches
+          after them; no profiler runs in this process, because it slows later launches.  Each round of them is a fork
+          of its own: a training's rounds are minutes apart, because what other machines take of a shared host
+          changes from one minute to the next
 
 Each result is a line at once.  Weights are made on the GPU, which saves seconds and changes no time of a step.
 """
@@ -153,20 +155,21 @@ def measured(row: grid.Row, part: str, work: Path) -> dict[str, Any]:
     return {**observer.result(), "peak_bytes": torch.cuda.max_memory_allocated()}
 
 
-def run_part(part: str, rows: list[grid.Row], out: Path, time_limit: float, work: Path) -> None:
-    """Measure one part of all trainings in this process, which initialises CUDA."""
+def run_part(part: str, number: int, rows: list[grid.Row], out: Path, time_limit: float, work: Path) -> None:
+    """Measure one part of all trainings in this process, which initialises CUDA: a numbered round of the steps."""
     import torch
 
     began = time.monotonic()
     torch.zeros(1, device="cuda")
-    done = {line["name"] for line in trainings.lines(out) if line["part"] == part}
+    own = {"part": part, "round": number} if part == "steps" else {"part": part}
+    done = {line["name"] for line in trainings.lines(out) if own.items() <= line.items()}
     for row in rows:
         if row.name in done:
             continue
         if time.monotonic() - began > time_limit:
             print(f"{row.name}: {part}: left out, out of time", flush=True)
             continue
-        line = {"name": row.name, "part": part, "gpu": torch.cuda.get_device_name()}
+        line = {"name": row.name, **own, "gpu": torch.cuda.get_device_name()}
         try:
             line |= measured(row, part, work)
         except Exception as error:
@@ -205,6 +208,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", default="kernels,steps")
+    parser.add_argument("--rounds", type=int, default=1, help="of the steps, each of all trainings")
     parser.add_argument("--limit", type=float, default=160, help="seconds after which no training starts")
     parser.add_argument("--names", default="", help="in the order in which they are measured (default: all)")
     parser.add_argument("--seeds", default="", help="draws, in their order: measures those that have no record yet")
@@ -215,9 +219,10 @@ def main() -> int:
     processes.preload_for_forks()
     chosen = waiting(options.names, options.seeds, options.gpu)
     ends = time.monotonic() + options.limit
-    for part in options.parts.split(","):
-        log = options.work / f"{part}.log"
-        todo = partial(run_part, part, chosen, options.out, ends - time.monotonic(), options.work)
+    rounds = {"kernels": 1, "steps": options.rounds}
+    for part, number in [(name, 1 + one) for name in options.parts.split(",") for one in range(rounds[name])]:
+        log = options.work / f"{part}-{number}.log"
+        todo = partial(run_part, part, number, chosen, options.out, ends - time.monotonic(), options.work)
         process = processes.fork_and_run(todo, log)
         while process.status() is None and time.monotonic() < ends + GRACE:
             time.sleep(0.05)

@@ -18,7 +18,7 @@ import json
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import log
@@ -193,47 +193,66 @@ def _probed(pace: dict[str, Any]) -> float:
     return HostPace(**pace).seconds
 
 
+def _gathered(measured: Sequence[dict[str, Any]], predicted: Container[str]) -> dict[str, dict[str, Any]]:
+    """Return what was measured of each training: its kernels, the rounds of its steps, and its visit's median pace."""
+    found: dict[str, dict[str, Any]] = defaultdict(lambda: {"rounds": []})
+    for visit in visits(measured):
+        valid = [line for line in visit if "error" not in line and line.get("name") in predicted]
+        for line in valid:
+            one = found[line["name"]]
+            if line["part"] == "steps":
+                one["rounds"] = [line] if line.get("round", 1) == 1 else [*one["rounds"], line]
+            else:
+                one["kernels"] = line
+        if paced := sorted((line["host_pace"] for line in valid if "host_pace" in line), key=_probed):
+            for line in valid:
+                found[line["name"]]["visit_pace"] = paced[len(paced) // 2]
+    return found
+
+
+def _undisturbed(rounds: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return the rounds in which the hypervisor took little of the processors' time; all of them, if it always did."""
+    from trainatomy.measurement.calibration.quiet import MOST_STOLEN
+
+    kept = [one for one in rounds if (one.get("host_pace", {}).get("stolen_share") or 0.0) <= MOST_STOLEN]
+    return kept or rounds
+
+
 def compared(measurements: Path, predictions: Path, quiet_us: float | None) -> Iterator[dict[str, Any]]:
     """Yield the errors of each training: the GPU's time at the pace beside its kernels, the step's at that beside it.
 
-    Where neither was probed, at the median pace of the visit to the machine.
+    Where neither was probed, at the median pace of the visit to the machine.  Of several rounds of steps, each at its
+    own pace, the error is their median; the step and its pace are those of the round nearest to it.
     """
     predicted = {line["name"]: line for line in lines(predictions)}
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for visit in visits(lines(measurements)):
-        beside: dict[str, dict[str, Any]] = defaultdict(dict)
-        for line in visit:
-            if "error" not in line and line.get("name") in predicted:
-                beside[line["name"]] |= line
-        paced = sorted((line["host_pace"] for line in beside.values() if "host_pace" in line), key=_probed)
-        for name, line in beside.items():
-            found[name] |= line
-            if "host_pace" not in line and paced:
-                found[name]["visit_pace"] = paced[len(paced) // 2]
-    paces = {
-        name: todays(HostPace(**(line.get("host_pace") or line["visit_pace"])))
-        for name, line in found.items()
-        if "host_pace" in line or "visit_pace" in line
-    }
-    quickest = quiet_us * 1e-6 if quiet_us else min((one.seconds for one in paces.values()), default=1.0)
+    gathered = _gathered(lines(measurements), predicted)
+    probed = [one["host_pace"] for found in gathered.values() for one in found["rounds"] if "host_pace" in one]
+    quickest = quiet_us * 1e-6 if quiet_us else min(map(_probed, probed), default=1.0)
 
-    def against(pace: HostPace, backward_share: float | None) -> float:
+    def against(recorded: dict[str, Any] | None, backward_share: float | None) -> float:
+        if recorded is None:
+            return 1.0
+        pace = todays(HostPace(**recorded))
         return pace.beside(pace.reference_seconds or quickest, backward_share)
 
-    for name, line in found.items():
-        ours = predicted[name]
+    for name, found in gathered.items():
+        ours, rounds, visit_pace = predicted[name], _undisturbed(found["rounds"]), found.get("visit_pace")
         one: dict[str, Any] = {"name": name, "bound": "host" if ours["bound_by"] == "host" else "GPU"}
         share = ours.get("backward_share")
-        pace = against(paces[name], share) if name in paces else 1.0
-        if "gpu_seconds" in line:
-            own, copied = own_seconds(line)
-            then = against(todays(HostPace(**line["kernels_pace"])), share) if line.get("kernels_pace") else pace
-            one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, then) / own - 1, "copied": copied}
-        if "step_seconds" in line:
-            step = line["step_seconds"]
-            one |= {"pace": pace, "step": step, "step_error": at_pace(ours, pace) / step - 1}
-            one["bound"] = bound_at(ours, pace)
-            one["quiet_error"] = ours["step_seconds"] / step - 1
+        paces = [against(line.get("host_pace", visit_pace), share) for line in rounds]
+        if "kernels" in found:
+            own, copied = own_seconds(found["kernels"])
+            beside_steps = rounds[-1].get("host_pace", visit_pace) if rounds else visit_pace
+            pace = against(found["kernels"].get("kernels_pace") or beside_steps, share)
+            one |= {"gpu": own, "gpu_error": gpu_at_pace(ours, pace) / own - 1, "copied": copied}
+        if rounds:
+            steps = [line["step_seconds"] for line in rounds]
+            errors = [at_pace(ours, pace) / step - 1 for pace, step in zip(paces, steps, strict=True)]
+            error = median(errors)
+            nearest = min(range(len(rounds)), key=lambda each: abs(errors[each] - error))
+            step, pace = steps[nearest], paces[nearest]
+            one |= {"pace": pace, "step": step, "step_error": error, "bound": bound_at(ours, pace)}
+            one |= {"quiet_error": ours["step_seconds"] / step - 1, "round_errors": errors}
         yield one
 
 

@@ -102,6 +102,37 @@ def test_both_parts_of_a_training_are_joined(trainings: Any, tmp_path: Path) -> 
     assert one["step_error"] == one["quiet_error"] == pytest.approx(-0.1)
 
 
+def _rounds(tmp_path: Path, *rounds: tuple[float, float, float]) -> tuple[Path, Path]:
+    """Write rounds of a step's seconds, the pace beside it and the share that the hypervisor took; 10 s are predicted."""
+    measured: list[dict[str, Any]] = [{"name": "a", "part": "kernels", "gpu_seconds": 1.0}]
+    for number, (seconds, pace, stolen) in enumerate(rounds, start=1):
+        probed = {"probe": "", "before_seconds": [pace], "reference_seconds": 1.0, "stolen_share": stolen}
+        measured.append({"name": "a", "part": "steps", "round": number, "step_seconds": seconds, "host_pace": probed})
+    predicted = {"gpu_seconds": 1.0, "copied_seconds": 0.0, "step_seconds": 10.0, "at_paces": {"3.0": 30.0}}
+    paths = tmp_path / "measured.jsonl", tmp_path / "predicted.jsonl"
+    paths[0].write_text("".join(json.dumps(line) + "\n" for line in measured), encoding="utf-8")
+    paths[1].write_text(json.dumps({"name": "a", "bound_by": "host", **predicted}) + "\n", encoding="utf-8")
+    return paths
+
+
+def test_the_error_of_a_step_is_the_median_of_its_rounds(trainings: Any, tmp_path: Path) -> None:
+    (one,) = trainings.compared(*_rounds(tmp_path, (40.0, 2.0, 0.0), (16.0, 2.0, 0.0), (10.0, 1.0, 0.0)), None)
+    assert one["round_errors"] == pytest.approx([-0.5, 0.25, 0.0])
+    assert one["step_error"] == pytest.approx(0.0)
+    assert (one["step"], one["pace"]) == (10.0, 1.0)
+
+
+def test_a_round_of_which_the_hypervisor_took_much_does_not_count(trainings: Any, tmp_path: Path) -> None:
+    (one,) = trainings.compared(*_rounds(tmp_path, (40.0, 2.0, 0.05), (16.0, 2.0, 0.01)), None)
+    assert one["round_errors"] == pytest.approx([0.25])
+
+
+def test_rounds_count_if_the_hypervisor_took_much_of_all(trainings: Any, tmp_path: Path) -> None:
+    (one,) = trainings.compared(*_rounds(tmp_path, (40.0, 2.0, 0.05), (16.0, 2.0, 0.1)), None)
+    assert one["round_errors"] == pytest.approx([-0.5, 0.25])
+    assert one["step_error"] == pytest.approx(-0.125)
+
+
 def test_copies_of_pageable_batches_are_not_the_gpus_own_time(trainings: Any) -> None:
     kernels = {"Memcpy HtoD (Pageable -> Device)": 3e5, "Memcpy DtoD (Device -> Device)": 1e5, "gemm": 6e5}
     assert trainings.own_seconds({"gpu_seconds": 1.0, "by_kernel": kernels}) == pytest.approx((0.7, 0.3))
