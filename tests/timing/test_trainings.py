@@ -103,7 +103,7 @@ def test_both_parts_of_a_training_are_joined(trainings: Any, tmp_path: Path) -> 
 
 
 def _rounds(tmp_path: Path, *rounds: tuple[float, float, float]) -> tuple[Path, Path]:
-    """Write rounds of a step's seconds, the pace beside it and the share that the hypervisor took; 10 s are predicted."""
+    """Write rounds: a step's seconds, the pace beside it, the share that the hypervisor took.  Predicted are 10 s."""
     measured: list[dict[str, Any]] = [{"name": "a", "part": "kernels", "gpu_seconds": 1.0}]
     for number, (seconds, pace, stolen) in enumerate(rounds, start=1):
         probed = {"probe": "", "before_seconds": [pace], "reference_seconds": 1.0, "stolen_share": stolen}
