@@ -144,6 +144,7 @@ def test_a_thread_of_autograd_has_a_cublas_handle_of_its_own() -> None:
         ("bitsandbytes::quantize_4bit", "library"),
         ("bitsandbytes::dequantize_4bit", "quantised"),
         ("bitsandbytes::gemm_4bit", "quantised"),
+        ("aten::new_empty_strided", "view"),
     ],
 )
 def test_launch_kinds(name: str, kind: str) -> None:

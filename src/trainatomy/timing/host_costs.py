@@ -15,6 +15,7 @@ class CPUCosts:
         graph: Launching one operation of each of ``launch.KINDS`` in a forward pass of a training.
         without_graph: The same in generation, evaluation and inference, as a share of ``graph``; see ``launch.OTHER``.
         recomputed: The same in recomputation in backward, calls of modules included, as a share of ``graph``.
+        looped: The same in a loop written in Python (``python_loops``), as a share of ``graph``, by kind; of others: 1.
         backward: The same in backward, and of adding up the gradients of a tensor (``launch.ACCUMULATION``), which
             autograd's engine does between its nodes.
         plain: The same outside of both.
@@ -58,6 +59,7 @@ class CPUCosts:
     graph: Mapping[str, float]
     without_graph: Mapping[str, float]
     recomputed: float
+    looped: Mapping[str, float]
     backward: Mapping[str, float]
     plain: Mapping[str, float]
     list_item: float
@@ -129,7 +131,7 @@ def cpu_costs(
         pace: What all of ``PARTS`` are multiplied by besides.
         recurrent_exponent: Power of the pace with which ``recurrent_launch`` grows.
     """
-    shares = {name: microseconds[name] for name in ("without_graph", "recomputed", "after_wait")}
+    shares = {name: microseconds[name] for name in ("without_graph", "recomputed", "looped", "after_wait")}
     costs = _scaled(microseconds, 1e-6) | shares
     for part, names in PARTS.items():
         factor = (factors or {}).get(part, 1.0) * pace

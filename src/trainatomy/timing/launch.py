@@ -18,6 +18,7 @@ from trainatomy.operators.registry import launch_kind
 from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operation, Operations
 from trainatomy.timing.host_costs import CPUCosts
+from trainatomy.timing.python_loops import in_python_loops
 
 LaunchContext = Literal["graph", "ungraphed", "backward", "plain"]
 KINDS = get_args(LaunchKind)
@@ -129,14 +130,15 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
         "backward": costs.backward,
         "plain": costs.plain,
     }
-    known: dict[tuple[int, str, bool, int, bool], float] = {}
-    for operation in operations.operations:
-        key = (operation.call, operation.phase, operation.stream < 0, operation.threads, operation.generated)
+    known: dict[tuple[int, str, bool, int, bool, bool], float] = {}
+    for operation, looped in zip(operations.operations, in_python_loops(operations), strict=True):
+        key = (operation.call, operation.phase, operation.stream < 0, operation.threads, operation.generated, looped)
         seconds = known.get(key)
         if seconds is None:
             call = operations.calls[operation.call]
             context, what = priced_launch(operation, call, graph=graph)
             seconds = tables[context][what] * (costs.recomputed if operation.phase == "recompute" else 1.0)
+            seconds *= costs.looped.get(what, 1.0) if looped and context == "graph" else 1.0
             seconds += between.get(operation.phase, 0.0)
             if call.name in _SHARDED_COLLECTIVES and operation.stream >= 0:  # those that run beside it are not FSDP's
                 seconds += costs.sharded_collective

@@ -7,7 +7,10 @@ from trainatomy.operators.table.family import family, row
 
 WITHOUT_KERNEL = family(
     Operator("", kernel=False),
-    row("empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize set lift_fresh detach"),
+    row("empty empty_like empty_strided empty_permuted new_empty resize set lift_fresh detach"),
+    # autograd's, for a gradient that is written in part; the costs of batch norms and of quantised layers contain their
+    # empty tensors, priced like pointwise operations
+    row("new_empty_strided", launch="view"),
     row("alias view _unsafe_view _reshape_alias expand t transpose permute select slice unsqueeze squeeze"),
     row("as_strided split split_with_sizes unbind chunk diagonal unfold view_as_real view_as_complex"),
     row("record_stream is_same_size is_pinned sym_size _version _has_compatible_shallow_copy_type item"),
