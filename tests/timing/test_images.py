@@ -367,3 +367,13 @@ def test_gradients_of_overlapping_windows_of_volumes_wait_for_each_other():
         return kernel_work(from_text(text), CHIP).seconds
 
     assert gradient(3, 1) > 5 * gradient(1, 0)
+
+
+def test_gradients_of_interpolation_are_near_those_that_enlarge_as_much_with_the_same_corners() -> None:
+    def features(side: int, aligned: bool) -> tuple[float, ...]:
+        text = f"aten::upsample_bilinear2d_backward(f32[6,20,224,224])->f32[6,20,{side},{side}];align_corners={aligned}"
+        return kernel_work(from_text(text), MODEL.chip).features
+
+    plain, wider, aligned = features(7, False), features(14, False), features(7, True)
+    assert [a - b for a, b in zip(plain, wider, strict=True)] == pytest.approx([0, 0, 2, 0], abs=0.01)
+    assert [a - b for a, b in zip(aligned, plain, strict=True)] == pytest.approx([0, 0, 0, 2], abs=0.01)

@@ -32,6 +32,8 @@ _CORNERS = {"0": 4, "1": 1, "2": 16}
 """Numbers of an image that a sample is made of, by the mode: bilinear, nearest, bicubic."""
 _THREADS, _WARP = 2048, 32
 """Threads that a multiprocessor holds, and those of a warp."""
+_ALIGNED = 2.0
+"""Distance between gradients with and without aligned corners, in the logarithm of their numbers."""
 _KINDS = {"bilinear2d": "linear", "trilinear3d": "volume", "bicubic2d": "cubic"}
 
 
@@ -58,7 +60,11 @@ def interpolated(call: Call, chip: Chip) -> KernelWork:
         seconds = max(way(kind, fine, coarse, last, chip, form), moving)
     order = "last" if last else "first"
     family = f"resampling.{kind}.{direction}.{8 * fine.itemsize}.{order}"
-    features = (log2(max(moved, 1) / chip.l2_bytes), log2(max(prod(fine.shape[:2]), 1)) / 2)
+    features: tuple[float, ...] = (log2(max(moved, 1) / chip.l2_bytes), log2(max(prod(fine.shape[:2]), 1)) / 2)
+    if backward:
+        # how many numbers share a place, and how many of them are of one warp, decide how their additions wait
+        aligned = number(call, "align_corners") == "True"
+        features = (*features, log2(max(fine.elements / max(coarse.elements, 1), 1)), _ALIGNED * aligned)
     launches = 2 if backward and kind != "nearest" else 1
     return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds)
 
