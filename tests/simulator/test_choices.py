@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from trainatomy.results.operations import CHOSEN_ROWS
 from trainatomy.simulator.process import SimulatedProcess
 
 TOKENS, CHOICES, EACH = 96, 8, 2
@@ -64,3 +65,19 @@ def test_an_equal_share_is_selected(
 def test_everything_is_selected_by_other_masks(noted: list[str], select: Callable[[], torch.Tensor]) -> None:
     assert len(select()) == TOKENS
     assert noted == ["aten::index"]
+
+
+def test_gradients_of_chosen_rows_say_so(process: SimulatedProcess) -> None:
+    """As in GptOss: biases are picked by sorted experts, tokens by where the sort found them."""
+    biases = torch.zeros(CHOICES, 64, device="cuda", requires_grad=True)
+    tokens = torch.randn(TOKENS, 64, device="cuda", requires_grad=True)
+    others = torch.zeros(CHOICES, 64, device="cuda", requires_grad=True)
+    experts = scores().topk(EACH).indices.reshape(-1)
+    order = experts.argsort()
+    known = torch.arange(TOKENS * EACH).remainder(CHOICES).to("cuda")
+    operations = process.recorder.operations
+    operations.start(1)
+    (biases[experts[order]] + tokens[order // EACH] + others[known]).sum().backward()
+    calls = [call for call in operations.operations.calls if call.name.startswith("aten::index_put")]
+    found = sorted((call.inputs[0].shape[0], CHOSEN_ROWS in call.numbers) for call in calls)
+    assert found == [(CHOICES, False), (CHOICES, True), (TOKENS, False)]

@@ -25,7 +25,8 @@ def all_at_once() -> dict[str, list[tuple]]:
         work = kernel_work(point.call, CHIP._replace(tf32=point.tf32, cudnn_tf32=True))
         if not work.launches:
             continue
-        ratio = log(point_microseconds(point) * 1e-6 / physical_seconds(work, CHIP))
+        own = point_microseconds(point) * 1e-6 - work.beside
+        ratio = log(own / physical_seconds(work, CHIP))
         names = work.family.split(".")
         for length in range(len(names), 0, -1):
             found[".".join(names[:length])].append((work.features, ratio, point.kernels))

@@ -32,6 +32,38 @@ def test_a_1x1_convolution_is_a_product():
     assert with_step > plain  # a quarter of the work, and images to rewrite
 
 
+@pytest.mark.parametrize(
+    ("images", "channels", "results", "forward", "backward"),
+    [(30, 896, 112, 7.84, 13.09), (30, 56, 224, 5.09, 12.38), (9, 72, 24, 5.09, 7.75), (30, 224, 2016, 7.23, 20.77)],
+)
+def test_images_of_one_place_are_small_products(images, channels, results, forward, backward):
+    """Measured in a RegNet and a MobileNetV3 in TF32 on an H100 (``records/further-calls-h100-sxm.jsonl.gz``)."""
+    x, weight = f"f32[{images},{channels},1,1]", f"f32[{results},{channels},1,1]"
+    out, bias = f"f32[{images},{results},1,1]", f"f32[{results}]"
+    model = cost_model_of(find_gpu("h100-sxm"), tf32=True)
+    for text, measured in (
+        (f"aten::convolution({x},{weight},{bias})->{out}", forward),
+        (f"aten::convolution_backward({out},{x},{weight})->{x},{weight},{bias}", backward),
+    ):
+        call = from_text(text)
+        work = kernel_work(call, model.chip)
+        assert work.family.split(".")[2:] == ["place", "tf32"]
+        assert work.seconds == pytest.approx(measured * 1e-6, rel=0.3)
+        assert kernel_cost(call, model).seconds == pytest.approx(measured * 1e-6, rel=0.1)
+
+
+def test_unaligned_channels_and_more_places_are_not_of_one_place():
+    for x, weight, out in (
+        ("f32[30,96,1,1]", "f32[6,96,1,1]", "f32[30,6,1,1]"),
+        ("f16[30,96,1,1]", "f16[24,96,1,1]", "f16[30,24,1,1]"),
+        ("f32[30,96,2,2]", "f32[24,96,1,1]", "f32[30,24,2,2]"),
+        ("f32[30,96,1,1]", "f32[24,96,3,3]", "f32[30,24,1,1]"),
+    ):
+        assert ".place." not in kernel_work(from_text(f"aten::convolution({x},{weight})->{out}"), CHIP).family
+    huge = from_text("aten::convolution(f32[65536,2048,1,1],f32[2048,2048,1,1])->f32[65536,2048,1,1]")
+    assert kernel_work(huge, CHIP).seconds > 1e-3  # its arithmetic
+
+
 def test_few_channels_are_far_from_the_peak():
     """The first layer of a vision transformer: 14.8 GFLOP, which tensor cores would compute in 20 us."""
     text = "aten::convolution(f16[64,3,224,224],f16[768,3,16,16],f16[768])->f16[64,768,14,14];stride=[16, 16]"

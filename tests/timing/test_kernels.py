@@ -289,6 +289,46 @@ def test_values_added_by_pairs_of_indices_take_a_warp_each():
     assert kernel_work(from_text(call), H200.chip).family == "table.index_put_"
 
 
+def test_an_index_that_occurs_often_is_added_one_after_the_other():
+    few_rows = "aten::index_put(f32[80,64],i64[28363],f32[28363,64])->f32[80,64];accumulate=True"
+    measured = (218 * 310) ** 0.5  # in the cache or not; a held-out call, from which the time of a repetition is
+    assert seconds(few_rows) == pytest.approx(measured * 1e-6, rel=0.05)
+    narrow = few_rows.replace(",64]", ",32]")  # all of an index are added before the row is written
+    assert kernel_work(from_text(narrow), H200.chip).beside == 0
+    many_rows = few_rows.replace("f32[80,", "f32[28363,")
+    assert kernel_work(from_text(many_rows), H200.chip).beside == 0
+
+
+def test_untrained_routers_choose_some_experts_more_often():
+    bias = "aten::index_put_(f32[8,1536]!,i64[2000],f32[2000,1536])->f32[8,1536]@0;accumulate=True"
+    random, chosen, same = (
+        kernel_work(from_text(text), H200.chip).beside
+        for text in (bias, f"{bias};chosen_rows=True", f"{bias};same_row=True")
+    )
+    assert 5.2e-7 * 230 < random < 5.2e-7 * 300  # 250 of each on average
+    assert chosen == pytest.approx(5.2e-7 * 2000 / 16**0.5, rel=0.05)
+    assert same == pytest.approx(5.2e-7 * 2000, rel=0.05)
+
+
+def test_partial_sums_of_one_row_are_added_one_after_the_other_or_atomically():
+    call = "aten::embedding_dense_backward(f32[5760,{width}],i64[5760])->f32[{rows},{width}];same_row=True"
+
+    def turns(rows: int, width: int) -> float:
+        return kernel_work(from_text(call.format(rows=rows, width=width)), H200.chip).beside / 575
+
+    assert turns(1024, 32) == turns(256, 32) == pytest.approx(5.6e-8)  # 33 of 115 us in a MarkupLM on both GPUs
+    assert turns(512, 768) == turns(512, 32) == turns(1024, 32)  # more than 4 blocks for each partial sum
+    assert turns(2, 768) == turns(1, 32) == pytest.approx(1.4e-8)  # few blocks, many partial sums: atomically
+    bags = "aten::_embedding_bag_backward(f32[8192,64],i64[40960],i64[8192],i64[40960],i64[8192],i64[0])->f32[2,64]"
+    assert kernel_work(from_text(f"{bags};mode=0"), H200.chip).beside > 5e-8 * 2000  # bags: never atomically
+
+
+def test_tokens_of_one_row_hit_one_row():
+    call = "aten::embedding_dense_backward(f32[6000,1024],i64[6000])->f32[30000,1024]"
+    work, same = (kernel_work(from_text(text), H200.chip) for text in (call, f"{call};same_row=True"))
+    assert same.seconds < work.seconds - 50e-6 and same.beside > 30e-6 > work.beside
+
+
 def test_expanded_indices_and_losses_per_position():
     chip = H200.chip
     whole = kernel_work(from_text("aten::gather(bf16[4096,64],i64[4096,64])->bf16[4096,64]"), chip)

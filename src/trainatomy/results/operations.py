@@ -60,6 +60,8 @@ class Array(NamedTuple):
 
 SAME_ROW = ("same_row", "True")
 """Among a call's numbers: all its indices are the same, so that it adds to one row of a table."""
+CHOSEN_ROWS = ("chosen_rows", "True")
+"""Among a call's numbers: the network chose its indices, as a router does, so that some occur far more often."""
 
 
 class Call(NamedTuple):

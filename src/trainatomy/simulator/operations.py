@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from trainatomy.results.operations import SAME_ROW, Call, Operation, Operations
+from trainatomy.results.operations import Call, Operation, Operations
 from trainatomy.results.pipeline import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
@@ -228,7 +228,7 @@ class OperationWriter:
         event: int,
         in_place: bool,
         *,
-        same_row: bool = False,
+        rows: tuple[str, str] | None = None,
     ) -> None:
         """Write an operation that ran.  Call with torch functions disabled.
 
@@ -239,7 +239,7 @@ class OperationWriter:
             result: Its result.
             event: Number of events of the allocation trace before it.
             in_place: True if a GPU writes the result into the first argument.
-            same_row: True if all its indices are the same.
+            rows: What is known of the rows that it adds to, ``SAME_ROW`` or ``CHOSEN_ROWS``.
         """
         if self.whole or func.namespace == "profiler" or (self._skips_placeholder and self._is_placeholder(func)):
             return
@@ -248,12 +248,12 @@ class OperationWriter:
         named = tuple([(name, numbers.key(value)) for name, value in kwargs.items()]) if kwargs else ()
         before = len(numbers.storages)
         outputs = numbers.key(result)
-        key = (func, positional, named, outputs, in_place, same_row)
+        key = (func, positional, named, outputs, in_place, rows)
         index = self._indices.get(key)
         if index is None:
             no_new = len(numbers.storages) == before
             call = call_of(func, args, kwargs, result, key[1:4], in_place, no_new)
-            index = self._add_call(key, call._replace(numbers=(*call.numbers, SAME_ROW)) if same_row else call)
+            index = self._add_call(key, call._replace(numbers=(*call.numbers, rows)) if rows else call)
         self._append(index, event, outputs, numbers)
 
     def write_one(

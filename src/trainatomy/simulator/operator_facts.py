@@ -59,6 +59,9 @@ class OperatorFacts:
 _RESIZES = frozenset({"aten::resize_", "aten::resize_as_"})
 _KERNELS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 """Names of the keys under which PyTorch registers kernels for all devices (torchgen/model.py, ``DispatchKey``)."""
+_ADDS_ROWS = frozenset(
+    {"aten::embedding_dense_backward", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+)
 
 
 def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
@@ -76,7 +79,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         chooses=name in CHOOSES and any(argument.name in ("dim", "num_samples") for argument in func._schema.arguments),
         is_functional=not func._schema.is_mutable and name not in LIKE_FACTORIES,
         loads=row is not None and bool(row.loads or row.workspaces),
-        adds_rows=name == "aten::embedding_dense_backward",
+        adds_rows=name in _ADDS_ROWS,
         composite=_has_kernel(func, "CompositeImplicitAutograd"),
         may_be_sparse=name in SPARSE,
         resizes=name in _RESIZES or any(argument.is_out for argument in func._schema.arguments),

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
 from trainatomy.operators.allocation.workspaces import product_of
 from trainatomy.operators.registry import libraries_of
+from trainatomy.results.operations import CHOSEN_ROWS, SAME_ROW
 from trainatomy.results.plan import GroupUse
 from trainatomy.simulator.argument_types import check_types
 from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads, dimension_of_choice
@@ -174,9 +175,18 @@ class Recorder(TraceWriter, TorchDispatchMode):
                 if outputs:
                     self._note_results(facts, func, args, kwargs, outputs, adds)
                 if self.operations.recording:
-                    same = facts.adds_rows and self.values.is_uniform(args[1])
-                    self.operations.write(func, args, kwargs, result, event, self._taken_over, same_row=same)
+                    rows = self._rows(args) if facts.adds_rows else None
+                    self.operations.write(func, args, kwargs, result, event, self._taken_over, rows=rows)
         return result
+
+    def _rows(self, args: tuple[Any, ...]) -> tuple[str, str] | None:
+        """Return what is known of the rows to which ``embedding_dense_backward`` or ``index_put`` adds."""
+        if isinstance(args[1], torch.Tensor):
+            return SAME_ROW if self.values.is_uniform(args[1]) else None
+        accumulates = len(args) > 3 and bool(args[3])
+        if not accumulates or len(args[1]) != 1 or args[1][0] is None:
+            return None
+        return CHOSEN_ROWS if self.values.are_choices(args[1][0], args[0].shape[0]) else None
 
     def _run_kernel(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a kernel that calls other operators, which are recorded in its place."""

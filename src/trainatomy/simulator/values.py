@@ -91,6 +91,7 @@ class Values:
 
     def __init__(self) -> None:
         self.deciding: set[Origin] = set()
+        self._choices: set[int] = set()
         self._generator = torch.Generator(device="cpu").manual_seed(0)
         self._known: dict[int, dict[_View, torch.Tensor | _LazyValue]] = {}
         self._lazy: weakref.WeakSet[_LazyValue] = weakref.WeakSet()
@@ -124,6 +125,7 @@ class Values:
         """
         if self._entry(scores) is not None or picked.numel() > _MAX_KNOWN_ELEMENTS:
             return
+        self._choices.add(scores.shape[dim])
 
         def spread() -> list[torch.Tensor]:
             kept = picked_shape if len(picked_shape) == dims else [*picked_shape[:dim], 1, *picked_shape[dim:]]
@@ -145,6 +147,11 @@ class Values:
         """Return whether all values of a tensor are known to be the same."""
         value = self.of(tensor)
         return value is not None and value.numel() > 0 and bool((value == value.flatten()[0]).all())
+
+    def are_choices(self, tensor: torch.Tensor, rows: int) -> bool:
+        """Return whether a tensor says which of as many rows were picked by unknown scores, in whatever order."""
+        entry = self._entry(tensor)
+        return isinstance(entry, _LazyValue) and "choice" in entry.origins and rows in self._choices
 
     def unknown(self, tensor: torch.Tensor) -> bool:
         """Return whether no value of the storage of a strided meta tensor is known."""

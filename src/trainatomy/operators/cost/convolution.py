@@ -7,7 +7,8 @@ inputs of an output] x [inputs of an output, channels] in forward, and the two t
 Other kernels, by traces of an H200 (cuDNN 9.19): unless the convolution is 1 x 1 with stride 1, operands in
 channels-first order are rewritten to channels-last and the result back, in tiles of 32 x 32; a bias is added, or
 summed, by kernels of PyTorch; images of few channels are gathered element by element, far below the rate of tensor
-cores. Depthwise convolutions are in ``depthwise.py``, those whose groups take turns in ``turns.py``.
+cores. Depthwise convolutions are in ``depthwise.py``, those whose groups take turns in ``turns.py``, images of one
+place in ``one_place.py``.
 Constants: ``catalog/efficiency.yaml``.
 """
 
@@ -22,6 +23,7 @@ from trainatomy.operators.cost.depthwise import depthwise, kind_of, kind_of_weig
 from trainatomy.operators.cost.elementwise import reordering_seconds
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to, whole_numbers
 from trainatomy.operators.cost.matmul import product
+from trainatomy.operators.cost.one_place import is_of_one_place, least_seconds, one_place_seconds
 from trainatomy.operators.cost.turns import kind_of_turns, turns_seconds
 from trainatomy.operators.cost.ways import FORWARD, INPUT, TOGETHER, WEIGHT, in_turn_seconds, ways_of
 from trainatomy.results.operations import Array, Call
@@ -79,7 +81,8 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     rate = "fp32" if deep else chip.precision(x.dtype, chip.cudnn_tf32)
     ways = ways_of(call, (out, x, weight), groups, _kinds(mask, backward))
     in_turn = set(ways) != {TOGETHER}
-    kind = "depthwise" if deep else "spatial" if in_turn else _kind(call, weight)
+    one = is_of_one_place(out, x, weight, groups)
+    kind = "depthwise" if deep else "spatial" if in_turn else "place" if one else _kind(call, weight)
     precision = "half" if x.dtype in HALVES else rate
     seconds = launches = 0.0
     turns = kind_of_turns(call, (out, x, weight), groups, precision)
@@ -87,6 +90,9 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
         share = times / 2 if backward else 1.0
         seconds = turns_seconds(chip, call, (out, x, weight), groups, turns) * share
         launches = _KERNELS_OF_GROUP * groups * max(times, 1)
+    elif one:
+        transposed = number(call, "transposed") == "True"
+        seconds, launches = one_place_seconds(x, weight, mask, backward=backward, transposed=transposed)
     elif deep:
         seconds, launches = depthwise(chip, call, (out, x, weight), mask, backward), max(sum(mask[:2]), 1)
     else:
@@ -100,7 +106,8 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
             seconds, launches = seconds + more, launches + kernels
     copied = [tensor for tensor in ((x, out) if backward else (x,)) if not is_last(tensor) and _is_reordered(tensor)]
     beside, launches = sum((reordering_seconds(chip, tensor) for tensor in copied), 0.0), launches + len(copied)
-    if mask[2] and not (deep and not backward and kind_of(call, x, weight) == "own"):  # which adds it itself
+    adds_bias = one or (deep and not backward and kind_of(call, x, weight) == "own")
+    if mask[2] and not adds_bias:
         seconds, launches = seconds + _bias_seconds(chip, out, backward), launches + 1
     way, form = "backward" if backward else "forward", _form(call, x, weight, groups, turns, ways, deep=deep)
     form = f"{form} stem" if kind == "few" and backward and not mask[0] else form
@@ -108,6 +115,8 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     if turns in ("direct", "engine"):  # of which there are too few to compare others with
         family = f"strided groups.{turns}"
     moved = (out.bytes + x.bytes + weight.bytes) * max(times, 1)
+    if one:
+        family, seconds = f"convolution.{way}.{kind}.{precision}", max(seconds, least_seconds(chip, flop, rate, moved))
     sizes = (_SIZE_WEIGHT * log2(max(size, 1)) for size in (flop, moved))
     features = (*sizes, log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")

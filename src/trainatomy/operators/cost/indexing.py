@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, expm1, hypot, log2, prod
+from math import ceil, expm1, hypot, log, log2, prod, sqrt
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
@@ -18,7 +18,7 @@ from trainatomy.operators.cost.kernel import (
     passes_to,
 )
 from trainatomy.operators.traffic import in_memory, traffic
-from trainatomy.results.operations import SAME_ROW, Array, Call
+from trainatomy.results.operations import CHOSEN_ROWS, SAME_ROW, Array, Call
 
 _SMALL_EMBEDDING = 3072
 """Most tokens for which embedding's backward is one kernel without a sort (aten/src/ATen/native/cuda/Embedding.cu)."""
@@ -36,6 +36,13 @@ _WARP, _SUM_BYTES = 32, 4
 """Threads of a warp, each of which adds up a number of a row; bytes of its sum."""
 _SECTOR_BYTES = 64
 """Traffic of writing one element of a row."""
+_BLOCK_THREADS = 1024
+"""Most threads of a block."""
+_PARTIAL_ROWS = 10
+"""Tokens of a row that embedding's backward adds into one partial sum (``NROWS_PER_THREAD``)."""
+_FUSED_BLOCKS, _FUSED_SHARE = 4, 4
+"""Partial sums are added atomically below as many blocks per multiprocessor (``MAX_ATOMIC_ACCUM_BLOCKS_PER_SM``), and
+where there are more than as many of them for each block."""
 
 
 def embedding(call: Call, chip: Chip) -> KernelWork:
@@ -96,13 +103,14 @@ def _sorted_rows(call: Call, chip: Chip, tokens: int, bags: str) -> KernelWork:
     """Return the work of sorting tokens and adding a gradient for each of them to the table.
 
     Tokens of the same row are added by the same threads, so that distinct rows bound it: as many as random tokens hit.
+    Besides, one thread goes through the partial sums of a row, see ``_in_turn``.
     """
     form, table = _form(), call.outputs[0]
     entries, width = max(table.shape[0], 1), table.shape[-1]
     moved = table.bytes + 2 * tokens * width * table.itemsize
     passes = passes_to(call, moved, "zeros of the table, and a row for each index")
     one_tile = tokens <= form["one_tile"]
-    hit = entries * -expm1(-tokens / entries)
+    hit = 1.0 if SAME_ROW in call.numbers else entries * -expm1(-tokens / entries)
     warps = hit * ceil(width / _WARP)
     adding = (hit * form["segment_seconds"] + warps * form["segment_warp_seconds"]) / chip.multiprocessors
     adding += warps * _WARP * _SUM_BYTES / (chip.bandwidth * form["segment_bandwidth"])
@@ -113,7 +121,32 @@ def _sorted_rows(call: Call, chip: Chip, tokens: int, bags: str) -> KernelWork:
     family = f"table.embedding_backward.{'tile' if one_tile else 'sorted'}{bags}"
     features = (log2(max(tokens, 1)), log2(entries) / 2, log2(width) / 2)
     launches = 12 if one_tile else 31
-    return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds, passes=passes)
+    beside = _in_turn(call, chip, tokens, is_bag=bool(bags))
+    return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds, passes=passes, beside=beside)
+
+
+def _in_turn(call: Call, chip: Chip, tokens: int, *, is_bag: bool) -> float:
+    """Return how long a thread goes from one partial sum of ten tokens to the next, for the row with the most tokens.
+
+    It notes where each of them begins, and adds them up (``sum_and_scatter``) unless there are few blocks for many
+    partial sums: then threads add theirs atomically, and another kernel notes the row of each
+    (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu, ``use_fused_kernel``, as of torch 2.11).
+    """
+    turns, table = _form()["partial_sums"], call.outputs[0]
+    entries, width = max(table.shape[0], 1), table.shape[-1]
+    fullest = tokens if SAME_ROW in call.numbers else _most_of_one_row(tokens, entries)
+    rows, warped = min(tokens, entries), ceil(width / _WARP) * _WARP
+    blocks = ceil(rows * warped / min(warped, _BLOCK_THREADS))
+    fused = not is_bag and blocks < _FUSED_BLOCKS * chip.multiprocessors
+    fused = fused and tokens // _PARTIAL_ROWS + rows > _FUSED_SHARE * blocks
+    further = max(ceil(fullest / _PARTIAL_ROWS) - 1, 0)
+    return float(further * (turns["noted_seconds"] + turns["noted_seconds" if fused else "added_seconds"]))
+
+
+def _most_of_one_row(indices: float, rows: int) -> float:
+    """Return how many of random indices fall on the row that has the most of them."""
+    mean = indices / rows
+    return min(indices, mean + sqrt(2 * mean * log(rows)))
 
 
 def embedding_bag(call: Call, chip: Chip) -> KernelWork:
@@ -212,14 +245,17 @@ def scattered(call: Call, chip: Chip) -> KernelWork:
     if number(call, "accumulate") != "True":
         return memory_bound(family, chip, call, launches=launches, passes=passes)
     work = memory_bound("table.accumulated", chip, call, launches=launches + 20, passes=passes)
-    return work._replace(seconds=_accumulated_seconds(chip, call) + copied / (chip.bandwidth * 0.9))
+    seconds, beside = _accumulated_seconds(chip, call)
+    return work._replace(seconds=seconds + copied / (chip.bandwidth * 0.9), beside=beside)
 
 
-def _accumulated_seconds(chip: Chip, call: Call) -> float:
-    """Return the time of adding values where indices may repeat.
+def _accumulated_seconds(chip: Chip, call: Call) -> tuple[float, float]:
+    """Return the time of adding values where indices may repeat, and how much longer the row with the most takes.
 
     The positions are computed and sorted; then a warp takes each of them, for 128 neighbouring numbers, and again for
     each row before the indexed dimensions (``index_put_with_sort_kernel`` in aten/src/ATen/native/cuda/Indexing.cu).
+    Where the same index occurs again, the warp reads, adds and writes the row once more (``indexing_backward_kernel``);
+    of at most 32 numbers it adds all of them before it writes.
     """
     form, target = _form()["accumulated"], call.inputs[0]
     indices = [array for array in call.inputs[1:-1] if array.dtype.startswith("int")]
@@ -235,7 +271,21 @@ def _accumulated_seconds(chip: Chip, call: Call) -> float:
     values = max(call.inputs[-1].elements, before * positions)
     tasks = before * positions * ceil(values / (before * max(positions, 1)) / 128)
     sorting = form["one_tile_seconds"] if positions <= _form()["one_tile"] else form["sort_seconds"]
-    return float(sorting + tasks * form["task_seconds"] / chip.multiprocessors)
+    adding = tasks * form["task_seconds"] / chip.multiprocessors
+    width = values // (before * max(positions, 1))
+    in_turn = 0.0
+    if width > _WARP:
+        rows = max(target.elements // max(before * width, 1), 1)
+        in_turn = _repeats(call, positions, rows) * form["repeat_seconds"]
+    return float(sorting + adding), max(0.0, float(in_turn - adding))
+
+
+def _repeats(call: Call, positions: int, rows: int) -> float:
+    """Return how often the index that occurs most often does: of random ones, or of what an untrained router chose."""
+    if SAME_ROW in call.numbers:
+        return positions
+    most = _most_of_one_row(positions, rows)
+    return max(most, positions / sqrt(2 * rows)) if CHOSEN_ROWS in call.numbers else most
 
 
 def part_of_zeros(call: Call, chip: Chip) -> KernelWork:
