@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from trainatomy.results.operations import CHOSEN_ROWS
+from trainatomy.results.operations import CHOSEN_ROWS, SAME_ROW
 from trainatomy.simulator.process import SimulatedProcess
 
 TOKENS, CHOICES, EACH = 96, 8, 2
@@ -81,3 +81,14 @@ def test_gradients_of_chosen_rows_say_so(process: SimulatedProcess) -> None:
     calls = [call for call in operations.operations.calls if call.name.startswith("aten::index_put")]
     found = sorted((call.inputs[0].shape[0], CHOSEN_ROWS in call.numbers) for call in calls)
     assert found == [(CHOICES, False), (CHOICES, True), (TOKENS, False)]
+
+
+def test_gradients_of_one_row_say_so(process: SimulatedProcess) -> None:
+    biases = torch.zeros(CHOICES, 64, device="cuda", requires_grad=True)
+    same, single, apart = (torch.tensor(rows).to("cuda") for rows in ([3] * TOKENS, [3], [3, 4, 3]))
+    operations = process.recorder.operations
+    operations.start(1)
+    for rows in (same, single, apart):
+        biases[rows].sum().backward()
+    calls = [call for call in operations.operations.calls if call.name.startswith("aten::index_put")]
+    assert [SAME_ROW in call.numbers for call in calls] == [True, False, False]

@@ -186,7 +186,10 @@ class Recorder(TraceWriter, TorchDispatchMode):
         accumulates = len(args) > 3 and bool(args[3])
         if not accumulates or len(args[1]) != 1 or args[1][0] is None:
             return None
-        return CHOSEN_ROWS if self.values.are_choices(args[1][0], args[0].shape[0]) else None
+        indices = args[1][0]
+        if indices.numel() > 1 and self.values.is_uniform(indices):
+            return SAME_ROW
+        return CHOSEN_ROWS if self.values.are_choices(indices, args[0].shape[0]) else None
 
     def _run_kernel(self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a kernel that calls other operators, which are recorded in its place."""
