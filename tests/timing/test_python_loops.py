@@ -42,8 +42,12 @@ def test_layers_of_a_model_are_no_loop() -> None:
     assert not any(in_python_loops(_launched([0, 1, 2] * LEAST_TURNS, modules=modules)))
 
 
-def test_long_turns_are_no_loop() -> None:
-    assert not any(in_python_loops(_launched([3, *([1] * LONGEST_TURN)] * LEAST_TURNS))[:1])
+@pytest.mark.parametrize(("operations", "looped"), [(LONGEST_TURN, True), (LONGEST_TURN + 1, False)])
+def test_long_turns_are_no_loop(operations: int, looped: bool) -> None:
+    rows = [Array((size,), (1,), "float32", 4, 0) for size in range(1, operations + 1)]
+    calls = [Call("aten::mul", (row, row), (row,)) for row in rows]
+    launched = [Operation(place, place % operations, "forward", "", 0, 1) for place in range(operations * LEAST_TURNS)]
+    assert in_python_loops(Operations(calls=calls, operations=launched)) == [looped] * len(launched)
 
 
 def test_a_backward_pass_has_no_loops() -> None:
