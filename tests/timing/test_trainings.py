@@ -16,7 +16,7 @@ from trainatomy.timing.chips import chip_of
 from trainatomy.workload.schema import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
-LATEST_SEEDS = ("-32", "-33", "-34", "-35", "-36", "-37", "-38", "-39", "-40", "-41", "-42", "-43")
+LATEST_SEEDS = ("-32", "-33", "-34", "-35", "-36", "-37", "-38", "-39", "-40", "-41", "-42", "-43", "-44")
 """Draws of which rows that earlier draws have are left out."""
 
 
@@ -169,6 +169,7 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
         ("-41", drawing.drawn(41, 10, sets["usual"])),
         ("-42", _of_all_kinds(drawing, sets, 42, usual=34, wide=5, networks=0, others=30)),
         ("-43", drawing.drawn(43, 10, sets["usual"])),
+        ("-44", _of_all_kinds(drawing, sets, 44, usual=36, wide=5, networks=0, others=34)),
     ):
         before = [row for name, row in rows.items() if not name.endswith(LATEST_SEEDS) or name[-3:] < seed]
         drawn |= {name: row for name, row in latest.items() if row not in before}
