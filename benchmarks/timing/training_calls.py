@@ -59,8 +59,12 @@ class RecordedStep(Silent):
             self._recording.enter_context(profiled(self.events))
             self._recording.enter_context(self.recorder)
         elif step > self.first:
-            self._recording.close()
+            self.close()
             raise EnoughSteps
+
+    def close(self) -> None:
+        """End the recording, also of a step that failed: what comes next must not be recorded."""
+        self._recording.close()
 
     def lines(self) -> list[dict[str, Any]]:
         """Return a line for each distinct call with kernels: runs, their mean time, and kernels."""
@@ -99,8 +103,11 @@ def _recorded(row: grid.Row) -> list[dict[str, Any]]:
     else:
         with torch.device("cuda"):
             model = build_model(workload)
-    with suppress(EnoughSteps):
-        run(workload, model, device="cuda", steps=100, observer=observer)
+    try:
+        with suppress(EnoughSteps):
+            run(workload, model, device="cuda", steps=100, observer=observer)
+    finally:
+        observer.close()
     return observer.lines()
 
 
