@@ -1,6 +1,6 @@
 """Measure on a GPU what each kernel of a recurrent network is for, how long it takes and how many run beside it.
 
-python benchmarks/timing/recurrent_timelines.py --out FILE [--limit 65]
+python benchmarks/timing/recurrent_timelines.py --out FILE [--limit 65] [--begin 71] [--groups misaligned,usual]
 
 A line for each drawn network: its passes in the second of two steps of a small training, and the same passes behind
 work that the GPU has first.  For each role of a kernel, and each layer and direction where they are told apart: how
@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -38,7 +38,7 @@ USUAL = (
 )
 """Networks of ``trainings.yaml``: kind, inputs, hidden, layers, both directions, steps and usual batch."""
 GROUPS = ("drawn", "drawn", "drawn", "misaligned", "large", "usual")
-ENTRIES, BATCH, SHORT_STEPS, SHORT_AT_ONCE = 4000, 48, 6, 30
+ENTRIES, BATCH, SHORT_STEPS, SHORT_AT_ONCE, SHORT_PER_NETWORK = 4000, 48, 6, 30, 5
 PASSES = ("forward", "backward", "queued forward", "queued backward")
 PLACES = (5, 7, 9, 11)
 """Where the passes lie between the marks: those of the second step, then those behind other work."""
@@ -250,11 +250,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=float, default=65, help="seconds")
+    parser.add_argument("--begin", type=int, default=0, help="the first case: those before it were measured already")
+    parser.add_argument("--groups", default=",".join(GROUPS), help="only networks of these groups")
     options = parser.parse_args()
     began, done, short_done = time.monotonic(), 0, 0
-    full, short = networks(), short_layers()
+    full = (case for case in islice(networks(), options.begin, None) if case["group"] in options.groups.split(","))
+    short = islice(short_layers(), SHORT_PER_NETWORK * options.begin, None)
     while time.monotonic() - began < options.limit:
-        if done >= short_done / 5:
+        if done >= short_done / SHORT_PER_NETWORK:
             lines = [{"part": "layer", **line} for line in measured_layers([next(short) for _ in range(SHORT_AT_ONCE)])]
             short_done += SHORT_AT_ONCE
         else:
