@@ -178,7 +178,8 @@ def _weights_seconds(chip: Chip, one: Recurrence) -> float:
     """Return the time of the gradients of all weights, sums over samples, computed last and beside each other.
 
     Those of the inputs are one product for each layer and direction; of the hidden states the first, which lie apart
-    from those of the steps, are another.  Products of all layers run at once, if they take longer than their launches.
+    from those of the steps, are another.  Products of all layers, and the sums of biases, run at once, if the products
+    take longer than their launches.
     """
     form = _form()["weights"]
     start, each = form[one.product_kind]
@@ -191,7 +192,9 @@ def _weights_seconds(chip: Chip, one: Recurrence) -> float:
             seconds += start * 1e-6 + steps * one.batch * tiles / chip.multiprocessors * each * 1e-9
             products += 1
     launch_seconds = form["launch_us"] * chip.host_pace ** _form()["at_once"]["pace_power"] * 1e-6
-    return float(seconds * (1 + form["beside"] * min(seconds / max(products, 1) / launch_seconds, 1)))
+    biases = _bias_seconds(chip, one) * len(one.pairs)
+    longer = form["beside"] + form["beside_biases"] * biases / (biases + seconds)
+    return float(seconds * (1 + longer * min(seconds / max(products, 1) / launch_seconds, 1) ** 2))
 
 
 def _bias_seconds(chip: Chip, one: Recurrence) -> float:
