@@ -180,7 +180,7 @@ def test_products_of_time_steps_are_near_those_measured_beside_as_many(at_a_time
     """A plain layer of 1,206, 41 samples: alone, and behind other work, beside which another layer's ran."""
     step = RecurrentProduct("half_misaligned", "backward", 41, 1206, 1206)
     found = recurrent_product_seconds(step, at_a_time, H200.chip.multiprocessors)
-    assert found == pytest.approx(microseconds * 1e-6, rel=0.06)
+    assert found == pytest.approx(microseconds * 1e-6, rel=0.07)
 
 
 @pytest.mark.parametrize(("kind", "bytes_each"), [("half", 2), ("tf32", 4)])
