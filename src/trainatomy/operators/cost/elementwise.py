@@ -184,19 +184,25 @@ def piecewise_seconds(chip: Chip, parts: list[Array], result: Array) -> float:
     return seconds
 
 
-def reordering_seconds(chip: Chip, tensor: Array, result: Array | None = None) -> float:
-    """Return the time of writing a tensor in another order, whose neighbours lie apart in one of the two.
+def reordering_seconds(chip: Chip, tensor: Array) -> float:
+    """Return the time of writing a tensor in another order, whose neighbours lie apart in one of the two."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    return _copy_seconds(chip, tensor, form["transposed"])
 
-    Args:
-        chip: The GPU.
-        tensor: The tensor.
-        result: What is written, if the order of both is known: some orders let threads read fewer lines of the cache.
-    """
+
+def contiguous_seconds(chip: Chip, tensor: Array) -> float:
+    """Return the time of copying a tensor to where its numbers follow each other in the order of its shape."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    strides = [prod(tensor.shape[dimension + 1 :]) for dimension in range(len(tensor.shape))]
+    result = tensor._replace(strides=tuple(strides))
+    cycles = form["dimension"] * _joined_dimensions([tensor], result) + form["tensor"] * 2
+    return _copy_seconds(chip, tensor, max(cycles, form["transposed"] * _lines_share(tensor, result)))
+
+
+def _copy_seconds(chip: Chip, tensor: Array, cycles: float) -> float:
+    """Return the time of a copy that takes a multiprocessor so many cycles for a number."""
     form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
     moving = 2 * tensor.bytes / (chip.bandwidth * form["bandwidth"])
-    share = 1.0 if result is None else _lines_share(tensor, result)
-    cycles = form["dimension"] * len([size for size in tensor.shape if size > 1]) + 2 * form["tensor"]
-    cycles = max(cycles, form["transposed"] * share)
     return form["start_seconds"] + hypot(moving, tensor.elements * cycles / chip.issue_rate)
 
 
