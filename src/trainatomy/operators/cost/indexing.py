@@ -6,7 +6,7 @@ from math import ceil, expm1, hypot, log, log2, prod, sqrt
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.elementwise import memory_bound
+from trainatomy.operators.cost.elementwise import contiguous_seconds, memory_bound
 from trainatomy.operators.cost.kernel import (
     NOTHING,
     Chip,
@@ -25,8 +25,6 @@ _SMALL_EMBEDDING = 3072
 _SAME_ROW_SECONDS = 3.6e-8
 """Further time per token in that kernel, which adds tokens of the same row one after the other; measured on an H200 in
 a BERT, where all tokens share a table of two token types."""
-_COPY_SECONDS = 2.0e-6
-"""Time of copying a small tensor."""
 _IMAGE_BYTES = 72.0
 """Traffic of a place of an image: its class, and the sectors that hold its score, which neighbours of another class do
 not share."""
@@ -46,14 +44,22 @@ where there are more than as many of them for each block."""
 
 
 def embedding(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of reading as many rows as are written, a block of threads for each."""
-    indices = call.inputs[-1]
+    """Return the work of writing rows, a block of threads for each; a row that is picked again is in the cache.
+
+    Rows of no multiple of 16 bytes are picked number by number (``index_select``).
+    """
+    table, indices = call.inputs[0], call.inputs[-1]
+    rows, width = max(table.shape[0], 1), table.shape[-1] * table.itemsize
+    again = (indices.elements + rows * expm1(-indices.elements / rows)) * width
     repeated = indices.bytes - in_memory(indices)
-    work = memory_bound("table.embedding", chip, call, passes=(("broadcast indices", repeated),) if repeated else ())
-    reach = efficiency_of(work.family)
+    passes = tuple(each for each in (("broadcast indices", repeated), ("rows picked again", -again)) if each[1])
+    family = "table.embedding" if width % _ROW_BYTES == 0 else "table.embedding_by_number"
+    work = memory_bound(family, chip, call, passes=passes)
+    reach = efficiency_of("table.embedding")
     moving = reach.kernel_seconds + work.bytes / (chip.bandwidth * reach.share)
-    rows = indices.elements * float(_form()["row_seconds"]) / chip.multiprocessors
-    return work._replace(seconds=max(moving, 1.2e-6 + rows))
+    picking = indices.elements * float(_form()["row_seconds"]) / chip.multiprocessors
+    copying = contiguous_seconds(chip, indices) if repeated else 0.0
+    return work._replace(seconds=max(moving, 1.2e-6 + picking), beside=copying)
 
 
 def embedding_backward(call: Call, chip: Chip) -> KernelWork:
@@ -63,9 +69,9 @@ def embedding_backward(call: Call, chip: Chip) -> KernelWork:
     """
     gradient, ids = call.inputs[:2]
     copies = [tensor for tensor in (gradient, ids) if not _is_contiguous(tensor)]
-    copying = sum(_COPY_SECONDS + 2 * tensor.bytes / (chip.bandwidth * 0.5) for tensor in copies)
+    copying = sum(contiguous_seconds(chip, tensor) for tensor in copies)
     work = _sorted_rows(call, chip, ids.elements, "") if ids.elements > _SMALL_EMBEDDING else _few_rows(call, chip)
-    return work._replace(seconds=work.seconds + copying, launches=work.launches + len(copies))
+    return work._replace(beside=work.beside + copying, launches=work.launches + len(copies))
 
 
 def _is_contiguous(tensor: Array) -> bool:
@@ -114,6 +120,7 @@ def _sorted_rows(call: Call, chip: Chip, tokens: int, bags: str) -> KernelWork:
     warps = hit * ceil(width / _WARP)
     adding = (hit * form["segment_seconds"] + warps * form["segment_warp_seconds"]) / chip.multiprocessors
     adding += warps * _WARP * _SUM_BYTES / (chip.bandwidth * form["segment_bandwidth"])
+    adding += tokens * width * table.itemsize / (chip.bandwidth * 0.9)
     sorting = form["one_tile_seconds"] if one_tile else form["sort_seconds"] + tokens * form["sorted_token_seconds"]
     filling = 2e-6 + table.bytes / (chip.bandwidth * 0.9)
     reading = 2 * tokens * width * table.itemsize / (chip.bandwidth * 0.9)
