@@ -241,7 +241,8 @@ def test_a_norm_copies_a_non_dense_input_first():
     plain, turned = (
         kernel_work(from_text(text.format(x)), CHIP) for x in ("f32[4,1500,768]", "f32[4,1500,768|1152000,1,1500]")
     )
-    assert turned.bytes - plain.bytes == 4 * 4 * 1500 * 768 * 4 and turned.launches == plain.launches + 1
+    assert turned.launches == plain.launches + 1
+    assert turned.beside > 2 * 4 * 1500 * 768 * 4 / CHIP.bandwidth > plain.beside == 0
 
 
 def test_tokens_that_update_one_row_are_serialized():
