@@ -250,10 +250,28 @@ def scattered(call: Call, chip: Chip) -> KernelWork:
     passes = passes_to(call, passes_moved, "rows that are hit instead of the whole target")
     family, launches = f"table.{name_of(call)}", 1 + (not call.written)
     if number(call, "accumulate") != "True":
-        return memory_bound(family, chip, call, launches=launches, passes=passes)
+        work = memory_bound(family, chip, call, launches=launches, passes=passes)
+        if name_of(call).startswith("index_add"):
+            return work._replace(seconds=_added_seconds(chip, max(t.elements for t in others), rows, copied))
+        return work
     work = memory_bound("table.accumulated", chip, call, launches=launches + 20, passes=passes)
     seconds, beside = _accumulated_seconds(chip, call)
     return work._replace(seconds=seconds + copied / (chip.bandwidth * 0.9), beside=beside)
+
+
+def _added_seconds(chip: Chip, numbers: int, moved: float, copied: float) -> float:
+    """Return the time of ``index_add``: a thread computes where each number goes and adds it there atomically.
+
+    Args:
+        chip: The GPU.
+        numbers: Numbers that are added.
+        moved: Bytes of reading them and adding them to the result.
+        copied: Bytes of copying the target first.
+    """
+    form: dict[str, float] = _form()["added"]
+    working = numbers * form["number_cycles"] / chip.issue_rate
+    seconds = form["start_seconds"] + max(working, moved / (chip.bandwidth * 0.9))
+    return seconds + (form["copy_seconds"] + copied / (chip.bandwidth * 0.9)) * bool(copied)
 
 
 def _accumulated_seconds(chip: Chip, call: Call) -> tuple[float, float]:
