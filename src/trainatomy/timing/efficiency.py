@@ -22,7 +22,7 @@ PRODUCTS = "matmul."
 
 _LEAST_OWN = 0.2
 """Least share of a measured time that is taken for the family's own, however long what runs beside it should take."""
-_OF_LAST_RESULT = frozenset({"aten::native_group_norm"})
+_OF_LAST_RESULT = frozenset({"aten::native_group_norm", "aten::upsample_bilinear2d"})
 """Operators that read only what the kernel before wrote, and whose formula knows how much the cache holds of it."""
 
 
