@@ -195,8 +195,8 @@ def pieces_of_a_warp(image: Array, result: Array, piece_bytes: int) -> float:
 def patches(call: Call, chip: Chip) -> KernelWork:
     """Return the work of cutting images into patches, image after image, or of adding patches up, all at once.
 
-    A thread goes over the places of a patch, or over the patches that overlap (aten/src/ATen/native/cuda/Im2Col.cu and
-    Col2Im.cu).
+    A thread goes over the places of a patch, or over the patches that overlap; patches that are not contiguous are
+    copied before (aten/src/ATen/native/cuda/Im2Col.cu and Col2Im.cu).
     """
     image, result = call.inputs[0], call.outputs[0]
     form: dict[str, float] = read_yaml("efficiency.yaml")["patches"]
@@ -212,4 +212,6 @@ def patches(call: Call, chip: Chip) -> KernelWork:
         overlap = prod(ceil(a / b) for a, b in zip(kernel, stride, strict=False))
         working = result.elements * (form["start_cycles"] + overlap * form["overlap_cycles"]) / chip.issue_rate
         seconds, launches = form["start_seconds"] + max(working, moving), 1
-    return memory_bound(f"patches.{name_of(call)}", chip, call, launches=launches)._replace(seconds=seconds)
+    copied = contiguous_seconds(chip, image) if name_of(call) == "col2im" and not _is_contiguous(image) else 0.0
+    work = memory_bound(f"patches.{name_of(call)}", chip, call, launches=launches + bool(copied))
+    return work._replace(seconds=seconds, beside=copied)
