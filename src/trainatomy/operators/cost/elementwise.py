@@ -27,12 +27,16 @@ _OWN = frozenset({"glu", "glu_backward", "softplus"})
 """Operators whose kernels are no plain loop over numbers: halves of a tensor, an exponential and a logarithm."""
 _COPIED_FIRST = "masked_fill"
 """Operator that copies its input and changes the copy (aten/src/ATen/native/TensorAdvancedIndexing.cpp)."""
+_COPIES = frozenset({"clone", "copy_"})
+"""Operators that copy what is contiguous without a kernel of PyTorch's."""
 _JOINED = frozenset({"cat", "stack"})
 """Operators with a kernel of their own that copies parts (aten/src/ATen/native/cuda/Shape.cu)."""
 _HALF_BYTES = 2
 """Bytes of numbers for which a thread computes more of them at once, and converts them."""
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
 """Operators of two operands whose types may differ."""
+_SECTOR_BYTES = 32
+"""Bytes that the GPU's cache reads at once."""
 _WITHIN_REACH = 4
 """Numbers between neighbours of another tensor up to which a warp still reads whole sectors of it."""
 _CACHED_BYTES = 2**17
@@ -83,6 +87,8 @@ def pointwise(call: Call, chip: Chip) -> KernelWork:
     copied = 2 * result_array.bytes if short == _COPIED_FIRST else 0
     passes = (("copy before numbers are replaced", copied),) if copied else ()
     work = memory_bound(family, chip, call, launches=1 + bool(copied), passes=passes)
+    if layout == "plain" and short in _COPIES and is_uneven(result_array.bytes):
+        return work._replace(family="copied.uneven", seconds=copied_seconds(chip, result_array.bytes))
     if layout == "plain" or (short in _JOINED and layout != "transposed"):
         return work
     if short in _JOINED:
@@ -125,6 +131,19 @@ def _conversion_cycles(call: Call, tensors: list[Array], result: Array, form: di
     return form["conversion"] * (short in _ARITHMETIC and bool(types - {"bool"}))
 
 
+def is_uneven(size: int) -> bool:
+    """Return whether a copy within GPU memory is too large and of no multiple of a page, for which it takes longer."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    return size > form["uneven_bytes"] and size % form["page_bytes"] > 0
+
+
+def copied_seconds(chip: Chip, size: int) -> float:
+    """Return the time of copying contiguous memory within the GPU (``cudaMemcpyAsync``)."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    seconds = form["plain_seconds"] + 2 * size / (chip.bandwidth * form["bandwidth"])
+    return max(seconds, form["uneven_seconds"]) if is_uneven(size) else seconds
+
+
 def _lines_share(tensor: Array, result: Array) -> float:
     """Return the pieces of memory that a kernel reads of a tensor in another order, over the numbers; 0 if it is not.
 
@@ -162,7 +181,11 @@ def _is_evicted(tensor: Array, chip: Chip, form: dict[str, float]) -> float:
     """Return how far a part of a larger tensor is expected to have left the GPU's cache, from 0 to 1.
 
     Other kernels work on tensors as large as the whole before they come to its parts, as DenseNet's gradients do.
+    Parts whose numbers lie apart share their sectors with others, which a recurrence has just worked on.
     """
+    step = min((step for size, step in zip(tensor.shape, tensor.strides, strict=True) if size > 1), default=1)
+    if step * tensor.itemsize >= _SECTOR_BYTES:
+        return 0.0
     if 0 in tensor.strides or _is_dense(tensor):
         return 0.0
     whole = tensor.itemsize * (
@@ -197,6 +220,24 @@ def contiguous_seconds(chip: Chip, tensor: Array) -> float:
     result = tensor._replace(strides=tuple(strides))
     cycles = form["dimension"] * _joined_dimensions([tensor], result) + form["tensor"] * 2
     return _copy_seconds(chip, tensor, max(cycles, form["transposed"] * _lines_share(tensor, result)))
+
+
+def written_seconds(chip: Chip, tensor: Array, place: Array) -> float:
+    """Return the time of copying a tensor into a part of a larger one.
+
+    Where only some numbers of a sector are written, the others are read for it and written again.
+    """
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    dimensions = _joined_dimensions([tensor], place)
+    if dimensions <= 1 and _is_dense(place):
+        return copied_seconds(chip, tensor.bytes)
+    cycles = form["dimension"] * dimensions + form["tensor"] * 2 + form["half"] * (place.itemsize <= _HALF_BYTES)
+    cycles = max(cycles, form["transposed"] * _lines_share(tensor, place))
+    most = _SECTOR_BYTES // place.itemsize
+    step = min(min((step for size, step in zip(place.shape, place.strides, strict=True) if size > 1), default=1), most)
+    moved = tensor.bytes * (1 + (2 * step if step > 1 else 1))
+    moving = moved / (chip.bandwidth * form["bandwidth"])
+    return form["plain_seconds"] + hypot(moving, tensor.elements * cycles / chip.issue_rate)
 
 
 def _copy_seconds(chip: Chip, tensor: Array, cycles: float) -> float:

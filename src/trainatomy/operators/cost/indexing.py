@@ -6,7 +6,13 @@ from math import ceil, expm1, hypot, log, log2, prod, sqrt
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.elementwise import contiguous_seconds, memory_bound
+from trainatomy.operators.cost.elementwise import (
+    contiguous_seconds,
+    copied_seconds,
+    is_uneven,
+    memory_bound,
+    written_seconds,
+)
 from trainatomy.operators.cost.kernel import (
     NOTHING,
     Chip,
@@ -25,6 +31,8 @@ _SMALL_EMBEDDING = 3072
 _SAME_ROW_SECONDS = 3.6e-8
 """Further time per token in that kernel, which adds tokens of the same row one after the other; measured on an H200 in
 a BERT, where all tokens share a table of two token types."""
+_FILL_SECONDS = 8.0e-7
+"""Start of a kernel that fills."""
 _IMAGE_BYTES = 72.0
 """Traffic of a place of an image: its class, and the sectors that hold its score, which neighbours of another class do
 not share."""
@@ -314,15 +322,35 @@ def _repeats(call: Call, positions: int, rows: int) -> float:
 
 
 def part_of_zeros(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of ``slice_backward``, ``select_backward``, ``constant_pad_nd``: a fill, then a part written."""
-    part, out = call.inputs[0].bytes, call.outputs[0].bytes
-    if part >= out:  # a pad below zero: only the copy of what is left
-        passes = passes_to(call, 2 * out, "the part that is left, without the rest")
+    """Return the work of ``slice_backward``, ``select_backward``, ``constant_pad_nd``: a fill, then a part written.
+
+    A pad of nothing is a copy.
+    """
+    part, out = call.inputs[0], call.outputs[0]
+    if part.shape == out.shape and _is_contiguous(part):
+        if is_uneven(out.bytes):
+            return memory_bound("copied.uneven", chip, call)._replace(seconds=copied_seconds(chip, out.bytes))
+        return memory_bound(f"traffic.plain.{8 * out.itemsize}.clone", chip, call)
+    if part.bytes >= out.bytes:  # a pad below zero: only the copy of what is left
+        passes = passes_to(call, 2 * out.bytes, "the part that is left, without the rest")
         return memory_bound("table.part_left", chip, call, passes=passes)
-    wide = part * 8 > out
+    wide = part.bytes * 8 > out.bytes
     family = f"table.part_of_zeros.{'wide' if wide else 'narrow'}"
-    passes = passes_to(call, out + 2 * part, "the part written after the fill")
-    return memory_bound(family, chip, call, launches=2, passes=passes)
+    passes = passes_to(call, out.bytes + 2 * part.bytes, "the part written after the fill")
+    work = memory_bound(family, chip, call, launches=2, passes=passes)
+    filling = _FILL_SECONDS + out.bytes / (chip.bandwidth * 0.9)
+    return work._replace(seconds=filling + written_seconds(chip, part, _place_of_part(call)))
+
+
+def _place_of_part(call: Call) -> Array:
+    """Return the part of the result that is written, as a view of it."""
+    part, out = call.inputs[0], call.outputs[0]
+    strides, dimension = list(out.strides), int(number(call, "dim", "0"))
+    if len(part.shape) < len(out.shape):
+        del strides[dimension]
+    elif step := number(call, "step"):
+        strides[dimension] *= int(step)
+    return out._replace(shape=part.shape, strides=tuple(strides))
 
 
 def negative_log_likelihood(call: Call, chip: Chip) -> KernelWork:
