@@ -26,7 +26,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "indexing": ("copied", "sort", "table", "traffic"),
     "joining": ("joined", "traffic"),
     "lists": ("list",),
-    "matmul": ("grouped", "matmul", "vector product"),
+    "matmul": ("grouped", "many vectors", "matmul", "vector product"),
     "pooling": ("pooling",),
     "recurrent": ("recurrent",),
     "reduction": (
