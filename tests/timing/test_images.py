@@ -241,7 +241,8 @@ def test_a_norm_copies_a_non_dense_input_first():
     plain, turned = (
         kernel_work(from_text(text.format(x)), CHIP) for x in ("f32[4,1500,768]", "f32[4,1500,768|1152000,1,1500]")
     )
-    assert turned.bytes - plain.bytes == 4 * 4 * 1500 * 768 * 4 and turned.launches == plain.launches + 1
+    assert turned.launches == plain.launches + 1
+    assert turned.beside > 2 * 4 * 1500 * 768 * 4 / CHIP.bandwidth > plain.beside == 0
 
 
 def test_tokens_that_update_one_row_are_serialized():
@@ -271,7 +272,7 @@ def test_interpolation_goes_through_planes_one_after_the_other():
         text = f"aten::upsample_bilinear2d(f32[{shape}])->f32[{batch},{channels},{2 * side},{2 * side}{planes_last}]"
         return kernel_cost(from_text(text), MODEL).seconds
 
-    assert seconds((128, 16, 14)) == pytest.approx(540e-6, rel=0.1)  # measured on an H200: 366 hot, 787 cold
+    assert seconds((128, 16, 14)) == pytest.approx(366e-6, rel=0.1)  # measured on an H200: 366 hot, 787 cold
     works = [
         kernel_work(from_text(f"aten::upsample_bilinear2d(f32[{n},16,14,14])->f32[{n},16,28,28]"), MODEL.chip)
         for n in (128, 256)
@@ -348,7 +349,7 @@ def test_layer_norm_copies_rows_that_are_in_another_order():
     plain, other = (
         kernel_work(from_text(text.format(f"f32[40,197,768{strides}]")), CHIP) for strides in ("", "|768,30720,1")
     )
-    assert other.bytes - plain.bytes == 2 * 4 * 40 * 197 * 768
+    assert other.beside > 2 * 4 * 40 * 197 * 768 / CHIP.bandwidth > plain.beside == 0
     assert (plain.launches, other.launches) == (1, 2)
 
 
@@ -379,7 +380,7 @@ def test_interpolation_to_the_same_size_is_a_copy():
     """As ViLT does with its positions: PyTorch copies, while another size goes through 768 planes one by one."""
     text = "aten::upsample_bilinear2d(f32[1,768,12,12])->f32[1,768,12,{0}];output_size=[12, {0}]"
     same, wider = (kernel_work(from_text(text.format(side)), CHIP).seconds for side in (12, 13))
-    assert same < 5e-6 < 200e-6 < wider
+    assert same < 5e-6 < 100e-6 < wider
 
 
 def test_gradients_of_one_pixel_wait_for_each_other():

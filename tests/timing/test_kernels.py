@@ -279,7 +279,7 @@ def test_tokens_of_one_row_are_added_one_after_the_other():
     assert same.seconds == pytest.approx(120e-6, rel=0.1)  # measured: 120 us, in a training of MarkupLM
     assert work.seconds < same.seconds / 2
     strided = kernel_work(from_text(call.replace("f32[1920,32],", "f32[1920,32|1600,1],")), H200.chip)
-    assert strided.launches == work.launches + 1 and strided.seconds > work.seconds + 2e-6
+    assert strided.launches == work.launches + 1 and strided.beside > 1.5e-6 > work.beside
 
 
 def test_values_added_by_pairs_of_indices_take_a_warp_each():

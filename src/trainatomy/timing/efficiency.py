@@ -22,6 +22,8 @@ PRODUCTS = "matmul."
 
 _LEAST_OWN = 0.2
 """Least share of a measured time that is taken for the family's own, however long what runs beside it should take."""
+_OF_LAST_RESULT = frozenset({"aten::native_group_norm", "aten::upsample_bilinear2d"})
+"""Operators that read only what the kernel before wrote, and whose formula knows how much the cache holds of it."""
 
 
 class EfficiencyPoint(NamedTuple):
@@ -138,6 +140,8 @@ def point_microseconds(point: Point) -> float:
     """Return the microseconds that represent a point in a real step.
 
     In a step the previous kernel's output is in the L2 cache and the rest is not, so the geometric mean of the hot and
-    cold times is taken.
+    cold times is taken, unless that output is all that is read.
     """
+    if point.operator in _OF_LAST_RESULT:
+        return point.hot
     return point.hot if point.cold is None else sqrt(point.hot * point.cold)

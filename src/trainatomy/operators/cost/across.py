@@ -114,12 +114,14 @@ def apart_seconds(chip: Chip, numbers: int, step: int, width: float, results: in
         step: Bytes from the number of a thread to that of the next one.
         width: Threads of a result.
         results: Results.
-        between: Results until the neighbours of a number are wanted: where the GPU does not compute so many at once,
-            and the cache does not hold what they read, each number is read from memory for itself.
+        between: Results until the neighbours of a number are wanted: a block of threads that computes so many reads
+            them with it.  Where the GPU does not compute so many at once, and the cache does not hold what they read,
+            each number is read from memory for itself.
     """
     form: dict[str, float] = read_yaml("efficiency.yaml")["reduction_apart"]
     read = numbers * min(step, form["sector_bytes"])
-    seconds = read / (form["bytes_of_cycle"] * chip.issue_rate)
+    shared = min(max(_THREADS / width / between, 1.0), form["most_shared"])
+    seconds = read / (form["bytes_of_cycle"] * chip.issue_rate * (1 + form["shared"] * (shared - 1)))
     at_once = chip.multiprocessors * _RESIDENT / width
     if between > at_once and read / results * between > chip.l2_bytes * form["cached"]:
         seconds = max(seconds, read * form["fetched"] / (chip.bandwidth * form["bandwidth"]))

@@ -6,7 +6,7 @@ is than memory, is in the measured efficiency of its family, by size relative to
 
 from __future__ import annotations
 
-from math import log2, prod
+from math import hypot, log2, prod
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.kernel import (
@@ -27,10 +27,22 @@ _OWN = frozenset({"glu", "glu_backward", "softplus"})
 """Operators whose kernels are no plain loop over numbers: halves of a tensor, an exponential and a logarithm."""
 _COPIED_FIRST = "masked_fill"
 """Operator that copies its input and changes the copy (aten/src/ATen/native/TensorAdvancedIndexing.cpp)."""
+_COPIES = frozenset({"clone", "copy_"})
+"""Operators that copy what is contiguous without a kernel of PyTorch's."""
 _JOINED = frozenset({"cat", "stack"})
 """Operators with a kernel of their own that copies parts (aten/src/ATen/native/cuda/Shape.cu)."""
+_HALF_BYTES = 2
+"""Bytes of numbers for which a thread computes more of them at once, and converts them."""
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div"})
+"""Operators of two operands whose types may differ."""
+_SECTOR_BYTES = 32
+"""Bytes that the GPU's cache reads at once."""
 _WITHIN_REACH = 4
 """Numbers between neighbours of another tensor up to which a warp still reads whole sectors of it."""
+_CACHED_BYTES = 2**17
+"""Size up to which a multiprocessor's own cache holds a repeated operand, in whatever order it lies."""
+_BLOCK_NUMBERS = 256
+"""Numbers whose lines a block of threads reads about at once."""
 _PINNED_SHARE = 0.87
 """Share of the bus that copies of pinned memory reach: 55 of 63 GB/s over PCIe 5, 27 of 31.5 over PCIe 4."""
 _PINNED_SECONDS = 8.7e-6
@@ -75,8 +87,12 @@ def pointwise(call: Call, chip: Chip) -> KernelWork:
     copied = 2 * result_array.bytes if short == _COPIED_FIRST else 0
     passes = (("copy before numbers are replaced", copied),) if copied else ()
     work = memory_bound(family, chip, call, launches=1 + bool(copied), passes=passes)
-    if layout == "plain" or short in _JOINED:
+    if layout == "plain" and short in _COPIES and is_uneven(result_array.bytes):
+        return work._replace(family="copied.uneven", seconds=copied_seconds(chip, result_array.bytes))
+    if layout == "plain" or (short in _JOINED and layout != "transposed"):
         return work
+    if short in _JOINED:
+        return work._replace(seconds=_joined_seconds(chip, on_gpu(call.inputs), result_array, work.bytes))
     return work._replace(seconds=_indexed_seconds(chip, call, result_array, work, copied, layout))
 
 
@@ -90,20 +106,86 @@ def _indexed_seconds(chip: Chip, call: Call, result: Array, work: KernelWork, co
     form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
     tensors = [tensor for tensor in on_gpu(call.inputs) if tensor.elements > 1]
     cycles = form["dimension"] * _joined_dimensions(tensors, result) + form["tensor"] * (len(tensors) + 1)
-    cycles += form["wide"] * (result.itemsize > 2)
+    cycles += form["half"] * (result.itemsize <= _HALF_BYTES) + _conversion_cycles(call, tensors, result, form)
     if layout == "transposed":
-        cycles = max(cycles, form["transposed"])
+        cycles = max(cycles, form["transposed"] * max(_lines_share(tensor, result) for tensor in tensors))
     moving, copying = ((each / (chip.bandwidth * form["bandwidth"])) for each in (work.bytes - copied, copied))
-    seconds = form["start_seconds"] + max(moving, result.elements * cycles / chip.issue_rate)
+    seconds = form["start_seconds"] + hypot(moving, result.elements * cycles / chip.issue_rate)
     seconds += form["memory_seconds"] * max((_is_evicted(tensor, chip, form) for tensor in tensors), default=0.0)
     return seconds + form["start_seconds"] * bool(copied) + copying
+
+
+def _joined_seconds(chip: Chip, parts: list[Array], result: Array, moved: float) -> float:
+    """Return the time of joining tensors of which some lie in another order."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    plain = form["dimension"] * len(result.shape) + form["tensor"] * 2
+    cycles = sum(part.elements * max(form["transposed_part"] * _lines_share(part, result), plain) for part in parts)
+    return form["start_seconds"] + hypot(moved / (chip.bandwidth * form["bandwidth"]), cycles / chip.issue_rate)
+
+
+def _conversion_cycles(call: Call, tensors: list[Array], result: Array, form: dict[str, float]) -> float:
+    """Return the cycles for a number where threads look up how to convert it (``dynamic_casting.cuh``)."""
+    types, short = {tensor.dtype for tensor in tensors} - {result.dtype}, name_of(call).removesuffix("_")
+    if short == "_to_copy":
+        return form["from_bool"] * ("bool" in types)
+    return form["conversion"] * (short in _ARITHMETIC and bool(types - {"bool"}))
+
+
+def is_uneven(size: int) -> bool:
+    """Return whether a copy within GPU memory is too large and of no multiple of a page, for which it takes longer."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    return size > form["uneven_bytes"] and size % form["page_bytes"] > 0
+
+
+def copied_seconds(chip: Chip, size: int) -> float:
+    """Return the time of copying contiguous memory within the GPU (``cudaMemcpyAsync``)."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    seconds = form["plain_seconds"] + 2 * size / (chip.bandwidth * form["bandwidth"])
+    return max(seconds, form["uneven_seconds"]) if is_uneven(size) else seconds
+
+
+def _lines_share(tensor: Array, result: Array) -> float:
+    """Return the pieces of memory that a kernel reads of a tensor in another order, over the numbers; 0 if it is not.
+
+    Fewer pieces are read where neighbours lie within a line of the cache, and where the block of threads also computes
+    what lies beside a number.
+    """
+    step, between = _step_between(tensor, result)
+    if between <= _WITHIN_REACH:
+        return 0.0
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    within_line = min(form["same_line"] + (1 - form["same_line"]) * step / form["line_bytes"], 1.0)
+    rows = max(_BLOCK_NUMBERS / between, 1.0)
+    return max(within_line / (1 + form["row_of_block"] * (rows - 1)), form["least_lines"])
+
+
+def _step_between(tensor: Array, result: Array) -> tuple[int, int]:
+    """Return how many bytes neighbours of the result lie apart in a tensor, and its neighbours in the result's numbers.
+
+    The latter is 0 where both have the same innermost dimension, or the tensor repeats a number along the result's.
+    """
+    strides, order = _strides_as(tensor, result), _order(_strides_as(result, result))
+    own = _order(strides)
+    if not order or not own or own[-1] == order[-1] or not strides[order[-1]]:
+        return 0, 0
+    between = prod(result.shape[dimension] for dimension in order[order.index(own[-1]) + 1 :])
+    return strides[order[-1]] * tensor.itemsize, between
+
+
+def _order(strides: list[int]) -> list[int]:
+    """Return the dimensions from the outermost to the innermost in memory, without those that are repeated."""
+    return sorted((d for d, stride in enumerate(strides) if stride), key=lambda d: (-strides[d], d))
 
 
 def _is_evicted(tensor: Array, chip: Chip, form: dict[str, float]) -> float:
     """Return how far a part of a larger tensor is expected to have left the GPU's cache, from 0 to 1.
 
     Other kernels work on tensors as large as the whole before they come to its parts, as DenseNet's gradients do.
+    Parts whose numbers lie apart share their sectors with others, which a recurrence has just worked on.
     """
+    step = min((step for size, step in zip(tensor.shape, tensor.strides, strict=True) if size > 1), default=1)
+    if step * tensor.itemsize >= _SECTOR_BYTES:
+        return 0.0
     if 0 in tensor.strides or _is_dense(tensor):
         return 0.0
     whole = tensor.itemsize * (
@@ -119,17 +201,50 @@ def piecewise_seconds(chip: Chip, parts: list[Array], result: Array) -> float:
     seconds = 0.0
     for part in parts:
         cycles = form["dimension"] * _joined_dimensions([part], part) + form["tensor"] * 2
-        cycles += form["dimension"] + form["wide"] * (result.itemsize > 2)
+        cycles += form["dimension"] + form["half"] * (result.itemsize <= _HALF_BYTES)
         moved = part.elements * (part.itemsize + result.itemsize) / (chip.bandwidth * form["bandwidth"])
-        seconds += form["start_seconds"] + max(moved, part.elements * cycles / chip.issue_rate)
+        seconds += form["start_seconds"] + hypot(moved, part.elements * cycles / chip.issue_rate)
     return seconds
 
 
 def reordering_seconds(chip: Chip, tensor: Array) -> float:
     """Return the time of writing a tensor in another order, whose neighbours lie apart in one of the two."""
     form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    return _copy_seconds(chip, tensor, form["transposed"])
+
+
+def contiguous_seconds(chip: Chip, tensor: Array) -> float:
+    """Return the time of copying a tensor to where its numbers follow each other in the order of its shape."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    strides = [prod(tensor.shape[dimension + 1 :]) for dimension in range(len(tensor.shape))]
+    result = tensor._replace(strides=tuple(strides))
+    cycles = form["dimension"] * _joined_dimensions([tensor], result) + form["tensor"] * 2
+    return _copy_seconds(chip, tensor, max(cycles, form["transposed"] * _lines_share(tensor, result)))
+
+
+def written_seconds(chip: Chip, tensor: Array, place: Array) -> float:
+    """Return the time of copying a tensor into a part of a larger one.
+
+    Where only some numbers of a sector are written, the others are read for it and written again.
+    """
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
+    dimensions = _joined_dimensions([tensor], place)
+    if dimensions <= 1 and _is_dense(place):
+        return copied_seconds(chip, tensor.bytes)
+    cycles = form["dimension"] * dimensions + form["tensor"] * 2 + form["half"] * (place.itemsize <= _HALF_BYTES)
+    cycles = max(cycles, form["transposed"] * _lines_share(tensor, place))
+    most = _SECTOR_BYTES // place.itemsize
+    step = min(min((step for size, step in zip(place.shape, place.strides, strict=True) if size > 1), default=1), most)
+    moved = tensor.bytes * (1 + (2 * step if step > 1 else 1))
+    moving = moved / (chip.bandwidth * form["bandwidth"])
+    return form["plain_seconds"] + hypot(moving, tensor.elements * cycles / chip.issue_rate)
+
+
+def _copy_seconds(chip: Chip, tensor: Array, cycles: float) -> float:
+    """Return the time of a copy that takes a multiprocessor so many cycles for a number."""
+    form: dict[str, float] = read_yaml("efficiency.yaml")["indexed"]
     moving = 2 * tensor.bytes / (chip.bandwidth * form["bandwidth"])
-    return form["start_seconds"] + max(moving, tensor.elements * form["transposed"] / chip.issue_rate)
+    return form["start_seconds"] + hypot(moving, tensor.elements * cycles / chip.issue_rate)
 
 
 def _joined_dimensions(tensors: list[Array], result: Array) -> int:
@@ -215,14 +330,18 @@ def _layout(call: Call, result: Array) -> str:
 
     ``plain``: all tensors are laid out alike; ``broadcast``: a smaller operand is repeated; ``rows``: large operands
     are laid out differently but have the same innermost dimension, unless one repeats a number along it; else
-    ``transposed``.
+    ``transposed``, also where a smaller operand lies so and the multiprocessors' own caches do not hold it.
     """
     small = any(1 < t.elements < result.elements for t in on_gpu(call.inputs))
     worst = "broadcast" if small else "plain"
+    result_order, joined = _memory_order(result, result), name_of(call) in _JOINED
     for tensor in on_gpu(call.inputs):
-        if tensor.elements * 2 < result.elements or len(tensor.shape) != len(result.shape):
+        repeated = tensor.elements * 2 < result.elements or len(tensor.shape) != len(result.shape)
+        if repeated:
+            if not joined and tensor.bytes > _CACHED_BYTES and _step_between(tensor, result)[1] > _WITHIN_REACH:
+                return "transposed"
             continue
-        order, result_order = _memory_order(tensor, result), _memory_order(result, result)
+        order = _memory_order(tensor, result)
         if order == result_order and (_is_dense(tensor) or tensor.elements < result.elements):
             continue
         if order[-1:] != result_order[-1:] and tensor.strides[result_order[-1]]:

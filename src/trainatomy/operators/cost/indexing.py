@@ -6,7 +6,13 @@ from math import ceil, expm1, hypot, log, log2, prod, sqrt
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.elementwise import memory_bound
+from trainatomy.operators.cost.elementwise import (
+    contiguous_seconds,
+    copied_seconds,
+    is_uneven,
+    memory_bound,
+    written_seconds,
+)
 from trainatomy.operators.cost.kernel import (
     NOTHING,
     Chip,
@@ -25,8 +31,8 @@ _SMALL_EMBEDDING = 3072
 _SAME_ROW_SECONDS = 3.6e-8
 """Further time per token in that kernel, which adds tokens of the same row one after the other; measured on an H200 in
 a BERT, where all tokens share a table of two token types."""
-_COPY_SECONDS = 2.0e-6
-"""Time of copying a small tensor."""
+_FILL_SECONDS = 8.0e-7
+"""Start of a kernel that fills."""
 _IMAGE_BYTES = 72.0
 """Traffic of a place of an image: its class, and the sectors that hold its score, which neighbours of another class do
 not share."""
@@ -46,14 +52,22 @@ where there are more than as many of them for each block."""
 
 
 def embedding(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of reading as many rows as are written, a block of threads for each."""
-    indices = call.inputs[-1]
+    """Return the work of writing rows, a block of threads for each; a row that is picked again is in the cache.
+
+    Rows of no multiple of 16 bytes are picked number by number (``index_select``).
+    """
+    table, indices = call.inputs[0], call.inputs[-1]
+    rows, width = max(table.shape[0], 1), table.shape[-1] * table.itemsize
+    again = (indices.elements + rows * expm1(-indices.elements / rows)) * width
     repeated = indices.bytes - in_memory(indices)
-    work = memory_bound("table.embedding", chip, call, passes=(("broadcast indices", repeated),) if repeated else ())
-    reach = efficiency_of(work.family)
+    passes = tuple(each for each in (("broadcast indices", repeated), ("rows picked again", -again)) if each[1])
+    family = "table.embedding" if width % _ROW_BYTES == 0 else "table.embedding_by_number"
+    work = memory_bound(family, chip, call, passes=passes)
+    reach = efficiency_of("table.embedding")
     moving = reach.kernel_seconds + work.bytes / (chip.bandwidth * reach.share)
-    rows = indices.elements * float(_form()["row_seconds"]) / chip.multiprocessors
-    return work._replace(seconds=max(moving, 1.2e-6 + rows))
+    picking = indices.elements * float(_form()["row_seconds"]) / chip.multiprocessors
+    copying = contiguous_seconds(chip, indices) if repeated else 0.0
+    return work._replace(seconds=max(moving, 1.2e-6 + picking), beside=copying)
 
 
 def embedding_backward(call: Call, chip: Chip) -> KernelWork:
@@ -63,9 +77,9 @@ def embedding_backward(call: Call, chip: Chip) -> KernelWork:
     """
     gradient, ids = call.inputs[:2]
     copies = [tensor for tensor in (gradient, ids) if not _is_contiguous(tensor)]
-    copying = sum(_COPY_SECONDS + 2 * tensor.bytes / (chip.bandwidth * 0.5) for tensor in copies)
+    copying = sum(contiguous_seconds(chip, tensor) for tensor in copies)
     work = _sorted_rows(call, chip, ids.elements, "") if ids.elements > _SMALL_EMBEDDING else _few_rows(call, chip)
-    return work._replace(seconds=work.seconds + copying, launches=work.launches + len(copies))
+    return work._replace(beside=work.beside + copying, launches=work.launches + len(copies))
 
 
 def _is_contiguous(tensor: Array) -> bool:
@@ -114,6 +128,7 @@ def _sorted_rows(call: Call, chip: Chip, tokens: int, bags: str) -> KernelWork:
     warps = hit * ceil(width / _WARP)
     adding = (hit * form["segment_seconds"] + warps * form["segment_warp_seconds"]) / chip.multiprocessors
     adding += warps * _WARP * _SUM_BYTES / (chip.bandwidth * form["segment_bandwidth"])
+    adding += tokens * width * table.itemsize / (chip.bandwidth * 0.9)
     sorting = form["one_tile_seconds"] if one_tile else form["sort_seconds"] + tokens * form["sorted_token_seconds"]
     filling = 2e-6 + table.bytes / (chip.bandwidth * 0.9)
     reading = 2 * tokens * width * table.itemsize / (chip.bandwidth * 0.9)
@@ -243,10 +258,28 @@ def scattered(call: Call, chip: Chip) -> KernelWork:
     passes = passes_to(call, passes_moved, "rows that are hit instead of the whole target")
     family, launches = f"table.{name_of(call)}", 1 + (not call.written)
     if number(call, "accumulate") != "True":
-        return memory_bound(family, chip, call, launches=launches, passes=passes)
+        work = memory_bound(family, chip, call, launches=launches, passes=passes)
+        if name_of(call).startswith("index_add"):
+            return work._replace(seconds=_added_seconds(chip, max(t.elements for t in others), rows, copied))
+        return work
     work = memory_bound("table.accumulated", chip, call, launches=launches + 20, passes=passes)
     seconds, beside = _accumulated_seconds(chip, call)
     return work._replace(seconds=seconds + copied / (chip.bandwidth * 0.9), beside=beside)
+
+
+def _added_seconds(chip: Chip, numbers: int, moved: float, copied: float) -> float:
+    """Return the time of ``index_add``: a thread computes where each number goes and adds it there atomically.
+
+    Args:
+        chip: The GPU.
+        numbers: Numbers that are added.
+        moved: Bytes of reading them and adding them to the result.
+        copied: Bytes of copying the target first.
+    """
+    form: dict[str, float] = _form()["added"]
+    working = numbers * form["number_cycles"] / chip.issue_rate
+    seconds = form["start_seconds"] + max(working, moved / (chip.bandwidth * 0.9))
+    return seconds + (form["copy_seconds"] + copied / (chip.bandwidth * 0.9)) * bool(copied)
 
 
 def _accumulated_seconds(chip: Chip, call: Call) -> tuple[float, float]:
@@ -289,15 +322,35 @@ def _repeats(call: Call, positions: int, rows: int) -> float:
 
 
 def part_of_zeros(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of ``slice_backward``, ``select_backward``, ``constant_pad_nd``: a fill, then a part written."""
-    part, out = call.inputs[0].bytes, call.outputs[0].bytes
-    if part >= out:  # a pad below zero: only the copy of what is left
-        passes = passes_to(call, 2 * out, "the part that is left, without the rest")
+    """Return the work of ``slice_backward``, ``select_backward``, ``constant_pad_nd``: a fill, then a part written.
+
+    A pad of nothing is a copy.
+    """
+    part, out = call.inputs[0], call.outputs[0]
+    if part.shape == out.shape and _is_contiguous(part):
+        if is_uneven(out.bytes):
+            return memory_bound("copied.uneven", chip, call)._replace(seconds=copied_seconds(chip, out.bytes))
+        return memory_bound(f"traffic.plain.{8 * out.itemsize}.clone", chip, call)
+    if part.bytes >= out.bytes:  # a pad below zero: only the copy of what is left
+        passes = passes_to(call, 2 * out.bytes, "the part that is left, without the rest")
         return memory_bound("table.part_left", chip, call, passes=passes)
-    wide = part * 8 > out
+    wide = part.bytes * 8 > out.bytes
     family = f"table.part_of_zeros.{'wide' if wide else 'narrow'}"
-    passes = passes_to(call, out + 2 * part, "the part written after the fill")
-    return memory_bound(family, chip, call, launches=2, passes=passes)
+    passes = passes_to(call, out.bytes + 2 * part.bytes, "the part written after the fill")
+    work = memory_bound(family, chip, call, launches=2, passes=passes)
+    filling = _FILL_SECONDS + out.bytes / (chip.bandwidth * 0.9)
+    return work._replace(seconds=filling + written_seconds(chip, part, _place_of_part(call)))
+
+
+def _place_of_part(call: Call) -> Array:
+    """Return the part of the result that is written, as a view of it."""
+    part, out = call.inputs[0], call.outputs[0]
+    strides, dimension = list(out.strides), int(number(call, "dim", "0"))
+    if len(part.shape) < len(out.shape):
+        del strides[dimension]
+    elif step := number(call, "step"):
+        strides[dimension] *= int(step)
+    return out._replace(shape=part.shape, strides=tuple(strides))
 
 
 def negative_log_likelihood(call: Call, chip: Chip) -> KernelWork:

@@ -38,6 +38,8 @@ _ALIGNED, _HALF_ALIGNED = 16, 4
 """Alignment of rows in bytes for tensor cores' fastest kernels, and for the next class."""
 
 
+_OUTER, _BLOCK, _WARP = (64, 32), 128, 32
+"""Sizes of a tile of products of two vectors; threads of a block, one for each result, and of a warp."""
 _GROUPED_CAPABILITIES = (9, 10)
 """Major compute capabilities for which ``_grouped_mm`` has a kernel."""
 
@@ -88,6 +90,8 @@ def matmul(call: Call, chip: Chip) -> KernelWork:
     (m, k), n = a.shape[-2:], b.shape[-1]
     if not batch * m * n * k:
         return NOTHING
+    if a.dtype == "float32" and batch >= chip.multiprocessors and 1 in (m, n, k):
+        return _many_vectors(call, chip, a, b)
     kind = kind_of(chip, a, b, *call.outputs[:1])
     layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
     work = product(chip, kind, a.dtype, layout, batch, m, n, k, "batched" if len(a.shape) == 3 else "plain")
@@ -95,6 +99,30 @@ def matmul(call: Call, chip: Chip) -> KernelWork:
         family=f"{work.family}.{'added' if len(operands) > 2 else 'alone'}",
         passes=passes_to(call, work.bytes, "dense factors and result, without the added matrix"),
     )
+
+
+def _many_vectors(call: Call, chip: Chip, a: Array, b: Array) -> KernelWork:
+    """Return the work of many products of a matrix with a vector, or of two vectors, in fp32 whatever is allowed.
+
+    cuBLAS takes a block of threads for each matrix (``gemv2N``, ``gemvx``), which adds up columns one after the other,
+    or rows, by where neighbours lie; of two vectors it computes a tile at a time.
+    """
+    form: dict[str, float] = read_yaml("efficiency.yaml")["many_vectors"]
+    batch, (m, k), n = a.shape[0], a.shape[1:], b.shape[2]
+    if k == 1:
+        way, each = "outer", ceil(m / _OUTER[0]) * ceil(n / _OUTER[1]) * form["tile_seconds"]
+    else:
+        results, together = (m, a.strides[2] == 1) if n == 1 else (n, b.strides[1] == 1)
+        rows = results * ceil(k / _WARP) * form["row_seconds"]
+        columns = ceil(results / _BLOCK) * k * form["column_seconds"]
+        way, each = ("rows", rows) if together else ("columns", columns)
+    moved = sum(tensor.bytes for tensor in (a, b, *call.outputs))
+    moving = moved / (chip.bandwidth * read_yaml("efficiency.yaml")["loading"]["memory"])
+    by_tiles = product(chip._replace(tf32=False), "fp32", a.dtype, "nn", batch, m, n, k, "batched").seconds
+    seconds = min(form["start_seconds"] + max(moving, batch * each / chip.multiprocessors), by_tiles)
+    features = (log2(batch), log2(m), log2(n), log2(k))
+    passes = passes_to(call, moved, "dense factors and result, without the added matrix")
+    return KernelWork(f"many vectors.{way}", features, 2.0 * batch * m * n * k, "fp32", moved, 1, seconds, passes)
 
 
 def operands_of(call: Call) -> tuple[Array, ...]:

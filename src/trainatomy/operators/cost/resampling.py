@@ -18,11 +18,11 @@ UpSampleNearest2d.cu.  Constants: ``catalog/efficiency.yaml``.
 
 from __future__ import annotations
 
-from math import ceil, log2, prod
+from math import ceil, hypot, log2, prod
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.elementwise import memory_bound
+from trainatomy.operators.cost.elementwise import contiguous_seconds, memory_bound
 from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of, number, whole_numbers
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
@@ -30,8 +30,8 @@ from trainatomy.results.operations import Array, Call
 _GRID_BANDWIDTH = 0.5
 _CORNERS = {"0": 4, "1": 1, "2": 16}
 """Numbers of an image that a sample is made of, by the mode: bilinear, nearest, bicubic."""
-_THREADS, _WARP = 2048, 32
-"""Threads that a multiprocessor holds, and those of a warp."""
+_THREADS, _BLOCK, _WARP = 2048, 1024, 32
+"""Threads that a multiprocessor holds, of a block at most, and of a warp."""
 _ALIGNED = 2.0
 """Distance between gradients with and without aligned corners, in the logarithm of their numbers."""
 _KINDS = {"bilinear2d": "linear", "trilinear3d": "volume", "bicubic2d": "cubic"}
@@ -66,7 +66,16 @@ def interpolated(call: Call, chip: Chip) -> KernelWork:
         aligned = number(call, "align_corners") == "True"
         features = (*features, log2(max(fine.elements / max(coarse.elements, 1), 1)), _ALIGNED * aligned)
     launches = 2 if backward and kind != "nearest" else 1
-    return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds)
+    beside = 0.0
+    if kind == "linear" and not last and not _is_contiguous(call.inputs[0]):
+        beside, launches = contiguous_seconds(chip, call.inputs[0]), launches + 1
+    return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds, beside=beside)
+
+
+def _is_contiguous(tensor: Array) -> bool:
+    """Return whether the numbers of a tensor follow each other in the order of its shape."""
+    sizes = zip(tensor.shape, tensor.strides, strict=True)
+    return all(size == 1 or step == prod(tensor.shape[d + 1 :]) for d, (size, step) in enumerate(sizes))
 
 
 def _result(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, form: dict[str, Any]) -> float:
@@ -74,8 +83,24 @@ def _result(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, form:
     if kind == "nearest" or last:
         each = form["index_seconds"]["nearest" if kind == "nearest" else "last"]
         return float(fine.elements * each / chip.multiprocessors)
-    pooled = kind == "linear" and prod(coarse.shape[2:]) == 1  # what a thread reads stays in the multiprocessor's cache
-    return _turns(fine, chip) * float(form["plane_seconds"]["pooled" if pooled else kind])
+    plane = float(form["plane_seconds"][kind])
+    if kind == "linear":
+        plane = _pixel_seconds(fine, form) if prod(coarse.shape[2:]) == 1 else plane * _missed(fine, coarse, chip, form)
+    return _turns(fine, chip) * plane
+
+
+def _pixel_seconds(fine: Array, form: dict[str, Any]) -> float:
+    """Return the time of a plane of one pixel, which stays in the multiprocessor's cache: its wait, or its work."""
+    share = min(prod(fine.shape[2:]) / _BLOCK, 1.0)
+    return hypot(form["one_pixel_plane"]["waiting"], form["one_pixel_plane"]["block"] * share)
+
+
+def _missed(fine: Array, coarse: Array, chip: Chip, form: dict[str, Any]) -> float:
+    """Return the time of a plane over that of one for which the GPU's cache has no room."""
+    kept, gone = form["cached"]["sizes"]
+    share = min(max(((fine.bytes + coarse.bytes) / chip.l2_bytes - kept) / (gone - kept), 0.0), 1.0)
+    least: float = form["cached"]["share"]
+    return least + (1 - least) * share
 
 
 def _gradient(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, form: dict[str, Any]) -> float:
@@ -95,9 +120,15 @@ def _gradient(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, for
         each = start + shared * (sharing / fine.shape[1]) ** 0.5
     else:
         start, shared = known["half" if half else "single"]
-        if prod(coarse.shape[2:]) == 1 and not half:
-            sharing *= form["one_pixel"]  # all four places of a number are one
+        one_pixel = prod(coarse.shape[2:]) == 1 and not half  # all four places of a number are one
+        if one_pixel:
+            many = form["one_pixel"]["many"]
+            sharing = max(sharing, many * (sharing / many) ** form["one_pixel"]["power"]) * form["one_pixel"]["times"]
         each = start + 1 / (1 / (shared * sharing) + 1 / known["one_place"])
+        if fine.shape[-1] % _WARP and not half and not one_pixel:  # the threads of a warp are of several rows
+            each *= 1 + known["crossing"] / fine.shape[-1]
+        waiting = form["one_pixel"]["waiting"] if one_pixel else 0.0
+        return float(waiting + fine.elements * each / chip.multiprocessors)
     return float(fine.elements * each / chip.multiprocessors)
 
 
@@ -164,8 +195,8 @@ def pieces_of_a_warp(image: Array, result: Array, piece_bytes: int) -> float:
 def patches(call: Call, chip: Chip) -> KernelWork:
     """Return the work of cutting images into patches, image after image, or of adding patches up, all at once.
 
-    A thread goes over the places of a patch, or over the patches that overlap (aten/src/ATen/native/cuda/Im2Col.cu and
-    Col2Im.cu).
+    A thread goes over the places of a patch, or over the patches that overlap; patches that are not contiguous are
+    copied before (aten/src/ATen/native/cuda/Im2Col.cu and Col2Im.cu).
     """
     image, result = call.inputs[0], call.outputs[0]
     form: dict[str, float] = read_yaml("efficiency.yaml")["patches"]
@@ -181,4 +212,6 @@ def patches(call: Call, chip: Chip) -> KernelWork:
         overlap = prod(ceil(a / b) for a, b in zip(kernel, stride, strict=False))
         working = result.elements * (form["start_cycles"] + overlap * form["overlap_cycles"]) / chip.issue_rate
         seconds, launches = form["start_seconds"] + max(working, moving), 1
-    return memory_bound(f"patches.{name_of(call)}", chip, call, launches=launches)._replace(seconds=seconds)
+    copied = contiguous_seconds(chip, image) if name_of(call) == "col2im" and not _is_contiguous(image) else 0.0
+    work = memory_bound(f"patches.{name_of(call)}", chip, call, launches=launches + bool(copied))
+    return work._replace(seconds=seconds, beside=copied)
