@@ -70,3 +70,17 @@ def test_a_family_that_its_module_does_not_list_is_an_error(monkeypatch):
     monkeypatch.setattr(efficiency, "FAMILIES", {"matmul": ("grouped",)})
     with pytest.raises(ValueError, match="matmul also returns families of matmul"):
         _ = EfficiencyPoints(CALIBRATION.points, CHIP)["grouped"]
+
+
+def test_the_nearest_points_are_those_of_a_search_through_all():
+    points = EfficiencyPoints(CALIBRATION.points, CHIP)
+    for family in ("matmul", "convolution", "traffic", "normalisation"):
+        every = points[family]
+        for asked in (every[0].features, (0.0, 0.0, 0.0), tuple(2.3 + each for each in every[-1].features)):
+
+            def distance(point, asked=asked):
+                return sum((a - b) ** 2 for a, b in zip(point.features, asked, strict=False))
+
+            expected = sorted(every, key=distance)[:6]
+            assert every.nearest(asked, 6) == [(distance(point), point) for point in expected]
+        assert every.mean == pytest.approx(sum(point.log_efficiency for point in every) / len(every))

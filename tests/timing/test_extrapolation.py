@@ -21,7 +21,7 @@ from trainatomy.timing.cost_model import (
     kernel_cost,
     kernel_work,
 )
-from trainatomy.timing.efficiency import EfficiencyPoint, point_microseconds
+from trainatomy.timing.efficiency import EfficiencyPoint, FamilyPoints, point_microseconds
 from trainatomy.timing.extrapolation import SAME_GPU, attainable_share, extrapolation_between
 
 H200 = find_gpu("h200")
@@ -208,7 +208,7 @@ def of_points(name: str, other: str, counts: tuple[int, int], families: tuple[st
     """Return the model of a GPU with points of its own, and of another calibration, in the families named."""
     models = []
     for one, count, family in zip((name, other), counts, families, strict=True):
-        points = (EfficiencyPoint((10.0,), math.log(len(models) + 2), 1),) * count
+        points = FamilyPoints((EfficiencyPoint((10.0,), math.log(len(models) + 2), 1),) * count)
         known = {".".join(family.split(".")[:length]): points for length in range(1, family.count(".") + 2)}
         models.append(CostModel(chip_of(find_gpu(one), tf32=False), 1e-6, known))
     return replace(models[0], other=models[1])

@@ -202,7 +202,7 @@ def test_no_product_is_faster_than_the_fastest_of_the_calibration(monkeypatch: p
     assert not other.least_seconds(work)  # which may reach another share of its peak
     monkeypatch.setattr(CostModel, "efficiency", lambda *_: 0.5)
     fast = kernel_cost(call, replace(H200, cache={})).seconds
-    assert fast == H200.least_seconds(work) and 800e12 < work.flop / fast < 850e12
+    assert fast == H200.least_seconds(work) and 800e12 < work.flop / fast < 900e12
 
 
 @pytest.mark.parametrize(

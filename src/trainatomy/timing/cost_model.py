@@ -7,7 +7,7 @@ capability, extrapolated to its own data sheet (``extrapolation.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, inf, log
@@ -22,7 +22,7 @@ from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.chips import chip_of
-from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoint, EfficiencyPoints, physical_seconds
+from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoints, FamilyPoints, physical_seconds
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
 from trainatomy.timing.power import joules_of
 
@@ -83,7 +83,7 @@ class CostModel:
 
     chip: Chip
     gap_seconds: float
-    points: Mapping[str, tuple[EfficiencyPoint, ...]] = field(default_factory=dict)
+    points: Mapping[str, FamilyPoints] = field(default_factory=dict)
     extrapolation: Extrapolation = SAME_GPU
     source: str = "data sheet"
     calibrated: bool = False
@@ -103,12 +103,12 @@ class CostModel:
         """Return the number of kernels, if possible as measured at the nearest calibration point of the family."""
         if self.other is not None and self._is_better_known(self.other, work.family):
             return self.other.launches(work)
-        near = self.points.get(work.family, ())
+        near = self.points.get(work.family, FamilyPoints())
         if len(near) < _MIN_POINTS and work.family.startswith("convolution."):  # with groups, dilation, another layout
-            near = self.points.get(work.family.rpartition(".")[0], ())
+            near = self.points.get(work.family.rpartition(".")[0], FamilyPoints())
         if not work.launches or len(near) < _MIN_POINTS or work.family.startswith("list"):
             return work.launches
-        return min(near, key=lambda point: _squared_distance(point.features, work.features)).kernels
+        return near.nearest(work.features, 1)[0][1].kernels
 
     def efficiency(self, work: KernelWork) -> float:
         """Return predicted over physical time (1 where no calibration covers the family)."""
@@ -135,7 +135,7 @@ class CostModel:
 
     def _measured_efficiency(self, work: KernelWork) -> float:
         """Look up the efficiency of the family, or of the first parent family with enough points."""
-        near = self.points.get(self._known_family(work.family), ())
+        near = self.points.get(self._known_family(work.family))
         return exp(_interpolate(near, work.features)) if near else 1.0
 
     def _known_family(self, family: str) -> str:
@@ -208,18 +208,12 @@ def general_rule_only(calls: Iterable[Call]) -> frozenset[str]:
     return frozenset(call.name for call in calls if not has_cost(call))
 
 
-def _interpolate(points: Sequence[EfficiencyPoint], features: tuple[float, ...]) -> float:
+def _interpolate(points: FamilyPoints, features: tuple[float, ...]) -> float:
     """Return the mean log efficiency of the nearest points, weighted by distance to the power of -4."""
-    mean = sum(point.log_efficiency for point in points) / len(points)
-    near = sorted((_squared_distance(point.features, features), point.log_efficiency) for point in points)
-    near = near[:_NEAREST_POINTS]
+    near = points.nearest(features, _NEAREST_POINTS)
     weights = [1.0 / (distance + _SOFTENING) ** 2 for distance, _ in near]
-    total = sum(weight * value for weight, (_, value) in zip(weights, near, strict=True))
-    return (total + _FAMILY_MEAN_WEIGHT * mean) / (sum(weights) + _FAMILY_MEAN_WEIGHT)
-
-
-def _squared_distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    return sum((a - b) ** 2 for a, b in zip(one, other, strict=False))
+    total = sum(weight * point.log_efficiency for weight, (_, point) in zip(weights, near, strict=True))
+    return (total + _FAMILY_MEAN_WEIGHT * points.mean) / (sum(weights) + _FAMILY_MEAN_WEIGHT)
 
 
 @lru_cache(maxsize=64)

@@ -6,9 +6,11 @@ therefore computed when a family that it may belong to is first looked up.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from math import log, sqrt
+from functools import cached_property
+from math import inf, log, sqrt
 from typing import NamedTuple
 
 from trainatomy.catalog.calibrations import Point
@@ -34,6 +36,48 @@ class EfficiencyPoint(NamedTuple):
     kernels: int
 
 
+class FamilyPoints(tuple[EfficiencyPoint, ...]):
+    """The points of a family, among which the nearest ones are found without looking at all of them."""
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean log efficiency."""
+        return sum(point.log_efficiency for point in self) / len(self)
+
+    @cached_property
+    def _by_first(self) -> tuple[list[float], list[tuple[int, EfficiencyPoint]]]:
+        """The points' first features in ascending order, and the points with their places in the same order."""
+        order = sorted(enumerate(self), key=lambda one: one[1].features[:1])
+        return [point.features[0] if point.features else 0.0 for _, point in order], order
+
+    def nearest(self, features: tuple[float, ...], count: int) -> list[tuple[float, EfficiencyPoint]]:
+        """Return the points nearest to some features with their squared distances, nearest first.
+
+        Of equally near points the first of the calibration come first.  The search goes outwards from the first
+        feature, until what follows is farther away by that feature alone.
+        """
+        firsts, order = self._by_first
+        at = features[0] if features else 0.0
+        above = bisect_left(firsts, at)
+        below = above - 1
+        found: list[tuple[float, int, EfficiencyPoint]] = []
+        while below >= 0 or above < len(order):
+            down = at - firsts[below] if below >= 0 else inf
+            up = firsts[above] - at if above < len(order) else inf
+            if len(found) == count and min(down, up) ** 2 > found[-1][0]:
+                break
+            place, point = order[below] if down < up else order[above]
+            if down < up:
+                below -= 1
+            else:
+                above += 1
+            distance = sum((a - b) ** 2 for a, b in zip(point.features, features, strict=False))
+            if len(found) < count or (distance, place) < found[-1][:2]:
+                insort(found, (distance, place, point))
+                del found[count:]
+        return [(distance, point) for distance, _, point in found]
+
+
 class _PricedPoint(NamedTuple):
     """A point with its kernel family, its place in the calibration, and the share it reached of the peak of a rate."""
 
@@ -44,7 +88,7 @@ class _PricedPoint(NamedTuple):
     share: float
 
 
-class EfficiencyPoints(Mapping[str, tuple[EfficiencyPoint, ...]]):
+class EfficiencyPoints(Mapping[str, FamilyPoints]):
     """The points of a calibration by kernel family; a family's points are also listed under its parent families.
 
     Points of a family are in the order of the calibration, whatever was looked up before.
@@ -61,10 +105,10 @@ class EfficiencyPoints(Mapping[str, tuple[EfficiencyPoint, ...]]):
             module = "" if has_host_memory(point.text) else cost_module(point.operator)
             self._unpriced[module].append((place, point))
         self._priced: dict[str, list[_PricedPoint]] = {}
-        self._by_root: dict[str, dict[str, tuple[EfficiencyPoint, ...]]] = {}
+        self._by_root: dict[str, dict[str, FamilyPoints]] = {}
         self._largest: dict[str, float] = {}
 
-    def __getitem__(self, family: str) -> tuple[EfficiencyPoint, ...]:
+    def __getitem__(self, family: str) -> FamilyPoints:
         if not family:  # the parent of all families, which any module may return
             raise KeyError(family)
         root = root_of(family)
@@ -90,7 +134,7 @@ class EfficiencyPoints(Mapping[str, tuple[EfficiencyPoint, ...]]):
                     self._largest[one.rate] = max(self._largest.get(one.rate, 0.0), one.share)
         return self._largest.get(rate, 1.0)
 
-    def _below(self, root: str) -> dict[str, tuple[EfficiencyPoint, ...]]:
+    def _below(self, root: str) -> dict[str, FamilyPoints]:
         """Return the families with a root, each with its points and those of the families below it."""
         modules = {"", *modules_of(root)}
         priced = sorted(one for module in modules for one in self._of_module(module) if root_of(one.family) == root)
@@ -100,7 +144,7 @@ class EfficiencyPoints(Mapping[str, tuple[EfficiencyPoint, ...]]):
             while family:
                 found[family].append(one.point)
                 family = family.rpartition(".")[0]
-        return {family: tuple(points) for family, points in found.items()}
+        return {family: FamilyPoints(points) for family, points in found.items()}
 
     def _of_module(self, module: str) -> list[_PricedPoint]:
         """Return the points of a module of ``operators.cost``; without a name, those with tensors in host memory.
