@@ -223,14 +223,14 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     calibration = load(path)
     content = dict(calibration.content)
     kernels = content["sections"]["kernels"]
-    known = {(_without_step(point["call"]), point.get("tf32", False)) for point in kernels["points"]}
+    known = {(without_step(point["call"]), point.get("tf32", False)) for point in kernels["points"]}
     chip = cost_model_of(calibration.known_gpu).chip
     counts = Counter(kernel_work(point.call, chip).family for point in calibration.points)
     new = []
     for point in points:
         point = point | {"call": to_text(with_ways(from_text(point["call"]), calibration.known_gpu))}
-        family = _family(point, chip)
-        key = (_without_step(point["call"]), point.get("tf32", False))
+        family = family_of(point, chip)
+        key = (without_step(point["call"]), point.get("tf32", False))
         wanted = point["split"] == FIT and not fell_back(point, chip) and key not in known
         if not wanted or family is None or not re.match(only, family):
             continue
@@ -253,7 +253,7 @@ def with_ways(call: Call, gpu: Any) -> Call:
     return calls[0]
 
 
-def _without_step(text: str) -> str:
+def without_step(text: str) -> str:
     """Return a call as calibrations write it now, without an optimizer's step and the ways of groups."""
     return re.sub(rf";(step=\d+|{ARGUMENT}=[^;]+)", "", to_text(from_text(text)))
 
@@ -266,7 +266,7 @@ def fell_back(point: dict[str, Any], chip: Chip) -> bool:
     The same holds for points of ``UNSPLIT`` that took ``MOST_UNSPLIT`` times as long as their formula says.
     Families of ``TURNS`` are priced as such; of these, points that ran otherwise are left out.
     """
-    if any(part in (_family(point, chip) or "") for part in TURNS):
+    if any(part in (family_of(point, chip) or "") for part in TURNS):
         ratio = kernel_work(from_text(point["call"]), chip).seconds * 1e6 / point["us"]
         return not 1 / MOST_OFF < ratio < MOST_OFF
     groups = int(found.group(1)) if (found := re.search(r";groups=(\d+)", point["call"])) else 1
@@ -274,7 +274,7 @@ def fell_back(point: dict[str, Any], chip: Chip) -> bool:
         return False
     if groups >= MANY_GROUPS and point["kernels"] >= 2 * groups:
         return True
-    if re.search(UNSPLIT, _family(point, chip) or ""):
+    if re.search(UNSPLIT, family_of(point, chip) or ""):
         physical = kernel_work(from_text(point["call"]), chip).seconds * 1e6
         if point["us"] > MOST_UNSPLIT * physical:
             return True
@@ -284,7 +284,7 @@ def fell_back(point: dict[str, Any], chip: Chip) -> bool:
     return any(kernel in name for name in point.get("names", ()) for kernel in FALLBACKS)
 
 
-def _family(point: dict[str, Any], chip: Chip) -> str | None:
+def family_of(point: dict[str, Any], chip: Chip) -> str | None:
     """Return the family of a point; ``None`` for one call of Python around several products of bitsandbytes."""
     if point["call"].startswith(WRAPPED):
         return None

@@ -78,7 +78,7 @@ class FamilyPoints(tuple[EfficiencyPoint, ...]):
         return [(distance, point) for distance, _, point in found]
 
 
-class _PricedPoint(NamedTuple):
+class PricedPoint(NamedTuple):
     """A point with its kernel family, its place in the calibration, and the share it reached of the peak of a rate."""
 
     place: int
@@ -104,7 +104,7 @@ class EfficiencyPoints(Mapping[str, FamilyPoints]):
         for place, point in enumerate(points):
             module = "" if has_host_memory(point.text) else cost_module(point.operator)
             self._unpriced[module].append((place, point))
-        self._priced: dict[str, list[_PricedPoint]] = {}
+        self._priced: dict[str, list[PricedPoint]] = {}
         self._by_root: dict[str, dict[str, FamilyPoints]] = {}
         self._largest: dict[str, float] = {}
 
@@ -146,14 +146,14 @@ class EfficiencyPoints(Mapping[str, FamilyPoints]):
                 family = family.rpartition(".")[0]
         return {family: FamilyPoints(points) for family, points in found.items()}
 
-    def _of_module(self, module: str) -> list[_PricedPoint]:
+    def _of_module(self, module: str) -> list[PricedPoint]:
         """Return the points of a module of ``operators.cost``; without a name, those with tensors in host memory.
 
         Raises:
             ValueError: If the module returns a family that ``FAMILIES`` does not list for it.
         """
         if module not in self._priced:
-            found = [_priced(place, point, self._chip) for place, point in self._unpriced.get(module, ())]
+            found = [price_point(place, point, self._chip) for place, point in self._unpriced.get(module, ())]
             self._priced[module] = [one for one in found if one is not None]
             others = {root_of(one.family) for one in self._priced[module]}.difference(FAMILIES.get(module, ()))
             if module and others:
@@ -161,7 +161,7 @@ class EfficiencyPoints(Mapping[str, FamilyPoints]):
         return self._priced[module]
 
 
-def _priced(place: int, point: Point, chip: Chip) -> _PricedPoint | None:
+def price_point(place: int, point: Point, chip: Chip) -> PricedPoint | None:
     """Return a point with its family and efficiency; ``None`` where nothing ran."""
     work = kernel_work(point.call, chip._replace(tf32=point.tf32, cudnn_tf32=True))  # as PyTorch's default has it
     seconds = point_microseconds(point) * 1e-6
@@ -169,7 +169,7 @@ def _priced(place: int, point: Point, chip: Chip) -> _PricedPoint | None:
         return None
     own = max(seconds - work.beside, _LEAST_OWN * seconds)
     entry = EfficiencyPoint(work.features, log(own / physical_seconds(work, chip)), point.kernels)
-    return _PricedPoint(place, work.family, entry, work.rate, work.flop / (chip.rate(work.rate) * seconds))
+    return PricedPoint(place, work.family, entry, work.rate, work.flop / (chip.rate(work.rate) * seconds))
 
 
 def physical_seconds(work: KernelWork, chip: Chip) -> float:

@@ -1,0 +1,174 @@
+"""Add calls that were measured inside trainings to a calibration.
+
+``python benchmarks/timing/training_points.py CALIBRATION FILE.jsonl... [--fit-only]`` takes what ``training_calls.py``
+measured.  Nearly all calls of a training say what another has said, so only these become points:
+
+- calls that take at least a share of their step (``LEAST_SHARE``), those that differ in an index alone taken together;
+- of these, calls that differ from each earlier point of their family in size or in efficiency (``NEAR``, ``ALIKE``);
+- no matrix product or convolution that contradicts the points around it, unless another training confirms it: cuDNN and
+  cuBLAS run another kernel for a single shape, which says nothing about its neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import defaultdict
+from math import log
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE))
+
+import drawn_kernels  # noqa: E402
+
+from trainatomy.catalog.calibrations import Calibration, Point, load  # noqa: E402
+from trainatomy.catalog.calls import from_text, has_host_memory, to_text  # noqa: E402
+from trainatomy.measurement.calibration.calibrate import write  # noqa: E402
+from trainatomy.operators.cost.kernel import Chip  # noqa: E402
+from trainatomy.timing.cost_model import cost_model_of, kernel_cost  # noqa: E402
+from trainatomy.timing.efficiency import EfficiencyPoint, price_point  # noqa: E402
+
+LEAST_SHARE = 0.003
+"""Least share of a step's time that a call takes."""
+NEAR, ALIKE = 0.25, 0.07
+"""Distance in doublings of size, and difference of log efficiencies, below which a call says nothing new."""
+SURPRISING, CONFIRMED, AROUND = 0.5, 0.25, 1.5
+"""A log ratio to today's price that asks for another call, how near that must be in log efficiency, and in size."""
+CHOOSING = ("apart", "convolution", "grouped", "matmul")
+"""Beginnings of families whose library chooses among kernels."""
+_PLACE = re.compile(r";(index|start|end)=-?\d+")
+
+
+class Measured(NamedTuple):
+    """A call of a training as a point: the training, the entry of the calibration, and what it says of its family."""
+
+    training: str
+    entry: dict[str, Any]
+    point: Point
+    family: str
+    says: EfficiencyPoint
+
+
+def main() -> int:
+    """Add the calls of files to a calibration."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("calibration", type=Path)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--fit-only", action="store_true", help="leave out the trainings that are held out")
+    options = parser.parse_args()
+    calibration = load(options.calibration)
+    lines = [json.loads(line) for path in options.files for line in path.read_text(encoding="utf-8").splitlines()]
+    if options.fit_only:
+        lines = [line for line in lines if line.get("split") != drawn_kernels.HELD_OUT]
+    found = new_points(calibration, lines)
+    content = dict(calibration.content)
+    kernels = content["sections"]["kernels"]
+    kernels["points"] += [one.entry for one in found]
+    environment = next((line["environment"] for line in lines if "environment" in line), {})
+    kernels["added"] = [*kernels.get("added", []), {"points": len(found), "environment": environment}]
+    write(content, options.calibration)
+    print(f"{len(found)} points of {len(lines)} calls added")
+    return 0
+
+
+def new_points(calibration: Calibration, lines: list[dict[str, Any]]) -> list[Measured]:
+    """Return the calls that say something new, in the order of the lines."""
+    chip = cost_model_of(calibration.known_gpu).chip
+    known = defaultdict(list)
+    for point in calibration.points:
+        if (priced := price_point(0, point, chip)) is not None:
+            known[priced.family].append(priced.point)
+    measured = _measured(calibration, chip, _large_calls(lines))
+    surprising = _surprising(calibration, measured, known)
+    found = []
+    for place, one in enumerate(measured):
+        if place in surprising or any(_is_like(one.says, other) for other in known[one.family]):
+            continue
+        known[one.family].append(one.says)
+        found.append(one)
+    return found
+
+
+def _large_calls(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of calls of a sufficient share of their step, one of those that differ in an index alone."""
+    steps: dict[str, float] = defaultdict(float)
+    shares: dict[tuple[str, str], float] = defaultdict(float)
+    own = [line for line in lines if "call" in line and not has_host_memory(line["call"])]
+    for line in own:
+        seconds = line["us"] * line["runs"]
+        steps[line["training"]] += seconds
+        shares[line["training"], _PLACE.sub("", line["call"])] += seconds
+    found, seen = [], set()
+    for line in own:
+        training, kind = line["training"], _PLACE.sub("", line["call"])
+        if shares[training, kind] < LEAST_SHARE * steps[training] or "_cudnn_rnn" in line["call"]:
+            continue
+        if kind == line["call"] or (kind, line.get("tf32")) not in seen:
+            found.append(line)
+        seen.add((kind, line.get("tf32")))
+    return found
+
+
+def _measured(calibration: Calibration, chip: Chip, lines: list[dict[str, Any]]) -> list[Measured]:
+    """Return the points of calls that the calibration lacks, but those that a library's fall-back ran."""
+    known = {(drawn_kernels.without_step(point.text), point.tf32) for point in calibration.points}
+    found = []
+    for line in lines:
+        line = line | {"call": to_text(drawn_kernels.with_ways(from_text(line["call"]), calibration.known_gpu))}
+        tf32 = line.get("tf32", False)
+        family = drawn_kernels.family_of(line, chip)
+        key = (drawn_kernels.without_step(line["call"]), tf32)
+        if family is None or family.startswith("transfer") or key in known or drawn_kernels.fell_back(line, chip):
+            continue
+        known.add(key)
+        entry = {"call": line["call"], "us": line["us"], "kernels": round(line["kernels"])}
+        entry |= {"tf32": True} if tf32 else {}
+        point = Point(entry["call"], entry["us"], None, entry["kernels"], tf32)
+        if (priced := price_point(0, point, chip)) is not None:
+            found.append(Measured(line["training"], entry, point, priced.family, priced.point))
+    return found
+
+
+def _surprising(
+    calibration: Calibration, measured: list[Measured], known: dict[str, list[EfficiencyPoint]]
+) -> set[int]:
+    """Return the places of products and convolutions that contradict the points around them, if none confirms them."""
+    models = {tf32: cost_model_of(calibration.known_gpu, tf32=True if tf32 else None) for tf32 in (False, True)}
+    by_family = defaultdict(list)
+    for one in measured:
+        by_family[one.family].append(one)
+
+    def is_confirmed(one: Measured) -> bool:
+        return any(
+            other.training != one.training
+            and abs(other.says.log_efficiency - one.says.log_efficiency) < CONFIRMED
+            and _distance(other.says, one.says) < AROUND
+            for other in by_family[one.family]
+        )
+
+    found = set()
+    for place, one in enumerate(measured):
+        if not one.family.startswith(CHOOSING):
+            continue
+        price = kernel_cost(one.point.call, models[one.point.tf32]).seconds
+        is_far = not any(_distance(other, one.says) < AROUND for other in known[one.family])
+        if abs(log(one.point.hot * 1e-6 / price)) >= SURPRISING and not is_far and not is_confirmed(one):
+            found.add(place)
+    return found
+
+
+def _is_like(one: EfficiencyPoint, other: EfficiencyPoint) -> bool:
+    same_kernels = one.kernels == other.kernels
+    return same_kernels and abs(one.log_efficiency - other.log_efficiency) < ALIKE and _distance(one, other) < NEAR
+
+
+def _distance(one: EfficiencyPoint, other: EfficiencyPoint) -> float:
+    return sum((a - b) ** 2 for a, b in zip(one.features, other.features, strict=False)) ** 0.5
+
+
+if __name__ == "__main__":
+    sys.exit(main())
