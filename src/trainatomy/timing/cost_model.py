@@ -40,7 +40,7 @@ _MIN_POINTS = 3
 """Points a family needs before its own efficiency is used instead of its parent family's."""
 _THIN = 3
 """Doublings of the side up to which products were measured to take longer with TF32 than without."""
-_MANY_TIMES = 2
+_MANY_TIMES = 3
 """From this many times the points on, another GPU's calibration is preferred to this GPU's own for a family."""
 
 
