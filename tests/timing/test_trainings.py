@@ -16,7 +16,7 @@ from trainatomy.timing.chips import chip_of
 from trainatomy.workload.schema import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
-LATEST_SEEDS = ("-32", "-33", "-34", "-35", "-36", "-37", "-38", "-39", "-40", "-41", "-42", "-43", "-44")
+LATEST_SEEDS = ("-32", "-33", "-34", "-35", "-36", "-37", "-38", "-39", "-40", "-41", "-42", "-43", "-44", "-45", "-46")
 """Draws of which rows that earlier draws have are left out."""
 
 
@@ -156,6 +156,7 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
         drawn |= drawing.drawn(seed, count, sets[of])
     drawn |= drawing.wide(31, 4)
     rows = yaml.safe_load(trainings.TRAININGS.read_text(encoding="utf-8"))["rows"]
+    calls = [row for path in FOLDER.glob("*_calls.yaml") for row in yaml.safe_load(path.read_text())["rows"].values()]
     for seed, latest in (
         ("-32", drawing.drawn(32, 45, sets["usual and remaining"]) | drawing.wide(32, 4)),
         ("-33", _of_all_kinds(drawing, sets, 33, usual=26, wide=5, networks=8, others=16)),
@@ -170,8 +171,11 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
         ("-42", _of_all_kinds(drawing, sets, 42, usual=34, wide=5, networks=0, others=30)),
         ("-43", drawing.drawn(43, 10, sets["usual"])),
         ("-44", _of_all_kinds(drawing, sets, 44, usual=36, wide=5, networks=0, others=34)),
+        ("-45", _of_all_kinds(drawing, sets, 45, usual=36, wide=5, networks=0, others=34)),
+        ("-46", drawing.drawn(46, 12, sets["usual"])),
     ):
         before = [row for name, row in rows.items() if not name.endswith(LATEST_SEEDS) or name[-3:] < seed]
+        before += calls if seed > "-44" else []  # whose calls became points before these were drawn
         drawn |= {name: row for name, row in latest.items() if row not in before}
     assert {name: row for name, row in rows.items() if name.endswith("-drawn") or "-drawn-" in name} == drawn
 
