@@ -201,7 +201,7 @@ def test_a_calibration_predicts_what_another_gpu_measured():
     )
     assert len(off) > 1000
     assert median(off) < 0.05
-    assert off[int(0.9 * len(off))] < 0.2
+    assert off[int(0.9 * len(off))] < 0.22
 
 
 def of_points(name: str, other: str, counts: tuple[int, int], families: tuple[str, str]) -> CostModel:
@@ -218,8 +218,8 @@ def of_points(name: str, other: str, counts: tuple[int, int], families: tuple[st
     ("counts", "families", "ratio"),
     [
         ((5, 50), ("a.b", "a.b.c"), 3),  # the other knows the family itself
-        ((5, 9), ("a.b.c", "a.b.c"), 2),
-        ((5, 11), ("a.b.c", "a.b.c"), 3),  # many times as many points
+        ((5, 15), ("a.b.c", "a.b.c"), 2),
+        ((5, 16), ("a.b.c", "a.b.c"), 3),  # many times as many points
         ((5, 2), ("a.b", "a.b.c"), 2),  # too few
         ((5, 50), ("a.b.c", "a.b"), 2),
     ],
