@@ -71,18 +71,21 @@ def _work(call: Call, chip: Chip) -> KernelWork:
     one = recurrence(call, "tf32" if chip.precision("float32") == "tf32" else "fp32")
     at_once = _AtOnce() if one.is_fused else _kernels_at_once(chip, one)
     at_a_time, most = at_once.steps, at_once.queued
-    parallel = sum(_inputs_seconds(chip, one, pair, at_once.inputs) for pair in one.pairs)
-    if one.backward:
-        parallel += _weights_seconds(chip, one)
+    inputs = sum(_inputs_seconds(chip, one, pair, at_once.inputs) for pair in one.pairs)
+    biases = _bias_seconds(chip, one) * len(one.pairs) if one.backward else 0.0
+    of_weights = _weights_seconds(chip, one) if one.backward else 0.0
     if one.is_fused:
         waited = _fused_seconds(chip, one) * one.layers
         stepped = _fused_seconds(chip, one) * len(one.pairs)
     else:
         stepped = one.steps * len(one.pairs) * _step_seconds(chip, one, at_a_time)
         waited = one.steps * len(one.pairs) * _step_seconds(chip, one, most) / most
-    beside = 1 if one.parts == 1 else one.layers  # parts of several layers are multiplied at once
     dropout = _dropout_seconds(one)
-    seconds, waited = parallel + stepped + dropout, parallel / beside + waited + dropout
+    seconds = inputs + biases + of_weights + stepped + dropout
+    beside = _form()["queued"]
+    # of a stack the inputs' products of all layers run at once, of two directions those of both
+    of_inputs = one.layers if one.parts > 1 else 1 + (most - 1) * _form()["at_once"]["inputs"]["both"]
+    waited += inputs / of_inputs + biases / beside["biases"] + of_weights / beside["weights"] + dropout
     weights = sum(weight.elements for pair in one.pairs for weight in pair)
     flop = 2.0 * one.steps * one.batch * weights * (2 if one.backward else 1)
     moved = sum(t.bytes for t in (*call.inputs, *call.outputs)) + one.steps * sum(pair[1].bytes for pair in one.pairs)
@@ -161,7 +164,7 @@ def _gates_seconds(chip: Chip, one: Recurrence) -> float:
 
 
 def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], beside: float) -> float:
-    """Return the time of the products of a layer's inputs, in backward of their gradients, and of those of biases."""
+    """Return the time of the products of a layer's inputs, in backward of their gradients."""
     gates, inputs = pair[0].shape
     rows = one.steps_at_a_time * one.batch
     columns, depth = (inputs, gates) if one.backward else (gates, inputs)
@@ -171,7 +174,7 @@ def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], besi
         part = RecurrentProduct(one.kind_of(gates, inputs), f"inputs {one.pass_name}", rows, columns, depth)
         of_part = recurrent_product_seconds(part, beside, chip.multiprocessors)
         of_data = one.parts * of_part * longer_than_measured(chip, "products")
-    return of_data + (_bias_seconds(chip, one) if one.backward else 0.0)
+    return of_data
 
 
 def _weights_seconds(chip: Chip, one: Recurrence) -> float:
