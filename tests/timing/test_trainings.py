@@ -16,7 +16,7 @@ from trainatomy.timing.chips import chip_of
 from trainatomy.workload.schema import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
-LATEST_SEEDS = ("-32", "-33", "-34", "-35", "-36", "-37", "-38", "-39", "-40", "-41", "-42", "-43", "-44", "-45", "-46")
+LATEST_SEEDS = ("-32", "-33", "-34", "-35", "-36", "-37", "-38", "-39", "-40", "-41", "-42", "-43", "-44", "-45", "-46", "-47", "-48")
 """Draws of which rows that earlier draws have are left out."""
 
 
@@ -173,6 +173,8 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
         ("-44", _of_all_kinds(drawing, sets, 44, usual=36, wide=5, networks=0, others=34)),
         ("-45", _of_all_kinds(drawing, sets, 45, usual=36, wide=5, networks=0, others=34)),
         ("-46", drawing.drawn(46, 12, sets["usual"])),
+        ("-47", _of_all_kinds(drawing, sets, 47, usual=36, wide=5, networks=0, others=34)),
+        ("-48", drawing.drawn(48, 24, sets["usual"])),
     ):
         before = [row for name, row in rows.items() if not name.endswith(LATEST_SEEDS) or name[-3:] < seed]
         before += calls if seed > "-44" else []  # whose calls became points before these were drawn
