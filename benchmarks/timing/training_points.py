@@ -68,7 +68,7 @@ def main() -> int:
     content = dict(calibration.content)
     kernels = content["sections"]["kernels"]
     kernels["points"] += [one.entry for one in found]
-    environment = next((line["environment"] for line in lines if "environment" in line), {})
+    environment: dict[str, Any] = next((line["environment"] for line in lines if "environment" in line), {})
     kernels["added"] = [*kernels.get("added", []), {"points": len(found), "environment": environment}]
     write(content, options.calibration)
     print(f"{len(found)} points of {len(lines)} calls added")
@@ -167,7 +167,7 @@ def _is_like(one: EfficiencyPoint, other: EfficiencyPoint) -> bool:
 
 
 def _distance(one: EfficiencyPoint, other: EfficiencyPoint) -> float:
-    return sum((a - b) ** 2 for a, b in zip(one.features, other.features, strict=False)) ** 0.5
+    return float(sum((a - b) ** 2 for a, b in zip(one.features, other.features, strict=False)) ** 0.5)
 
 
 if __name__ == "__main__":

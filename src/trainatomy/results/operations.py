@@ -57,6 +57,12 @@ class Array(NamedTuple):
         """Size of all elements in bytes."""
         return self.elements * self.itemsize
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements follow each other in the order of the shape."""
+        inner = (prod(self.shape[place + 1 :]) for place in range(len(self.shape)))
+        return all(size == 1 or step == own for size, step, own in zip(self.shape, self.strides, inner, strict=True))
+
 
 SAME_ROW = ("same_row", "True")
 """Among a call's numbers: all its indices are the same, so that it adds to one row of a table."""

@@ -76,20 +76,10 @@ def embedding_backward(call: Call, chip: Chip) -> KernelWork:
     A gradient and indices that are not contiguous are copied first.
     """
     gradient, ids = call.inputs[:2]
-    copies = [tensor for tensor in (gradient, ids) if not _is_contiguous(tensor)]
+    copies = [tensor for tensor in (gradient, ids) if not tensor.is_contiguous]
     copying = sum(contiguous_seconds(chip, tensor) for tensor in copies)
     work = _sorted_rows(call, chip, ids.elements, "") if ids.elements > _SMALL_EMBEDDING else _few_rows(call, chip)
     return work._replace(beside=work.beside + copying, launches=work.launches + len(copies))
-
-
-def _is_contiguous(tensor: Array) -> bool:
-    """Return whether a tensor lies in memory as its shape says."""
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _few_rows(call: Call, chip: Chip) -> KernelWork:
@@ -327,7 +317,7 @@ def part_of_zeros(call: Call, chip: Chip) -> KernelWork:
     A pad of nothing is a copy.
     """
     part, out = call.inputs[0], call.outputs[0]
-    if part.shape == out.shape and _is_contiguous(part):
+    if part.shape == out.shape and part.is_contiguous:
         if is_uneven(out.bytes):
             return memory_bound("copied.uneven", chip, call)._replace(seconds=copied_seconds(chip, out.bytes))
         return memory_bound(f"traffic.plain.{8 * out.itemsize}.clone", chip, call)

@@ -61,11 +61,6 @@ def _is_vectorised(call: Call, parts: list[Array]) -> bool:
     """Return whether one kernel copies all parts, 16 bytes at a time."""
     axis = _axis(call)
     together = [prod(part.shape[axis:]) * part.itemsize for part in parts]
-    return all(map(_is_contiguous, parts)) and all(
+    return all(part.is_contiguous for part in parts) and all(
         size >= _SHORT_BYTES and not size % _VECTOR_BYTES for size in together
     )
-
-
-def _is_contiguous(part: Array) -> bool:
-    inner = [prod(part.shape[place + 1 :]) for place in range(len(part.shape))]
-    return all(size == 1 or step == own for size, step, own in zip(part.shape, part.strides, inner, strict=True))

@@ -67,15 +67,9 @@ def interpolated(call: Call, chip: Chip) -> KernelWork:
         features = (*features, log2(max(fine.elements / max(coarse.elements, 1), 1)), _ALIGNED * aligned)
     launches = 2 if backward and kind != "nearest" else 1
     beside = 0.0
-    if kind == "linear" and not last and not _is_contiguous(call.inputs[0]):
+    if kind == "linear" and not last and not call.inputs[0].is_contiguous:
         beside, launches = contiguous_seconds(chip, call.inputs[0]), launches + 1
     return KernelWork(family, features, bytes=moved, launches=launches, seconds=seconds, beside=beside)
-
-
-def _is_contiguous(tensor: Array) -> bool:
-    """Return whether the numbers of a tensor follow each other in the order of its shape."""
-    sizes = zip(tensor.shape, tensor.strides, strict=True)
-    return all(size == 1 or step == prod(tensor.shape[d + 1 :]) for d, (size, step) in enumerate(sizes))
 
 
 def _result(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, form: dict[str, Any]) -> float:
@@ -100,7 +94,7 @@ def _missed(fine: Array, coarse: Array, chip: Chip, form: dict[str, Any]) -> flo
     kept, gone = form["cached"]["sizes"]
     share = min(max(((fine.bytes + coarse.bytes) / chip.l2_bytes - kept) / (gone - kept), 0.0), 1.0)
     least: float = form["cached"]["share"]
-    return least + (1 - least) * share
+    return float(least + (1 - least) * share)
 
 
 def _gradient(kind: str, fine: Array, coarse: Array, last: bool, chip: Chip, form: dict[str, Any]) -> float:
@@ -212,6 +206,6 @@ def patches(call: Call, chip: Chip) -> KernelWork:
         overlap = prod(ceil(a / b) for a, b in zip(kernel, stride, strict=False))
         working = result.elements * (form["start_cycles"] + overlap * form["overlap_cycles"]) / chip.issue_rate
         seconds, launches = form["start_seconds"] + max(working, moving), 1
-    copied = contiguous_seconds(chip, image) if name_of(call) == "col2im" and not _is_contiguous(image) else 0.0
+    copied = contiguous_seconds(chip, image) if name_of(call) == "col2im" and not image.is_contiguous else 0.0
     work = memory_bound(f"patches.{name_of(call)}", chip, call, launches=launches + bool(copied))
     return work._replace(seconds=seconds, beside=copied)
