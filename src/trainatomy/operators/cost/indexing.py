@@ -189,19 +189,20 @@ def gathered(call: Call, chip: Chip) -> KernelWork:
 
     ``index`` picks whole rows of a multiple of 16 bytes, whose numbers lie side by side, by a block for each, as an
     embedding; else each number of the result by arithmetic (aten/src/ATen/native/cuda/IndexKernel.cu and
-    IndexKernelUtils.h, ``fast_gather_kernel_eligible``).
+    IndexKernelUtils.h, ``fast_gather_kernel_eligible``).  What ``index_select`` takes to pick numbers along another
+    dimension says nothing about rows.
     """
     if not traffic(call).written:
         return NOTHING
     work = memory_bound(f"table.{name_of(call)}", chip, call)
+    if name_of(call) == "index_select" and number(call, "dim", "0") == "0" and _has_whole_rows(call.inputs[0]):
+        return work._replace(family="table.rows_selected")
     indices = [array for array in call.inputs[1:] if array.dtype.startswith("int")]
     if name_of(call) != "index" or not indices or len(indices) < len(call.inputs) - 1:
         return work
     target, result = call.inputs[0], call.outputs[0]
     moving = work.bytes / (chip.bandwidth * 0.9)
-    row = prod(target.shape[1:])
-    whole = row * target.itemsize % _ROW_BYTES == 0 and _rows_lie_together(target)
-    if whole and _first_indexed(call, indices, result) == 0 and len(indices) == 1:
+    if _has_whole_rows(target) and _first_indexed(call, indices, result) == 0 and len(indices) == 1:
         picking = indices[0].elements * float(_form()["row_seconds"]) / chip.multiprocessors
         return work._replace(family="table.index.rows", seconds=1.2e-6 + max(moving, picking))
     form = _form()["picked"]
@@ -209,8 +210,10 @@ def gathered(call: Call, chip: Chip) -> KernelWork:
     return work._replace(family="table.index.numbers", seconds=float(form["start_seconds"] + max(moving, working)))
 
 
-def _rows_lie_together(target: Array) -> bool:
-    """Return whether the numbers of each row are contiguous in memory."""
+def _has_whole_rows(target: Array) -> bool:
+    """Return whether rows are of a multiple of 16 bytes, and their numbers side by side in memory."""
+    if prod(target.shape[1:]) * target.itemsize % _ROW_BYTES:
+        return False
     expected = 1
     for size, stride in zip(reversed(target.shape[1:]), reversed(target.strides[1:]), strict=True):
         if size > 1 and stride != expected:
