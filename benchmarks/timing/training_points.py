@@ -5,6 +5,7 @@ measured.  Nearly all calls of a training say what another has said, so only the
 
 - calls that take at least a share of their step (``LEAST_SHARE``), those that differ in an index alone taken together;
 - of these, calls that differ from each earlier point of their family in size or in efficiency (``NEAR``, ``ALIKE``);
+- no matrix product of a kind that has no points: the sizes of its parent family say more than few of its own;
 - no matrix product or convolution that contradicts the points around it, unless another training confirms it: cuDNN and
   cuBLAS run another kernel for a single shape, which says nothing about its neighbours.
 """
@@ -30,7 +31,7 @@ from trainatomy.catalog.calls import from_text, has_host_memory, to_text  # noqa
 from trainatomy.measurement.calibration.calibrate import write  # noqa: E402
 from trainatomy.operators.cost.kernel import Chip  # noqa: E402
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost  # noqa: E402
-from trainatomy.timing.efficiency import EfficiencyPoint, price_point  # noqa: E402
+from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoint, price_point  # noqa: E402
 
 LEAST_SHARE = 0.003
 """Least share of a step's time that a call takes."""
@@ -86,7 +87,8 @@ def new_points(calibration: Calibration, lines: list[dict[str, Any]]) -> list[Me
     surprising = _surprising(calibration, measured, known)
     found = []
     for place, one in enumerate(measured):
-        if place in surprising or any(_is_like(one.says, other) for other in known[one.family]):
+        is_of_new_kind = one.family.startswith(PRODUCTS) and not known[one.family]
+        if place in surprising or is_of_new_kind or any(_is_like(one.says, other) for other in known[one.family]):
             continue
         known[one.family].append(one.says)
         found.append(one)
