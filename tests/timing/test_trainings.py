@@ -16,7 +16,7 @@ from trainatomy.timing.chips import chip_of
 from trainatomy.workload.schema import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
-LATEST_SEEDS = ("-32", "-33", "-34", "-35", "-36", "-37", "-38", "-39", "-40", "-41", "-42", "-43", "-44", "-45", "-46", "-47", "-48")
+LATEST_SEEDS = tuple(f"-{seed}" for seed in range(32, 49))
 """Draws of which rows that earlier draws have are left out."""
 
 
