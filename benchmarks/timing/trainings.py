@@ -112,19 +112,24 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     return {
         "name": row.name,
         "workload": dict(row.mapping),
-        "gpu_seconds": own,
-        **({"gpu_at_paces": paced} if paced else {}),
-        "copied_seconds": copied,
-        "step_seconds": found.step_seconds,
-        "at_paces": {one.pace: one.step_seconds for one in found.at_paces},
-        "host_seconds": found.host_seconds,
-        "backward_share": found.backward_host_share,
+        "gpu_seconds": _rounded(own),
+        **({"gpu_at_paces": {pace: _rounded(seconds) for pace, seconds in paced.items()}} if paced else {}),
+        "copied_seconds": _rounded(copied),
+        "step_seconds": _rounded(found.step_seconds),
+        "at_paces": {one.pace: _rounded(one.step_seconds) for one in found.at_paces},
+        "host_seconds": _rounded(found.host_seconds),
+        "backward_share": _rounded(found.backward_host_share),
         "bound_by": found.bound_by,
         "launches": found.launches,
         "operators": {
             name: round(seconds * 1e6, 1) for name, seconds in Counter(by_operator).most_common(SHOWN_OPERATORS)
         },
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Return a number to seven digits, of which a stored prediction needs no more."""
+    return None if value is None else float(f"{value:.7g}")
 
 
 def own_seconds(measurement: dict[str, Any]) -> tuple[float, float]:
