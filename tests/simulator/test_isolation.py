@@ -304,19 +304,20 @@ def test_what_the_user_froze_is_counted_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class InterruptAfter:
-    """Sends Ctrl-C to this process after the given number of executed lines of the simulator."""
+    """Sends Ctrl-C to this process after the given number of executed lines of the simulator; notes these lines."""
 
     files = ("/simulator/process.py", "/simulator/isolation.py", "/simulator/driver.py", "/allocation/meta.py")
 
     def __init__(self, lines: int) -> None:
-        self.left = lines
+        self.after = lines
+        self.lines: list[tuple[str, int]] = []
 
     def __call__(self, frame: Any, event: str, arg: Any) -> Any:
         if not frame.f_code.co_filename.endswith(self.files):
             return None
         if event == "line":
-            self.left -= 1
-            if self.left == 0:
+            self.lines.append((frame.f_code.co_filename, frame.f_lineno))
+            if len(self.lines) == self.after:
                 signal.raise_signal(signal.SIGINT)
         return self
 
@@ -331,18 +332,27 @@ def open_with_trace(tracer: InterruptAfter) -> None:
         sys.settrace(None)
 
 
+def moments(lines: list[tuple[str, int]]) -> set[int]:
+    """Return when to interrupt: at the first and the last run of each line of isolation.py, and a few of the others."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for count, (path, line) in enumerate(lines, 1):
+        if path.endswith("/isolation.py"):
+            first.setdefault(line, count)
+            last[line] = count
+    return {*first.values(), *last.values(), *range(80, len(lines), len(lines) // 12)}
+
+
 def test_ctrl_c_at_any_line_leaves_nothing_behind() -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # CI may have it ignored
     try:
-        count = InterruptAfter(-1)
-        open_with_trace(count)
-        lines = -1 - count.left
-        assert lines > 1000
+        open_with_trace(count := InterruptAfter(-1))
+        assert len(moments(count.lines)) > 100
         before = snapshot()
-        for number in sorted({*range(2, 80, 6), *range(80, lines, lines // 12), *range(lines - 60, lines, 6)}):
+        for number in sorted(moments(count.lines)):
             with pytest.raises(KeyboardInterrupt):
                 open_with_trace(InterruptAfter(number))
-            assert differing(before, snapshot()) == {}, f"after line {number} of {lines}"
+            assert differing(before, snapshot()) == {}, f"after line {number}, {count.lines[number - 1]}"
     finally:
         signal.signal(signal.SIGINT, handler)
 

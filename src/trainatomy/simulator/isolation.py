@@ -19,13 +19,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from trainatomy.errors import SimulationError
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # which only the thread that holds it can release
 _owner: int | None = None
 """Identifier of the thread that holds ``_lock``."""
 
@@ -58,8 +58,7 @@ _FLAGS = {
 """Getters and setters of process-wide flags in ``torch._C``."""
 
 
-@contextlib.contextmanager
-def isolated() -> Iterator[None]:
+def isolated() -> contextlib.AbstractContextManager[None]:
     """Run one simulation: alone in the process, from PyTorch's default state, restoring the caller's state after it.
 
     Other threads that want to simulate wait.  Threads that use ``torch.cuda`` for something else meanwhile see the
@@ -68,25 +67,35 @@ def isolated() -> Iterator[None]:
     Raises:
         SimulationError: This thread is running a simulation already.
     """
-    with _exclusive(), preserved_state(), _neutral_state(), _without_collections():
-        yield
+
+    def enter(stack: contextlib.ExitStack) -> None:
+        _preserve_state(stack)
+        _use_defaults(stack)
+        _stop_collections(stack)
+
+    return patched(enter, None, _wait_for_others)
 
 
-@contextlib.contextmanager
-def _exclusive() -> Iterator[None]:
-    """Hold the lock of the process."""
+def _wait_for_others(stack: contextlib.ExitStack) -> None:
+    """Take the lock of the process, which the stack releases."""
     global _owner
     if _owner == threading.get_ident():
         raise SimulationError(
             "a simulation is already running in this thread: predict() was called by code that is itself being "
             "simulated, such as a model's forward or a factory.\nCall it before or after, or in another process"
         )
-    with _lock:
-        try:
-            _owner = threading.get_ident()
-            yield
-        finally:
-            _owner = None
+    stack.callback(_release)  # first: Ctrl-C may arrive as soon as the lock is taken
+    _lock.acquire()
+    _owner = threading.get_ident()
+
+
+def _release() -> None:
+    """Release the lock if this thread holds it."""
+    global _owner
+    if _owner == threading.get_ident():
+        _owner = None
+    with contextlib.suppress(RuntimeError):  # Ctrl-C arrived before it was taken
+        _lock.release()
 
 
 @contextlib.contextmanager
@@ -109,50 +118,48 @@ def interrupts_deferred() -> Iterator[None]:
             handler(*pending[0])
 
 
-@contextlib.contextmanager
-def patched(enter: Callable[[contextlib.ExitStack], None]) -> Iterator[None]:
-    """Let ``enter`` apply patches to a stack, and undo all of them when the block ends.
+Given = TypeVar("Given")
 
-    Ctrl-C is deferred while patches are applied and while they are removed.
+
+@contextlib.contextmanager
+def patched(
+    enter: Callable[[contextlib.ExitStack], None],
+    given: Given,
+    wait: Callable[[contextlib.ExitStack], None] = lambda stack: None,
+) -> Iterator[Given]:
+    """Let ``enter`` apply patches to a stack, and undo all of them when the block ends, also after Ctrl-C at any line.
+
+    Ctrl-C is deferred while patches are applied and while they are removed.  Where it arrives just before it is
+    deferred, the outer of the two ``finally`` removes them; closing twice does nothing.  A caller must return this
+    context manager instead of opening it in a generator of its own: Ctrl-C at the end of that one's block would leave
+    this one open.
+
+    Args:
+        enter: Called with the stack.
+        given: What the block is given.
+        wait: Called with the stack before ``enter``; Ctrl-C ends it.
     """
     stack = contextlib.ExitStack()
     try:
         try:
+            wait(stack)
             with interrupts_deferred():
                 enter(stack)
-            yield
+            yield given
         finally:
-            pass  # a Ctrl-C that arrives between the block and the next line is handled by the outer finally
-    finally:
-        try:
             with interrupts_deferred():
                 stack.close()
-        finally:
-            stack.close()  # a Ctrl-C may arrive before it is deferred; closing twice does nothing
-
-
-@contextlib.contextmanager
-def preserved_state() -> Iterator[None]:
-    """Restore the state of the process that training code is known to change."""
-    restorers = [
-        _keep_random_numbers(),
-        _keep_environment(),
-        _keep_log_levels(),
-        _keep_torch_settings(),
-        _keep_accelerate_state(),
-    ]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about a GPU that does not exist
-            yield
     finally:
-        try:
-            with interrupts_deferred():
-                for restore in restorers:
-                    restore()
-        finally:
-            for restore in restorers:  # a Ctrl-C may arrive before it is deferred; restoring twice does nothing
-                restore()
+        stack.close()
+
+
+def _preserve_state(stack: contextlib.ExitStack) -> None:
+    """Let the stack restore the state of the process that training code is known to change."""
+    keepers = (_keep_random_numbers, _keep_environment, _keep_log_levels, _keep_torch_settings, _keep_accelerate_state)
+    for keep in keepers:
+        stack.callback(keep())
+    stack.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")  # about a GPU that does not exist
 
 
 def _keep_random_numbers() -> Callable[[], None]:
@@ -264,28 +271,31 @@ def _keep_accelerate_state() -> Callable[[], None]:
     return restore
 
 
-@contextlib.contextmanager
-def _neutral_state() -> Iterator[None]:
-    """Start from PyTorch's defaults: the caller's autocast, ``no_grad`` or default device are not the training's."""
+def _use_defaults(stack: contextlib.ExitStack) -> None:
+    """Start from PyTorch's defaults: the caller's autocast, ``no_grad`` or default device are not the training's.
+
+    What ``_preserve_state`` keeps is restored there.
+    """
     from torch.utils import _device
 
     device = _device.CURRENT_DEVICE
-    if device is not None:
-        torch.set_default_device(None)
-    try:
-        for kind in _DEVICES:
-            torch.set_autocast_enabled(kind, False)
-        torch.set_default_dtype(torch.float32)
-        torch.set_num_threads(1)  # little runs on the host, such as joining a batch, and threads make that slower
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
+
+    def restore() -> None:
         if device != _device.CURRENT_DEVICE:
             torch.set_default_device(device)
 
+    stack.callback(restore)
+    if device is not None:
+        torch.set_default_device(None)
+    for kind in _DEVICES:
+        torch.set_autocast_enabled(kind, False)
+    torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(1)  # little runs on the host, such as joining a batch, and threads make that slower
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.enable_grad())
 
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
+
+def _stop_collections(stack: contextlib.ExitStack) -> None:
     """Keep Python from collecting cycles at moments that depend on this machine.
 
     What exists already is frozen, so that a collection that the training itself asks for (accelerate does) takes no
@@ -294,17 +304,11 @@ def _without_collections() -> Iterator[None]:
     """
     global _others_freeze
     if not gc.isenabled():
-        yield
         return
     # To count frozen objects is to visit each: a million of them take longer than a small simulation.
     _others_freeze = _others_freeze or gc.get_freeze_count() > 0
-    freeze = not _others_freeze
+    stack.callback(gc.enable)
     gc.disable()
-    if freeze:
+    if not _others_freeze:
+        stack.callback(gc.unfreeze)
         gc.freeze()
-    try:
-        yield
-    finally:
-        if freeze:
-            gc.unfreeze()
-        gc.enable()

@@ -116,11 +116,9 @@ class SimulatedProcess:
         """Allocations so far."""
         return self.recorder.trace
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[SimulatedProcess]:
+    def open(self) -> contextlib.AbstractContextManager[SimulatedProcess]:
         """Run the block in this process; all patches are undone after it, also after an exception or Ctrl-C."""
-        with patched(self._enter):
-            yield self
+        return patched(self._enter, self)
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         properties = DeviceProperties(self.name, self.total_memory, self.processor)
