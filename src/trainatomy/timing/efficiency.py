@@ -157,7 +157,8 @@ class EfficiencyPoints(Mapping[str, FamilyPoints]):
             self._priced[module] = [one for one in found if one is not None]
             others = {root_of(one.family) for one in self._priced[module]}.difference(FAMILIES.get(module, ()))
             if module and others:
-                raise ValueError(f"operators.cost.FAMILIES: {module} also returns families of {', '.join(others)}")
+                also = ", ".join(sorted(others))
+                raise ValueError(f"operators.cost.FAMILIES: {module} also returns families of {also}")
         return self._priced[module]
 
 
