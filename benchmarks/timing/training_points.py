@@ -33,7 +33,7 @@ from trainatomy.operators.cost.kernel import Chip  # noqa: E402
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost  # noqa: E402
 from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoint, price_point  # noqa: E402
 
-LEAST_SHARE = 0.003
+LEAST_SHARE = 0.005
 """Least share of a step's time that a call takes."""
 NEAR, ALIKE = 0.25, 0.07
 """Distance in doublings of size, and difference of log efficiencies, below which a call says nothing new."""
@@ -107,7 +107,8 @@ def _large_calls(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found, seen = [], set()
     for line in own:
         training, kind = line["training"], _PLACE.sub("", line["call"])
-        if shares[training, kind] < LEAST_SHARE * steps[training] or "_cudnn_rnn" in line["call"]:
+        is_composed = "bitsandbytes::" in line["call"] and line["kernels"] > 1  # a simulation records its parts
+        if shares[training, kind] < LEAST_SHARE * steps[training] or "_cudnn_rnn" in line["call"] or is_composed:
             continue
         if kind == line["call"] or (kind, line.get("tf32")) not in seen:
             found.append(line)

@@ -56,7 +56,7 @@ def test_channels_last_and_odd_parts_compute_where_each_number_goes() -> None:
     reordered = work(f"aten::cat({last},{last})->bf16[20,128,14,14|25088,1,1792,128];dim=1")
     odd = work("aten::cat(bf16[20,13],bf16[20,4])->bf16[20,17];dim=1")
     short = work("aten::stack(f32[16,32,8400,4],f32[16,32,8400,4])->f32[16,32,8400,2,4];dim=-2")
-    assert {one.family.partition(".")[0] for one in (reordered, odd, short)} == {"traffic"}
+    assert {one.family.partition(".")[0] for one in (reordered, odd, short)} == {"joined by number"}
 
 
 def test_stacked_tensors_are_joined_along_their_own_dimension() -> None:

@@ -291,8 +291,7 @@ def test_values_added_by_pairs_of_indices_take_a_warp_each():
 
 def test_an_index_that_occurs_often_is_added_one_after_the_other():
     few_rows = "aten::index_put(f32[80,64],i64[28363],f32[28363,64])->f32[80,64];accumulate=True"
-    measured = (218 * 310) ** 0.5  # in the cache or not; a held-out call, from which the time of a repetition is
-    assert seconds(few_rows) == pytest.approx(measured * 1e-6, rel=0.05)
+    assert 218e-6 < seconds(few_rows) < 310e-6  # measured in the cache and not, from which the time of a repetition is
     narrow = few_rows.replace(",64]", ",32]")  # all of an index are added before the row is written
     assert kernel_work(from_text(narrow), H200.chip).beside == 0
     many_rows = few_rows.replace("f32[80,", "f32[28363,")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # The next three were chosen by leaving out points of an H200's calibration and predicting them from the others.
 _NEAREST_POINTS = 6
-_SOFTENING = 0.3
+_SOFTENING = 0.05
 """Added to squared distances (in doublings of size), so that a point at distance 0 does not hide measurement noise."""
 _FAMILY_MEAN_WEIGHT = 0.03
 """Weight of the family's mean; it decides only far from every point."""

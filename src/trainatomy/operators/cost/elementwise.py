@@ -83,7 +83,7 @@ def pointwise(call: Call, chip: Chip) -> KernelWork:
     layout = _layout(call, result_array)
     if layout != "plain" and short != f"{_COPIED_FIRST}_":
         short = short.removesuffix("_")  # in place it is the same kernel
-    family = f"traffic.{layout}.{_width(call)}.{short}"
+    family = f"{'joined by number' if short in _JOINED else 'traffic'}.{layout}.{_width(call)}.{short}"
     copied = 2 * result_array.bytes if short == _COPIED_FIRST else 0
     passes = (("copy before numbers are replaced", copied),) if copied else ()
     work = memory_bound(family, chip, call, launches=1 + bool(copied), passes=passes)

@@ -61,12 +61,15 @@ def embedding(call: Call, chip: Chip) -> KernelWork:
     again = (indices.elements + rows * expm1(-indices.elements / rows)) * width
     repeated = indices.bytes - in_memory(indices)
     passes = tuple(each for each in (("broadcast indices", repeated), ("rows picked again", -again)) if each[1])
-    family = "table.embedding" if width % _ROW_BYTES == 0 else "table.embedding_by_number"
-    work = memory_bound(family, chip, call, passes=passes)
+    copying = contiguous_seconds(chip, indices) if repeated else 0.0
+    if width % _ROW_BYTES:
+        work, form = memory_bound("table.embedding_by_number", chip, call, passes=passes), _form()["by_number"]
+        seconds = form["start_seconds"] + work.bytes / (chip.bandwidth * form["bandwidth"])
+        return work._replace(seconds=seconds, beside=copying)
+    work = memory_bound("table.embedding", chip, call, passes=passes)
     reach = efficiency_of("table.embedding")
     moving = reach.kernel_seconds + work.bytes / (chip.bandwidth * reach.share)
     picking = indices.elements * float(_form()["row_seconds"]) / chip.multiprocessors
-    copying = contiguous_seconds(chip, indices) if repeated else 0.0
     return work._replace(seconds=max(moving, 1.2e-6 + picking), beside=copying)
 
 

@@ -36,12 +36,22 @@ _CALIBRATED_ROW = 512
 _COLUMNS, _ROWS_OF_TURN, _SHARED_ROWS = 32, 256, 64 * 1024
 """Columns of a block of layer norm's gradients of weight and bias, rows that it takes at a time, and rows from which on
 blocks share them."""
+_PAIR_THREADS = 256
+"""Threads of a pair of distances (``forward_threads`` in aten/src/ATen/native/cuda/DistanceKernel.cu)."""
 _INTEGER_BYTES = 8
 """Bytes of the numbers to which truth values are converted before they are added up."""
 _SHORT_ROW, _WARP = 128, 32
 """Numbers of rows from which on a thread reads several at once; threads of a warp."""
 _WARP_ROW = 1024
 """Softmax keeps rows up to this long in the registers of a warp (aten/src/ATen/native/cuda/PersistentSoftmax.cuh)."""
+
+
+def pairs(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of the distances of pairs of rows: a block of threads for each pair."""
+    work = memory_bound(f"pairs.{name_of(call)}", chip, call)
+    turns = ceil(call.inputs[0].shape[-1] / _PAIR_THREADS) * call.outputs[0].elements
+    form: dict[str, float] = read_yaml("efficiency.yaml")["pairs"]
+    return work._replace(seconds=form["start_seconds"] + turns * form["pair_seconds"] / chip.multiprocessors)
 
 
 def reduction(call: Call, chip: Chip) -> KernelWork:

@@ -11,8 +11,9 @@ Which kernels run:
 - *turns*: the same for small filters in 16 bits: eight groups and more, of more than 48 channels, and few rows. From
   three images on forward computes wider groups than 64 together, and backward others than these if it has no stride.
 - *direct*, *engine*: the gradient of the input of sequences with a stride, in TF32, by a kernel without tensor cores;
-  that of the weight by a product for each group.  *engine* is for fewer than three sequences, *group* from 16 on; in 16
-  bits such gradients are *group*, too.
+  that of the weight by a product for each group.  *engine* is for fewer than three sequences of groups of more than 48
+  channels, *group* from ten sequences on (nine trainings of SEW with 2 to 12 sequences, and random shapes with 2, 6 and
+  16); in 16 bits such gradients are *group*, too.
 - *cores*: without tensor cores (``implicit_convolve_sgemm``; gradients add atomically), up to 20 times as slow: 16 bits
   forward from a depth of 6 000 on, but for groups of 64 channels; 16 bits backward for groups above 64 channels, fewer
   than 16 groups, or fewer than four sequences (a WavLM with three on an H100, drawn ones with two and four on an H200);
@@ -32,7 +33,7 @@ from trainatomy.results.operations import Array, Call
 _LONG, _LONG_IN_FP32, _SHALLOW, _DEEP = 32, 16, 2048, 6000
 """Places of a filter from which on groups take turns, and in gradients in TF32; the depth that one kernel still covers,
 and the one that is too deep for tensor cores."""
-_NARROW, _EASY, _MOST_GROUPS, _FEWEST, _FEWEST_LONG, _MANY = 32, 64, 16, 3, 4, 16
+_NARROW, _EASY, _MOST_GROUPS, _FEWEST, _FEWEST_LONG, _MANY = 32, 64, 16, 3, 4, 10
 _ROW, _MANY_GROUPS, _WIDE, _FEW_ROWS = 3, 8, 48, 2**14
 """Dimensions of a row; from how many groups, of more than how many channels, groups of small filters take turns."""
 _LOAD, _TILE, _H200 = 64, 128, 132
@@ -69,7 +70,8 @@ def kind_of_turns(call: Call, tensors: tuple[Array, Array, Array], groups: int, 
     if precision not in ("half", "tf32"):
         return "together"
     if backward and strided:
-        return "group" if precision == "half" or x.shape[0] >= _MANY else "engine" if x.shape[0] < _FEWEST else "direct"
+        few = x.shape[0] < _FEWEST and width > _WIDE
+        return "group" if precision == "half" or x.shape[0] >= _MANY else "engine" if few else "direct"
     deep = width * places >= _DEEP
     if precision != "half":
         return "cores" if deep and backward else "group"

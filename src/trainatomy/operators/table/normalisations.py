@@ -58,7 +58,7 @@ BATCH_NORMS = family(
 # One kernel for all pairs, however the distance is measured.
 DISTANCES = family(
     Operator("", "normalisation", why="depends on the norm", launch="pointwise"),
-    row("_pdist_forward _cdist_forward"),
+    row("_pdist_forward _cdist_forward", cost="reduction:pairs"),
     row("_pdist_backward", allocates="distances:pdist_backward"),
     row("_cdist_backward", allocates="distances:cdist_backward"),
 )
