@@ -44,10 +44,10 @@ def sets() -> dict[str, Families]:
     known |= {"usual and remaining": known["usual"] | remaining}
     quantised = {
         name: settings
-        for families in known.values()
+        for set_name, families in known.items()
         for models in families.values()
         for name, settings in models.items()
-        if "quantization" in settings.get("model", {})
+        if set_name != "quantised later" and "quantization" in settings.get("model", {})
     }
     known["quantised"] = {"quantised": quantised}
     others = [known[name] for name in ("never timed", "further", "others", "latest", "coming")]

@@ -16,7 +16,7 @@ from trainatomy.timing.chips import chip_of
 from trainatomy.workload.schema import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
-LATEST_SEEDS = tuple(f"-{seed}" for seed in range(32, 49))
+LATEST_SEEDS = tuple(f"-{seed}" for seed in range(32, 51))
 """Draws of which rows that earlier draws have are left out."""
 
 
@@ -175,6 +175,8 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
         ("-46", drawing.drawn(46, 12, sets["usual"])),
         ("-47", _of_all_kinds(drawing, sets, 47, usual=36, wide=5, networks=0, others=34)),
         ("-48", drawing.drawn(48, 24, sets["usual"])),
+        ("-49", _of_all_kinds(drawing, sets, 49, usual=36, wide=5, networks=0, others=34, quantised="quantised later")),
+        ("-50", drawing.drawn(50, 27, sets["usual"])),
     ):
         before = [row for name, row in rows.items() if not name.endswith(LATEST_SEEDS) or name[-3:] < seed]
         before += calls if seed > "-44" else []  # whose calls became points before these were drawn
@@ -183,11 +185,19 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
 
 
 def _of_all_kinds(
-    drawing: Any, sets: Any, seed: int, *, usual: int, wide: int, networks: int, others: int
+    drawing: Any,
+    sets: Any,
+    seed: int,
+    *,
+    usual: int,
+    wide: int,
+    networks: int,
+    others: int,
+    quantised: str = "quantised",
 ) -> dict[str, Any]:
     found: dict[str, Any] = drawing.drawn(seed, usual, sets["usual"]) | drawing.wide(seed, wide)
     found |= drawing.networks(seed, networks) | drawing.drawn(seed, others, sets["all others"])
-    return found | drawing.drawn(seed, 3, sets["quantised"])
+    return found | drawing.drawn(seed, 3, sets[quantised])
 
 
 def test_groups_that_are_convolved_one_after_the_other_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
