@@ -36,8 +36,8 @@ from trainatomy.results.operations import Array, Call
 _TILE, _WEIGHTS_TILE, _PADDING = 32, 128, 32
 """Sides of the tiles of a time step's products and of those of weights; hidden states of fused layers are padded to
 multiples of the last."""
-_REGISTERS = 65536
-"""32-bit registers of a multiprocessor: what exceeds them is read again at each step."""
+_REGISTERS, _REGISTER_BYTES = 65536, 4
+"""32-bit registers of a multiprocessor: what exceeds them is read again at each step, for each sample."""
 
 
 class _AtOnce(NamedTuple):
@@ -106,8 +106,15 @@ def _fused_seconds(chip: Chip, one: Recurrence) -> float:
     even = form["start_even"] if padded == one.hidden else 0.0
     start = form["start"] + (form["start_weights"] + even) * weights
     step = form["step"] + form["step_weights"] * weights
-    step += form["full"] * (weights >= 1) + form["beyond"] * max(weights - 1, 0)
+    step += form["full"] * (weights >= 1)
     step *= form["half"] if one.kind == "half" else 1
+    if one.mode == "RNN" and weights > 1:
+        spilled = _form()["fused"]["spilled"]
+        step += spilled["microseconds"] + spilled["beyond"] * (weights - 1)
+        read = min(one.batch, chip.multiprocessors) * (weights - 1) * _REGISTERS * _REGISTER_BYTES
+        step = max(step, read / (chip.bandwidth * spilled["bandwidth"]) * 1e6)
+    else:
+        step += form["beyond"] * max(weights - 1, 0) * (form["half"] if one.kind == "half" else 1)
     return float(ceil(one.batch / chip.multiprocessors) * (start + one.steps * step) * 1e-6)
 
 
