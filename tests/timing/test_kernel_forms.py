@@ -275,3 +275,21 @@ def test_only_the_first_blocks_of_a_batch_norm_wait_for_the_kernel_to_start() ->
     )
     rounds = 62272 / (132 * 4)
     assert many.seconds < rounds * 3.6e-6  # with the start of the kernel in each round: 4.8e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "microseconds"),
+    [
+        ("aten::_cdist_forward(f32[700,4],f32[49,4])->f32[700,49];p=1.0", "pairs._cdist_forward", 47.1),
+        ("aten::_cdist_forward(f32[1500,4],f32[35,4])->f32[1500,35];p=1.0", "pairs._cdist_forward", 71.3),
+        ("aten::embedding(f32[32,6],i64[400,400])->f32[400,400,6]", "table.embedding_by_number", 5.4),
+        ("aten::embedding(f32[12425,10],i64[3072])->f32[3072,10]", "table.embedding_by_number", 6.5),
+        ("aten::where(b8[1,1,64,64],f32[1,6,64,64],f32[])->f32[1,6,64,64]", "traffic.broadcast.32.where", 2.3),
+    ],
+)
+def test_pairs_and_rows_that_are_picked_by_number_have_prices_of_their_own(
+    text: str, family: str, microseconds: float
+) -> None:
+    """Calls of trainings on an H200: distances had been in the family of the others, which took 20 times as long."""
+    assert kernel_work(from_text(text), H200.chip).family == family
+    assert kernel_cost(from_text(text), H200).seconds == pytest.approx(microseconds * 1e-6, rel=0.5)
