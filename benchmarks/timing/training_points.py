@@ -5,6 +5,7 @@ measured.  Nearly all calls of a training say what another has said, so only the
 
 - calls that take at least a share of their step (``LEAST_SHARE``), those that differ in an index alone taken together;
 - of these, calls that differ from each earlier point of their family in size or in efficiency (``NEAR``, ``ALIKE``);
+- no addition by an index whose places occur so often that its time depends on how often each does (``MOST_AGAIN``);
 - no matrix product of a kind that has no points: the sizes of its parent family say more than few of its own;
 - no matrix product or convolution that contradicts the points around it, unless another training confirms it: cuDNN and
   cuBLAS run another kernel for a single shape, which says nothing about its neighbours.
@@ -39,6 +40,8 @@ NEAR, ALIKE = 0.25, 0.07
 """Distance in doublings of size, and difference of log efficiencies, below which a call says nothing new."""
 SURPRISING, CONFIRMED, AROUND = 0.5, 0.25, 1.5
 """A log ratio to today's price that asks for another call, how near that must be in log efficiency, and in size."""
+MOST_AGAIN = 100
+"""Indices for each place of a tensor from which on the time of adding values by them depends on their values."""
 CHOOSING = ("apart", "convolution", "grouped", "matmul")
 """Beginnings of families whose library chooses among kernels."""
 _PLACE = re.compile(r";(index|start|end)=-?\d+")
@@ -127,6 +130,8 @@ def _measured(calibration: Calibration, chip: Chip, lines: list[dict[str, Any]])
         key = (drawn_kernels.without_step(line["call"]), tf32)
         if family is None or family.startswith("transfer") or key in known or drawn_kernels.fell_back(line, chip):
             continue
+        if family == "table.accumulated" and _repetitions(line["call"]) > MOST_AGAIN:
+            continue
         known.add(key)
         entry = {"call": line["call"], "us": line["us"], "kernels": round(line["kernels"])}
         entry |= {"tf32": True} if tf32 else {}
@@ -134,6 +139,12 @@ def _measured(calibration: Calibration, chip: Chip, lines: list[dict[str, Any]])
         if (priced := price_point(0, point, chip)) is not None:
             found.append(Measured(line["training"], entry, point, priced.family, priced.point))
     return found
+
+
+def _repetitions(text: str) -> float:
+    """Return how many indices of an addition by an index there are for each place of its tensor."""
+    table, indices = from_text(text).inputs[:2]
+    return indices.elements / max(table.shape[0], 1)
 
 
 def _surprising(
