@@ -22,6 +22,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "communication": ("communication",),
     "convolution": ("convolution", "strided groups"),
     "elementwise": ("copied", "glu", "glu_backward", "rearranged", "softplus", "traffic"),
+    "embedding": ("table",),
     "group_norm": ("normalisation",),
     "indexing": ("copied", "sort", "table", "traffic"),
     "joining": ("joined", "joined by number"),

@@ -60,8 +60,8 @@ GATHERS = family(
     row("masked_scatter_backward", sync="shape", allocates="indexing:masked_scatter_backward"),
     row("_unsafe_index", launch="pointwise", cost=""),
     row("nonzero", sync="shape", reads="all", cost="elementwise:pointwise", allocates="indexing:nonzero"),
-    row("embedding", cost="indexing:embedding", allocates="embedding:embedding"),
-    row("_embedding_bag", cost="indexing:embedding_bag", reads="all"),
+    row("embedding", cost="embedding:embedding", allocates="embedding:embedding"),
+    row("_embedding_bag", cost="embedding:embedding_bag", reads="all"),
     row("embedding_bag one_hot", group=None, flop=None, why="", reads="all", cost=""),
 )
 
@@ -75,10 +75,10 @@ SCATTERS = family(
     Operator("", "elementwise", 1, "additions into the rows", launch="index", cost="indexing:scattered"),
     row(
         "embedding_dense_backward",
-        cost="indexing:embedding_backward",
+        cost="embedding:embedding_backward",
         allocates="embedding:embedding_dense_backward",
     ),
-    row("_embedding_bag_backward _embedding_bag_dense_backward", cost="indexing:embedding_bag_backward"),
+    row("_embedding_bag_backward _embedding_bag_dense_backward", cost="embedding:embedding_bag_backward"),
     row("index_put _index_put_impl", allocates="indexing:index_put"),
     row("index_add scatter_add scatter_reduce"),
     row("index_copy", launch="pointwise"),
