@@ -36,7 +36,7 @@ def test_a_calibration_in_a_folder_is_the_same_as_in_a_file(tmp_path: Path) -> N
     folder.mkdir()
     for path in (folder, file):
         write(dict(known.content), path)
-    assert {"calibration.json", "convolution.json", "convolution_backward.json"} < {
+    assert {"calibration.json", "convolution.json", "convolution_backward_16.json"} < {
         one.name for one in folder.iterdir()
     }
     whole = load(folder)

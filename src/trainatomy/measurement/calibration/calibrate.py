@@ -296,10 +296,12 @@ def write(calibration: dict[str, Any], path: Path) -> None:
 
 
 def _kind(call: str) -> str:
-    """Return the name of the file of a call's points: that of its cost module, and forward and backward of products."""
-    operator = call.partition("(")[0]
+    """Return the name of the file of a call's points: that of its cost module; several for convolutions."""
+    operator, _, operands = call.partition("(")
     kind = cost_module(operator) or "other"
-    return f"{kind}_backward" if kind == "convolution" and operator.endswith("backward") else kind
+    if kind != "convolution" or not operator.endswith("backward"):
+        return kind
+    return f"{kind}_backward_{'32' if operands.startswith('f32') else '16'}"
 
 
 def _write(content: dict[str, Any], path: Path) -> None:
