@@ -21,8 +21,8 @@ _PLAIN_STEPS, _PLAIN_PARTS = 32, 8
 """Time steps of plain layers beyond which there are so many parts."""
 _STEPS_OF_PART = {"forward": ((64, 4), (32, 8)), "backward": ((96, 2), (16, 4), (0, 8))}
 """Time steps of a part above a batch; in forward of LSTMs and GRUs."""
-_MOST_PARTS = 32
-"""Parts in backward, beyond which each has twice as many steps."""
+_MOST_PARTS = 40
+"""Parts in backward, beyond which each has twice as many steps: 35 are not too many, 50 are."""
 _STEP_LAUNCHES, _SPLIT_LAUNCHES = 2, 3
 """Kernels of a time step; of those whose product splits its depth, which takes a fill before it or a sum after it."""
 _SPLIT_TILE, _SHALLOW, _FEWEST_TILES, _MOST_TILES = 64, 768, 16, {"gated": 35, "RNN": 52}

@@ -136,8 +136,9 @@ def _kernels_at_once(chip: Chip, one: Recurrence) -> _AtOnce:
         most = 1 + share * product / (product + half_us)
         overlap = min(max(product - form["gates_share"] * launch_us, 0.0), gates)
         fewest = min(1 + overlap / product, most)
-    middle, spread = form["behind"]
-    behind = NormalDist(log(middle), spread).cdf(log(alone / launch_us))
+    middle, spread = form["behind"]["both" if both else "stack"]
+    busy = alone if both else alone + _inputs_of_a_step_seconds(chip, one) * 1e6
+    behind = NormalDist(log(middle), spread).cdf(log(busy / launch_us))
     beside = (most - fewest) * behind
     return _AtOnce(fewest + beside, most, 1 + beside * form["inputs"]["both" if both else "stack"])
 
@@ -182,6 +183,12 @@ def _inputs_seconds(chip: Chip, one: Recurrence, pair: tuple[Array, Array], besi
         of_part = recurrent_product_seconds(part, beside, chip.multiprocessors)
         of_data = one.parts * of_part * longer_than_measured(chip, "products")
     return of_data
+
+
+def _inputs_of_a_step_seconds(chip: Chip, one: Recurrence) -> float:
+    """Return what the products of the inputs of a layer of a stack take for each time step, which wait for them."""
+    alone = sum(_inputs_seconds(chip, one, pair, 1.0) for pair in one.pairs)
+    return alone / (len(one.pairs) * one.steps) if one.layers > 1 else 0.0
 
 
 def _weights_seconds(chip: Chip, one: Recurrence) -> float:
