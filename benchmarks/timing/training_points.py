@@ -14,7 +14,6 @@ measured.  Nearly all calls of a training say what another has said, so only the
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections import defaultdict
@@ -26,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))
 
 import drawn_kernels  # noqa: E402
+import trainings  # noqa: E402
 
 from trainatomy.catalog.calibrations import Calibration, Point, load  # noqa: E402
 from trainatomy.catalog.calls import from_text, has_host_memory, to_text  # noqa: E402
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--fit-only", action="store_true", help="leave out the trainings that are held out")
     options = parser.parse_args()
     calibration = load(options.calibration)
-    lines = [json.loads(line) for path in options.files for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line for path in options.files for line in trainings.lines(path)]
     if options.fit_only:
         lines = [line for line in lines if line.get("split") != drawn_kernels.HELD_OUT]
     found = new_points(calibration, lines)
