@@ -84,23 +84,27 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     """Return the predicted times of a simulated training."""
     from recurrent_times import RECURRENT, recurrent_seconds
 
+    from trainatomy.catalog.hosts import reference_host
     from trainatomy.prediction import replayed_as, time_of
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
     from trainatomy.timing.launch import batch_bytes
+    from trainatomy.workload.loops import loop_of
 
     found = time_of(workload, simulation, driver_calls, None, paces=PACES)
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
     gpu = workload.resolve_gpu()
     model = cost_model_of(gpu, tf32=tf32)
-    operations, copied = simulation.operations, 0.0
+    operations, copied, copied_bytes = simulation.operations, 0.0, 0
     by_operator: dict[str, float] = defaultdict(float)
     for one in operations.operations:
         call = operations.calls[one.call]
         seconds = kernel_cost(call, model).seconds * one.repeats
-        if batch_bytes(call):
-            copied += seconds
+        if own_bytes := batch_bytes(call):
+            copied, copied_bytes = copied + seconds, copied_bytes + own_bytes * one.repeats
             continue
         by_operator[call.name] += seconds
+    loop = loop_of(workload).cpu_costs
+    collating = reference_host().microseconds["batch_byte"][loop] * 1e-6 if workload.data.factory is None else 0.0
     own, paced = sum(by_operator.values()), dict[str, float]()
     if recurrent := sum(seconds for name, seconds in by_operator.items() if RECURRENT in name):
         known = replayed_as(workload, simulation).items()
@@ -115,6 +119,7 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
         "gpu_seconds": _rounded(own),
         **({"gpu_at_paces": {pace: _rounded(seconds) for pace, seconds in paced.items()}} if paced else {}),
         "copied_seconds": _rounded(copied),
+        "collated_seconds": _rounded(copied_bytes * collating),
         "step_seconds": _rounded(found.step_seconds),
         "at_paces": {one.pace: _rounded(one.step_seconds) for one in found.at_paces},
         "host_seconds": _rounded(found.host_seconds),
@@ -161,14 +166,16 @@ def _between(quiet: float, at_paces: dict[str, float], pace: float) -> float:
 def bound_at(line: dict[str, Any], pace: float) -> str:
     """Return what bounds the predicted step at a pace of the host: the host, if most of a slower pace shows in it.
 
-    Copies of batches from pageable memory are the host's as well, although they grow less than the pace.
+    Copies of batches from pageable memory are the host's as well, and copies of samples into batches, although they
+    grow less than the pace.
     """
     from trainatomy.catalog.hosts import reference_host
 
     slower, quicker = pace * PACE_STEP, pace / PACE_STEP
     grown = log(at_pace(line, slower) / at_pace(line, quicker)) / log(slower / quicker)
     exponent = reference_host().copy_exponent
-    copied_share = line["copied_seconds"] * pace**exponent / at_pace(line, pace)
+    copied = line["copied_seconds"] + line.get("collated_seconds", 0.0)
+    copied_share = copied * pace**exponent / at_pace(line, pace)
     return "host" if grown + (1 - exponent) * copied_share > 0.5 else "GPU"
 
 

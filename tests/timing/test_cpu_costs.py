@@ -17,7 +17,14 @@ from trainatomy.results.host_pace import HostPace
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
 from trainatomy.timing.host_costs import PARTS, by_one_thread, cpu_costs
-from trainatomy.timing.launch import backward_share, batch_bytes, cpu_seconds_by_phase, launch_seconds, loop_seconds
+from trainatomy.timing.launch import (
+    backward_share,
+    batch_bytes,
+    cpu_seconds_by_phase,
+    kind_of,
+    launch_seconds,
+    loop_seconds,
+)
 from trainatomy.timing.step import predict_step_time
 
 
@@ -110,6 +117,20 @@ def test_each_phase_takes_the_median_of_its_rounds(monkeypatch: pytest.MonkeyPat
 )
 def test_what_a_call_copies_to_the_gpu(text: str, copied: int) -> None:
     assert batch_bytes(from_text(text)) == copied
+
+
+def test_copying_samples_grows_less_than_the_pace_and_padding_them_in_python_as_much() -> None:
+    known = reference_host()
+    quiet, slow = (cpu_costs(known.microseconds, None, pace, 1.0, known.copy_exponent) for pace in (1.0, 2.0))
+    ratios = {loop: slow.batch_byte[loop] / quiet.batch_byte[loop] for loop in ("trainer", "pytorch", "trl")}
+    assert ratios == pytest.approx({"trainer": 2**0.46, "pytorch": 2**0.46, "trl": 2.0})
+
+
+def test_indices_of_tensors_cost_less_than_the_embedding_of_a_models_beginning() -> None:
+    picked = kind_of(from_text("aten::index(f32[48,16],i64[5])->f32[5,16]"))
+    embedded = kind_of(from_text("aten::embedding(f32[48,16],i64[5])->f32[5,16]"))
+    costs = cpu_costs(reference_host().microseconds)
+    assert costs.graph[picked] < 0.4 * costs.graph[embedded]
 
 
 def test_large_batches_have_their_own_factor() -> None:

@@ -22,8 +22,8 @@ class Host:
             the probe's name.
         backward_probe_shares: Share of that time on autograd's thread, by the probe's name.
         pace_exponents: Power of the probe's time with which a step's CPU time grows, by the probe's name.
-        copy_exponent: Power of the pace with which copies of batches from pageable memory take longer: the driver's
-            threads on the CPU make them.
+        copy_exponent: Power of the pace with which copies of samples into batches take longer, and copies of batches
+            from pageable memory, which the driver's threads on the CPU make.
         recurrent_exponent: Power of the pace with which cuDNN takes longer to launch the kernels of recurrent networks.
     """
 

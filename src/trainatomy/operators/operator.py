@@ -25,6 +25,7 @@ LaunchKind = Literal[
     "recurrent",
     "dropout",
     "index",
+    "advanced_index",
     "list",
     "library",
     "quantised",

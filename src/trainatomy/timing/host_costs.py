@@ -115,6 +115,8 @@ PARTS = {
     "batch": ("batch_byte",),
 }
 """Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
+PYTHON_COLLATING = frozenset({"trl"})
+"""Loops whose batches are made of lists of tokens, in Python; others copy samples."""
 
 
 def cpu_costs(
@@ -122,6 +124,7 @@ def cpu_costs(
     factors: Mapping[str, float] | None = None,
     pace: float = 1.0,
     recurrent_exponent: float = 1.0,
+    copy_exponent: float = 1.0,
 ) -> CPUCosts:
     """Build the costs from microseconds as in ``hosts.yaml``.
 
@@ -130,6 +133,7 @@ def cpu_costs(
         factors: What each of ``PARTS`` is multiplied by.
         pace: What all of ``PARTS`` are multiplied by besides.
         recurrent_exponent: Power of the pace with which ``recurrent_launch`` grows.
+        copy_exponent: Power of the pace with which ``batch_byte`` grows, but for loops of ``PYTHON_COLLATING``.
     """
     shares = {name: microseconds[name] for name in ("without_graph", "recomputed", "looped", "after_wait")}
     costs = _scaled(microseconds, 1e-6) | shares
@@ -137,6 +141,10 @@ def cpu_costs(
         factor = (factors or {}).get(part, 1.0) * pace
         costs |= {name: _scaled(costs[name], factor) for name in names}
     costs["recurrent_launch"] = _scaled(costs["recurrent_launch"], pace ** (recurrent_exponent - 1))
+    costs["batch_byte"] = {
+        loop: seconds if loop in PYTHON_COLLATING else seconds * pace ** (copy_exponent - 1)
+        for loop, seconds in costs["batch_byte"].items()
+    }
     return CPUCosts(**costs)
 
 

@@ -309,7 +309,7 @@ def _cpu_costs(calibration: Calibration | None, pace: float = 1.0) -> tuple[CPUC
     factors, name = dict.fromkeys(PARTS, known.quiet), known.name
     if (section := _host_section(calibration)) is not None:
         factors, name = {**factors, **section.get("factors", {})}, f"as calibrated, beside {known.name}"
-    return cpu_costs(known.microseconds, factors, pace, known.recurrent_exponent), name
+    return cpu_costs(known.microseconds, factors, pace, known.recurrent_exponent, known.copy_exponent), name
 
 
 def probe_seconds(calibration: Calibration | None) -> dict[str, float]:

@@ -53,7 +53,7 @@ RANDOM = family(
 
 GATHERS = family(
     Operator("", "elementwise", 0, "rows are picked", reads="rows", launch="index", cost="indexing:gathered"),
-    row("index", allocates="indexing:index"),
+    row("index", launch="advanced_index", allocates="indexing:index"),
     row("index_select gather"),
     row("take", launch="pointwise"),
     row("masked_select", sync="shape", allocates="indexing:masked_select"),
