@@ -7,8 +7,8 @@ measured.  Nearly all calls of a training say what another has said, so only the
 - of these, calls that differ from each earlier point of their family in size or in efficiency (``NEAR``, ``ALIKE``);
 - no addition by an index whose places occur so often that its time depends on how often each does (``MOST_AGAIN``);
 - no matrix product of a kind that has no points: the sizes of its parent family say more than few of its own;
-- no matrix product or convolution that contradicts the points around it, unless another training confirms it: cuDNN and
-  cuBLAS run another kernel for a single shape, which says nothing about its neighbours.
+- matrix products and convolutions that contradict the points around them, unless another training confirms them, and
+  those that a library's fall-back ran become local points: cuDNN and cuBLAS run another kernel for few shapes.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ MOST_AGAIN = 100
 """Indices for each place of a tensor from which on the time of adding values by them depends on their values."""
 CHOOSING = ("apart", "convolution", "grouped", "matmul")
 """Beginnings of families whose library chooses among kernels."""
+_LOCAL = {"local": True}
+"""What an entry says of a point that counts for sizes near its own only (``catalog.calibrations.Point``)."""
 _PLACE = re.compile(r";(index|start|end)=-?\d+")
 
 
@@ -90,8 +92,10 @@ def new_points(calibration: Calibration, lines: list[dict[str, Any]]) -> list[Me
     surprising = _surprising(calibration, measured, known)
     found = []
     for place, one in enumerate(measured):
+        if place in surprising:
+            one = one._replace(entry=one.entry | _LOCAL, says=one.says._replace(local=True))
         is_of_new_kind = one.family.startswith(PRODUCTS) and not known[one.family]
-        if place in surprising or is_of_new_kind or any(_is_like(one.says, other) for other in known[one.family]):
+        if is_of_new_kind or any(_is_like(one.says, other) for other in known[one.family]):
             continue
         known[one.family].append(one.says)
         found.append(one)
@@ -120,7 +124,7 @@ def _large_calls(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _measured(calibration: Calibration, chip: Chip, lines: list[dict[str, Any]]) -> list[Measured]:
-    """Return the points of calls that the calibration lacks, but those that a library's fall-back ran."""
+    """Return the points of calls that the calibration lacks; those that a library's fall-back ran are local."""
     known = {(drawn_kernels.without_step(point.text), point.tf32) for point in calibration.points}
     found = []
     for line in lines:
@@ -128,14 +132,15 @@ def _measured(calibration: Calibration, chip: Chip, lines: list[dict[str, Any]])
         tf32 = line.get("tf32", False)
         family = drawn_kernels.family_of(line, chip)
         key = (drawn_kernels.without_step(line["call"]), tf32)
-        if family is None or family.startswith("transfer") or key in known or drawn_kernels.fell_back(line, chip):
+        if family is None or family.startswith("transfer") or key in known:
             continue
         if family == "table.accumulated" and _repetitions(line["call"]) > MOST_AGAIN:
             continue
         known.add(key)
         entry = {"call": line["call"], "us": line["us"], "kernels": round(line["kernels"])}
         entry |= {"tf32": True} if tf32 else {}
-        point = Point(entry["call"], entry["us"], None, entry["kernels"], tf32)
+        entry |= _LOCAL if drawn_kernels.fell_back(line, chip) else {}
+        point = Point(entry["call"], entry["us"], None, entry["kernels"], tf32, "local" in entry)
         if (priced := price_point(0, point, chip)) is not None:
             found.append(Measured(line["training"], entry, point, priced.family, priced.point))
     return found
@@ -159,6 +164,7 @@ def _surprising(
     def is_confirmed(one: Measured) -> bool:
         return any(
             other.training != one.training
+            and not other.says.local
             and abs(other.says.log_efficiency - one.says.log_efficiency) < CONFIRMED
             and _distance(other.says, one.says) < AROUND
             for other in by_family[one.family]
@@ -166,17 +172,17 @@ def _surprising(
 
     found = set()
     for place, one in enumerate(measured):
-        if not one.family.startswith(CHOOSING):
+        if not one.family.startswith(CHOOSING) or one.says.local:
             continue
         price = kernel_cost(one.point.call, models[one.point.tf32]).seconds
-        is_far = not any(_distance(other, one.says) < AROUND for other in known[one.family])
+        is_far = not any(_distance(other, one.says) < AROUND for other in known[one.family] if not other.local)
         if abs(log(one.point.hot * 1e-6 / price)) >= SURPRISING and not is_far and not is_confirmed(one):
             found.add(place)
     return found
 
 
 def _is_like(one: EfficiencyPoint, other: EfficiencyPoint) -> bool:
-    same_kernels = one.kernels == other.kernels
+    same_kernels = one.kernels == other.kernels and one.local == other.local
     return same_kernels and abs(one.log_efficiency - other.log_efficiency) < ALIKE and _distance(one, other) < NEAR
 
 

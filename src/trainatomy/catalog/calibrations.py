@@ -34,6 +34,7 @@ class Point(NamedTuple):
         cold: Microseconds with the L2 cache full of other data, where measured.
         kernels: Number of kernels.
         tf32: fp32 products could use TF32.
+        local: A library ran another kernel than for sizes around it: the point counts for sizes near its own only.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Point(NamedTuple):
     cold: float | None
     kernels: int
     tf32: bool
+    local: bool = False
 
     @property
     def call(self) -> Call:
@@ -231,6 +233,7 @@ def _point(entry: Mapping[str, Any]) -> Point:
         None if cold is None else _measured(cold),
         int(entry["kernels"]),
         bool(entry.get("tf32", False)),
+        bool(entry.get("local", False)),
     )
 
 

@@ -108,7 +108,7 @@ class CostModel:
             near = self.points.get(work.family.rpartition(".")[0], FamilyPoints())
         if not work.launches or len(near) < _MIN_POINTS or work.family.startswith("list"):
             return work.launches
-        return near.nearest(work.features, 1)[0][1].kernels
+        return next((point.kernels for _, point in near.nearest(work.features, 1)), work.launches)
 
     def efficiency(self, work: KernelWork) -> float:
         """Return predicted over physical time (1 where no calibration covers the family)."""

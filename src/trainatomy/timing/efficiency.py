@@ -28,12 +28,29 @@ _OF_LAST_RESULT = frozenset({"aten::native_group_norm", "aten::upsample_bilinear
 """Operators that read only what the kernel before wrote, and whose formula knows how much the cache holds of it."""
 
 
+_REACH = 0.25
+"""Squared distance up to which a local point counts.
+
+Of 6,634 convolutions in trainings, priced without what their own said, the mean error of the logarithm falls from 0.132
+without such points to 0.122 with this reach, and to as much without a limit, but then 72 instead of 67 of 458 trainings
+are off by more than 12 % in their convolutions, 75 without such points.
+"""
+
+
 class EfficiencyPoint(NamedTuple):
-    """A calibration point: its position in feature space, log(measured / physical time), and its number of kernels."""
+    """A calibration point.
+
+    Attributes:
+        features: Its position in feature space.
+        log_efficiency: Logarithm of its measured over its physical time.
+        kernels: Its number of kernels.
+        local: It counts for sizes near its own only.
+    """
 
     features: tuple[float, ...]
     log_efficiency: float
     kernels: int
+    local: bool = False
 
 
 class FamilyPoints(tuple[EfficiencyPoint, ...]):
@@ -41,8 +58,9 @@ class FamilyPoints(tuple[EfficiencyPoint, ...]):
 
     @cached_property
     def mean(self) -> float:
-        """Mean log efficiency."""
-        return sum(point.log_efficiency for point in self) / len(self)
+        """Mean log efficiency of the points that are not local."""
+        found = [point.log_efficiency for point in self if not point.local]
+        return sum(found) / max(len(found), 1)
 
     @cached_property
     def _by_first(self) -> tuple[list[float], list[tuple[int, EfficiencyPoint]]]:
@@ -53,8 +71,8 @@ class FamilyPoints(tuple[EfficiencyPoint, ...]):
     def nearest(self, features: tuple[float, ...], count: int) -> list[tuple[float, EfficiencyPoint]]:
         """Return the points nearest to some features with their squared distances, nearest first.
 
-        Of equally near points the first of the calibration come first.  The search goes outwards from the first
-        feature, until what follows is farther away by that feature alone.
+        Local points that are too far are left out.  Of equally near points the first of the calibration come first.
+        The search goes outwards from the first feature, until what follows is farther away by that feature alone.
         """
         firsts, order = self._by_first
         at = features[0] if features else 0.0
@@ -72,6 +90,8 @@ class FamilyPoints(tuple[EfficiencyPoint, ...]):
             else:
                 above += 1
             distance = sum((a - b) ** 2 for a, b in zip(point.features, features, strict=False))
+            if point.local and distance > _REACH:
+                continue
             if len(found) < count or (distance, place) < found[-1][:2]:
                 insort(found, (distance, place, point))
                 del found[count:]
@@ -169,7 +189,7 @@ def price_point(place: int, point: Point, chip: Chip) -> PricedPoint | None:
     if not work.launches or seconds <= 0:
         return None
     own = max(seconds - work.beside, _LEAST_OWN * seconds)
-    entry = EfficiencyPoint(work.features, log(own / physical_seconds(work, chip)), point.kernels)
+    entry = EfficiencyPoint(work.features, log(own / physical_seconds(work, chip)), point.kernels, point.local)
     return PricedPoint(place, work.family, entry, work.rate, work.flop / (chip.rate(work.rate) * seconds))
 
 

@@ -151,13 +151,19 @@ def _kind(call: Call, weight: Array) -> str:
 
 
 def _likeness(call: Call, x: Array, weight: Array) -> tuple[float, ...]:
-    """Return what decides cuDNN's kernel besides sizes: places of the weight, stride, and the channels' alignment.
+    """Return what decides cuDNN's kernel besides sizes: places of the weight, stride, the channels' alignment, bf16.
 
-    The weights (2 for a stride, 0.7 for a power of two that divides the channels) were chosen by leaving points out.
+    The weights (2 for a stride, 0.7 for a power of two that divides the channels, 0.4 for bf16 beside fp16) were chosen
+    by leaving points out.
     """
     stride = max(whole_numbers(number(call, "stride", "1")) or [1])
     aligned = (log2(min(channels & -channels, _MOST_ALIGNED)) for channels in (x.shape[1], weight.shape[0]))
-    return log2(prod(weight.shape[2:])), 2 * log2(stride), *(0.7 * each for each in aligned)
+    return (
+        log2(prod(weight.shape[2:])),
+        2 * log2(stride),
+        *(0.7 * each for each in aligned),
+        0.4 * (x.dtype == "bfloat16"),
+    )
 
 
 def _form(call: Call, x: Array, weight: Array, groups: int, turns: str, ways: tuple[str, ...], *, deep: bool) -> str:
