@@ -85,9 +85,10 @@ def parts_of(operations: Any, loop: str, *, collated: bool = True) -> Parts:
     for phase, calls in operations.module_calls.items():
         share, name = (COSTS["recomputed"], "recomputed") if phase == "recompute" else (1.0, "module_call")
         found[MERGED.get(phase, phase)][name] += calls * share * COSTS["module_call"]
-    for hook, calls in operations.hook_calls.items():
-        phase, hooks = hook.rpartition(".")[2], COSTS["hook_call"]
-        found[MERGED.get(phase, phase)][f"hook_call.{hook}"] += calls * hooks.get(hook, hooks["other"])
+    for called, calls in operations.python_calls.items():
+        (name, _, phase), known = called.rpartition("."), COSTS["python_call"]
+        each = known.get(called, known.get(name, known["other"]))
+        found[MERGED.get(phase, phase)][f"python_call.{called}"] += calls * each
     regions = launch.checkpointed_regions(operations)
     for phase in ("forward", "backward") if graph else ():
         found[phase][f"{phase}_pass"] += micro_steps * COSTS[f"{phase}_pass"]

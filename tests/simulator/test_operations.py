@@ -208,7 +208,7 @@ def test_recomputation_is_a_phase() -> None:
     found = operations_of(workload("BertForMaskedLM", gradient_checkpointing=True))
     assert 0 < flop(found, "recompute") < flop(found, "forward")
     assert found.module_calls["recompute"] > 0
-    hooks = found.hook_calls
+    hooks = found.python_calls
     assert hooks["_checkpoint_hook.forward"] == hooks["_recomputation_hook.recompute"] > 0
     assert found.parameters > found.modules // 2 > 0
 

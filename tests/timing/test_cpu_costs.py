@@ -181,9 +181,9 @@ def test_hooks_of_saved_tensors_cost_python_by_who_has_them() -> None:
     costs = cpu_costs(reference_host().microseconds)
     counts = {"OffloadActivations.forward": 3, "OffloadActivations.backward": 2, "mine.forward": 5}
     plain, hooked = (
-        sum(launch_seconds(Operations(**base, hook_calls=found), costs, "trainer")) for found in ({}, counts)
+        sum(launch_seconds(Operations(**base, python_calls=found), costs, "trainer")) for found in ({}, counts)
     )
-    forward, backward, other = (costs.hook_call[name] for name in (*list(counts)[:2], "other"))
+    forward, backward, other = (costs.python_call[name] for name in (*list(counts)[:2], "other"))
     assert hooked - plain == pytest.approx(3 * forward + 2 * backward + 5 * other)
 
 

@@ -135,7 +135,8 @@ class Operations:
         calls: Distinct calls.
         operations: Operations in launch order.
         module_calls: Number of calls of modules by phase, for the cost of Python between operations.
-        hook_calls: Number of calls of hooks of saved tensors, by the class that has them and the phase
+        python_calls: Number of calls that take the CPU time besides operations: of hooks of saved tensors, by the class
+            that has them, and of what ``simulator.python_calls`` counts, by its name; and the phase
             (``_checkpoint_hook.forward``).
         modules: Number of modules of the model that is trained; 0: not known.
         parameters: Number of its parameter tensors.
@@ -155,7 +156,7 @@ class Operations:
     calls: list[Call] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     module_calls: dict[str, int] = field(default_factory=dict)
-    hook_calls: dict[str, int] = field(default_factory=dict)
+    python_calls: dict[str, int] = field(default_factory=dict)
     modules: int = 0
     parameters: int = 0
     sharded_calls: dict[str, int] = field(default_factory=dict)

@@ -40,7 +40,7 @@ class Recording:
 Counted = Literal["sharded_calls", "resized_storages", "engine_modules", "engine_gradients"]
 """Counts in ``Operations`` that others add to: operators that Python calls with sharded tensors, storages that are
 taken or freed without an operation, modules that DeepSpeed's engine makes ready, gradients that it takes over."""
-_REPEATED = ("module_calls", "hook_calls")
+_REPEATED = ("module_calls", "python_calls")
 """Counts in ``Operations`` that a repeated part of a step repeats."""
 
 
@@ -201,10 +201,10 @@ class OperationWriter:
         if self.recording:
             self._add(getattr(self.operations, what), 1)
 
-    def count_hook(self, owner: str) -> None:
-        """Count a call of a hook of saved tensors of the class ``owner``."""
+    def count_call(self, name: str) -> None:
+        """Count a call of a hook of saved tensors, by its class, or of what ``python_calls`` counts."""
         if self.recording:
-            key, counts = f"{owner}.{self.phase()}", self.operations.hook_calls
+            key, counts = f"{name}.{self.phase()}", self.operations.python_calls
             counts[key] = counts.get(key, 0) + self.repeats
 
     def _counted(self) -> list[dict[str, int]]:

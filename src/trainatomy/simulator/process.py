@@ -32,6 +32,7 @@ from trainatomy.simulator.legacy_types import install_legacy_types
 from trainatomy.simulator.memory_counters import MemoryCounters
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.placement import Handler, Placement
+from trainatomy.simulator.python_calls import count_calls
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.saved_tensors import addresses, blocking_copies, checkpoint_inputs, hooks_in_mode
 from trainatomy.simulator.skipped_steps import BEGIN as SCALED_STEP
@@ -151,6 +152,7 @@ class SimulatedProcess:
         checkpoint_inputs(stack, self.processor.torch_version)
         blocking_copies(stack, self.processor.torch_version, self.recorder.streams)
         recorder = self.recorder
+        count_calls(stack, recorder.operations.count_call)
         hooks_in_mode(stack, self.functions, self.storages.host_memory, recorder.streams, recorder.operations)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)

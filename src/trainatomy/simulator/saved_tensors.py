@@ -55,7 +55,7 @@ def hooks_in_mode(
         owner = getattr(pack, "__qualname__", "").partition(".")[0]
 
         def pack_apart(tensor: Any) -> Any:
-            operations.count_hook(owner)
+            operations.count_call(owner)
             before = host.counts, streams.makes_nodes
             host.counts, streams.makes_nodes = True, False
             try:
@@ -64,7 +64,7 @@ def hooks_in_mode(
                 host.counts, streams.makes_nodes = before
 
         def unpack_counted(packed: Any) -> Any:
-            operations.count_hook(owner)
+            operations.count_call(owner)
             return _run(unpack, packed, mode)
 
         push(pack_apart, unpack_counted)

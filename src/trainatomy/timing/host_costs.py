@@ -25,7 +25,8 @@ class CPUCosts:
             contexts that are entered and left, code that the CPU's caches have lost since the last one.
         backward_pass: The same of each backward pass: autograd's engine and its threads wake up, and free the graph.
         checkpoint: A checkpointed region, by where it is entered: forward, or backward, to be recomputed.
-        hook_call: A call of a hook of saved tensors, by the class that has it and the phase; see ``launch.OTHER``.
+        python_call: A call of a hook of saved tensors, by the class that has it and the phase, or of what
+            ``simulator.python_calls`` counts, with the Python code around it; see ``launch.OTHER``.
         optimizer_step: Entering the optimizer's step, including its hooks and the scheduler's, by loop.
         step: Time that a loop (trainer, trl, pytorch, inference, generation, evaluation) adds to each step.
         collate: Time that it adds to a step besides, to make a batch of samples.
@@ -67,7 +68,7 @@ class CPUCosts:
     forward_pass: float
     backward_pass: float
     checkpoint: Mapping[str, float]
-    hook_call: Mapping[str, float]
+    python_call: Mapping[str, float]
     optimizer_step: Mapping[str, float]
     step: Mapping[str, float]
     collate: Mapping[str, float]
@@ -101,7 +102,7 @@ PARTS = {
         "module_call",
         "forward_pass",
         "checkpoint",
-        "hook_call",
+        "python_call",
         "sharded_call",
         "sharded_collective",
         "resized_storage",

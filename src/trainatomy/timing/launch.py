@@ -221,9 +221,10 @@ def seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[
     regions = checkpointed_regions(operations)
     for phase, pass_ in (("forward", "forward"), ("recompute", "backward")) if regions else ():
         work[phase] = work.get(phase, 0.0) + regions * costs.checkpoint[pass_]
-    for hook, count in operations.hook_calls.items():
-        phase = hook.rpartition(".")[2]
-        work[phase] = work.get(phase, 0.0) + count * costs.hook_call.get(hook, costs.hook_call[OTHER])
+    for called, count in operations.python_calls.items():
+        name, _, phase = called.rpartition(".")
+        cost = costs.python_call.get(called, costs.python_call.get(name, costs.python_call[OTHER]))
+        work[phase] = work.get(phase, 0.0) + count * cost
     return {phase: seconds / counts[phase] for phase, seconds in work.items() if counts.get(phase)}
 
 
