@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import torch._dynamo  # replaces torch.manual_seed when it is first imported
 
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.results.operations import Array, Call, Operation, Operations
@@ -36,7 +37,7 @@ def model():
     return Blocks()
 
 def batch(samples):
-    return {"x": torch.randn(2, 4)}
+    return {"x": torch.randn(samples, 4)}
 """
 
 

@@ -6,6 +6,7 @@ Reformer draw the same hashes again in backward.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -59,18 +60,16 @@ def count_calls(stack: ExitStack, count: Callable[[str], None]) -> None:
     ``stack`` undoes it.
     """
     stack.enter_context(mock.patch.object(torch, SEED, _counted(torch.manual_seed, SEED, count)))
-    seen: set[str] = set()
+    seen: set[type[nn.Module]] = set()
 
     def enter(module: nn.Module, _: Any) -> None:
-        name = type(module).__module__
-        if name in seen or name.partition(".")[0] == "torch":
+        kind, numpy = type(module), sys.modules.get(NUMPY)
+        if kind in seen or kind.__module__.partition(".")[0] == "torch" or numpy is None:
             return
-        seen.add(name)
-        numpy, file = sys.modules.get(NUMPY), sys.modules.get(name)
-        if numpy is None or file is None:
-            return
-        for key in [key for key, value in vars(file).items() if value is numpy]:
-            setattr(file, key, _CountedModule(numpy, count))
-            stack.callback(setattr, file, key, numpy)
+        seen.add(kind)
+        names = getattr(inspect.unwrap(kind.forward), "__globals__", {})  # those of the file that defines it
+        for key in [key for key, value in names.items() if value is numpy]:
+            names[key] = _CountedModule(numpy, count)
+            stack.callback(names.__setitem__, key, numpy)
 
     stack.callback(register_module_forward_pre_hook(enter).remove)
