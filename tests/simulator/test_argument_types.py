@@ -52,6 +52,12 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"nll_loss_forward: target must be of type int64 or uint8, found int32": lambda: F.cross_entropy(
         made(4, 8), places(4, torch.int32)
     ),
+    r"_fft_r2c: cuFFT transforms float16 of .* powers of two only, found 384": lambda: torch.fft.fft(
+        made(4, 384, dtype=HALF)
+    ),
+    r"_fft_c2r: cuFFT transforms float16 of .* powers of two only, found 30": lambda: torch.fft.irfft(
+        made(4, 16, dtype=torch.complex32), n=30
+    ),
     r"linalg_cholesky_ex has no CUDA kernel for float16": lambda: torch.linalg.cholesky(made(4, 4, dtype=HALF)),
 }
 
@@ -69,6 +75,8 @@ ACCEPTED: dict[str, Callable[[], Tensor]] = {
     "a norm in 16 bits with weights in float32": lambda: F.batch_norm(
         made(4, 8, dtype=HALF), made(8), made(8), made(8), made(8), training=True
     ),
+    "a transform in 16 bits of a power of two": lambda: torch.fft.fft(made(3, 256, dtype=HALF)),
+    "a transform of another size in 32 bits": lambda: torch.fft.fft(made(4, 384)),
     "a loss of two types": lambda: F.mse_loss(made(4), made(4, dtype=HALF)),
     "a copy into another type": lambda: made(4, 8).copy_(made(4, 8, dtype=HALF)),
     "a sum of two types": lambda: made(4, 8) + made(4, 8, dtype=BRAIN),

@@ -43,6 +43,17 @@ def test_ctc_accepts_cpu_tensors_as_lengths() -> None:
     assert made.memory.peak.operation == "aten::_ctc_loss_backward"
 
 
+@pytest.mark.parametrize(("length", "noted"), [(6, False), (7, True)])
+def test_a_transcript_longer_than_its_sound_is_noted(length: int, noted: bool) -> None:
+    def loss(part: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        frames, labels = torch.full((2,), 6), torch.tensor([3, length])
+        return functional.ctc_loss(part(x).log_softmax(-1).transpose(0, 1), y, frames, labels)
+
+    made = predicted(nn.Linear(8, 5), loss, x=torch.randn(2, 6, 8), y=torch.randint(1, 5, (2, 7)))
+    found = [note for note in made.notes if "CTC is infinite" in note]
+    assert bool(found) is noted and all("has 7 labels and its sound 6 frames" in note for note in found)
+
+
 def test_a_mean_over_all_batches_divides_by_their_number() -> None:
     part = nn.BatchNorm2d(8, momentum=None)
     made = predicted(part, lambda part, x: part(x), x=torch.randn(2, 8, 4, 4))

@@ -7,6 +7,7 @@ argument of another type, and checked in the source of the CUDA kernels (aten/sr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,7 +56,10 @@ _NOT_IN_16_BITS = frozenset((*_LINEAR_ALGEBRA, "_cdist_forward", "polar", "angle
 _ORDERED = frozenset(("_foreach_clamp_min", "_foreach_clamp_max", "_foreach_minimum", "_foreach_maximum"))
 """Operators on lists that compare numbers, and have no kernel for complex ones (``clip_grad_value_``)."""
 
-_CHECKED = frozenset((*_ONE_TYPE, *_BATCH_NORMS, *_LONG, *_NOT_IN_16_BITS, *_ORDERED))
+_FOURIER = ("_fft_c2c", "_fft_r2c", "_fft_c2r")
+"""Transforms of which cuFFT computes those of 16 bits for powers of two only (ATen/native/cuda/CuFFTPlanCache.h)."""
+
+_CHECKED = frozenset((*_ONE_TYPE, *_BATCH_NORMS, *_LONG, *_NOT_IN_16_BITS, *_ORDERED, *_FOURIER))
 _16_BITS = (torch.float16, torch.bfloat16)
 
 
@@ -76,6 +80,8 @@ def check_types(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return
     if plain in _ORDERED and any(each.is_meta and each.is_complex() for each in args[0]):
         raise RuntimeError(f"{plain} has no kernel for complex numbers")
+    if plain in _FOURIER:
+        _check_fourier(plain, *args[:2], args[3] if plain == "_fft_c2r" else None)
     names = (each.name for each in func._schema.arguments)
     tensors = {
         argument: value
@@ -111,6 +117,20 @@ def _check_positions(plain: str, tensors: dict[str, torch.Tensor]) -> None:
     if argument in tensors and tensors[argument].dtype not in taken:
         wanted = " or ".join(_said(each) for each in taken)
         raise RuntimeError(f"{plain}: {argument} must be of type {wanted}, found {_said(tensors[argument].dtype)}")
+
+
+def _check_fourier(plain: str, data: torch.Tensor, dims: Sequence[int], last: int | None) -> None:
+    """Check the sizes of a transform; ``last``: that of the last dimension of a result in real numbers."""
+    if not data.is_meta or data.dtype not in (torch.float16, torch.complex32):
+        return
+    sizes = [data.shape[dim] for dim in dims]
+    if last is not None and sizes:
+        sizes[-1] = last
+    if any(size & (size - 1) for size in sizes):
+        raise RuntimeError(
+            f"{plain}: cuFFT transforms float16 of sizes that are powers of two only, found "
+            f"{', '.join(map(str, sizes))}: convert its input to float32"
+        )
 
 
 def _said(dtype: torch.dtype) -> str:

@@ -66,6 +66,13 @@ def run_notes(recorder: Recorder) -> Iterator[str]:
     yield from _choice_notes(recorder.values)
     for name, what in recorder.uncounted.items():
         yield f"{name} allocates more on a GPU than is counted: {what}"
+    if recorder.too_long_transcript is not None:
+        labels, frames = recorder.too_long_transcript
+        yield (
+            f"a transcript has {labels} labels and its sound {frames} frames, so that the loss of CTC is infinite and "
+            "its gradients are no numbers, for which some kernels are quicker (in bf16 up to 11 times): set "
+            "data.target_length to what a recording has, for example 15 characters a second"
+        )
     yield from _random_notes(recorder.host_draws & recorder.unseeded)
     if recorder.scalar_reads.numbers_differ:
         yield (

@@ -282,6 +282,8 @@ class SimulatedProcess:
         probabilities, targets, inputs, outputs = args[:4]
         with torch._C.DisableTorchFunction():
             inputs, outputs = self._lengths(inputs, probabilities.shape[0]), self._lengths(outputs, targets.shape[-1])
+        too_long = (both for both in zip(outputs, inputs, strict=True) if both[0] > both[1])
+        self.recorder.too_long_transcript = next(too_long, self.recorder.too_long_transcript)
         args = (probabilities, targets, inputs, outputs, *args[4:])
         if self.autocast.enabled:
             args, kwargs = self.autocast.cast(func, args, kwargs)

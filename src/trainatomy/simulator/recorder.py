@@ -65,6 +65,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         step_before: Operations of the last step but one, where the observer keeps them.
         restored: Events in which checkpoints were loaded.
         largest_read: Bytes of the largest tensor that was read from a sharded checkpoint.
+        too_long_transcript: Labels and frames of a sample for which the loss of CTC is infinite.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
 
@@ -97,6 +98,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         self.scalar_reads = ScalarReads(self.values)
         self.execution = MetaExecution(self.values, modules)
         self.uncounted: dict[str, str] = {}
+        self.too_long_transcript: tuple[int, int] | None = None
         self.host_draws: set[str] = set()
         self.unseeded: set[str] = set()
         self.libraries: set[str] = set()
