@@ -126,8 +126,15 @@ class ProfiledSteps(Silent):
             "gpu_seconds": sum(event["dur"] for event in events) * 1e-6 / PROFILED_STEPS,
             "kernels": len(events) / PROFILED_STEPS,
             "kernels_pace": (pace := self.probe.result()) and asdict(pace),
-            "by_kernel": {name: round(us, 1) for name, us in kernels.most_common(trainings.SHOWN_KERNELS)},
+            "by_kernel": {name: round(us, 1) for name, us in _shown(kernels)},
         }
+
+
+def _shown(kernels: Counter[str]) -> list[tuple[str, float]]:
+    """Return the longest kernels, and all copies of batches, however short, which are not the GPU's own time."""
+    longest = kernels.most_common(trainings.SHOWN_KERNELS)
+    copies = [one for one in kernels.items() if one[0].startswith(trainings.PAGEABLE_COPY) and one not in longest]
+    return [*longest, *copies]
 
 
 def measured(row: grid.Row, part: str, work: Path) -> dict[str, Any]:
