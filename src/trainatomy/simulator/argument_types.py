@@ -80,14 +80,10 @@ def check_types(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         return
     if plain in _ORDERED and any(each.is_meta and each.is_complex() for each in args[0]):
         raise RuntimeError(f"{plain} has no kernel for complex numbers")
+    given = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
     if plain in _FOURIER:
-        _check_fourier(plain, *args[:2], args[3] if plain == "_fft_c2r" else None)
-    names = (each.name for each in func._schema.arguments)
-    tensors = {
-        argument: value
-        for argument, value in (*zip(names, args, strict=False), *kwargs.items())
-        if isinstance(value, torch.Tensor) and value.is_meta
-    }
+        _check_fourier(plain, given["self"], given["dim"], given.get("last_dim_size"))
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor) and value.is_meta}
     _check_one_type(plain, {each: tensors[each] for each in _ONE_TYPE.get(plain, ()) if each in tensors})
     if plain in _BATCH_NORMS:
         _check_batch_norm(plain, tensors)
