@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import trainatomy
-from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.errors import FactoryError, SimulationError, WorkloadError
 from trainatomy.results.prediction import Prediction
 
 
@@ -52,6 +52,23 @@ def test_a_transcript_longer_than_its_sound_is_noted(length: int, noted: bool) -
     made = predicted(nn.Linear(8, 5), loss, x=torch.randn(2, 6, 8), y=torch.randint(1, 5, (2, 7)))
     found = [note for note in made.notes if "CTC is infinite" in note]
     assert bool(found) is noted and all("has 7 labels and its sound 6 frames" in note for note in found)
+
+
+def test_ctc_takes_one_sample_without_a_batch() -> None:
+    def loss(part: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.ctc_loss(part(x[0]).log_softmax(-1), y[0], torch.tensor(6), torch.tensor(3))
+
+    made = predicted(nn.Linear(8, 5), loss, x=torch.randn(2, 6, 8), y=torch.randint(1, 5, (2, 3)))
+    assert made.memory.peak.operation == "aten::_ctc_loss_backward"
+
+
+def test_ctc_refuses_lengths_of_another_number_of_samples_in_pytorchs_words() -> None:
+    def loss(part: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scores = part(x).log_softmax(-1).transpose(0, 1)
+        return functional.ctc_loss(scores, y, torch.full((2,), 6), torch.full((3,), 3))
+
+    with pytest.raises(FactoryError, match="target_lengths must be of size batch_size"):
+        predicted(nn.Linear(8, 5), loss, x=torch.randn(2, 6, 8), y=torch.randint(1, 5, (2, 3)))
 
 
 def test_a_mean_over_all_batches_divides_by_their_number() -> None:

@@ -282,7 +282,7 @@ class SimulatedProcess:
         probabilities, targets, inputs, outputs = args[:4]
         with torch._C.DisableTorchFunction():
             inputs, outputs = self._lengths(inputs, probabilities.shape[0]), self._lengths(outputs, targets.shape[-1])
-        too_long = (both for both in zip(outputs, inputs, strict=True) if both[0] > both[1])
+        too_long = (both for both in zip(outputs, inputs, strict=False) if both[0] > both[1])
         self.recorder.too_long_transcript = next(too_long, self.recorder.too_long_transcript)
         args = (probabilities, targets, inputs, outputs, *args[4:])
         if self.autocast.enabled:
@@ -299,9 +299,9 @@ class SimulatedProcess:
         if not isinstance(lengths, torch.Tensor):
             return lengths
         if not lengths.is_meta:
-            return lengths.tolist()
+            return lengths.flatten().tolist()
         known = self.recorder.values.of(lengths)
-        return [maximum] * lengths.numel() if known is None else known.tolist()
+        return [maximum] * lengths.numel() if known is None else known.flatten().tolist()
 
     def _trunc_normal(self) -> Callable[..., torch.Tensor]:
         """Return ``trunc_normal_`` with an end: it draws again until all values are within the bounds."""
