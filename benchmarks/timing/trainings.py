@@ -87,24 +87,25 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     from trainatomy.catalog.hosts import reference_host
     from trainatomy.prediction import replayed_as, time_of
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
-    from trainatomy.timing.launch import batch_bytes
+    from trainatomy.timing.host_costs import cpu_costs
+    from trainatomy.timing.launch import batch_bytes, cpu_seconds_by_phase
     from trainatomy.workload.loops import loop_of
 
     found = time_of(workload, simulation, driver_calls, None, paces=PACES)
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
     gpu = workload.resolve_gpu()
     model = cost_model_of(gpu, tf32=tf32)
-    operations, copied, copied_bytes = simulation.operations, 0.0, 0
+    operations, copied = simulation.operations, 0.0
     by_operator: dict[str, float] = defaultdict(float)
     for one in operations.operations:
         call = operations.calls[one.call]
         seconds = kernel_cost(call, model).seconds * one.repeats
-        if own_bytes := batch_bytes(call):
-            copied, copied_bytes = copied + seconds, copied_bytes + own_bytes * one.repeats
+        if batch_bytes(call):
+            copied += seconds
             continue
         by_operator[call.name] += seconds
-    loop = loop_of(workload).cpu_costs
-    collating = reference_host().microseconds["batch_byte"][loop] * 1e-6 if workload.data.factory is None else 0.0
+    costs = cpu_costs(reference_host().microseconds)
+    batch_seconds = cpu_seconds_by_phase(operations, costs, loop_of(workload).cpu_costs)["batch"]
     own, paced = sum(by_operator.values()), dict[str, float]()
     if recurrent := sum(seconds for name, seconds in by_operator.items() if RECURRENT in name):
         known = replayed_as(workload, simulation).items()
@@ -119,7 +120,7 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
         "gpu_seconds": _rounded(own),
         **({"gpu_at_paces": {pace: _rounded(seconds) for pace, seconds in paced.items()}} if paced else {}),
         "copied_seconds": _rounded(copied),
-        "collated_seconds": _rounded(copied_bytes * collating),
+        "collated_seconds": _rounded(batch_seconds if workload.data.factory is None else 0.0),
         "step_seconds": _rounded(found.step_seconds),
         "at_paces": {one.pace: _rounded(one.step_seconds) for one in found.at_paces},
         "host_seconds": _rounded(found.host_seconds),
