@@ -23,6 +23,8 @@ CANDIDATES = Path(__file__).resolve().parent / "drawn_trainings.yaml"
 UNNUMBERED = (24, 25)
 """Seeds that the names of their trainings do not say."""
 PRECISIONS = ("fp32", "tf32", "bf16", "bf16", "fp16")
+LONG_TRANSCRIPTS = 52
+"""The last seed whose recordings had transcripts of 512 labels, longer than what is spoken."""
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 """Multiples of a candidate's batch."""
 
@@ -62,6 +64,8 @@ def drawn(seed: int, count: int, candidates: Mapping[str, Mapping[str, dict[str,
     for family in candidates.values():
         for name in sorted(random.sample(sorted(family), round(count * len(family) / total))):
             settings = family[name]
+            if seed <= LONG_TRANSCRIPTS and "ForCTC" in settings.get("model", {}).get("class", ""):
+                settings = {**settings, "target": 512}
             precision = "bf16" if "quantization" in settings.get("model", {}) else random.choice(PRECISIONS)
             rows[f"{name}-{precision}-{ending}"] = _row(random, settings, precision)
     return rows

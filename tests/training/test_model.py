@@ -309,6 +309,20 @@ def test_lengths_follow_the_limits_and_beyond_them_are_refused(describe: Any) ->
     assert sequence_note(describe(data={"sequence_length": 64}).data, llama) is None
 
 
+@pytest.mark.parametrize(
+    ("config", "data", "target"),
+    [
+        ({"vocab_size": 32}, {}, 150),
+        ({"vocab_size": 1025}, {}, 35),
+        ({"vocab_size": 32}, {"sequence_length": 40}, 40),
+        ({"vocab_size": 32}, {"sequence_length": 40, "target_length": 20}, 20),
+    ],
+)
+def test_a_transcript_is_as_long_as_what_is_spoken(config: Any, data: Any, target: int) -> None:
+    mapping = {"model": {"class": "Wav2Vec2ForCTC", "config": {**config, "num_hidden_layers": 1}}, "data": data}
+    assert lengths(Workload.model_validate(mapping), on_meta(mapping)).target == target
+
+
 def test_a_factory_must_return_a_module(tmp_path: Path) -> None:
     file = tmp_path / "user.py"
     file.write_text("def build():\n    return 3\n")

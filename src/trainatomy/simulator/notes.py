@@ -71,7 +71,7 @@ def run_notes(recorder: Recorder) -> Iterator[str]:
         yield (
             f"a transcript has {labels} labels and its sound {frames} frames, so that the loss of CTC is infinite and "
             "its gradients are no numbers, for which some kernels are quicker (in bf16 up to 11 times): set "
-            "data.target_length to what a recording has, for example 15 characters a second"
+            "data.target_length to what is spoken, about 15 letters or 3.5 word pieces a second"
         )
     yield from _random_notes(recorder.host_draws & recorder.unseeded)
     if recorder.scalar_reads.numbers_differ:

@@ -18,8 +18,21 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 
+LETTERS = 150
+"""Letters spoken in 10 seconds, the length of every recording here (``sounds.py``).
+
+LibriSpeech (Panayotov et al. 2015) has 9.4 million words in 960 hours, 2.7 a second, of 5.4 letters with the space.
+"""
+
+WORD_PIECES = 35
+"""The same in word pieces, about 1.3 for each word."""
+
+LARGEST_ALPHABET = 100
+"""A larger vocabulary than this has word pieces, or characters that stand for syllables."""
+
+
 class Lengths(NamedTuple):
-    """Tokens of a sample: of the input text, and of the decoder in an encoder-decoder."""
+    """Tokens of a sample: of the input text, and of its target, a decoder's text or a recording's transcript."""
 
     sequence: int
     target: int
@@ -39,6 +52,8 @@ class Limits(NamedTuple):
 def lengths(workload: Workload, model: nn.Module) -> Lengths:
     """Return the lengths that ``workload.data`` asks for, or else 512 or the number of the model's positions.
 
+    A transcript is as long as what is spoken in the recording, so that the loss of CTC is finite.
+
     Raises:
         WorkloadError: A requested length exceeds the model's positions.
     """
@@ -51,8 +66,14 @@ def lengths(workload: Workload, model: nn.Module) -> Lengths:
         _refuse_beyond("data.lengths", longest, limits.sequence, name, limits.image)
         return Lengths(longest, data.target_length or 1)
     sequence = data.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, limits.sequence or DEFAULT_SEQUENCE_LENGTH)
-    target = data.target_length or min(sequence, limits.target or sequence)
-    return Lengths(sequence, target)
+    if "ForCTC" in name:
+        return Lengths(sequence, data.target_length or data.sequence_length or _spoken(model))
+    return Lengths(sequence, data.target_length or min(sequence, limits.target or sequence))
+
+
+def _spoken(model: nn.Module) -> int:
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", 0)
+    return LETTERS if vocabulary <= LARGEST_ALPHABET else WORD_PIECES
 
 
 def _refuse_beyond(key: str, length: int | None, limit: int | None, model: str, image: int = 0) -> None:

@@ -73,7 +73,7 @@ class Shape:
     def has_target(self) -> bool:
         """True if labels have a length of their own: those of a decoder, or a transcript.
 
-        Without ``target_length`` they follow ``sequence_length``.
+        Without ``target_length`` they follow ``sequence_length``; a transcript without both has its own default.
         """
         return self.is_encoder_decoder or "ForCTC" in self.class_name
 

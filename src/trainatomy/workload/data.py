@@ -22,7 +22,9 @@ class DataSpec(Section):
         description=f"tokens in a text sample (default: {DEFAULT_SEQUENCE_LENGTH}, or the model's maximum if smaller)",
     )
     target_length: Count | None = Field(
-        default=None, description="tokens on the decoder side of an encoder-decoder (default: `sequence_length`)"
+        default=None,
+        description="tokens on the decoder side of an encoder-decoder (default: `sequence_length`), or of a transcript "
+        "(default: what is spoken in 10 seconds, 150 letters or 35 word pieces)",
     )
     prompt_length: Count | None = Field(
         default=None,
