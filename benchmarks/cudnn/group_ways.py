@@ -1,4 +1,4 @@
-"""How cuDNN convolves groups of images: ask its library, and learn the trees that stand in for it.
+"""How cuDNN convolves groups of images, and by which plans: ask its library, learn the trees that stand in for it.
 
 python benchmarks/cudnn/group_ways.py ask --out FILE [--seed 1] [--count 20000]                  (with cuDNN's library)
 python benchmarks/cudnn/group_ways.py learn FILE... [--check]                                      (with scikit-learn)
@@ -8,7 +8,7 @@ python benchmarks/cudnn/group_ways.py label CALIBRATION...                      
 cuDNN convolves each on an H200; the calls follow from the seed.  ``learn`` writes the trees of
 ``src/trainatomy/catalog/cudnn_groups.json``; with ``--check`` it learns without the configurations that are held out,
 says how many of these the trees have right, and writes nothing.  ``label`` adds to the convolutions of a calibration
-how they were convolved.  No GPU is needed.
+by which plans and in which ways they were computed.  No GPU is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from network_calls import as_convolution
 from trainatomy.catalog.calls import from_text, to_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.measurement.calibration import drawn_convolutions, drawn_others
-from trainatomy.operators.allocation.cudnn.ways import say_ways, way_of
+from trainatomy.operators.allocation.cudnn.ways import say_plans, way_of
+from trainatomy.operators.cost import plans
 from trainatomy.operators.cost.ways import ARGUMENT, FILE, TOGETHER, Sizes, form_of, sizes_compared
 from trainatomy.simulator.cudnn import installed_heuristics
 
@@ -160,7 +161,7 @@ def _node(found: Any, index: int) -> Any:
 
 
 def label(path: Path) -> None:
-    """Add the ways of groups to the convolutions of a calibration."""
+    """Add plans, and the ways of groups, to the convolutions of a calibration."""
     files = sorted(path.glob("convolution*.json")) if path.is_dir() else [path]
     gpu = find_gpu(path.name.removesuffix(".json"))
     heuristics = installed_heuristics(gpu)
@@ -168,13 +169,13 @@ def label(path: Path) -> None:
         raise SystemExit("cuDNN's library is not installed")
 
     def labelled(found: re.Match[str]) -> str:
-        calls = [from_text(re.sub(rf";{ARGUMENT}=[^;]+", "", json.loads(found.group())))]
-        say_ways(calls, heuristics, tf32=True, deterministic=False)
+        calls = [from_text(re.sub(rf";({ARGUMENT}|{plans.ARGUMENT})=[^;]+", "", json.loads(found.group())))]
+        say_plans(calls, heuristics, tf32=True, deterministic=False)
         return json.dumps(to_text(calls[0]))
 
     for file in files:
         text = file.read_text(encoding="utf-8")
-        file.write_text(re.sub(r'"aten::convolution[^"]*groups=[^"]*"', labelled, text), encoding="utf-8")
+        file.write_text(re.sub(r'"aten::convolution[^"]*"', labelled, text), encoding="utf-8")
 
 
 def main() -> int:

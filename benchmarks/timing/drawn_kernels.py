@@ -29,8 +29,8 @@ import processes  # noqa: E402
 
 from trainatomy.catalog.calls import from_text, to_text  # noqa: E402
 from trainatomy.catalog.gpus import find_gpu  # noqa: E402
-from trainatomy.operators.allocation.cudnn.ways import say_ways  # noqa: E402
-from trainatomy.operators.cost import kernel_work  # noqa: E402
+from trainatomy.operators.allocation.cudnn.ways import say_plans  # noqa: E402
+from trainatomy.operators.cost import kernel_work, plans  # noqa: E402
 from trainatomy.operators.cost.kernel import Chip, number  # noqa: E402
 from trainatomy.operators.cost.ways import ARGUMENT  # noqa: E402
 from trainatomy.results.operations import Call  # noqa: E402
@@ -228,7 +228,7 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     counts = Counter(kernel_work(point.call, chip).family for point in calibration.points)
     new = []
     for point in points:
-        point = point | {"call": to_text(with_ways(from_text(point["call"]), calibration.known_gpu))}
+        point = point | {"call": to_text(with_plans(from_text(point["call"]), calibration.known_gpu))}
         family = family_of(point, chip)
         key = (without_step(point["call"]), point.get("tf32", False))
         wanted = point["split"] == FIT and not fell_back(point, chip) and key not in known
@@ -245,17 +245,17 @@ def add(points: list[dict[str, Any]], path: Path, source: Path, only: str) -> No
     print(f"{len(new)} points added")
 
 
-def with_ways(call: Call, gpu: Any) -> Call:
-    """Return a call of a GPU with what cuDNN's library, if it is installed, says about its groups."""
+def with_plans(call: Call, gpu: Any) -> Call:
+    """Return a call of a GPU with what cuDNN's library, if it is installed, says about a convolution."""
     heuristics, calls = installed_heuristics(gpu), [call]
-    if heuristics is not None and not number(call, ARGUMENT):
-        say_ways(calls, heuristics, tf32=True, deterministic=False)
+    if heuristics is not None and not number(call, plans.ARGUMENT):
+        say_plans(calls, heuristics, tf32=True, deterministic=False)
     return calls[0]
 
 
 def without_step(text: str) -> str:
-    """Return a call as calibrations write it now, without an optimizer's step and the ways of groups."""
-    return re.sub(rf";(step=\d+|{ARGUMENT}=[^;]+)", "", to_text(from_text(text)))
+    """Return a call as calibrations write it now, without an optimizer's step and what cuDNN's library says."""
+    return re.sub(rf";(step=\d+|({ARGUMENT}|{plans.ARGUMENT})=[^;]+)", "", to_text(from_text(text)))
 
 
 def fell_back(point: dict[str, Any], chip: Chip) -> bool:

@@ -128,7 +128,7 @@ def _measured(calibration: Calibration, chip: Chip, lines: list[dict[str, Any]])
     known = {(drawn_kernels.without_step(point.text), point.tf32) for point in calibration.points}
     found = []
     for line in lines:
-        line = line | {"call": to_text(drawn_kernels.with_ways(from_text(line["call"]), calibration.known_gpu))}
+        line = line | {"call": to_text(drawn_kernels.with_plans(from_text(line["call"]), calibration.known_gpu))}
         tf32 = line.get("tf32", False)
         family = drawn_kernels.family_of(line, chip)
         key = (drawn_kernels.without_step(line["call"]), tf32)

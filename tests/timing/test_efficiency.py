@@ -11,6 +11,7 @@ from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost import kernel_work
+from trainatomy.operators.cost.plans import Plan, is_alike, plan_distance, plans_of
 from trainatomy.timing import efficiency
 from trainatomy.timing.chips import chip_of
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
@@ -37,7 +38,7 @@ def all_at_once() -> dict[str, list[tuple]]:
         ratio = log(own / physical_seconds(work, CHIP))
         names = work.family.split(".")
         for length in range(len(names), 0, -1):
-            found[".".join(names[:length])].append((work.features, ratio, point.kernels, point.local))
+            found[".".join(names[:length])].append((work.features, ratio, point.kernels, point.local, work.plans))
     return found
 
 
@@ -111,3 +112,33 @@ def test_a_library_that_runs_a_slow_kernel_for_few_shapes_does_so_around_them():
         kernel_cost(from_text(text.format(images) + settings), cost_model_of(find_gpu("h200"))) for images in (14, 48)
     )
     assert few.seconds == pytest.approx(440e-6, rel=0.15) and many.seconds == pytest.approx(285e-6, rel=0.15)
+
+
+def test_points_of_another_plan_are_farther_and_local_ones_of_the_same_reach_farther():
+    same, other = (Plan(49, 7),), (Plan(33, 7),)
+    near = EfficiencyPoint((4.1,), 0.1, 1, plans=other)
+    far = EfficiencyPoint((4.9,), 0.9, 1, plans=same)
+    local = EfficiencyPoint((3.2,), 2.0, 4, local=True, plans=same)
+    points = FamilyPoints((near, far, local))
+    assert [point for _, point in points.nearest((4.0,), 3, same)] == [local, far, near]
+    assert [point for _, point in points.nearest((4.0,), 3)] == [near, far]
+    assert [point for _, point in points.nearest((4.0,), 3, other)] == [near, far]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "distance", "alike"),
+    [
+        ("49/7", "49/7", 0.0, True),
+        ("49/7", "", 0.0, False),
+        ("49/8", "49/2", 1.0, False),
+        ("71,68", "71,34/2", 4.0, False),
+        ("71,34/4", "71,34/2", 0.25, True),
+    ],
+)
+def test_plans_are_compared_product_by_product(one, other, distance, alike):
+    def said(text):
+        return plans_of(from_text(f"aten::convolution(f32[1,8,4,4],f32[8,8,1,1])->f32[1,8,4,4];plans={text}"))
+
+    assert ",".join(map(str, said(one))) == one
+    assert plan_distance(said(one), said(other)) == pytest.approx(distance)
+    assert is_alike(said(one), said(other)) is alike

@@ -5,7 +5,7 @@ import pytest
 from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
-from trainatomy.operators.allocation.cudnn.ways import convolutions_of, say_ways, way_of
+from trainatomy.operators.allocation.cudnn.ways import convolutions_of, say_plans, way_of
 from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.convolution import launches_of_groups
 from trainatomy.simulator import simulate as simulating
@@ -62,14 +62,43 @@ def test_the_engine_decides_the_way():
     assert parts == {1: "unsplit", 12: "turns"}
 
 
-def test_only_groups_of_images_are_asked_for():
-    dense = from_text("aten::convolution(f32[8,64,14,14],f32[64,64,3,3])->f32[8,64,14,14];padding=[1, 1]")
-    row = from_text("aten::convolution(f16[8,768,499],f16[768,48,128])->f16[8,768,500];padding=[64];groups=16")
-    calls = [dense, row, from_text(DEEP), from_text(GRADIENTS)]
+DENSE = "aten::convolution(f32[8,64,14,14],f32[64,64,3,3])->f32[8,64,14,14];padding=[1, 1]"
+ROW = "aten::convolution(f16[8,768,499],f16[768,48,128])->f16[8,768,500];padding=[64];groups=16"
+
+
+@pytest.mark.parametrize(
+    ("version", "plans"),
+    [("9.12.0", ["45", "45", "45", "67,47"]), ("9.20.0", ["45", "45", "45", "67,47"]), ("9.21.1", [None] * 4)],
+)
+def test_groups_of_images_have_ways_and_all_convolutions_plans(version: str, plans: list[str | None]):
+    calls = [from_text(text) for text in (DENSE, ROW, DEEP, GRADIENTS)]
     library = Library(forward=45, input_gradient=67, weight_gradient=47)
-    say_ways(calls, library, tf32=True, deterministic=False)  # type: ignore[arg-type]
-    assert calls[:2] == [dense, row]
-    assert [dict(call.numbers)["ways"] for call in calls[2:]] == ["turns", "together,unsplit"]
+    library.version = version
+    say_plans(calls, library, tf32=True, deterministic=False)  # type: ignore[arg-type]
+    assert [dict(call.numbers).get("ways") for call in calls] == [None, None, "turns", "together,unsplit"]
+    assert [dict(call.numbers).get("plans") for call in calls] == plans
+
+
+def test_a_sequence_is_asked_for_as_an_image_of_one_row():
+    ((kind, one),) = convolutions_of(from_text(ROW))
+    assert (kind, one.data, one.weight, one.output) == (
+        "forward",
+        (8, 768, 1, 499),
+        (768, 48, 1, 128),
+        (8, 768, 1, 500),
+    )
+    assert (one.strides, one.padding, one.dilation) == ([1, 1], [0, 64], [1, 1])
+
+
+def test_points_of_the_same_plan_are_nearer():
+    """The gradient of an upscaler's first weight on an H200, which cuDNN 9.19 splits from about 30 images on."""
+    text = (
+        "aten::convolution_backward(bf16[{0},64,64,64],bf16[{0},3,64,64],bf16[64,3,3,3])->bf16[64,3,3,3],bf16[64]"
+        ";bias_sizes=[64];padding=[1, 1];output_mask=[False, True, True];plans={1}"
+    )
+    h200 = cost_model_of(find_gpu("h200"))
+    unsplit, split = (kernel_cost(from_text(text.format(24, plan)), h200).seconds for plan in ("49", "49/7"))
+    assert split < 0.4 * unsplit
 
 
 def test_a_simulation_asks_the_library_where_it_is_installed(monkeypatch: pytest.MonkeyPatch):

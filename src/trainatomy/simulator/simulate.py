@@ -16,7 +16,7 @@ from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.convolution import settings_of_plans
-from trainatomy.operators.allocation.cudnn.ways import say_ways
+from trainatomy.operators.allocation.cudnn.ways import say_plans
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.results.trace import AllocationTrace
@@ -169,7 +169,7 @@ def simulate(
             with quantised_kernels(process, outlier_columns(workload), quantising_libraries(workload, built)):
                 built = _execute(workload, process, built, steps, make_batch, watch)
         if processor.cudnn is not None:
-            say_ways(process.recorder.operations.operations.calls, processor.cudnn, **settings_of_plans(processor))
+            say_plans(process.recorder.operations.operations.calls, processor.cudnn, **settings_of_plans(processor))
     process.notes.extend(selection_notes(tuple(selections)))
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)

@@ -108,7 +108,7 @@ class CostModel:
             near = self.points.get(work.family.rpartition(".")[0], FamilyPoints())
         if not work.launches or len(near) < _MIN_POINTS or work.family.startswith("list"):
             return work.launches
-        return next((point.kernels for _, point in near.nearest(work.features, 1)), work.launches)
+        return next((point.kernels for _, point in near.nearest(work.features, 1, work.plans)), work.launches)
 
     def efficiency(self, work: KernelWork) -> float:
         """Return predicted over physical time (1 where no calibration covers the family)."""
@@ -136,7 +136,7 @@ class CostModel:
     def _measured_efficiency(self, work: KernelWork) -> float:
         """Look up the efficiency of the family, or of the first parent family with enough points."""
         near = self.points.get(self._known_family(work.family))
-        return exp(_interpolate(near, work.features)) if near else 1.0
+        return exp(_interpolate(near, work)) if near else 1.0
 
     def _known_family(self, family: str) -> str:
         """Return the family, or the first parent family with enough points; empty if there is none."""
@@ -208,9 +208,9 @@ def general_rule_only(calls: Iterable[Call]) -> frozenset[str]:
     return frozenset(call.name for call in calls if not has_cost(call))
 
 
-def _interpolate(points: FamilyPoints, features: tuple[float, ...]) -> float:
+def _interpolate(points: FamilyPoints, work: KernelWork) -> float:
     """Return the mean log efficiency of the nearest points, weighted by distance to the power of -4."""
-    near = points.nearest(features, _NEAREST_POINTS)
+    near = points.nearest(work.features, _NEAREST_POINTS, work.plans)
     weights = [1.0 / (distance + _SOFTENING) ** 2 for distance, _ in near]
     total = sum(weight * point.log_efficiency for weight, (_, point) in zip(weights, near, strict=True))
     return (total + _FAMILY_MEAN_WEIGHT * points.mean) / (sum(weights) + _FAMILY_MEAN_WEIGHT)

@@ -17,6 +17,7 @@ from trainatomy.catalog.calibrations import Point
 from trainatomy.catalog.calls import has_host_memory
 from trainatomy.operators.cost import FAMILIES, cost_module, kernel_work, modules_of, root_of
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
+from trainatomy.operators.cost.plans import Plan, is_alike, plan_distance
 
 PRODUCTS = "matmul."
 """Beginning of the families of matrix products."""
@@ -35,6 +36,8 @@ Of 6,634 convolutions in trainings, priced without what their own said, the mean
 without such points to 0.122 with this reach, and to as much without a limit, but then 72 instead of 67 of 458 trainings
 are off by more than 12 % in their convolutions, 75 without such points.
 """
+_REACH_OF_PLAN = 1.0
+"""The same for a local point of the same plans; chosen as the distances of plans were (``operators/cost/plans.py``)."""
 
 
 class EfficiencyPoint(NamedTuple):
@@ -45,12 +48,14 @@ class EfficiencyPoint(NamedTuple):
         log_efficiency: Logarithm of its measured over its physical time.
         kernels: Its number of kernels.
         local: It counts for sizes near its own only.
+        plans: The plans by which cuDNN computed a convolution, where they are known.
     """
 
     features: tuple[float, ...]
     log_efficiency: float
     kernels: int
     local: bool = False
+    plans: tuple[Plan, ...] = ()
 
 
 class FamilyPoints(tuple[EfficiencyPoint, ...]):
@@ -68,8 +73,10 @@ class FamilyPoints(tuple[EfficiencyPoint, ...]):
         order = sorted(enumerate(self), key=lambda one: one[1].features[:1])
         return [point.features[0] if point.features else 0.0 for _, point in order], order
 
-    def nearest(self, features: tuple[float, ...], count: int) -> list[tuple[float, EfficiencyPoint]]:
-        """Return the points nearest to some features with their squared distances, nearest first.
+    def nearest(
+        self, features: tuple[float, ...], count: int, plans: tuple[Plan, ...] = ()
+    ) -> list[tuple[float, EfficiencyPoint]]:
+        """Return the points nearest to some features and plans with their squared distances, nearest first.
 
         Local points that are too far are left out.  Of equally near points the first of the calibration come first.
         The search goes outwards from the first feature, until what follows is farther away by that feature alone.
@@ -90,7 +97,8 @@ class FamilyPoints(tuple[EfficiencyPoint, ...]):
             else:
                 above += 1
             distance = sum((a - b) ** 2 for a, b in zip(point.features, features, strict=False))
-            if point.local and distance > _REACH:
+            distance += plan_distance(plans, point.plans)
+            if point.local and distance > (_REACH_OF_PLAN if is_alike(plans, point.plans) else _REACH):
                 continue
             if len(found) < count or (distance, place) < found[-1][:2]:
                 insort(found, (distance, place, point))
@@ -189,7 +197,8 @@ def price_point(place: int, point: Point, chip: Chip) -> PricedPoint | None:
     if not work.launches or seconds <= 0:
         return None
     own = max(seconds - work.beside, _LEAST_OWN * seconds)
-    entry = EfficiencyPoint(work.features, log(own / physical_seconds(work, chip)), point.kernels, point.local)
+    ratio = log(own / physical_seconds(work, chip))
+    entry = EfficiencyPoint(work.features, ratio, point.kernels, point.local, work.plans)
     return PricedPoint(place, work.family, entry, work.rate, work.flop / (chip.rate(work.rate) * seconds))
 
 

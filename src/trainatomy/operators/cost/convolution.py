@@ -24,6 +24,7 @@ from trainatomy.operators.cost.elementwise import reordering_seconds
 from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to, whole_numbers
 from trainatomy.operators.cost.matmul import product
 from trainatomy.operators.cost.one_place import is_of_one_place, least_seconds, one_place_seconds
+from trainatomy.operators.cost.plans import plans_of
 from trainatomy.operators.cost.turns import kind_of_turns, turns_seconds
 from trainatomy.operators.cost.ways import FORWARD, INPUT, TOGETHER, WEIGHT, in_turn_seconds, ways_of
 from trainatomy.results.operations import Array, Call
@@ -121,7 +122,8 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     features = (*sizes, log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")
     at_once = _constants().groups_at_once if turns in ("cores", "group") and not backward else 1.0
-    return KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once, beside=beside)
+    work = KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once, beside=beside)
+    return work._replace(plans=plans_of(call))
 
 
 def launches_of_groups(call: Call) -> int:

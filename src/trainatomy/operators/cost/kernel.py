@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.links import Links
+from trainatomy.operators.cost.plans import Plan
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
@@ -100,6 +101,7 @@ class KernelWork(NamedTuple):
             apply.
         instructions: what fused attention computes, in whole blocks and as if no multiprocessor were idle: FLOP and the
             key of ``Chip.rates`` of the cores that execute it.
+        plans: by which plans cuDNN computes a convolution, where its library says so.
     """
 
     family: str
@@ -113,6 +115,7 @@ class KernelWork(NamedTuple):
     at_once: float = 1.0
     beside: float = 0.0
     instructions: tuple[float, str] | None = None
+    plans: tuple[Plan, ...] = ()
 
 
 NOTHING = KernelWork("nothing", launches=0)

@@ -1,4 +1,7 @@
-"""Ways in which cuDNN's library convolves groups of images, for the time of a call (``operators/cost/ways.py``)."""
+"""How cuDNN's library computes convolutions, for the time of a call: its plans, and the ways of groups of images.
+
+``operators/cost/plans.py`` and ``operators/cost/ways.py`` say what follows from them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ import torch
 from trainatomy.catalog.files import read_text
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.missing import missing_engine
+from trainatomy.operators.cost import plans
 from trainatomy.operators.cost.kernel import number, whole_numbers
+from trainatomy.operators.cost.plans import Plan
 from trainatomy.operators.cost.ways import ARGUMENT, FILE, FORWARD, INPUT, TOGETHER, WEIGHT
 
 if TYPE_CHECKING:
@@ -38,51 +43,64 @@ def way_of(kind: Kind, one: Convolution, plan: EnginePlan) -> str | None:
     return way
 
 
-def ways_of_call(call: Call, heuristics: Heuristics, *, tf32: bool, deterministic: bool) -> tuple[str, ...] | None:
-    """Return the way of each product of a convolution; None where it has no groups of images or is not answered."""
-    asked = convolutions_of(call)
-    if asked is None:
-        return None
-    found = []
-    for kind, one in asked:
-        plan = heuristics.plan(kind, one, tf32=tf32, deterministic=deterministic)
-        way = None if plan is None else way_of(kind, one, plan)
-        if way is None:
-            return None
-        found.append(way)
-    return tuple(found)
+def plan_of(kind: Kind, one: Convolution, plan: EnginePlan) -> Plan:
+    """Return a plan as calls say it; an engine that only a GPU's driver offers has a negative number."""
+    missing = missing_engine(kind, one, plan)
+    return Plan(-missing if missing else plan.engine, max(dict(plan.knobs).get(_SPLIT, 1), 1))
 
 
-def say_ways(calls: list[Call], heuristics: Heuristics, *, tf32: bool, deterministic: bool) -> None:
-    """Add to the convolutions among the calls of a step how their groups are convolved."""
+def say_plans(calls: list[Call], heuristics: Heuristics, *, tf32: bool, deterministic: bool) -> None:
+    """Add to the convolutions among the calls of a step by which plans, and in which ways, they are computed.
+
+    Plans are said by versions of cuDNN that number its engines as the calibrations do.
+    """
     for index, call in enumerate(calls):
-        ways = ways_of_call(call, heuristics, tf32=tf32, deterministic=deterministic)
-        if ways is not None:
-            calls[index] = call._replace(numbers=(*call.numbers, (ARGUMENT, ",".join(ways))))
+        asked = convolutions_of(call)
+        chosen = [heuristics.plan(kind, one, tf32=tf32, deterministic=deterministic) for kind, one in asked]
+        found = [(*one, plan) for one, plan in zip(asked, chosen, strict=True) if plan is not None]
+        if not found or len(found) < len(chosen):
+            continue
+        said = []
+        ways = [way for each in found if (way := way_of(*each)) is not None] if _has_groups_of_images(call) else []
+        if len(ways) == len(found):
+            said.append((ARGUMENT, ",".join(ways)))
+        if plans.names_engines(heuristics.version):
+            said.append((plans.ARGUMENT, plans.say([plan_of(*each) for each in found])))
+        calls[index] = call._replace(numbers=(*call.numbers, *said))
 
 
-def convolutions_of(call: Call) -> list[tuple[Kind, Convolution]] | None:
-    """Return what a convolution of groups of images asks of cuDNN, in order; None for any other call."""
-    groups = int(number(call, "groups", "1"))
-    if not call.name.startswith("aten::convolution") or groups == 1:
-        return None
+def _has_groups_of_images(call: Call) -> bool:
+    """Return whether a convolution has groups of several channels, and its weight several places."""
+    weight = call.inputs[2 if "backward" in call.name else 1].shape
+    return int(number(call, "groups", "1")) > 1 < weight[1] and len(weight) >= _IMAGES and math.prod(weight[2:]) > 1
+
+
+def convolutions_of(call: Call) -> list[tuple[Kind, Convolution]]:
+    """Return what a convolution asks of cuDNN, in order; nothing for any other call, and for fp64.
+
+    PyTorch hands sequences to cuDNN as images of one row (``aten/src/ATen/native/Convolution.cpp``, ``view4d``).
+    """
+    if not call.name.startswith("aten::convolution"):
+        return []
     backward = "backward" in call.name
     out, x, weight = call.inputs[:3] if backward else (call.outputs[0], *call.inputs[:2])
     dtype = getattr(torch, x.dtype, torch.float64)
-    if len(x.shape) < _IMAGES or weight.shape[1] == 1 or math.prod(weight.shape[2:]) == 1 or dtype == torch.float64:
-        return None
+    if len(x.shape) < _IMAGES - 1 or dtype == torch.float64:
+        return []
     transposed = number(call, "transposed") == "True"
-    last = any(tensor.strides[1] == 1 and tensor.shape[1] > 1 for tensor in (x, weight))
+    last = any(tensor.strides[1] == 1 and tensor.shape[1] > 1 for tensor in (x, weight)) and len(x.shape) >= _IMAGES
     space = len(x.shape) - 2
+    row = [1] * (space == 1)
 
     def each(name: str, usual: int) -> Sequence[int]:
         given = whole_numbers(number(call, name)) or [usual]
-        return given * space if len(given) == 1 else given
+        return [usual] * len(row) + (given * space if len(given) == 1 else given)
 
     data, output = (out, x) if transposed else (x, out)
-    shapes = torch.Size(data.shape), torch.Size(weight.shape), torch.Size(output.shape)
+    shapes = [torch.Size((*tensor.shape[:2], *row, *tensor.shape[2:])) for tensor in (data, weight, output)]
     settings = each("stride", 1), each("padding", 0), each("dilation", 1)
-    one = Convolution(*shapes, dtype, *settings, groups, transposed, last, 0)
+    groups = int(number(call, "groups", "1"))
+    one = Convolution(shapes[0], shapes[1], shapes[2], dtype, *settings, groups, transposed, last, 0)
     wanted = [part.strip(" []") == "True" for part in number(call, "output_mask", "[True, True]").split(",")]
     kinds = [kind for kind, wants in zip((INPUT, WEIGHT), wanted, strict=False) if wants] if backward else [FORWARD]
     swapped = [_TRANSPOSED.get(kind, kind) if transposed else kind for kind in kinds]
