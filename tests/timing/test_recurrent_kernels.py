@@ -97,7 +97,7 @@ def test_inputs_of_stacked_layers_are_multiplied_in_parts(kind: str, batch: int,
     states = ",".join([f"f32[2,{batch},512]"] * (2 if kind == "LSTM" else 1))
     inputs = f"f32[{steps},{batch},512],{states},{weights},{weights}"
     call = f"aten::_cudnn_rnn({inputs})->f32[{steps},{batch},512],{states};mode={kind};num_layers=2;bidirectional=False"
-    of_each_layer = 3 + 2 * steps  # besides the products of the other parts
+    of_each_layer = 3 + (3 if kind == "RNN" else 2) * steps  # besides the products of the other parts
     assert kernel_work(from_text(call), H200.chip).launches == 2 * (of_each_layer + parts - 1)
 
 
@@ -118,6 +118,16 @@ def test_products_of_time_steps_split_their_depth_in_tf32(hidden: int, batch: in
         ("LSTM", "bf16", 672, 42, True, 3),
         ("LSTM", "f16", 1280, 48, False, 2),
         ("RNN", "f16", 1520, 65, True, 2),
+        ("RNN", "f16", 804, 24, True, 3),
+        ("RNN", "f16", 716, 60, True, 2),
+        ("RNN", "f32", 520, 72, False, 3),
+        ("RNN", "f32", 904, 72, False, 2),
+        ("RNN", "f32", 534, 72, True, 2),
+        ("GRU", "f32", 504, 24, False, 3),
+        ("GRU", "f32", 730, 36, False, 3),
+        ("GRU", "f32", 360, 60, True, 2),
+        ("LSTM", "f32", 404, 72, True, 3),
+        ("LSTM", "f32", 1086, 24, False, 2),
         ("RNN", "f32", 1132, 48, False, 3),
         ("RNN", "f32", 1160, 141, False, 2),
         ("RNN", "f16", 1116, 24, False, 3),
@@ -128,7 +138,7 @@ def test_products_of_time_steps_split_their_depth_in_tf32(hidden: int, batch: in
 def test_deep_products_of_time_steps_split_their_depth(
     mode: str, dtype: str, hidden: int, batch: int, *, back: bool, kernels: int
 ):
-    """Kernels of a time step on an H200: of 16 bits beyond a depth of 2,560; forward in plain layers."""
+    """Kernels of a time step as measured on an H200."""
     few, many = (
         kernel_work(recurrent_call(mode, dtype, hidden, steps=steps, batch=batch, back=back), H200.chip).launches
         for steps in (40, 60)
