@@ -41,7 +41,7 @@ PACES = (0.7, 0.85, 1.15, 1.3, 1.5, 2.0, 3.0)
 PACE_STEP = 1.08
 """Ratio of paces between which a step's growth says what bounds it."""
 SHOWN_KERNELS = 14
-SHOWN_OPERATORS = 5
+SHOWN_OPERATORS = 3
 PAGEABLE_COPY = "Memcpy HtoD (Pageable"
 """How a profiler names a copy of a batch from memory that is not pinned."""
 
