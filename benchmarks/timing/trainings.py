@@ -315,11 +315,12 @@ def page(gpu_ids: Sequence[str]) -> None:
 
 
 def predict(gpu_id: str, names: str, again: bool) -> None:
-    """Store the predictions of all trainings, or of those that have none."""
+    """Store the predictions of trainings that have none, or ``again`` of all, or of those that are named."""
     path = predictions_of(gpu_id)
     path.parent.mkdir(exist_ok=True)
     if again:
-        path.unlink(missing_ok=True)
+        kept = [line for line in lines(path) if names and line["name"] not in names.split(",")]
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     done = {line["name"]: line["workload"] for line in lines(path)}
     for row in sorted(rows(), key=lambda row: "factory" in row.mapping["model"]):  # torchvision_path.py says why
         if done.get(row.name) == dict(row.mapping) or (names and row.name not in names.split(",")):
@@ -343,7 +344,7 @@ def main() -> int:
     predicting = commands.add_parser("predict")
     predicting.add_argument("--gpu", default="h200")
     predicting.add_argument("--names", default="")
-    predicting.add_argument("--again", action="store_true", help="replace all stored predictions")
+    predicting.add_argument("--again", action="store_true", help="replace stored predictions")
     reporting = commands.add_parser("report")
     reporting.add_argument("file", type=Path)
     reporting.add_argument("--gpu", default="h200")

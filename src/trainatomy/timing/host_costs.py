@@ -53,7 +53,8 @@ class CPUCosts:
         recurrent_layer: Each layer and direction of a recurrent network, by where it is launched.
         recurrent_launch: What cuDNN launches inside of one, by pass: each ``kernel``, each ``step`` of a layer that is
             not fused, each direction of the layer below for which such a step waits (``follower``), and each ``part``
-            of the sequence beyond the first for which a layer's inputs are multiplied.
+            of the sequence beyond the first for which a layer's inputs are multiplied; what a step of ``misaligned``
+            rows takes less.
         inner_kernel: Each kernel that cuDNN launches for a group that it convolves alone.
     """
 

@@ -177,6 +177,7 @@ def _recurrent_seconds(call: Call, costs: CPUCosts) -> float:
     each = costs.recurrent_launch["backward" if call.name.endswith("backward") else "forward"]
     steps, following = recurrence.launched_steps(call)
     of_steps = each["step"] * steps + each["follower"] * following
+    of_steps -= each["misaligned"] * recurrence.misaligned_steps(call)
     return each["kernel"] * recurrence.launches(call) + of_steps + each["part"] * recurrence.launched_parts(call)
 
 

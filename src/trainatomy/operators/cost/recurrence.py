@@ -221,6 +221,11 @@ def launched_steps(call: Call) -> tuple[int, int]:
     return one.steps * len(one.pairs), one.steps * (len(one.pairs) - one.directions) * one.directions
 
 
+def misaligned_steps(call: Call) -> int:
+    """Return those of the time steps whose products have misaligned rows, for which older kernels run."""
+    return launched_steps(call)[0] * recurrence(call, "tf32").is_misaligned(recurrence(call, "tf32").hidden)
+
+
 def launched_parts(call: Call) -> int:
     """Return the products of all layers' inputs beyond the first of each."""
     one = recurrence(call, "tf32")
