@@ -23,7 +23,8 @@ ARGUMENT = "plans"
 _VERSIONS = ((9, 12), (9, 21))
 """The first version of cuDNN whose engines the points of the shipped calibrations name, and the first that has others.
 
-2,475 of their convolutions get the same plans from 9.12, 9.15, 9.19 and 9.20; from 9.21, 9.22 and 9.23 31 % get others.
+2,475 of their convolutions get the same plans from 9.12, 9.15, 9.19 and 9.20; 10 % get others from 9.10, and 31 % from
+9.21, 9.22 and 9.23.  PyTorch 2.11 to 2.13 bring 9.19 or 9.20.
 """
 _OTHER_ENGINE, _SPLIT = 4.0, 0.25
 """Squared distances: of another engine, and of a doubling of the parts.  They were chosen by leaving points out."""
