@@ -170,7 +170,7 @@ def label(path: Path) -> None:
 
     def labelled(found: re.Match[str]) -> str:
         calls = [from_text(re.sub(rf";({ARGUMENT}|{plans.ARGUMENT})=[^;]+", "", json.loads(found.group())))]
-        say_plans(calls, heuristics, tf32=True, deterministic=False)
+        say_plans(calls, heuristics, gpu.capability, tf32=True, deterministic=False)
         return json.dumps(to_text(calls[0]))
 
     for file in files:

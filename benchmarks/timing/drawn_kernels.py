@@ -249,7 +249,7 @@ def with_plans(call: Call, gpu: Any) -> Call:
     """Return a call of a GPU with what cuDNN's library, if it is installed, says about a convolution."""
     heuristics, calls = installed_heuristics(gpu), [call]
     if heuristics is not None and not number(call, plans.ARGUMENT):
-        say_plans(calls, heuristics, tf32=True, deterministic=False)
+        say_plans(calls, heuristics, gpu.capability, tf32=True, deterministic=False)
     return calls[0]
 
 

@@ -67,14 +67,19 @@ ROW = "aten::convolution(f16[8,768,499],f16[768,48,128])->f16[8,768,500];padding
 
 
 @pytest.mark.parametrize(
-    ("version", "plans"),
-    [("9.12.0", ["45", "45", "45", "67,47"]), ("9.20.0", ["45", "45", "45", "67,47"]), ("9.21.1", [None] * 4)],
+    ("version", "capability", "plans"),
+    [
+        ("9.12.0", (9, 0), ["45", "45", "45", "67,47"]),
+        ("9.20.0", (9, 0), ["45", "45", "45", "67,47"]),
+        ("9.21.1", (9, 0), [None] * 4),
+        ("9.19.0", (8, 0), [None] * 4),
+    ],
 )
-def test_groups_of_images_have_ways_and_all_convolutions_plans(version: str, plans: list[str | None]):
+def test_groups_of_images_have_ways_and_all_convolutions_plans(version, capability, plans):
     calls = [from_text(text) for text in (DENSE, ROW, DEEP, GRADIENTS)]
     library = Library(forward=45, input_gradient=67, weight_gradient=47)
     library.version = version
-    say_plans(calls, library, tf32=True, deterministic=False)  # type: ignore[arg-type]
+    say_plans(calls, library, capability, tf32=True, deterministic=False)  # type: ignore[arg-type]
     assert [dict(call.numbers).get("ways") for call in calls] == [None, None, "turns", "together,unsplit"]
     assert [dict(call.numbers).get("plans") for call in calls] == plans
 

@@ -169,7 +169,8 @@ def simulate(
             with quantised_kernels(process, outlier_columns(workload), quantising_libraries(workload, built)):
                 built = _execute(workload, process, built, steps, make_batch, watch)
         if processor.cudnn is not None:
-            say_plans(process.recorder.operations.operations.calls, processor.cudnn, **settings_of_plans(processor))
+            calls, settings = process.recorder.operations.operations.calls, settings_of_plans(processor)
+            say_plans(calls, processor.cudnn, gpu.capability, **settings)
     process.notes.extend(selection_notes(tuple(selections)))
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)

@@ -26,6 +26,8 @@ _VERSIONS = ((9, 12), (9, 21))
 2,475 of their convolutions get the same plans from 9.12, 9.15, 9.19 and 9.20; 10 % get others from 9.10, and 31 % from
 9.21, 9.22 and 9.23.  PyTorch 2.11 to 2.13 bring 9.19 or 9.20.
 """
+_CAPABILITY = (9, 0)
+"""Compute capability of the GPUs that were calibrated."""
 _OTHER_ENGINE, _SPLIT = 4.0, 0.25
 """Squared distances: of another engine, and of a doubling of the parts.  They were chosen by leaving points out."""
 
@@ -55,10 +57,13 @@ def _parsed(text: str) -> tuple[Plan, ...]:
     return tuple(Plan(*map(int, part.split("/"))) for part in text.split(",")) if text else ()
 
 
-def names_engines(version: str) -> bool:
-    """Return whether a version of cuDNN, such as 9.19.0, numbers its engines as the shipped calibrations do."""
+def names_engines(version: str, capability: tuple[int, int]) -> bool:
+    """Return whether a version of cuDNN, such as 9.19.0, and a GPU have the engines that the shipped calibrations name.
+
+    On GPUs of another architecture other engines run, so that sizes alone decide which points are near.
+    """
     first, end = _VERSIONS
-    return first <= tuple(map(int, version.split(".")[:2])) < end
+    return capability == _CAPABILITY and first <= tuple(map(int, version.split(".")[:2])) < end
 
 
 def say(plans: Sequence[Plan]) -> str:

@@ -49,11 +49,21 @@ def plan_of(kind: Kind, one: Convolution, plan: EnginePlan) -> Plan:
     return Plan(-missing if missing else plan.engine, max(dict(plan.knobs).get(_SPLIT, 1), 1))
 
 
-def say_plans(calls: list[Call], heuristics: Heuristics, *, tf32: bool, deterministic: bool) -> None:
+def say_plans(
+    calls: list[Call], heuristics: Heuristics, capability: tuple[int, int], *, tf32: bool, deterministic: bool
+) -> None:
     """Add to the convolutions among the calls of a step by which plans, and in which ways, they are computed.
 
-    Plans are said by versions of cuDNN that number its engines as the calibrations do.
+    Plans are said where the calibrations name the same engines.
+
+    Args:
+        calls: The calls of a step, which are replaced.
+        heuristics: cuDNN's heuristics for a GPU.
+        capability: The GPU's compute capability.
+        tf32: Whether fp32 may use tensor cores.
+        deterministic: Whether engines whose results differ from run to run are left out.
     """
+    named = plans.names_engines(heuristics.version, capability)
     for index, call in enumerate(calls):
         asked = convolutions_of(call)
         chosen = [heuristics.plan(kind, one, tf32=tf32, deterministic=deterministic) for kind, one in asked]
@@ -64,7 +74,7 @@ def say_plans(calls: list[Call], heuristics: Heuristics, *, tf32: bool, determin
         ways = [way for each in found if (way := way_of(*each)) is not None] if _has_groups_of_images(call) else []
         if len(ways) == len(found):
             said.append((ARGUMENT, ",".join(ways)))
-        if plans.names_engines(heuristics.version):
+        if named:
             said.append((plans.ARGUMENT, plans.say([plan_of(*each) for each in found])))
         calls[index] = call._replace(numbers=(*call.numbers, *said))
 
