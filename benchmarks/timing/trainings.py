@@ -4,7 +4,7 @@ The GPU's own time is that of kernels, fills and copies, without those of batche
 counts these as the GPU's, but the host copies them into the driver's buffers first, at 1 to 10 GB/s on machines
 measured so far.
 
-python benchmarks/timing/trainings.py predict [--gpu ID]       # anywhere, first: predictions/trainings-h200.jsonl
+python benchmarks/timing/trainings.py predict [--gpu ID]       # with cuDNN's library, first: predictions/trainings-ID.jsonl
 python benchmarks/timing/measure_trainings.py --out FILE [--gpu ID]  # on the GPU: what is predicted
 python benchmarks/timing/trainings.py report FILE [--gpu ID]   # errors, by what bounds the step
 """
@@ -316,6 +316,14 @@ def page(gpu_ids: Sequence[str]) -> None:
 
 def predict(gpu_id: str, names: str, again: bool) -> None:
     """Store the predictions of trainings that have none, or ``again`` of all, or of those that are named."""
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.operators.cost.plans import names_engines
+    from trainatomy.simulator.cudnn import installed_heuristics
+
+    gpu = find_gpu(gpu_id)
+    heuristics = installed_heuristics(gpu)
+    if heuristics is None or not names_engines(heuristics.version, gpu.capability):
+        raise SystemExit('stored predictions need cuDNN\'s library: pip install "trainatomy[cudnn]"')
     path = predictions_of(gpu_id)
     path.parent.mkdir(exist_ok=True)
     if again:
