@@ -4,7 +4,7 @@ The GPU's own time is that of kernels, fills and copies, without those of batche
 counts these as the GPU's, but the host copies them into the driver's buffers first, at 1 to 10 GB/s on machines
 measured so far.
 
-python benchmarks/timing/trainings.py predict [--gpu ID]       # with cuDNN's library, first: predictions/trainings-ID.jsonl
+python benchmarks/timing/trainings.py predict [--gpu ID]       # with cuDNN's library: predictions/trainings-ID.jsonl
 python benchmarks/timing/measure_trainings.py --out FILE [--gpu ID]  # on the GPU: what is predicted
 python benchmarks/timing/trainings.py report FILE [--gpu ID]   # errors, by what bounds the step
 """
