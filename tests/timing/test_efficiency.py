@@ -115,7 +115,7 @@ def test_a_library_that_runs_a_slow_kernel_for_few_shapes_does_so_around_them():
 
 
 def test_points_of_another_plan_are_farther_and_local_ones_of_the_same_reach_farther():
-    same, other = (Plan(49, 7),), (Plan(33, 7),)
+    same, other = (Plan(49, "", 7),), (Plan(33, "", 7),)
     near = EfficiencyPoint((4.1,), 0.1, 1, plans=other)
     far = EfficiencyPoint((4.9,), 0.9, 1, plans=same)
     local = EfficiencyPoint((3.2,), 2.0, 4, local=True, plans=same)
@@ -133,6 +133,7 @@ def test_points_of_another_plan_are_farther_and_local_ones_of_the_same_reach_far
         ("49/8", "49/2", 1.0, False),
         ("71,68", "71,34/2", 4.0, False),
         ("71,34/4", "71,34/2", 0.25, True),
+        ("71~0a1,34/4", "71~fff,34/2", 2.25, False),
     ],
 )
 def test_plans_are_compared_product_by_product(one, other, distance, alike):

@@ -1,4 +1,4 @@
-"""The plans by which cuDNN computes a convolution: an engine for each product, and how many parts it splits sums into.
+"""The plans by which cuDNN computes a convolution: an engine for each product, its settings, the parts of its sums.
 
 Neighbouring shapes may be computed by different engines, or by the same one with their sums unsplit, which takes up to
 twenty times as long.  Where cuDNN's library is installed, the simulation asks it, and a call says its plans; so do the
@@ -6,7 +6,7 @@ points of the shipped calibrations (benchmarks/cudnn/group_ways.py label).  Poin
 call than sizes alone say.  Where one of them does not say its plans, sizes alone decide.
 
 Of 6,953 convolutions in 496 trainings on an H200, each priced without the points of its own shape, the mean error of
-the logarithm falls from 0.117 to 0.103, and the trainings whose convolutions are off by more than 12 % from 72 to 41.
+the logarithm falls from 0.117 to 0.100, and the trainings whose convolutions are off by more than 12 % from 72 to 37.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _VERSIONS = ((9, 12), (9, 21))
 """
 _CAPABILITY = (9, 0)
 """Compute capability of the GPUs that were calibrated."""
-_OTHER_ENGINE, _SPLIT = 4.0, 0.25
-"""Squared distances: of another engine, and of a doubling of the parts.  They were chosen by leaving points out."""
+_OTHER_ENGINE, _OTHER_SETTING, _SPLIT = 4.0, 2.0, 0.25
+"""Squared distances of another engine, another setting, and a doubling of the parts; chosen by leaving points out."""
 
 
 class Plan(NamedTuple):
@@ -37,14 +37,17 @@ class Plan(NamedTuple):
 
     Attributes:
         engine: Number of cuDNN's engine.
+        setting: Checksum of its other knobs, such as the size of tiles, as three hexadecimal digits.
         parts: Parts that it splits sums into.
     """
 
     engine: int
+    setting: str = ""
     parts: int = 1
 
     def __str__(self) -> str:
-        return f"{self.engine}/{self.parts}" if self.parts > 1 else str(self.engine)
+        own = f"{self.engine}~{self.setting}" if self.setting else str(self.engine)
+        return f"{own}/{self.parts}" if self.parts > 1 else own
 
 
 def plans_of(call: Call) -> tuple[Plan, ...]:
@@ -54,7 +57,13 @@ def plans_of(call: Call) -> tuple[Plan, ...]:
 
 @cache
 def _parsed(text: str) -> tuple[Plan, ...]:
-    return tuple(Plan(*map(int, part.split("/"))) for part in text.split(",")) if text else ()
+    return tuple(map(_plan, text.split(","))) if text else ()
+
+
+def _plan(text: str) -> Plan:
+    own, _, parts = text.partition("/")
+    engine, _, setting = own.partition("~")
+    return Plan(int(engine), setting, int(parts or 1))
 
 
 def names_engines(version: str, capability: tuple[int, int]) -> bool:
@@ -75,15 +84,17 @@ def plan_distance(one: Sequence[Plan], other: Sequence[Plan]) -> float:
     """Return the squared distance of two calls by their plans, 0 where one of them is not known."""
     if not one or not other or one == other:
         return 0.0
-    return sum(
-        _OTHER_ENGINE if a.engine != b.engine else _SPLIT * log2(a.parts / b.parts) ** 2
-        for a, b in zip(one, other, strict=False)
-    )
+    return sum(_distance(a, b) for a, b in zip(one, other, strict=False))
+
+
+def _distance(one: Plan, other: Plan) -> float:
+    if one.engine != other.engine:
+        return _OTHER_ENGINE
+    return _OTHER_SETTING * (one.setting != other.setting) + _SPLIT * log2(one.parts / other.parts) ** 2
 
 
 def is_alike(one: Sequence[Plan], other: Sequence[Plan]) -> bool:
-    """Return whether the plans of two calls are known, of the same engines, and of at most twice as many parts."""
+    """Return whether two calls have known plans, the same but for the parts, of which one has at most twice as many."""
     return bool(one and other) and all(
-        a.engine == b.engine and max(a.parts, b.parts) <= 2 * min(a.parts, b.parts)
-        for a, b in zip(one, other, strict=False)
+        a[:2] == b[:2] and max(a.parts, b.parts) <= 2 * min(a.parts, b.parts) for a, b in zip(one, other, strict=False)
     )

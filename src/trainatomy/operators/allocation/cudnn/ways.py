@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -29,6 +30,8 @@ _IMAGES = 4
 """Dimensions of a batch of images."""
 _SPLIT, _UNDIVIDED, _FEW_PARTS = 0, 99, 3
 """``CUDNN_KNOB_TYPE_SPLIT_K``; its value where an engine has none; parts up to which a sum is shared by few blocks."""
+_SIZED = (_SPLIT, 12, 17, 25)
+"""Knobs that follow from the sizes of a call: parts of a sum, where they are kept, the workspace."""
 _TRANSPOSED = {FORWARD: INPUT, INPUT: FORWARD}
 
 
@@ -45,8 +48,10 @@ def way_of(kind: Kind, one: Convolution, plan: EnginePlan) -> str | None:
 
 def plan_of(kind: Kind, one: Convolution, plan: EnginePlan) -> Plan:
     """Return a plan as calls say it; an engine that only a GPU's driver offers has a negative number."""
-    missing = missing_engine(kind, one, plan)
-    return Plan(-missing if missing else plan.engine, max(dict(plan.knobs).get(_SPLIT, 1), 1))
+    knobs, missing = dict(plan.knobs), missing_engine(kind, one, plan)
+    others = ",".join(f"{knob}={value}" for knob, value in plan.knobs if knob not in _SIZED)
+    setting = f"{zlib.crc32(others.encode()) % 4096:03x}" if others else ""
+    return Plan(-missing if missing else plan.engine, setting, max(knobs.get(_SPLIT, 1), 1))
 
 
 def say_plans(
