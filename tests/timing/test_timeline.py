@@ -64,12 +64,13 @@ def test_the_cpu_waits_for_what_the_training_synchronises_with(streams: tuple[in
 @pytest.mark.parametrize(("on_gpu", "step"), [(1.0, 4.0), (2.0, 4.0), (9.0, 9.0)])
 def test_kernels_of_a_recurrent_layer_run_while_others_are_launched(on_gpu: float, step: float) -> None:
     """A layer of seven kernels takes 4 s to launch, the last 3.5 s of them while its first kernels may run."""
-    arrays = [Array(shape, (), "float32", 4, 0) for shape in ((2, 1, 512), (1, 1, 512), (512, 512), (512, 512))]
+    arrays = [Array(shape, (), "float16", 2, 0) for shape in ((2, 1, 512), (1, 1, 512), (512, 512), (512, 512))]
     numbers = (("mode", "RNN"), ("num_layers", "1"), ("bidirectional", "False"))
     layer = Call("aten::_cudnn_rnn", tuple(arrays), (arrays[0],), (), numbers)
     assert recurrence.launches(layer) == 7
     described = Operations([layer], [Operation(0, 0, "forward", "", 0, 1)])
-    costs = replace(COSTS, recurrent_launch={"forward": {"kernel": 0.5, "step": 0.0, "follower": 0.0, "part": 0.0}})
+    counted = dict.fromkeys(("step", "follower", "part", "misaligned"), 0.0)
+    costs = replace(COSTS, recurrent_launch={"forward": {"kernel": 0.5, **counted}})
     for replayed in (timeline.replay_one_stream, streams.replay_streams):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(timeline, "replay_one_stream", replayed)
