@@ -223,7 +223,8 @@ def launched_steps(call: Call) -> tuple[int, int]:
 
 def misaligned_steps(call: Call) -> int:
     """Return those of the time steps whose products have misaligned rows, for which older kernels run."""
-    return launched_steps(call)[0] * recurrence(call, "tf32").is_misaligned(recurrence(call, "tf32").hidden)
+    one = recurrence(call, "tf32")
+    return launched_steps(call)[0] * one.is_misaligned(one.hidden)
 
 
 def launched_parts(call: Call) -> int:
