@@ -25,7 +25,7 @@ _VERSIONS = ((9, 12), (9, 21))
 """The first version of cuDNN whose engines the points of the shipped calibrations name, and the first that has others.
 
 2,475 of their convolutions get the same plans from 9.12, 9.15, 9.19 and 9.20; 10 % get others from 9.10, and 31 % from
-9.21, 9.22 and 9.23.  PyTorch 2.11 to 2.13 bring 9.19 or 9.20.
+9.21, 9.22 and 9.23.  PyPI's CUDA builds of PyTorch 2.11 to 2.13 bring 9.19 or 9.20.
 """
 _CAPABILITY = (9, 0)
 """Compute capability of the GPUs that were calibrated."""
