@@ -11,8 +11,8 @@ algorithm, which cuDNN chooses for each shape by heuristics that are not public.
 ways, and the bill says under *Inputs and their sources* which one was used:
 
 - **cuDNN's own library**, asked without a GPU. From version 9.8 on it answers for a GPU that is only described to it.
-  It comes with PyTorch's CUDA builds on Linux; beside a CPU build, `pip install "trainatomy[cudnn]"` installs it (about
-  1 GB with the cuBLAS that it needs).
+  It comes with PyTorch's CUDA builds on Linux; beside a CPU build, `pip install "trainatomy[cudnn]"` installs
+  version 9.20 (about 1 GB with the cuBLAS that it needs; 9.28 did not answer with these two alone).
 - **Rules** derived from calls on an H200, wherever the library is missing or older.
 
 `software.cudnn: auto` (the default) takes the library where it is installed; `library` insists on it; `rules` does
