@@ -84,6 +84,17 @@ def test_groups_of_images_have_ways_and_all_convolutions_plans(version, capabili
     assert [dict(call.numbers).get("plans") for call in calls] == plans
 
 
+@pytest.mark.parametrize(
+    ("dtype", "layout", "asked"),
+    [("bf16", "", 0), ("f16", "", 1), ("bf16", "|100352,1,3584,64", 1)],
+    ids=["usual", "a shape of use_cudnn_depthwise", "channels-last"],
+)
+def test_cudnn_is_not_asked_for_depthwise_convolutions_of_pytorch(dtype, layout, asked):
+    """Its plans would bring points of other kernels nearer."""
+    text = f"aten::convolution({dtype}[8,64,28,28{layout}],{dtype}[64,1,3,3])->{dtype}[8,64,28,28{layout}]"
+    assert len(convolutions_of(from_text(f"{text};padding=[1, 1];groups=64"))) == asked
+
+
 def test_a_sequence_is_asked_for_as_an_image_of_one_row():
     ((kind, one),) = convolutions_of(from_text(ROW))
     assert (kind, one.data, one.weight, one.output) == (

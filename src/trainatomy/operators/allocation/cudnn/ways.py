@@ -16,6 +16,7 @@ import torch
 
 from trainatomy.catalog.files import read_text
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
 from trainatomy.operators.allocation.cudnn.missing import missing_engine
 from trainatomy.operators.cost import plans
 from trainatomy.operators.cost.kernel import number, whole_numbers
@@ -91,9 +92,10 @@ def _has_groups_of_images(call: Call) -> bool:
 
 
 def convolutions_of(call: Call) -> list[tuple[Kind, Convolution]]:
-    """Return what a convolution asks of cuDNN, in order; nothing for any other call, and for fp64.
+    """Return what a convolution asks of cuDNN, in order; nothing for any other call.
 
-    PyTorch hands sequences to cuDNN as images of one row (``aten/src/ATen/native/Convolution.cpp``, ``view4d``).
+    Nothing either for fp64, and for depthwise convolutions that PyTorch's own kernels compute.  PyTorch hands
+    sequences to cuDNN as images of one row (``aten/src/ATen/native/Convolution.cpp``, ``view4d``).
     """
     if not call.name.startswith("aten::convolution"):
         return []
@@ -116,6 +118,9 @@ def convolutions_of(call: Call) -> list[tuple[Kind, Convolution]]:
     settings = each("stride", 1), each("padding", 0), each("dilation", 1)
     groups = int(number(call, "groups", "1"))
     one = Convolution(shapes[0], shapes[1], shapes[2], dtype, *settings, groups, transposed, last, 0)
+    is_depthwise = 1 < groups == data.shape[1]
+    if is_depthwise and not (last or transposed or is_cudnn_depthwise(one)):
+        return []
     wanted = [part.strip(" []") == "True" for part in number(call, "output_mask", "[True, True]").split(",")]
     kinds = [kind for kind, wants in zip((INPUT, WEIGHT), wanted, strict=False) if wants] if backward else [FORWARD]
     swapped = [_TRANSPOSED.get(kind, kind) if transposed else kind for kind in kinds]
