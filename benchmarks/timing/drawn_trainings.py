@@ -49,7 +49,7 @@ def sets() -> dict[str, Families]:
         for set_name, families in known.items()
         for models in families.values()
         for name, settings in models.items()
-        if set_name != "quantised later" and "quantization" in settings.get("model", {})
+        if set_name not in ("quantised later", "quantised last") and "quantization" in settings.get("model", {})
     }
     known["quantised"] = {"quantised": quantised}
     others = [known[name] for name in ("never timed", "further", "others", "latest", "coming")]

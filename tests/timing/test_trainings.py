@@ -20,7 +20,7 @@ REFUSED = frozenset({"fnet-fp16-drawn-51"})
 """Trainings that were drawn and that a GPU refuses."""
 LAST_SEEDS = {"latest_calls.yaml": "-50", "sound_calls.yaml": "-52"}
 """Files of trainings whose calls became points after a seed was drawn; those of all others after seed 44."""
-LATEST_SEEDS = tuple(f"-{seed}" for seed in range(32, 57))
+LATEST_SEEDS = tuple(f"-{seed}" for seed in range(32, 59))
 """Draws of which rows that earlier draws have are left out."""
 
 
@@ -187,6 +187,8 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
         ("-54", drawing.drawn(54, 30, sets["usual"])),
         ("-55", _of_all_kinds(drawing, sets, 55, usual=36, wide=5, networks=0, others=34, quantised="quantised later")),
         ("-56", drawing.drawn(56, 24, sets["usual"])),
+        ("-57", _of_all_kinds(drawing, sets, 57, usual=36, wide=5, networks=0, others=34, quantised="quantised last")),
+        ("-58", drawing.drawn(58, 40, sets["usual"])),
     ):
         before = [row for name, row in rows.items() if not name.endswith(LATEST_SEEDS) or name[-3:] < seed]
         for name, of_file in calls.items():
