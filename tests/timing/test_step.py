@@ -17,7 +17,7 @@ from trainatomy.results.trace import DriverCall
 from trainatomy.simulator.simulate import simulate
 from trainatomy.timing.extrapolation import attainable_share
 from trainatomy.timing.host_costs import CPUCosts, cpu_costs
-from trainatomy.timing.launch import batch_bytes, cpu_seconds_by_phase, kind_of, launch_seconds, loop_seconds
+from trainatomy.timing.launch import batch_seconds, cpu_seconds_by_phase, kind_of, launch_seconds, loop_seconds
 from trainatomy.timing.step import predict_step_time
 from trainatomy.timing.timeline import blocks_cpu, replay_step
 from trainatomy.workload.schema import Workload
@@ -163,7 +163,7 @@ def test_a_function_that_returns_batches_saves_what_collating_costs(step: Operat
     settings = {"loop": "trainer", "tf32": False, "samples": 1, "tokens_per_sample": 8}
     made, returned = (predict_step_time(step, H200, collated=collated, **settings) for collated in (True, False))
     costs = cpu_costs(reference_host().microseconds)
-    batches = sum(costs.batch_byte["trainer"] * batch_bytes(step.calls[one.call]) for one in step.operations)
+    batches = sum(batch_seconds(one, step.calls[one.call], costs, "trainer") for one in step.operations)
     saved = (costs.collate["trainer"] + batches) * reference_host().quiet
     assert made.step_seconds - returned.step_seconds == pytest.approx(saved, rel=1e-3) and saved > 1e-4
 

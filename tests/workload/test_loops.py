@@ -30,7 +30,7 @@ def test_a_loop_can_be_imported_and_has_cpu_costs(name: str) -> None:
         import_module(module)
     assert callable(loop.function())
     costs = reference_host().microseconds
-    assert all(loop.cpu_costs in costs[part] for part in ("step", "micro_step", "parameter_step", "batch_byte"))
+    assert all(loop.cpu_costs in costs[part] for part in ("step", "micro_step", "parameter_step", "sample"))
 
 
 def test_the_mode_decides_before_the_loop() -> None:

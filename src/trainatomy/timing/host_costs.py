@@ -35,7 +35,11 @@ class CPUCosts:
         token: Time that ``generate()`` adds to each further token.
         module_micro_step: Time that a loop adds to each micro-batch for each module (``model.train()``).
         parameter_step: Time that a loop adds to each step for each parameter tensor (walks over them, clipping).
-        batch_byte: Collating, pinning and copying each byte of a batch to the GPU, by loop.
+        batch_byte: Each byte of a batch, by loop, where samples are not stacked: they are lists of tokens, or the
+            batch is there.
+        stacking: Stacking samples into a batch (``timing/collation.py``): each ``byte`` by one thread, each byte of new
+            pages by one thread besides (``page_byte``), and waking up each further ``thread`` for each sample.
+        threads: Threads that work on a tensor of the CPU.
         read: Waking up after waiting for the GPU.
         after_wait: How much longer the loop's work of a step takes after a long wait for the GPU, as a share of it:
             what it touches has left the CPU's caches.
@@ -79,6 +83,8 @@ class CPUCosts:
     module_micro_step: Mapping[str, float]
     parameter_step: Mapping[str, float]
     batch_byte: Mapping[str, float]
+    stacking: Mapping[str, float]
+    threads: int
     read: float
     after_wait: float
     long_wait: float
@@ -114,7 +120,7 @@ PARTS = {
     "backward": ("backward", "backward_pass", "recurrent_layer", "recurrent_launch", "inner_kernel"),
     "plain": ("plain", "list_item", "optimizer_step"),
     "loop": ("step", "collate", "sample", "micro_step", "token", "module_micro_step", "parameter_step"),
-    "batch": ("batch_byte",),
+    "batch": ("batch_byte", "stacking"),
 }
 """Fields of ``CPUCosts`` by part of a step; a calibration has a factor for each part."""
 PYTHON_COLLATING = frozenset({"trl"})
@@ -135,14 +141,15 @@ def cpu_costs(
         factors: What each of ``PARTS`` is multiplied by.
         pace: What all of ``PARTS`` are multiplied by besides.
         recurrent_exponent: Power of the pace with which ``recurrent_launch`` grows.
-        copy_exponent: Power of the pace with which ``batch_byte`` grows, but for loops of ``PYTHON_COLLATING``.
+        copy_exponent: Power of the pace with which ``stacking`` grows, and ``batch_byte`` but for ``PYTHON_COLLATING``.
     """
-    shares = {name: microseconds[name] for name in ("without_graph", "recomputed", "looped", "after_wait")}
+    shares = {name: microseconds[name] for name in ("without_graph", "recomputed", "looped", "after_wait", "threads")}
     costs = _scaled(microseconds, 1e-6) | shares
     for part, names in PARTS.items():
         factor = (factors or {}).get(part, 1.0) * pace
         costs |= {name: _scaled(costs[name], factor) for name in names}
     costs["recurrent_launch"] = _scaled(costs["recurrent_launch"], pace ** (recurrent_exponent - 1))
+    costs["stacking"] = _scaled(costs["stacking"], pace ** (copy_exponent - 1))
     costs["batch_byte"] = {
         loop: seconds if loop in PYTHON_COLLATING else seconds * pace ** (copy_exponent - 1)
         for loop, seconds in costs["batch_byte"].items()
@@ -152,12 +159,17 @@ def cpu_costs(
 
 def not_collating(costs: CPUCosts) -> CPUCosts:
     """Return the costs of a loop for which a function returns batches as they are."""
-    return replace(costs, batch_byte=dict.fromkeys(costs.batch_byte, 0.0), collate=dict.fromkeys(costs.collate, 0.0))
+    return replace(
+        costs,
+        batch_byte=dict.fromkeys(costs.batch_byte, 0.0),
+        stacking=dict.fromkeys(costs.stacking, 0.0),
+        collate=dict.fromkeys(costs.collate, 0.0),
+    )
 
 
 def by_one_thread(costs: CPUCosts) -> CPUCosts:
     """Return the costs of a process whose operations on tensors of the CPU run on one thread."""
-    return replace(costs, host_byte=costs.one_thread_byte, new_host_byte=0.0)
+    return replace(costs, host_byte=costs.one_thread_byte, new_host_byte=0.0, threads=1)
 
 
 def _scaled(value: Any, factor: float) -> Any:

@@ -17,6 +17,7 @@ from trainatomy.operators.operator import LaunchKind
 from trainatomy.operators.registry import launch_kind
 from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operation, Operations
+from trainatomy.timing.collation import MAPPED_BYTES, stacking_seconds
 from trainatomy.timing.host_costs import CPUCosts
 from trainatomy.timing.python_loops import in_python_loops
 
@@ -25,8 +26,6 @@ KINDS = get_args(LaunchKind)
 
 _CACHED_BYTES = 2**20
 """Bytes of an operation that fit a CPU's caches: the time to move them is in the cost of the launch."""
-_MAPPED_BYTES = 2**25
-"""From how many bytes on the C library asks the operating system for each tensor's memory and gives it back at once."""
 _SHARDED_COLLECTIVES = frozenset({"nccl::all_gather", "nccl::reduce_scatter"})
 _COLLATING = frozenset({"aten::stack", "aten::cat"})
 _VIEWS_OF_GROUP = 4
@@ -42,6 +41,8 @@ ACCUMULATION = "accumulation"
 _ADDITIONS = frozenset({"aten::add", "aten::add_"})
 _RESTORING = frozenset({"backward", "recompute"})
 """Phases in which a copy to the GPU brings back what was saved, and no batch."""
+_OF_LOOP = "other"
+"""Phase of what a loop does outside of the model's passes."""
 _CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
@@ -84,10 +85,20 @@ def batch_bytes(call: Call) -> int:
     return call.outputs[0].bytes if copies and from_host else sum(from_host)
 
 
+def batch_seconds(operation: Operation, call: Call, costs: CPUCosts, loop: str) -> float:
+    """Return the CPU time of making what an operation copies to the GPU, if it is a batch: of collating its samples."""
+    size = batch_bytes(call)
+    if not size or operation.phase in _RESTORING:
+        return 0.0
+    if loop in costs.batch_byte:
+        return costs.batch_byte[loop] * size
+    return stacking_seconds(call.outputs[0], costs) if operation.phase == _OF_LOOP else 0.0
+
+
 def _large_host_bytes(call: Call) -> int:
     """Return the bytes that an operation of the CPU reads and writes, 0 if they fit its caches.
 
-    Collating a batch is in ``batch_byte``.
+    Collating a batch is in ``batch_seconds``.
     """
     if call.name in _COLLATING:
         return 0
@@ -104,7 +115,7 @@ def _new_host_bytes(call: Call) -> int:
     """Return the bytes of new tensors of the CPU that are too large for their memory to be kept when they are freed."""
     if call.is_view or call.written or not all(array.on_host for array in call.inputs + call.outputs):
         return 0
-    return sum(array.bytes for array in call.outputs if array.bytes >= _MAPPED_BYTES)
+    return sum(array.bytes for array in call.outputs if array.bytes >= MAPPED_BYTES)
 
 
 def list_length(call: Call) -> int:
@@ -149,8 +160,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
             seconds += seconds_within(call, costs)
             if call.name == _REPLICATE:
                 seconds += costs.replicated_module * int(dict(call.numbers)["modules"])
-            if operation.phase not in _RESTORING:
-                seconds += costs.batch_byte[loop] * batch_bytes(call)
+            seconds += batch_seconds(operation, call, costs, loop)
             seconds += costs.host_byte * _large_host_bytes(call) + costs.new_host_byte * _new_host_bytes(call)
             known[key] = seconds = seconds * operation.threads  # one thread at a time runs Python
         yield seconds
@@ -274,7 +284,7 @@ def cpu_seconds_by_phase(operations: Operations, costs: CPUCosts, loop: str) -> 
     found = dict.fromkeys(("forward", "backward", "optimizer", "other", "batch"), 0.0)
     merged = {"recompute": "backward", "zero_grad": "other"}
     for operation, seconds in zip(operations.operations, launch_seconds(operations, costs, loop), strict=True):
-        batch = costs.batch_byte[loop] * batch_bytes(operations.calls[operation.call])
+        batch = batch_seconds(operation, operations.calls[operation.call], costs, loop)
         found[merged.get(operation.phase, operation.phase)] += (seconds - batch) * operation.repeats
         found["batch"] += batch * operation.repeats
     loops = loop_seconds(operations, costs, loop)
