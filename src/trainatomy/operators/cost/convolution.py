@@ -59,6 +59,7 @@ class ConvolutionConstants(NamedTuple):
     bias_sum_seconds: float
     group_kernel_seconds: float
     groups_at_once: float
+    gradients_at_once: float
 
 
 class _Part(NamedTuple):
@@ -121,9 +122,16 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     sizes = (_SIZE_WEIGHT * log2(max(size, 1)) for size in (flop, moved))
     features = (*sizes, log2(x.shape[1]), log2(weight.shape[0]), *_likeness(call, x, weight))
     passes = passes_to(call, moved, "operands of each product")
-    at_once = _constants().groups_at_once if turns in ("cores", "group") and not backward else 1.0
+    at_once = _groups_at_once(turns, precision, backward=backward)
     work = KernelWork(family, features, flop, rate, moved, int(launches), seconds, passes, at_once, beside=beside)
     return work._replace(plans=plans_of(call))
+
+
+def _groups_at_once(turns: str, precision: str, *, backward: bool) -> float:
+    """Return how many groups of sequences run at a time."""
+    if not backward:
+        return _constants().groups_at_once if turns in ("cores", "group") else 1.0
+    return _constants().gradients_at_once if turns == "cores" and precision == "half" else 1.0
 
 
 def launches_of_groups(call: Call) -> int:
