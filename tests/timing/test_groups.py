@@ -144,13 +144,16 @@ def test_groups_of_a_sequence_overlap_in_forward(way: str):
     assert kernel_cost(from_text(call), tf32).at_once == pytest.approx(3.0 if way == "forward" else 1.0)
 
 
-@pytest.mark.parametrize(("sequences", "dtype", "at_once"), [(3, "bf16", 1.4), (4, "bf16", 1.0), (3, "f32", 1.0)])
-def test_gradients_without_tensor_cores_overlap_in_16_bits(sequences: int, dtype: str, at_once: float):
-    """Of three sequences cuDNN computes them so: steps of a UniSpeech-SAT on both cards are shorter than their kernels."""
-    images = f"{dtype}[{sequences},768,499],{dtype}[768,48,128]"
+@pytest.mark.parametrize(
+    ("sequences", "dtype", "places", "at_once"),
+    [(3, "bf16", 128, 1.4), (4, "bf16", 128, 1.0), (3, "f32", 128, 1.0), (9, "f32", 19, 3.0), (9, "bf16", 19, 1.0)],
+)
+def test_gradients_of_groups_overlap_where_each_takes_long(sequences: int, dtype: str, places: int, at_once: float):
+    """The positional embeddings of a UniSpeech-SAT and a Data2Vec, whose steps are shorter than their kernels."""
+    images = f"{dtype}[{sequences},768,499],{dtype}[768,48,{places}]"
     call = from_text(
-        f"aten::convolution_backward({dtype}[{sequences},768,500],{images})"
-        f"->{dtype}[{sequences},768,499],{dtype}[768,48,128]"
-        ";bias_sizes=[0];padding=[64];groups=16;output_mask=[True, True, False]"
+        f"aten::convolution_backward({dtype}[{sequences},768,{500 - places % 2}],{images})"
+        f"->{dtype}[{sequences},768,499],{dtype}[768,48,{places}]"
+        f";bias_sizes=[0];padding=[{places // 2}];groups=16;output_mask=[True, True, False]"
     )
     assert kernel_cost(call, cost_model_of(find_gpu("h200"), tf32=True)).at_once == pytest.approx(at_once)

@@ -128,10 +128,10 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
 
 
 def _groups_at_once(turns: str, precision: str, *, backward: bool) -> float:
-    """Return how many groups of sequences run at a time."""
-    if not backward:
-        return _constants().groups_at_once if turns in ("cores", "group") else 1.0
-    return _constants().gradients_at_once if turns == "cores" and precision == "half" else 1.0
+    """Return how many groups of sequences run at a time; gradients do where each takes long enough."""
+    if (turns in ("cores", "group") and not backward) or (turns, precision) == ("group", "tf32"):
+        return _constants().groups_at_once
+    return _constants().gradients_at_once if (turns, precision) == ("cores", "half") else 1.0
 
 
 def launches_of_groups(call: Call) -> int:
