@@ -17,7 +17,7 @@ import hashlib
 import json
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -40,8 +40,7 @@ PACES = (0.7, 0.85, 1.15, 1.3, 1.5, 2.0, 3.0)
 """Paces of the host for which a step is predicted, besides 1; the measured pace lies between two."""
 PACE_STEP = 1.08
 """Ratio of paces between which a step's growth says what bounds it."""
-SHOWN_KERNELS = 14
-SHOWN_OPERATORS = 3
+SHOWN_KERNELS = 10
 PAGEABLE_COPY = "Memcpy HtoD (Pageable"
 """How a profiler names a copy of a batch from memory that is not pinned."""
 
@@ -95,19 +94,19 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
     gpu = workload.resolve_gpu()
     model = cost_model_of(gpu, tf32=tf32)
-    operations, copied = simulation.operations, 0.0
-    by_operator: dict[str, float] = defaultdict(float)
+    operations, own, recurrent, copied = simulation.operations, 0.0, 0.0, 0.0
     for one in operations.operations:
         call = operations.calls[one.call]
         seconds = kernel_cost(call, model).seconds * one.repeats
         if batch_bytes(call):
             copied += seconds
             continue
-        by_operator[call.name] += seconds
+        own += seconds
+        recurrent += seconds * (RECURRENT in call.name)
     costs = cpu_costs(reference_host().microseconds)
     batch_seconds = cpu_seconds_by_phase(operations, costs, loop_of(workload).cpu_costs)["batch"]
-    own, paced = sum(by_operator.values()), dict[str, float]()
-    if recurrent := sum(seconds for name, seconds in by_operator.items() if RECURRENT in name):
+    paced = dict[str, float]()
+    if recurrent:
         known = replayed_as(workload, simulation).items()
         replaying = {name: value for name, value in known if name not in ("tf32", "links")}  # which the model has
         replaying["driver_calls"] = driver_calls
@@ -127,9 +126,6 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
         "backward_share": _rounded(found.backward_host_share),
         "bound_by": found.bound_by,
         "launches": found.launches,
-        "operators": {
-            name: round(seconds * 1e6, 1) for name, seconds in Counter(by_operator).most_common(SHOWN_OPERATORS)
-        },
     }
 
 
