@@ -66,9 +66,14 @@ def lengths(workload: Workload, model: nn.Module) -> Lengths:
         _refuse_beyond("data.lengths", longest, limits.sequence, name, limits.image)
         return Lengths(longest, data.target_length or 1)
     sequence = data.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, limits.sequence or DEFAULT_SEQUENCE_LENGTH)
-    if "ForCTC" in name:
+    if writes_transcripts(name):
         return Lengths(sequence, data.target_length or data.sequence_length or _spoken(model))
     return Lengths(sequence, data.target_length or min(sequence, limits.target or sequence))
+
+
+def writes_transcripts(class_name: str) -> bool:
+    """Return whether models of a class are trained with the loss of CTC, on transcripts of recordings."""
+    return "ForCTC" in class_name
 
 
 def _spoken(model: nn.Module) -> int:

@@ -11,6 +11,7 @@ from torch import nn
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.model import unwrap
+from trainatomy.training.positions import writes_transcripts
 
 if TYPE_CHECKING:
     from trainatomy.training.positions import Lengths
@@ -75,7 +76,7 @@ class Shape:
 
         Without ``target_length`` they follow ``sequence_length``; a transcript without both has its own default.
         """
-        return self.is_encoder_decoder or "ForCTC" in self.class_name
+        return self.is_encoder_decoder or writes_transcripts(self.class_name)
 
     @property
     def choices(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainatomy.training.positions import writes_transcripts
 from trainatomy.training.shape import Shape, cannot_make
 
 CLAP_FRAMES = 1001
@@ -64,6 +65,8 @@ def heard_frames(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
         return {}
     if shape.audio_tokens and "feature_attention_mask" in shape.parameters:
         return {"feature_attention_mask": torch.ones(drawn["input_features"].shape[-1], dtype=torch.long)}
-    if "ForCTC" in shape.class_name and hasattr(shape.config, "encoder_config"):  # they count the frames of the mask
+    if writes_transcripts(shape.class_name) and hasattr(
+        shape.config, "encoder_config"
+    ):  # they count the frames of the mask
         return {"attention_mask": torch.ones(len(drawn["input_features"]), dtype=torch.long)}
     return {}
