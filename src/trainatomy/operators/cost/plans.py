@@ -5,8 +5,8 @@ twenty times as long.  Where cuDNN's library is installed, the simulation asks i
 points of the shipped calibrations (benchmarks/cudnn/group_ways.py label).  Points of the same plan are then nearer to a
 call than sizes alone say.  Where one of them does not say its plans, sizes alone decide.
 
-Of 6,953 convolutions in 496 trainings on an H200, each priced without the points of its own shape, the mean error of
-the logarithm falls from 0.118 to 0.101, and the trainings whose convolutions are off by more than 12 % from 73 to 37
+Of 7,961 convolutions in 553 trainings on an H200, each priced without the points of its own shape, the mean error of
+the logarithm falls from 0.113 to 0.097, and the trainings whose convolutions are off by more than 12 % from 72 to 39
 (benchmarks/timing/plan_distances.py).
 """
 
