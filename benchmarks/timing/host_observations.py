@@ -19,6 +19,7 @@ sys.path[:0] = [str(HERE.parent / "accuracy"), str(HERE.parent / "everyday")]
 
 import everyday_cases  # noqa: E402
 import grid  # noqa: E402
+import training_errors  # noqa: E402
 import trainings  # noqa: E402
 
 from trainatomy.catalog.hosts import reference_host  # noqa: E402
@@ -141,9 +142,9 @@ def bound_steps(gpu: str) -> Iterator[tuple[str, dict[str, Any], float]]:
         pace, ours = line.get("host_pace"), predicted.get(line["name"])
         if line.get("part") != "steps" or ours is None or not pace or pace["probe"] != PROBE:
             continue
-        recorded = trainings.todays(HostPace(**pace))
+        recorded = training_errors.todays(HostPace(**pace))
         factor = recorded.beside(recorded.reference_seconds or 1.0)
-        if trainings.bound_at(ours, factor) != "host":
+        if training_errors.bound_at(ours, factor) != "host":
             continue
         visit, last = (f"{gpu} {place}" if place - last > GAP else visit), place
         yield visit, line, factor

@@ -22,6 +22,7 @@ import numpy
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "accuracy"))
 
 import grid
+import training_errors
 import trainings
 from host_phases import tiny
 
@@ -55,7 +56,7 @@ def steps() -> Iterator[dict[str, Any]]:
     """Yield the timed steps of trainings: the visit of a machine, and what was measured and predicted."""
     for gpu_id in GPUS:
         predicted = {line["name"]: line for line in trainings.lines(trainings.predictions_of(gpu_id))}
-        for number, visit in enumerate(trainings.visits(trainings.lines(trainings.records_of(gpu_id)))):
+        for number, visit in enumerate(training_errors.visits(trainings.lines(trainings.records_of(gpu_id)))):
             for line in visit:
                 ours, pace = predicted.get(line["name"]), line.get("host_pace")
                 if "step_seconds" in line and ours is not None and pace and pace["probe"] == PROBE:
@@ -67,7 +68,7 @@ def steps() -> Iterator[dict[str, Any]]:
 def upper_end(found: Sequence[dict[str, Any]], pace: float) -> float:
     """Return how many times as long as on a host of a pace one in 20 steps takes; each visit counts the same."""
     count = Counter(one["visit"] for one in found)
-    ratios = [one["step"] / trainings.at_pace(one["line"], pace) for one in found]
+    ratios = [one["step"] / training_errors.at_pace(one["line"], pace) for one in found]
     return interval(ratios, [1 / count[one["visit"]] for one in found])[1]
 
 
@@ -77,7 +78,7 @@ def hosts(paces: Sequence[float]) -> None:
     visits = sorted({one["visit"] for one in found})
     for pace in paces:
         others = {visit: upper_end([one for one in found if one["visit"] != visit], pace) for visit in visits}
-        held = [one["step"] <= trainings.at_pace(one["line"], pace) * others[one["visit"]] for one in found]
+        held = [one["step"] <= training_errors.at_pace(one["line"], pace) * others[one["visit"]] for one in found]
         print(
             f"pace {pace}: {upper_end(found, pace):.3f} from {len(found)} steps of {len(visits)} visits; "
             f"{sum(held) / len(held):.0%} of those of visits that were left out are within"
@@ -87,7 +88,7 @@ def hosts(paces: Sequence[float]) -> None:
             low, high = known["calibrated"][bound]
             chosen = [one for one in found if (one["gpu"], one["bound"]) == (gpu_id, bound)]
             ends = [
-                (one["line"]["step_seconds"] * high, trainings.at_pace(one["line"], known["hosts"]["pace"]))
+                (one["line"]["step_seconds"] * high, training_errors.at_pace(one["line"], known["hosts"]["pace"]))
                 for one in chosen
             ]
             ratios = [one["step"] / one["line"]["step_seconds"] for one in chosen]

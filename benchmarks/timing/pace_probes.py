@@ -31,6 +31,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "accuracy"))
 
 import grid  # noqa: E402
+import training_errors  # noqa: E402
 import trainings  # noqa: E402
 from monitors import spinning  # noqa: E402
 from pace_blocks import Block, Candidates  # noqa: E402
@@ -156,7 +157,7 @@ def pace_of(line: dict[str, Any]) -> HostPace:
         stored: dict[str, Any] = {
             name: tuple(each) if isinstance(each, list) else each for name, each in line["host_pace"].items()
         }
-        return trainings.todays(HostPace(**stored))
+        return training_errors.todays(HostPace(**stored))
     times = tuple((one["main"] + 2 * one["thread"]) * 1e-6 for _, one in line["taken_us"])
     before, after = line["before"]["schedstat"], line["after"]["schedstat"]
     passed = [
@@ -176,7 +177,7 @@ def report(path: Path, gpu_id: str) -> None:
             continue
         ours, pace, step = predicted[line["name"]], pace_of(line), median(line["steps_us"]) * 1e-6
         assumed = reference_host().probe_seconds[pace.probe]
-        errors = ours["step_seconds"] / step - 1, trainings.at_pace(ours, pace.beside(assumed)) / step - 1
+        errors = ours["step_seconds"] / step - 1, training_errors.at_pace(ours, pace.beside(assumed)) / step - 1
         groups[line["load_kind"]].append((abs(errors[0]), abs(errors[1])))
         beside = pace.beside(assumed)
         print(
