@@ -114,16 +114,22 @@ class ProfiledSteps(Silent):
             raise EnoughSteps
 
     def result(self) -> dict[str, Any]:
-        """Return the GPU's own time, the number of kernels and the longest of them."""
+        """Return the GPU's own time, that in which it is busy, the number of kernels and the longest of them.
+
+        Kernels that run beside each other are busy once.  Copies of batches from pageable memory do not count there.
+        """
         from trainatomy.measurement.profiler.calls import read_trace
+        from trainatomy.timing.streams import covered
 
         on_gpu = ("kernel", "gpu_memcpy", "gpu_memset")
         events = [event for event in read_trace(self.trace) if event.get("cat") in on_gpu]
+        own = [event for event in events if not event["name"].startswith(trainings.PAGEABLE_COPY)]
         kernels: Counter[str] = Counter()
         for event in events:
             kernels[event["name"][:80]] += event["dur"] / PROFILED_STEPS
         return {
             "gpu_seconds": sum(event["dur"] for event in events) * 1e-6 / PROFILED_STEPS,
+            "busy_seconds": covered((one["ts"], one["ts"] + one["dur"]) for one in own) * 1e-6 / PROFILED_STEPS,
             "kernels": len(events) / PROFILED_STEPS,
             "kernels_pace": (pace := self.probe.result()) and asdict(pace),
             "by_kernel": {name: round(us, 1) for name, us in _shown(kernels)},

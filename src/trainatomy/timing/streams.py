@@ -258,11 +258,11 @@ class _Timelines:
         """Return the time during which at least one stream was executing."""
         if len(self.streams) == 1:
             return self._kernel_seconds
-        return _covered((run.begin, run.end) for run in self.runs)
+        return covered((run.begin, run.end) for run in self.runs)
 
     def computing(self) -> float:
         """Return the time during which at least one stream was executing something else than a collective."""
-        return _covered((run.begin, run.end) for run in self.runs if not self._is_collective[run.call])
+        return covered((run.begin, run.end) for run in self.runs if not self._is_collective[run.call])
 
     def slowed_seconds(self) -> float:
         """Return how much longer kernels took beside collectives."""
@@ -277,10 +277,10 @@ class _Timelines:
         return found
 
 
-def _covered(intervals: Iterable[tuple[float, float]]) -> float:
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
     """Return the time that intervals cover together."""
-    covered, until = 0.0, 0.0
+    found, until = 0.0, 0.0
     for begin, end in sorted(intervals):
-        covered += max(end - max(begin, until), 0.0)
+        found += max(end - max(begin, until), 0.0)
         until = max(until, end)
-    return covered
+    return found
