@@ -25,8 +25,10 @@ UNNUMBERED = (24, 25)
 PRECISIONS = ("fp32", "tf32", "bf16", "bf16", "fp16")
 LONG_TRANSCRIPTS = 52
 """The last seed whose recordings had transcripts of 512 labels, longer than what is spoken."""
-FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
-"""Multiples of a candidate's batch."""
+FACTORS, LATER_FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5), (0.6, 0.9, 1.1, 1.4, 1.75)
+"""Multiples of a candidate's batch; those of draws after ``LAST_USUAL``, when few of the former had not been drawn."""
+LAST_USUAL = 60
+"""The last seed with the usual factors."""
 
 NETWORKS = ("images", "images", "volumes", "series", "texts", "rows")
 """Families of random networks, those of images twice."""
@@ -67,7 +69,7 @@ def drawn(seed: int, count: int, candidates: Mapping[str, Mapping[str, dict[str,
             if seed <= LONG_TRANSCRIPTS and "ForCTC" in settings.get("model", {}).get("class", ""):
                 settings = {**settings, "target": 512}
             precision = "bf16" if "quantization" in settings.get("model", {}) else random.choice(PRECISIONS)
-            rows[f"{name}-{precision}-{ending}"] = _row(random, settings, precision)
+            rows[f"{name}-{precision}-{ending}"] = _row(random, seed, settings, precision)
     return rows
 
 
@@ -81,7 +83,7 @@ def wide(seed: int, count: int) -> dict[str, dict[str, Any]]:
         form = f"{kind}_{inputs}_{hidden}_{random.choice((1, 2, 3, 4))}{random.choice(('', '', '_both'))}"
         precision = random.choice(PRECISIONS)
         settings = {"of": "recurrent", "model": {"factory": f"recurrent_networks.py:{form}"}, "batch": 48}
-        rows[f"{form.replace('_', '-')}-{precision}-drawn-{seed}"] = _row(random, settings, precision)
+        rows[f"{form.replace('_', '-')}-{precision}-drawn-{seed}"] = _row(random, seed, settings, precision)
     return rows
 
 
@@ -96,13 +98,14 @@ def networks(seed: int, count: int) -> dict[str, dict[str, Any]]:
         own = 100 * seed + number
         form = f"random_networks.py:{family}_{own}"
         settings = {"of": "random", "model": {"factory": form}, "data": {"factory": f"{form}_batch"}}
-        row = _row(random, {**settings, "batch": usual_batch(family, own)}, precision)
+        row = _row(random, seed, {**settings, "batch": usual_batch(family, own)}, precision)
         rows[f"random-{family}-{number}-{precision}-drawn-{seed}"] = row
     return rows
 
 
-def _row(random: Random, settings: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    row = {**settings, "batch": max(round(settings["batch"] * random.choice(FACTORS)), 1)}
+def _row(random: Random, seed: int, settings: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    factor = random.choice(FACTORS if seed <= LAST_USUAL else LATER_FACTORS)
+    row = {**settings, "batch": max(round(settings["batch"] * factor), 1)}
     return row if precision == "fp32" else {**row, "precision": precision}
 
 

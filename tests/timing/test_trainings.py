@@ -97,6 +97,14 @@ def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
     assert {name: row for name, row in rows.items() if name.endswith("-drawn") or "-drawn-" in name} == drawn
 
 
+def test_later_draws_have_other_batches(trainings: Any) -> None:
+    drawing = importlib.import_module("drawn_trainings")
+    candidates = {"one": {"model": {"of": "model", "batch": 100}}}
+    batches = {seed: next(iter(drawing.drawn(seed, 1, candidates).values()))["batch"] for seed in range(30, 90)}
+    assert {batch for seed, batch in batches.items() if seed <= 60} == {50, 75, 100, 125, 150}
+    assert {batch for seed, batch in batches.items() if seed > 60} == {60, 90, 110, 140, 175}
+
+
 def _of_all_kinds(
     drawing: Any,
     sets: Any,
