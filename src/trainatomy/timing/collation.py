@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from trainatomy.timing.host_costs import CPUCosts
 
 MAPPED_BYTES = 2**25
-"""From how many bytes on the C library asks the operating system for each tensor's memory and gives it back at once."""
+"""From how many bytes on the C library asks the operating system for each tensor's memory and gives it back at once.
+
+glibc's ``M_MMAP_THRESHOLD`` grows with what a process frees, up to this size (mallopt(3)).
+"""
 _GRAIN = 32768
 """Elements that one thread copies at least: ``at::internal::GRAIN_SIZE``."""
 _PAGED_AT_ONCE = 5
