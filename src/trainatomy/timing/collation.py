@@ -8,9 +8,11 @@ longer than the copy.
 On the machine of an H200 (torch 2.11, 16 threads, 2.2 times as slow as a quiet one, 2026-11-28;
 ``benchmarks/timing/records/stacks-h200.jsonl``) batches of samples of 120, 200 and 600 kB took 0.23, 0.17 and 0.10 ns a
 byte if they were smaller, and 0.64, 0.39 and 0.19 ns if they were larger.  In trainings it takes 1.6 times as long:
-samples are not in the CPU's caches, and threads have waited for longer.  That factor is from 388 steps
+threads have waited for longer, and samples are not in the CPU's caches.  That factor is from 388 steps
 (``records/trainings-*.jsonl.gz``) whose batches have more than 3 MB.  With families left out, 97 of them that the GPU
-bounds are met within 2.3 % in the median and 6.2 % in nine of ten, instead of 3.9 and 9.0 % by bytes alone.
+bounds are met within 2.3 % in the median and 6.2 % in nine of ten, instead of 3.9 and 9.0 % by bytes alone.  Where one
+thread stacks, as in processes that ``torchrun`` starts, no step was measured, and the factor is left out: there new
+tensors took 0.5 ns a byte beside a host that was 2 times as slow (``catalog/hosts.yaml``), as much as without it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ glibc's ``M_MMAP_THRESHOLD`` grows with what a process frees, up to this size (m
 """
 _GRAIN = 32768
 """Elements that one thread copies at least: ``at::internal::GRAIN_SIZE``."""
+_IN_TRAININGS = 1.6333
+"""How many times as long several threads take between the steps of a training."""
 _PAGED_AT_ONCE = 5
 """Threads beyond which pages are handed out no faster: results of 16 threads (``new_host_byte``) take as long."""
 
@@ -42,4 +46,5 @@ def stacking_seconds(batch: Array, costs: CPUCosts) -> float:
     byte = costs.stacking["byte"] / threads
     if batch.bytes >= MAPPED_BYTES:
         byte += costs.stacking["page_byte"] / min(threads, _PAGED_AT_ONCE)
-    return samples * costs.stacking["thread"] * (threads - 1) + batch.bytes * byte
+    longer = _IN_TRAININGS if costs.threads > 1 else 1.0
+    return (samples * costs.stacking["thread"] * (threads - 1) + batch.bytes * byte) * longer
