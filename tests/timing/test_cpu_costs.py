@@ -157,7 +157,7 @@ def test_one_thread_stacks_samples_as_quickly_whatever_their_size() -> None:
     small, large = (
         from_text(f"aten::clone(hf32[{shape}])->f32[{shape}]").outputs[0] for shape in ("64,8192", "8,65536")
     )
-    assert stacking_seconds(small, costs) == stacking_seconds(large, costs) == pytest.approx(2**21 * 0.15e-9)
+    assert stacking_seconds(small, costs) == stacking_seconds(large, costs) == pytest.approx(2**21 * 0.15e-9, rel=0.01)
 
 
 @pytest.mark.parametrize(("phase", "stacked"), [("other", True), ("forward", False), ("backward", False)])

@@ -31,8 +31,8 @@ glibc's ``M_MMAP_THRESHOLD`` grows with what a process frees, up to this size (m
 """
 _GRAIN = 32768
 """Elements that one thread copies at least: ``at::internal::GRAIN_SIZE``."""
-_IN_TRAININGS = 1.6333
-"""How many times as long several threads take between the steps of a training."""
+_ALONE = 0.612
+"""What one thread takes, as measured apart, as a share of what it takes among several in a training."""
 _PAGED_AT_ONCE = 5
 """Threads beyond which pages are handed out no faster: results of 16 threads (``new_host_byte``) take as long."""
 
@@ -46,5 +46,6 @@ def stacking_seconds(batch: Array, costs: CPUCosts) -> float:
     byte = costs.stacking["byte"] / threads
     if batch.bytes >= MAPPED_BYTES:
         byte += costs.stacking["page_byte"] / min(threads, _PAGED_AT_ONCE)
-    longer = _IN_TRAININGS if costs.threads > 1 else 1.0
-    return (samples * costs.stacking["thread"] * (threads - 1) + batch.bytes * byte) * longer
+    if costs.threads == 1:
+        byte *= _ALONE
+    return samples * costs.stacking["thread"] * (threads - 1) + batch.bytes * byte
