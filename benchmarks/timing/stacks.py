@@ -43,7 +43,7 @@ def measure(out: Path, time_limit: float) -> None:
             break
         torch.set_num_threads(threads)
         count, elements = max(int(total // size), 1), size // 4
-        samples = numbers[: count * elements].view(count, elements).unbind()
+        samples = [sample.clone() for sample in numbers[: count * elements].view(count, elements)]
         seconds, probes = [], []
         for _ in range(REPEATS):
             probes.append(probe_seconds())
