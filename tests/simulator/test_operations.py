@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainatomy.results.operations import Call, Operations
+from trainatomy.results.operations import CAST_FROM, Call, Operations
 from trainatomy.simulator import simulate as simulating
+from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.simulate import simulate
 from trainatomy.timing.launch import checkpointed_regions
 from trainatomy.training.batch import build_batch
@@ -281,3 +283,19 @@ def test_a_call_records_which_arguments_are_the_same_tensor(process: Any) -> Non
     assert halves.inputs[0].storage == halves.inputs[1].storage and halves.inputs[0].part != halves.inputs[1].part
     assert same.pointwise and not same.is_view
     assert all(call.is_view for call in called(writer.operations, "aten::slice"))
+
+
+def test_a_norm_says_that_the_operation_before_has_cast_its_input(process: SimulatedProcess) -> None:
+    """As under autocast; not where another kernel ran in between, or where nothing is cast."""
+    half = torch.randn(2, 8, 16, device="cuda", dtype=torch.float16)
+    operations = process.recorder.operations
+    operations.start(1)
+    with torch.autocast("cuda", dtype=torch.float16):
+        functional.group_norm(half, 1)
+    whole = half.float()
+    functional.group_norm(whole.view(2, 8, 16), 1)
+    whole = half.float()
+    whole.add_(1)
+    functional.group_norm(whole, 1)
+    norms = called(operations.operations, "aten::native_group_norm")
+    assert [(CAST_FROM, "2") in call.numbers for call in norms] == [True, True, False]

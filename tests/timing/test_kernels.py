@@ -382,6 +382,22 @@ def test_group_norm_of_one_group_waits_for_one_block_an_image():
     assert one == pytest.approx(1.3e-3, rel=0.1) and many < one / 5  # an H200: 1.30 ms
 
 
+def test_group_norm_waits_less_for_what_a_cast_has_left_in_the_cache():
+    """Norms of separators of sounds: 66 MB that a PReLU reads and writes, 43 and 74 MB that a cast does."""
+
+    def norm_seconds(batch: int, known: str) -> float:
+        sizes = f"[{batch},512,1999]"
+        norm = f"aten::native_group_norm(f32{sizes},f32[512]*2)->f32{sizes},f32[{batch},1]*2;group=1{known}"
+        return kernel_work(from_text(norm), H200.chip).seconds / (512 * 1999)
+
+    cast = ";cast_from_itemsize=2"
+    assert norm_seconds(7, cast) == pytest.approx(6.0e-10, rel=0.08)
+    assert norm_seconds(12, cast) == pytest.approx(8.0e-10, rel=0.08)
+    assert norm_seconds(8, "") == pytest.approx(7.8e-10, rel=0.08)
+    assert norm_seconds(7, cast) < 0.85 * norm_seconds(7, "")
+    assert norm_seconds(12, cast) == norm_seconds(12, "")
+
+
 @pytest.mark.parametrize(("name", "operands", "place"), [("mm", "", 2), ("addmm", "f32[32768],", 3)])
 def test_the_result_that_out_names_is_no_factor(name: str, operands: str, place: int) -> None:
     """As in TRL's losses by chunks, whose ``torch.mm(..., out=...)`` was priced with the result as a factor."""

@@ -68,6 +68,9 @@ SAME_ROW = ("same_row", "True")
 """Among a call's numbers: all its indices are the same, so that it adds to one row of a table."""
 CHOSEN_ROWS = ("chosen_rows", "True")
 """Among a call's numbers: the network chose its indices, as a router does, so that some occur far more often."""
+CAST_FROM = "cast_from_itemsize"
+"""Name among a call's numbers: the operation before has cast its first input from a type whose elements have so many
+bytes."""
 
 
 class Call(NamedTuple):

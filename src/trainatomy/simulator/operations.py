@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from trainatomy.results.operations import Call, Operation, Operations
+from trainatomy.results.operations import CAST_FROM, Call, Operation, Operations
 from trainatomy.results.pipeline import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
@@ -42,6 +42,8 @@ Counted = Literal["sharded_calls", "resized_storages", "engine_modules", "engine
 taken or freed without an operation, modules that DeepSpeed's engine makes ready, gradients that it takes over."""
 _REPEATED = ("module_calls", "python_calls")
 """Counts in ``Operations`` that a repeated part of a step repeats."""
+_WAITS_FOR_NUMBERS = frozenset({"aten::native_group_norm"})
+"""Operators of which the time depends on whether their input is in the L2 cache (``operators.cost.group_norm``)."""
 
 
 class OperationWriter:
@@ -96,6 +98,7 @@ class OperationWriter:
         self._skips_placeholder = False
         self._order = OperationOrder()
         self._stage_work: tuple[Work, int] | None = None
+        self._cast: tuple[int, int] | None = None
 
     # -- control by the loop -------------------------------------------------------------------------------------------
 
@@ -248,13 +251,29 @@ class OperationWriter:
         named = tuple([(name, numbers.key(value)) for name, value in kwargs.items()]) if kwargs else ()
         before = len(numbers.storages)
         outputs = numbers.key(result)
-        key = (func, positional, named, outputs, in_place, rows)
+        known = rows or self._cast_before(func, args)
+        key = (func, positional, named, outputs, in_place, known)
         index = self._indices.get(key)
         if index is None:
             no_new = len(numbers.storages) == before
             call = call_of(func, args, kwargs, result, key[1:4], in_place, no_new)
-            index = self._add_call(key, call._replace(numbers=(*call.numbers, rows)) if rows else call)
+            index = self._add_call(key, call._replace(numbers=(*call.numbers, known)) if known else call)
+        self._note_cast(func, args, result, index)
         self._append(index, event, outputs, numbers)
+
+    def _cast_before(self, func: Any, args: tuple[Any, ...]) -> tuple[str, str] | None:
+        """Return ``CAST_FROM`` of an operator whose time depends on it, if the operation before has cast its input."""
+        if self._cast is None or func._schema.name not in _WAITS_FOR_NUMBERS:
+            return None
+        storage, itemsize = self._cast
+        return (CAST_FROM, str(itemsize)) if args[0].untyped_storage()._cdata == storage else None
+
+    def _note_cast(self, func: Any, args: tuple[Any, ...], result: Any, index: int) -> None:
+        """Note the result of a cast, as long as no other kernel follows."""
+        if func._schema.name == "aten::_to_copy" and result.dtype != args[0].dtype:
+            self._cast = result.untyped_storage()._cdata, args[0].itemsize
+        elif not self.operations.calls[index].is_view:
+            self._cast = None
 
     def write_one(
         self,
@@ -269,6 +288,7 @@ class OperationWriter:
         """Write an operation that Python simulates; see ``one_operation``."""
         if not self.recording:
             return
+        self._cast = None
         with torch._C.DisableTorchFunction():
             storages = StorageNumbers(self._storages)
             input_key, output_key = storages.key(tuple(inputs)), storages.key(tuple(outputs))

@@ -1,7 +1,8 @@
 """Group norm: a block of threads for each group of an image, however large it is, then an elementwise kernel.
 
 One group over all channels thus keeps as few multiprocessors busy as there are images.  A block that has a
-multiprocessor for itself waits for each number: less where the kernel before has left the input in the L2 cache.
+multiprocessor for itself waits for each number: less where the kernel before has left the input in the L2 cache, which
+a cast, as under autocast, does more often than an activation, because it reads half as many bytes.
 Blocks that share a multiprocessor wait at the same time, and its divisions bound them.  The gradient has a block for
 each channel of an image (a warp where the channel is small), three small kernels, and an elementwise one.
 
@@ -16,7 +17,7 @@ from typing import Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, moving_seconds, name_of, number, passes_to
-from trainatomy.results.operations import Call
+from trainatomy.results.operations import CAST_FROM, Call
 
 _WIDE = 512
 """Numbers from which on a block has 512 threads instead of one warp."""
@@ -41,7 +42,8 @@ def group_norm(call: Call, chip: Chip) -> KernelWork:
         rounds = max(blocks / (_HELD[size] * chip.multiprocessors), 1.0)
         computing = rounds * (start + length * each)
     else:
-        computing = _moments_seconds(blocks, length, x.bytes, chip, form["forward"]["block"])
+        since = x.bytes + x.elements * int(number(call, CAST_FROM, str(x.itemsize)))
+        computing = _moments_seconds(blocks, length, since, chip, form["forward"]["block"])
     statistics = max(computing, moving_seconds(read, read, form["bandwidth"], chip))
     moved = 2 * read + x.bytes
     kernels = form["kernel_seconds"] * (4 if backward else 2)
@@ -52,18 +54,18 @@ def group_norm(call: Call, chip: Chip) -> KernelWork:
     return KernelWork(family, features, bytes=moved, launches=5 if backward else 3, seconds=seconds, passes=passes)
 
 
-def _moments_seconds(blocks: int, length: float, read: int, chip: Chip, form: dict[str, Any]) -> float:
+def _moments_seconds(blocks: int, length: float, since: int, chip: Chip, form: dict[str, Any]) -> float:
     """Return the time of the mean and the variance of each group, by the multiprocessor that has the most blocks.
 
     Args:
         blocks: Groups of all images.
         length: Numbers of a group.
-        read: Bytes of all groups.
+        since: Bytes that the kernel before has read and written, the input among them.
         chip: The GPU.
         form: The constants.
     """
     kept, gone = form["missed"]
-    missed = min(max((read / chip.l2_bytes - kept) / (gone - kept), 0.0), 1.0)
+    missed = min(max((since / chip.l2_bytes - kept) / (gone - kept), 0.0), 1.0)
     waiting = form["cached"] + missed * (form["from_memory"] - form["cached"])
     turns = ceil(blocks / chip.multiprocessors)
     held = min(turns, _HELD["block"])
