@@ -372,6 +372,15 @@ def test_batches_are_copied_at_the_pace_of_the_drivers_buffers():
     assert large == pytest.approx(6.64e-3, rel=0.05)  # 100 images of a SqueezeNet on an H200
 
 
+@pytest.mark.parametrize(("batch", "measured"), [(33, 108.16), (78, 232.19)])
+def test_gradients_of_weights_load_channels_that_lie_beside_each_other(batch: int, measured: float) -> None:
+    """A wide ResNet of an H200 in channels-last order: that pixels are no multiple of 8 slows no load."""
+    images, weight = f"f16[{batch},512,14,14|100352,1,7168,512]", "f16[512,512,3,3|4608,1,1536,512]"
+    options = "bias_sizes=[0];padding=[1, 1];output_mask=[True, True, False]"
+    call = f"aten::convolution_backward({images}*2,{weight})->{images},{weight};{options}"
+    assert kernel_work(from_text(call), H200.chip).seconds == pytest.approx(measured * 1e-6, rel=0.25)
+
+
 def test_group_norm_of_one_group_waits_for_one_block_an_image():
     one, many = (
         seconds(

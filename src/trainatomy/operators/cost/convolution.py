@@ -301,7 +301,9 @@ def _product(
     else:
         rows = _rows(x) if kind == "pointwise" else "aligned"
         padded = kind == "spatial" and _is_padded(call, x)
-        if rows == "aligned" and not padded and any(size * x.itemsize % _ALIGNED for size in (part.n, part.k)):
+        # gradients of weights are sums over pixels, whose channels lie beside each other in channels-last order
+        adjacent = (part.m, part.n) if to_weight and (is_last(x) or kind == "spatial") else (part.n, part.k)
+        if rows == "aligned" and not padded and any(size * x.itemsize % _ALIGNED for size in adjacent):
             rows = "misaligned"
         rated = name if name == "fp32" or rows == "aligned" else f"{name}_{rows}"
         stored = sum(tensor.bytes for tensor in part.rewritten)
