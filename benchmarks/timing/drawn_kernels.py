@@ -135,10 +135,10 @@ def _in_turn(waiting: dict[str, list[Iterator[Any]]]) -> Iterator[tuple[str, lis
                 yield from ((split, cases[first : first + BATCH]) for first in range(0, len(cases), BATCH))
 
 
-def measure(out: Path, time_limit: float, groups: Sequence[str] = (), draw: str = "") -> None:
+def measure(out: Path, time_limit: float, chosen: Sequence[tuple[str, list[Any]]]) -> None:
     """Measure batch after batch until the time is up, in a fork that is replaced where a batch takes too long."""
     began, log = time.monotonic(), out.with_suffix(".log")
-    chosen, first = list(batches(groups, draw)), 0
+    first = 0
     processes.preload_for_forks()
     while first < len(chosen) and time.monotonic() - began < time_limit:
         done = out.with_suffix(".done")
@@ -160,7 +160,7 @@ def measure(out: Path, time_limit: float, groups: Sequence[str] = (), draw: str 
             return
 
 
-def _measure(chosen: list[tuple[str, list[Any]]], first: int, out: Path, done: Path, deadline: float) -> None:
+def _measure(chosen: Sequence[tuple[str, list[Any]]], first: int, out: Path, done: Path, deadline: float) -> None:
     """Measure the batches from ``first`` on; ``done`` gets the number of the next one after each."""
     from trainatomy.measurement.calibration import calibrate
 
@@ -316,7 +316,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "measure":
         groups = [name for name in options.groups.split(",") if name]
-        measure(options.out, options.time_limit, groups, options.draw)
+        measure(options.out, options.time_limit, list(batches(groups, options.draw)))
     elif options.command == "compare":
         chosen = [point for point in read(options.file) if point["split"] == options.split]
         compare(chosen, options.gpu, options.by, options.worst)

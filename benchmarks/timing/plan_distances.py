@@ -83,8 +83,7 @@ def judge(
         others = FamilyPoints(point for key, point in known.get(one.work.family, ()) if key != one.key)
         if len(others) < FEWEST:
             continue
-        work = one.work if with_plans else one.work._replace(plans=())
-        error = cost_model._interpolate(others, work) - one.log_efficiency
+        error = others.interpolate(one.work.features, one.work.plans if with_plans else ()) - one.log_efficiency
         errors.append(abs(error))
         off[one.training] += one.microseconds * (exp(error) - 1)
         whole[one.training] += one.microseconds

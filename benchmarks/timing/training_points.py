@@ -1,10 +1,12 @@
 """Add calls that were measured inside trainings to a calibration.
 
 ``python benchmarks/timing/training_points.py CALIBRATION FILE.jsonl... [--fit-only]`` takes what ``training_calls.py``
-measured.  Nearly all calls of a training say what another has said, so only these become points:
+measured, or ``network_convolutions.py``.  Nearly all calls of a training say what another has said, so only these
+become points:
 
 - calls that take at least a share of their step (``LEAST_SHARE``), those that differ in an index alone taken together;
-- of these, calls that differ from each earlier point of their family in size or in efficiency (``NEAR``, ``ALIKE``);
+- of these, calls that differ from each earlier point of their family in size or in efficiency (``NEAR``, ``ALIKE``),
+  and from what all earlier ones together say of them (``EXPECTED``);
 - no addition by an index whose places occur so often that its time depends on how often each does (``MOST_AGAIN``);
 - no matrix product of a kind that has no points: the sizes of its parent family say more than few of its own;
 - matrix products and convolutions that contradict the points around them, unless another training confirms them, and
@@ -17,7 +19,7 @@ import argparse
 import re
 import sys
 from collections import defaultdict
-from math import log
+from math import log, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +34,14 @@ from trainatomy.catalog.calls import from_text, has_host_memory, to_text  # noqa
 from trainatomy.measurement.calibration.calibrate import write  # noqa: E402
 from trainatomy.operators.cost.kernel import Chip  # noqa: E402
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost  # noqa: E402
-from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoint, price_point  # noqa: E402
+from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoint, FamilyPoints, price_point  # noqa: E402
 
 LEAST_SHARE = 0.005
 """Least share of a step's time that a call takes."""
 NEAR, ALIKE = 0.25, 0.07
 """Distance in doublings of size, and difference of log efficiencies, below which a call says nothing new."""
+EXPECTED, FEWEST = 0.05, 3
+"""Difference of log efficiencies below which the points of a family, if it has so many, say what a call says."""
 SURPRISING, CONFIRMED, AROUND = 0.5, 0.25, 1.5
 """A log ratio to today's price that asks for another call, how near that must be in log efficiency, and in size."""
 MOST_AGAIN = 100
@@ -67,7 +71,7 @@ def main() -> int:
     parser.add_argument("--fit-only", action="store_true", help="leave out the trainings that are held out")
     options = parser.parse_args()
     calibration = load(options.calibration)
-    lines = [line for path in options.files for line in trainings.lines(path)]
+    lines = [_as_of_training(line) for path in options.files for line in trainings.lines(path)]
     if options.fit_only:
         lines = [line for line in lines if line.get("split") != drawn_kernels.HELD_OUT]
     found = new_points(calibration, lines)
@@ -79,6 +83,14 @@ def main() -> int:
     write(content, options.calibration)
     print(f"{len(found)} points of {len(lines)} calls added")
     return 0
+
+
+def _as_of_training(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a call that was measured by itself as the only one of a training, at its time in a step."""
+    if "call" not in line or "training" in line:
+        return line
+    us = round(sqrt(line["us"] * line.get("cold_us", line["us"])), 2)  # as ``point_microseconds`` has it
+    return line | {"training": line["call"], "runs": 1, "us": us}
 
 
 def new_points(calibration: Calibration, lines: list[dict[str, Any]]) -> list[Measured]:
@@ -95,9 +107,10 @@ def new_points(calibration: Calibration, lines: list[dict[str, Any]]) -> list[Me
         if place in surprising:
             one = one._replace(entry=one.entry | _LOCAL, says=one.says._replace(local=True))
         is_of_new_kind = one.family.startswith(PRODUCTS) and not known[one.family]
-        if is_of_new_kind or any(_is_like(one.says, other) for other in known[one.family]):
+        points = known[one.family]
+        if is_of_new_kind or any(_is_like(one.says, other) for other in points) or _is_expected(one.says, points):
             continue
-        known[one.family].append(one.says)
+        points.append(one.says)
         found.append(one)
     return found
 
@@ -184,6 +197,12 @@ def _surprising(
 def _is_like(one: EfficiencyPoint, other: EfficiencyPoint) -> bool:
     same_kernels = one.kernels == other.kernels and one.local == other.local
     return same_kernels and abs(one.log_efficiency - other.log_efficiency) < ALIKE and _distance(one, other) < NEAR
+
+
+def _is_expected(one: EfficiencyPoint, points: list[EfficiencyPoint]) -> bool:
+    if one.local or len(points) < FEWEST:
+        return False
+    return abs(FamilyPoints(points).interpolate(one.features, one.plans) - one.log_efficiency) < EXPECTED
 
 
 def _distance(one: EfficiencyPoint, other: EfficiencyPoint) -> float:

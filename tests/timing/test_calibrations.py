@@ -36,13 +36,13 @@ def test_a_calibration_in_a_folder_is_the_same_as_in_a_file(tmp_path: Path) -> N
     folder.mkdir()
     for path in (folder, file):
         write(dict(known.content), path)
-    assert {"calibration.json", "convolution.json", "convolution_backward_16.json"} < {
+    assert {"calibration.json", "convolution_f32.json", "convolution_backward_f16.json"} < {
         one.name for one in folder.iterdir()
     }
     whole = load(folder)
     assert sorted(whole.points, key=str) == sorted(load(file).points, key=str) == sorted(known.points, key=str)
     assert (whole.environment, whole.sections) == (known.environment, known.sections)
-    (folder / "convolution.json").write_text("{}")
+    (folder / "convolution_f32.json").write_text("{}")
     with pytest.raises(WorkloadError, match="do not form one calibration"):
         load(folder)
 

@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
     from trainatomy.catalog.links import Links
 
-# The next three were chosen by leaving out points of an H200's calibration and predicting them from the others.
-_NEAREST_POINTS = 6
-_SOFTENING = 0.05
-"""Added to squared distances (in doublings of size), so that a point at distance 0 does not hide measurement noise."""
-_FAMILY_MEAN_WEIGHT = 0.03
-"""Weight of the family's mean; it decides only far from every point."""
 _MIN_POINTS = 3
 """Points a family needs before its own efficiency is used instead of its parent family's."""
 _THIN = 3
@@ -136,7 +130,7 @@ class CostModel:
     def _measured_efficiency(self, work: KernelWork) -> float:
         """Look up the efficiency of the family, or of the first parent family with enough points."""
         near = self.points.get(self._known_family(work.family))
-        return exp(_interpolate(near, work)) if near else 1.0
+        return exp(near.interpolate(work.features, work.plans)) if near else 1.0
 
     def _known_family(self, family: str) -> str:
         """Return the family, or the first parent family with enough points; empty if there is none."""
@@ -206,14 +200,6 @@ def precision_of(call: Call, chip: Chip) -> str:
 def general_rule_only(calls: Iterable[Call]) -> frozenset[str]:
     """Return the operators that no cost rule covers; their time is predicted from their memory traffic alone."""
     return frozenset(call.name for call in calls if not has_cost(call))
-
-
-def _interpolate(points: FamilyPoints, work: KernelWork) -> float:
-    """Return the mean log efficiency of the nearest points, weighted by distance to the power of -4."""
-    near = points.nearest(work.features, _NEAREST_POINTS, work.plans)
-    weights = [1.0 / (distance + _SOFTENING) ** 2 for distance, _ in near]
-    total = sum(weight * point.log_efficiency for weight, (_, point) in zip(weights, near, strict=True))
-    return (total + _FAMILY_MEAN_WEIGHT * points.mean) / (sum(weights) + _FAMILY_MEAN_WEIGHT)
 
 
 @lru_cache(maxsize=64)

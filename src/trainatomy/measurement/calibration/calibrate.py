@@ -299,9 +299,10 @@ def _kind(call: str) -> str:
     """Return the name of the file of a call's points: that of its cost module; several for convolutions."""
     operator, _, operands = call.partition("(")
     kind = cost_module(operator) or "other"
-    if kind != "convolution" or not operator.endswith("backward"):
+    if kind != "convolution":
         return kind
-    return f"{kind}_backward_{'32' if operands.startswith('f32') else '16'}"
+    direction = "_backward" if operator.endswith("backward") else ""
+    return f"{kind}{direction}_{operands.partition('[')[0]}"
 
 
 def _write(content: dict[str, Any], path: Path) -> None:
