@@ -5,8 +5,8 @@ python benchmarks/timing/network_convolutions.py measure --calls FILE... --out F
 
 ``find`` simulates the candidates of ``drawn_trainings.py`` at other batches and writes the convolutions of which no
 point of the H200's calibration is near in sizes and plan, with their share of the step.  ``measure`` runs them, those
-with the largest shares first, forward and backward, as ``drawn_kernels.py`` runs those that it draws; what it writes
-goes into a calibration by ``drawn_kernels.py add``.
+with the largest shares first, forward and backward, as ``drawn_kernels.py`` runs those that it draws;
+``training_points.py`` adds what they say to a calibration.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def predict(gpu_id: str, names: str, again: bool) -> None:
     path.parent.mkdir(exist_ok=True)
     if again:
         kept = [line for line in lines(path) if names and line["name"] not in names.split(",")]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        path.write_text("".join(map(_text, kept)), encoding="utf-8")
     done = {line["name"]: line["workload"] for line in lines(path)}
     for row in sorted(rows(), key=lambda row: "factory" in row.mapping["model"]):  # torchvision_path.py says why
         if done.get(row.name) == dict(row.mapping) or (names and row.name not in names.split(",")):
@@ -148,9 +148,13 @@ def predict(gpu_id: str, names: str, again: bool) -> None:
             print(f"{row.name}: NOT PREDICTED: {type(error).__name__}: {error}", flush=True)
             continue
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found) + "\n")
+            file.write(_text(found))
         times = f"{found['gpu_seconds'] * 1e3:.2f} {found['step_seconds'] * 1e3:.2f} ms {found['bound_by']}"
         print(f"{row.name}: {times} in {time.monotonic() - began:.1f} s", flush=True)
+
+
+def _text(line: dict[str, Any]) -> str:
+    return json.dumps(line, separators=(",", ":")) + "\n"
 
 
 def main() -> int:
