@@ -269,9 +269,10 @@ class OperationWriter:
         return (CAST_FROM, str(itemsize)) if args[0].untyped_storage()._cdata == storage else None
 
     def _note_cast(self, func: Any, args: tuple[Any, ...], result: Any, index: int) -> None:
-        """Note the result of a cast, as long as no other kernel follows."""
-        if func._schema.name == "aten::_to_copy" and result.dtype != args[0].dtype:
-            self._cast = result.untyped_storage()._cdata, args[0].itemsize
+        """Note the result of a cast, as long as no other kernel follows; ``vmap`` casts plain numbers, too."""
+        source = args[0] if args and func._schema.name == "aten::_to_copy" else None
+        if isinstance(source, torch.Tensor) and result.dtype != source.dtype:
+            self._cast = result.untyped_storage()._cdata, source.itemsize
         elif not self.operations.calls[index].is_view:
             self._cast = None
 
