@@ -155,7 +155,7 @@ def _key(call: Call) -> tuple[Any, str] | None:
 
 
 def _each(text: str, space: int) -> tuple[int, ...]:
-    found = tuple(whole_numbers(text))
+    found = whole_numbers(text)
     return found if len(found) == space else found[:1] * space
 
 

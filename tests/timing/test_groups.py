@@ -103,7 +103,7 @@ def test_a_sequence_is_asked_for_as_an_image_of_one_row():
         (768, 48, 1, 128),
         (8, 768, 1, 500),
     )
-    assert (one.strides, one.padding, one.dilation) == ([1, 1], [0, 64], [1, 1])
+    assert (one.strides, one.padding, one.dilation) == ((1, 1), (0, 64), (1, 1))
 
 
 def test_points_of_the_same_plan_are_nearer():

@@ -166,7 +166,7 @@ def _likeness(call: Call, x: Array, weight: Array) -> tuple[float, ...]:
     The weights (2 for a stride, 0.7 for a power of two that divides the channels, 0.4 for bf16 beside fp16) were chosen
     by leaving points out.
     """
-    stride = max(whole_numbers(number(call, "stride", "1")) or [1])
+    stride = max(whole_numbers(number(call, "stride", "1")) or (1,))
     aligned = (log2(min(channels & -channels, _MOST_ALIGNED)) for channels in (x.shape[1], weight.shape[0]))
     return (
         log2(prod(weight.shape[2:])),

@@ -152,7 +152,7 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
 
 def _inside(call: Call, out: Array, x: Array, weight: Array) -> tuple[float, float]:
     """Return the rows and the places of the filter that lie inside the image, on average over the result."""
-    steps, pads, gaps = (whole_numbers(number(call, key)) or [least] for key, least in _GEOMETRY)
+    steps, pads, gaps = (whole_numbers(number(call, key)) or (least,) for key, least in _GEOMETRY)
     found = []
     for axis, (side, image, count) in enumerate(zip(weight.shape[2:], x.shape[2:], out.shape[2:], strict=True)):
         step, pad, gap = (each[min(axis, len(each) - 1)] for each in (steps, pads, gaps))
@@ -221,7 +221,7 @@ def _is_shared(call: Call, x: Array, weight: Array) -> bool:
     """
     if x.dtype != "float16" or _dilated(call) or x.shape[1] < _NARROWEST or len(x.shape) > 4:
         return False
-    strides, row = whole_numbers(number(call, "stride", "1")) or [1], len(x.shape) == 3 or x.shape[2] == 1
+    strides, row = whole_numbers(number(call, "stride", "1")) or (1,), len(x.shape) == 3 or x.shape[2] == 1
     kernel, width, stride = weight.shape[-1], x.shape[-1], strides[-1]
     if row and stride == 1:
         return True

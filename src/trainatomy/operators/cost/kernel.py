@@ -186,9 +186,14 @@ def name_of(call: Call) -> str:
 
 def number(call: Call, name: str, default: str = "") -> str:
     """Return an argument that is no tensor, as text."""
-    return next((value for key, value in call.numbers if key == name), default)
+    for key, value in call.numbers:
+        if key == name:
+            return value
+    return default
 
 
-def whole_numbers(text: str) -> list[int]:
+@cache
+def whole_numbers(text: str) -> tuple[int, ...]:
     """Return the integers of a text such as ``[1, 2]``."""
-    return [int(part) for part in text.strip("[]() ").replace(" ", "").split(",") if part.lstrip("-").isdigit()]
+    parts = text.strip("[]() ").replace(" ", "").split(",")
+    return tuple(int(part) for part in parts if part.lstrip("-").isdigit())

@@ -190,6 +190,8 @@ def _seconds(kind: str, speed: _Speed, memory: int, size: int, batch: int, m: in
     partial = min(speed.memory(), loading)
     best = float("inf")
     for rows, columns in _TILES[kind]:
+        if best <= least:  # which memory and loading take anyway
+            break
         share = form.peak / (1 + form.border * (1 / rows + 1 / columns)) * speed.rate / speed.processors
         tiles = ceil(m / rows) * ceil(n / columns) * batch
         for split in _SPLITS:

@@ -68,7 +68,7 @@ def _window(call: Call, kind: str, wide: Array, pooled_one: Array, dimensions: i
     if kind == "adaptive":
         sides = zip(wide.shape[-dimensions:], pooled_one.shape[-dimensions:], strict=True)
         return prod(size / parts + (size % parts > 0) for size, parts in sides)
-    sides_of_window = whole_numbers(number(call, "kernel_size")) or [2]
+    sides_of_window = whole_numbers(number(call, "kernel_size")) or (2,)
     if len(sides_of_window) == 1:
         sides_of_window *= dimensions
     return float(prod(map(min, sides_of_window, wide.shape[-dimensions:])))

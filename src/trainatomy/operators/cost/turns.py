@@ -58,7 +58,7 @@ def kind_of_turns(call: Call, tensors: tuple[Array, Array, Array], groups: int, 
     """
     out, x, weight = tensors
     backward, width, places = "backward" in call.name, weight.shape[1], prod(weight.shape[2:])
-    strided = max(whole_numbers(number(call, "stride", "1")) or [1]) > 1
+    strided = max(whole_numbers(number(call, "stride", "1")) or (1,)) > 1
     if groups == 1 or width == 1 or places == 1 or len(x.shape) > _ROW or number(call, "transposed") == "True":
         return "together"
     long = _LONG_IN_FP32 if backward and (strided or precision != "half") else _LONG

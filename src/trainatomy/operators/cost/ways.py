@@ -84,8 +84,8 @@ def _sizes(call: Call, out: Array, x: Array, weight: Array, groups: int) -> Size
     space = len(x.shape) - 2
 
     def each(name: str, usual: int) -> tuple[int, ...]:
-        given = whole_numbers(number(call, name)) or [usual]
-        return tuple(given * space if len(given) == 1 else given)
+        given = whole_numbers(number(call, name)) or (usual,)
+        return given * space if len(given) == 1 else given
 
     last = any(tensor.strides[1] == 1 and tensor.shape[1] > 1 for tensor in (x, weight))
     settings = each("stride", 1), each("padding", 0), each("dilation", 1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -109,9 +108,9 @@ def convolutions_of(call: Call) -> list[tuple[Kind, Convolution]]:
     space = len(x.shape) - 2
     row = [1] * (space == 1)
 
-    def each(name: str, usual: int) -> Sequence[int]:
-        given = whole_numbers(number(call, name)) or [usual]
-        return [usual] * len(row) + (given * space if len(given) == 1 else given)
+    def each(name: str, usual: int) -> tuple[int, ...]:
+        given = whole_numbers(number(call, name)) or (usual,)
+        return (usual,) * len(row) + (given * space if len(given) == 1 else given)
 
     data, output = (out, x) if transposed else (x, out)
     shapes = [torch.Size((*tensor.shape[:2], *row, *tensor.shape[2:])) for tensor in (data, weight, output)]
