@@ -42,8 +42,8 @@ Counted = Literal["sharded_calls", "resized_storages", "engine_modules", "engine
 taken or freed without an operation, modules that DeepSpeed's engine makes ready, gradients that it takes over."""
 _REPEATED = ("module_calls", "python_calls")
 """Counts in ``Operations`` that a repeated part of a step repeats."""
-_WAITS_FOR_NUMBERS = frozenset({"aten::native_group_norm"})
-"""Operators of which the time depends on whether their input is in the L2 cache (``operators.cost.group_norm``)."""
+_QUICKER_FROM_CACHE = frozenset({"aten::native_group_norm"})
+"""Operators whose price depends on whether their input is in the L2 cache (``operators.cost.group_norm``)."""
 
 
 class OperationWriter:
@@ -98,7 +98,6 @@ class OperationWriter:
         self._skips_placeholder = False
         self._order = OperationOrder()
         self._stage_work: tuple[Work, int] | None = None
-        self._cast: tuple[int, int] | None = None
 
     # -- control by the loop -------------------------------------------------------------------------------------------
 
@@ -258,23 +257,20 @@ class OperationWriter:
             no_new = len(numbers.storages) == before
             call = call_of(func, args, kwargs, result, key[1:4], in_place, no_new)
             index = self._add_call(key, call._replace(numbers=(*call.numbers, known)) if known else call)
-        self._note_cast(func, args, result, index)
         self._append(index, event, outputs, numbers)
 
     def _cast_before(self, func: Any, args: tuple[Any, ...]) -> tuple[str, str] | None:
-        """Return ``CAST_FROM`` of an operator whose time depends on it, if the operation before has cast its input."""
-        if self._cast is None or func._schema.name not in _WAITS_FOR_NUMBERS:
+        """Return ``CAST_FROM`` of an operator whose time depends on it, if the kernel before has cast its input."""
+        if func._schema.name not in _QUICKER_FROM_CACHE:
             return None
-        storage, itemsize = self._cast
-        return (CAST_FROM, str(itemsize)) if args[0].untyped_storage()._cdata == storage else None
-
-    def _note_cast(self, func: Any, args: tuple[Any, ...], result: Any, index: int) -> None:
-        """Note the result of a cast, as long as no other kernel follows; ``vmap`` casts plain numbers, too."""
-        source = args[0] if args and func._schema.name == "aten::_to_copy" else None
-        if isinstance(source, torch.Tensor) and result.dtype != source.dtype:
-            self._cast = result.untyped_storage()._cdata, source.itemsize
-        elif not self.operations.calls[index].is_view:
-            self._cast = None
+        calls, operations = self.operations.calls, self.operations.operations
+        last = next((one for one in reversed(operations) if not calls[one.call].is_view), None)
+        if last is None or self._number_of(args[0].untyped_storage()._cdata) not in last.outputs:
+            return None
+        call = calls[last.call]
+        if call.name != "aten::_to_copy" or not call.inputs or call.inputs[0].dtype == call.outputs[0].dtype:
+            return None
+        return CAST_FROM, str(call.inputs[0].itemsize)
 
     def write_one(
         self,
@@ -289,7 +285,6 @@ class OperationWriter:
         """Write an operation that Python simulates; see ``one_operation``."""
         if not self.recording:
             return
-        self._cast = None
         with torch._C.DisableTorchFunction():
             storages = StorageNumbers(self._storages)
             input_key, output_key = storages.key(tuple(inputs)), storages.key(tuple(outputs))
