@@ -29,7 +29,7 @@ import grid  # noqa: E402
 import trainings  # noqa: E402
 
 from trainatomy.catalog.calls import from_text, to_text  # noqa: E402
-from trainatomy.operators.cost.kernel import number, whole_numbers  # noqa: E402
+from trainatomy.operators.cost.kernel import geometry_of, number, wanted_gradients, whole_numbers  # noqa: E402
 from trainatomy.results.operations import Call  # noqa: E402
 
 FACTORS = (1.2, 0.68, 1.62, 0.82, 1.3, 0.55, 1.9, 2.0, 0.4)
@@ -140,23 +140,17 @@ def _key(call: Call) -> tuple[Any, str] | None:
     dilation = set(whole_numbers(number(call, "dilation", "1")))
     if len(dilation) > 1 or set(whole_numbers(number(call, "output_padding", "0"))) - {0}:
         return None
-    space = len(x.shape) - 2
-    stride, padding = (
-        _each(number(call, name, default), space) for name, default in (("stride", "1"), ("padding", "0"))
-    )
-    stem = call.name != BACKWARD and x.shape[1] <= drawn_kernels.MOST_FEW
-    stem |= call.name == BACKWARD and "[False, True" in number(call, "output_mask")
-    with_bias = len(call.inputs) > 2 if call.name != BACKWARD else number(call, "output_mask").endswith("True]")
+    stride, padding, _ = geometry_of(call, len(x.shape) - 2)
+    if call.name == BACKWARD:
+        wanted = wanted_gradients(call)
+        is_stem, has_bias = not wanted[0], wanted[2]
+    else:
+        is_stem, has_bias = x.shape[1] <= drawn_kernels.MOST_FEW, len(call.inputs) > 2  # the batch gets no gradient
     shape = Shape(
         x.shape, weight.shape, stride, padding, dilation.pop(), int(number(call, "groups", "1")),
-        is_last(x), with_bias, number(call, "transposed") == "True", stem,
+        is_last(x), has_bias, number(call, "transposed") == "True", is_stem,
     )  # fmt: skip
     return shape, x.dtype
-
-
-def _each(text: str, space: int) -> tuple[int, ...]:
-    found = whole_numbers(text)
-    return found if len(found) == space else found[:1] * space
 
 
 def _case(shape: Any, dtype: str) -> Any:

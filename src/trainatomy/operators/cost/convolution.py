@@ -21,7 +21,15 @@ from typing import NamedTuple
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.depthwise import depthwise, kind_of, kind_of_weight
 from trainatomy.operators.cost.elementwise import reordering_seconds
-from trainatomy.operators.cost.kernel import HALVES, Chip, KernelWork, number, passes_to, whole_numbers
+from trainatomy.operators.cost.kernel import (
+    HALVES,
+    Chip,
+    KernelWork,
+    number,
+    passes_to,
+    wanted_gradients,
+    whole_numbers,
+)
 from trainatomy.operators.cost.matmul import product
 from trainatomy.operators.cost.one_place import is_of_one_place, least_seconds, one_place_seconds
 from trainatomy.operators.cost.plans import plans_of
@@ -75,7 +83,7 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
     """Return the work of ``convolution`` or ``convolution_backward``."""
     backward = "backward" in call.name
     out, x, weight = call.inputs[:3] if backward else (call.outputs[0], *call.inputs[:2])
-    mask = _mask(call) if backward else [False, False, len(call.inputs) > 2]
+    mask = wanted_gradients(call) if backward else [False, False, len(call.inputs) > 2]
     groups = int(number(call, "groups", "1"))
     times = sum(mask[:2]) if backward else 1
     flop = 2.0 * _outputs(call, out, x) * prod(weight.shape[1:]) * times
@@ -146,9 +154,9 @@ def launches_of_groups(call: Call) -> int:
     out, x, weight = call.inputs[:3] if backward else (call.outputs[0], *call.inputs[:2])
     if weight.shape[1] == 1:
         return 0
-    times = max(sum(_mask(call)[:2]), 1) if backward else 1
+    times = max(sum(wanted_gradients(call)[:2]), 1) if backward else 1
     turns = kind_of_turns(call, (out, x, weight), groups, "half" if x.dtype in HALVES else "tf32")
-    ways = ways_of(call, (out, x, weight), groups, _kinds(_mask(call), backward))
+    ways = ways_of(call, (out, x, weight), groups, _kinds(wanted_gradients(call), backward))
     if in_turn := sum(way != TOGETHER for way in ways):
         return _KERNELS_OF_GROUP * groups * in_turn
     by_group = prod(weight.shape[2:]) == 1 and (backward or weight.shape[1] >= _WIDE_GROUP)
@@ -223,12 +231,6 @@ def _bias_seconds(chip: Chip, out: Array, backward: bool) -> float:
         return form.bias_sum_seconds + out.bytes / (chip.bandwidth * form.bias_sum_bandwidth)
     indexing = out.elements * form.bias_element_seconds / chip.multiprocessors
     return form.bias_seconds + max(2 * out.bytes / (chip.bandwidth * form.bias_bandwidth), indexing)
-
-
-def _mask(call: Call) -> list[bool]:
-    """Return which of input, weight and bias get a gradient."""
-    text = number(call, "output_mask", "[True, True, True]")
-    return [part.strip(" []") == "True" for part in text.split(",")]
 
 
 def _kinds(mask: list[bool], backward: bool) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.kernel import HALVES, Chip, number, whole_numbers
+from trainatomy.operators.cost.kernel import HALVES, Chip, geometry_of, number, whole_numbers
 from trainatomy.results.operations import Array, Call
 
 _SEQUENCE = 3
@@ -45,10 +45,6 @@ _LARGEST, _LARGEST_OF_WEIGHT = 7, 5
 """Largest side of a filter that cuDNN's channels-last kernels have, and those of the weight's gradient in fp32."""
 _LEAST, _LEAST_OF_PRODUCTS, _MOST_OF_PRODUCTS = 2**18, 2**20, 256
 """Numbers of the least batch for cuDNN's fast gradient of the weight in fp32, and for products; their most channels."""
-
-
-_GEOMETRY = (("stride", 1), ("padding", 0), ("dilation", 1))
-"""Arguments that place a filter over an image, with the values they have where a call does not name them."""
 
 
 class DepthwiseConstants(NamedTuple):
@@ -152,11 +148,8 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
 
 def _inside(call: Call, out: Array, x: Array, weight: Array) -> tuple[float, float]:
     """Return the rows and the places of the filter that lie inside the image, on average over the result."""
-    steps, pads, gaps = (whole_numbers(number(call, key)) or (least,) for key, least in _GEOMETRY)
-    found = []
-    for axis, (side, image, count) in enumerate(zip(weight.shape[2:], x.shape[2:], out.shape[2:], strict=True)):
-        step, pad, gap = (each[min(axis, len(each) - 1)] for each in (steps, pads, gaps))
-        found.append(_inside_of(side, image, count, step, pad, gap))
+    sides = weight.shape[2:], x.shape[2:], out.shape[2:]
+    found = [_inside_of(*each) for each in zip(*sides, *geometry_of(call, len(weight.shape) - 2), strict=False)]
     return prod(found[:-1]), prod(found)
 
 

@@ -19,6 +19,9 @@ _ASYNCHRONOUS_TENSOR_CORES = (9, 10)
 """Major compute capabilities whose tensor cores reach their peak by asynchronous instructions only."""
 Passes = tuple[tuple[str, float], ...]
 
+_GEOMETRY = (("stride", 1), ("padding", 0), ("dilation", 1))
+"""Arguments that place a filter over an image, with the values they have where a call does not name them."""
+
 
 class Chip(NamedTuple):
     """A GPU as far as the cost of a kernel depends on it.
@@ -197,3 +200,16 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     """Return the integers of a text such as ``[1, 2]``."""
     parts = text.strip("[]() ").replace(" ", "").split(",")
     return tuple(int(part) for part in parts if part.lstrip("-").isdigit())
+
+
+def geometry_of(call: Call, space: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return stride, padding and dilation of a convolution in each dimension of space; one number holds for all."""
+    given = (whole_numbers(number(call, name)) or (usual,) for name, usual in _GEOMETRY)
+    stride, padding, dilation = (one * space if len(one) == 1 else one for one in given)
+    return stride, padding, dilation
+
+
+def wanted_gradients(call: Call) -> list[bool]:
+    """Return which of input, weight and bias of a convolution get a gradient."""
+    text = number(call, "output_mask", "[True, True, True]")
+    return [part.strip(" []") == "True" for part in text.split(",")]

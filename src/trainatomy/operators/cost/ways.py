@@ -21,7 +21,7 @@ from math import ceil, gcd, prod
 from typing import Any, NamedTuple
 
 from trainatomy.catalog.files import read_text, read_yaml
-from trainatomy.operators.cost.kernel import HALVES, Chip, number, whole_numbers
+from trainatomy.operators.cost.kernel import HALVES, Chip, geometry_of, number
 from trainatomy.results.operations import Array, Call
 
 TOGETHER = "together"
@@ -81,15 +81,8 @@ def ways_of(call: Call, tensors: tuple[Array, Array, Array], groups: int, kinds:
 
 
 def _sizes(call: Call, out: Array, x: Array, weight: Array, groups: int) -> Sizes:
-    space = len(x.shape) - 2
-
-    def each(name: str, usual: int) -> tuple[int, ...]:
-        given = whole_numbers(number(call, name)) or (usual,)
-        return given * space if len(given) == 1 else given
-
     last = any(tensor.strides[1] == 1 and tensor.shape[1] > 1 for tensor in (x, weight))
-    settings = each("stride", 1), each("padding", 0), each("dilation", 1)
-    return Sizes(x.shape, weight.shape, out.shape, *settings, groups, x.dtype, False, last)
+    return Sizes(x.shape, weight.shape, out.shape, *geometry_of(call, len(x.shape) - 2), groups, x.dtype, False, last)
 
 
 @cache

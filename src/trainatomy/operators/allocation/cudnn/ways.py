@@ -18,7 +18,7 @@ from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
 from trainatomy.operators.allocation.cudnn.missing import missing_engine
 from trainatomy.operators.cost import plans
-from trainatomy.operators.cost.kernel import number, whole_numbers
+from trainatomy.operators.cost.kernel import geometry_of, number, wanted_gradients
 from trainatomy.operators.cost.plans import Plan
 from trainatomy.operators.cost.ways import ARGUMENT, FILE, FORWARD, INPUT, TOGETHER, WEIGHT
 
@@ -106,22 +106,18 @@ def convolutions_of(call: Call) -> list[tuple[Kind, Convolution]]:
     transposed = number(call, "transposed") == "True"
     last = any(tensor.strides[1] == 1 and tensor.shape[1] > 1 for tensor in (x, weight)) and len(x.shape) >= _IMAGES
     space = len(x.shape) - 2
-    row = [1] * (space == 1)
-
-    def each(name: str, usual: int) -> tuple[int, ...]:
-        given = whole_numbers(number(call, name)) or (usual,)
-        return (usual,) * len(row) + (given * space if len(given) == 1 else given)
-
+    rows = int(space == 1)
     data, output = (out, x) if transposed else (x, out)
-    shapes = [torch.Size((*tensor.shape[:2], *row, *tensor.shape[2:])) for tensor in (data, weight, output)]
-    settings = each("stride", 1), each("padding", 0), each("dilation", 1)
+    shapes = [torch.Size((*tensor.shape[:2], *[1] * rows, *tensor.shape[2:])) for tensor in (data, weight, output)]
+    stride, padding, dilation = geometry_of(call, space)
+    settings = (1,) * rows + stride, (0,) * rows + padding, (1,) * rows + dilation
     groups = int(number(call, "groups", "1"))
     one = Convolution(shapes[0], shapes[1], shapes[2], dtype, *settings, groups, transposed, last, 0)
     is_depthwise = 1 < groups == data.shape[1]
     if is_depthwise and not (last or transposed or is_cudnn_depthwise(one)):
         return []
-    wanted = [part.strip(" []") == "True" for part in number(call, "output_mask", "[True, True]").split(",")]
-    kinds = [kind for kind, wants in zip((INPUT, WEIGHT), wanted, strict=False) if wants] if backward else [FORWARD]
+    wanted = zip((INPUT, WEIGHT), wanted_gradients(call), strict=False)
+    kinds = [kind for kind, wants in wanted if wants] if backward else [FORWARD]
     swapped = [_TRANSPOSED.get(kind, kind) if transposed else kind for kind in kinds]
     return [(cast("Kind", kind), one) for kind in swapped]
 
