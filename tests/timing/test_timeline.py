@@ -13,7 +13,7 @@ from trainatomy.operators.cost import recurrence
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.timing import one_stream, streams, timeline
 from trainatomy.timing.host_costs import cpu_costs
-from trainatomy.timing.replay import StepTimeline
+from trainatomy.timing.replay import StepTimeline, end_within
 from trainatomy.timing.timeline import replay_step
 
 COSTS = replace(cpu_costs(reference_host().microseconds), launch_delay=0.0, read=0.0)
@@ -76,6 +76,42 @@ def test_kernels_of_a_recurrent_layer_run_while_others_are_launched(on_gpu: floa
             patch.setattr(timeline, "replay_one_stream", replayed)
             found = replay_step(described, [4.0], [(on_gpu, 7)], costs, NO_LOOP)
         assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (step, on_gpu, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ready", "end"), [(1.0, 8.0, 8.0), (8.0, 1.0, 8.0), (4.0, 5.0, 5.0), (4.0, 0.5, 5.0)]
+)
+def test_kernels_end_with_the_slower_of_their_launches_and_the_gpu(seconds: float, ready: float, end: float) -> None:
+    begin = 0.0 if ready != 0.5 else 1.0
+    assert end_within(begin, seconds, ready, alternates=False) == end
+
+
+def test_two_directions_take_longer_where_neither_the_cpu_nor_the_gpu_is_much_slower() -> None:
+    even = end_within(2.0, 4.0, 6.0, alternates=True) - 2.0
+    assert even == pytest.approx(4.0 * 2 ** (1 / 4))
+    for seconds, launching in ((1.0, 4.0), (4.0, 1.0)):
+        assert 4.0 < end_within(2.0, seconds, 2.0 + launching, alternates=True) - 2.0 < 4.01
+    assert end_within(2.0, 4.0, 1.0, alternates=True) == 6.0  # all kernels are queued
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_only_two_directions_are_launched_in_turns(directions: int) -> None:
+    """A layer whose kernels take as long as their launches: 3.5 of 4 s pass after the first may run."""
+    numbers = (("mode", "RNN"), ("num_layers", "1"), ("bidirectional", str(directions == 2)))
+    weights = [(512, 512)] * (2 * directions)
+    arrays = [Array(shape, (), "float16", 2, 0) for shape in ((2, 1, 512), (directions, 1, 512), *weights)]
+    layer = Call("aten::_cudnn_rnn", tuple(arrays), (arrays[0],), (), numbers)
+    counted = dict.fromkeys(("step", "follower", "part", "misaligned"), 0.0)
+    each = 3.5 / recurrence.launches(layer)
+    costs = replace(COSTS, recurrent_launch={"forward": {"kernel": each, **counted}})
+    for replayed in (timeline.replay_one_stream, streams.replay_streams):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(timeline, "replay_one_stream", replayed)
+            described = Operations([layer], [Operation(0, 0, "forward", "", 0, 1)])
+            found = replay_step(described, [4.0], [(3.5, 7)], costs, NO_LOOP)
+        first = 0.5 + 3.5 * 2 ** (1 / 4)
+        waiting = 3.5 - (first - 4.5)  # of the second step's launches, when the first step's kernels are done
+        assert found.seconds == pytest.approx(4.0 if directions == 1 else (3.5**4 + waiting**4) ** (1 / 4))
 
 
 def test_two_streams_overlap() -> None:

@@ -182,6 +182,11 @@ def seconds_within(call: Call, costs: CPUCosts) -> float:
     return 0.0
 
 
+def alternates(call: Call) -> bool:
+    """Return whether the CPU launches a call's kernels in turns for two streams, one for each direction."""
+    return kind_of(call) == "recurrent" and recurrence.directions(call) == 2
+
+
 def _recurrent_seconds(call: Call, costs: CPUCosts) -> float:
     """Return the CPU time of launching the kernels of a recurrent network."""
     each = costs.recurrent_launch["backward" if call.name.endswith("backward") else "forward"]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from trainatomy.results.operations import Operations
 from trainatomy.timing.host_costs import CPUCosts
-from trainatomy.timing.replay import LAUNCH_QUEUE_DEPTH, LoopWork, Row, StepTimeline
+from trainatomy.timing.replay import LAUNCH_QUEUE_DEPTH, LoopWork, Row, StepTimeline, end_within
 
 SAME_STATE = 1e-10
 """Difference of what two repetitions of a micro-batch leave, as a share of its duration, up to which they are alike."""
@@ -145,7 +145,7 @@ class _OneStream:
             self._costs.long_wait,
             self._warm_at,
         )
-        for place, (launch, seconds, kernels, phase, _, blocks, waits, within) in enumerate(one.rows):
+        for place, (launch, seconds, kernels, phase, _, blocks, waits, within, alternates) in enumerate(one.rows):
             if place in work:
                 for one_work in work[place]:
                     extra = one_work.after(warm_at - cpu_busy, long_wait)
@@ -160,10 +160,10 @@ class _OneStream:
             if kernels:
                 queued += kernels
                 ready = cpu + delay
-                first = ready - within
-                end = (first if first > end else end) + seconds
-                if within and ready > end:
-                    end = ready
+                if within:
+                    end = end_within(max(ready - within, end), seconds, ready, alternates)
+                else:
+                    end = (ready if ready > end else end) + seconds
                 gpu_busy += seconds
                 phases[phase] += seconds
                 if kernels > LAUNCH_QUEUE_DEPTH:

@@ -15,6 +15,14 @@ the depth at which launches begin to block on GPUs since 2017 (CUDA 9 and later)
 COLLECTIVES = ("nccl::", "peer::")
 """Namespaces of the operations that communicate with other GPUs."""
 
+_TWO_DIRECTIONS = 4.0
+"""Power of the mean of what the CPU and the GPU take for two directions of a recurrent layer.
+
+It was chosen on 21 trainings on an H200 and an H100 in which the GPU takes 0.8 to 2 times as long as the CPU for them:
+their steps are off by -0.3 % in the mean and by 5.1 % (root mean square), and with the slower of both by -4.7 and
+6.5 %.  Layers of one direction take as long as the slower of both (42 trainings: -0.2 % in the mean).
+"""
+
 
 class Row(NamedTuple):
     """An operation as a replay sees it.
@@ -28,6 +36,7 @@ class Row(NamedTuple):
         blocks: The CPU waits for it.
         waits: The CPU waits for all streams first.
         within: CPU seconds of ``launch`` that pass after the first kernel has been launched.
+        alternates: Kernels are launched in turns for two streams, and overlap only where both are behind the CPU.
     """
 
     launch: float
@@ -38,6 +47,21 @@ class Row(NamedTuple):
     blocks: bool
     waits: bool
     within: float
+    alternates: bool = False
+
+
+def end_within(begin: float, seconds: float, ready: float, alternates: bool) -> float:
+    """Return when kernels that begin while the CPU launches them are done.
+
+    Args:
+        begin: When the first of them begins.
+        seconds: What they take if all are queued.
+        ready: When the last of them can begin.
+        alternates: See ``Row``: the nearer the CPU's time is to the GPU's, the more often a stream waits for it.
+    """
+    if not alternates or ready <= begin:
+        return max(begin + seconds, ready)
+    return float(begin + (seconds**_TWO_DIRECTIONS + (ready - begin) ** _TWO_DIRECTIONS) ** (1 / _TWO_DIRECTIONS))
 
 
 class LoopWork(NamedTuple):

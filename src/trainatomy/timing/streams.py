@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from trainatomy.results.operations import Operations
 from trainatomy.timing.contention import Contention, Windows
 from trainatomy.timing.host_costs import CPUCosts
-from trainatomy.timing.replay import COLLECTIVES, LAUNCH_QUEUE_DEPTH, LoopWork, Row, StepTimeline
+from trainatomy.timing.replay import COLLECTIVES, LAUNCH_QUEUE_DEPTH, LoopWork, Row, StepTimeline, end_within
 
 OnLaunch = Callable[[int, float, float, float, float], None]
 """Called with an operation's index, when its launch began and ended, when its kernels began, and how long they took."""
@@ -218,7 +218,7 @@ class _Timelines:
                 stream.beside.popleft()
             stream.beside.append(run)
         if row.within:
-            run.end = max(run.end, ready)
+            run.end = end_within(run.begin, run.end - run.begin, ready, row.alternates)
         return run
 
     def _slow_those_launched(self, begin: float) -> None:

@@ -29,7 +29,7 @@ from trainatomy.operators.traffic import is_asynchronous
 from trainatomy.results.operations import Call, Operations
 from trainatomy.timing.contention import Contention
 from trainatomy.timing.host_costs import CPUCosts
-from trainatomy.timing.launch import batch_bytes, seconds_within, waits_first
+from trainatomy.timing.launch import alternates, batch_bytes, seconds_within, waits_first
 from trainatomy.timing.one_stream import replay_one_stream
 from trainatomy.timing.replay import COLLECTIVES, LoopWork, Row, StepTimeline
 from trainatomy.timing.streams import OnLaunch, replay_streams
@@ -84,6 +84,7 @@ def replay_step(
     work = _work_of_loop(operations, loop_position, loop_seconds, costs.after_wait)
     within = [seconds_within(call, costs) for call in operations.calls]
     waiting = [waits_first(call) for call in operations.calls]
+    alternating = [alternates(call) for call in operations.calls]
     rows = [
         Row(
             seconds,
@@ -93,6 +94,7 @@ def replay_step(
             blocking[one.call],
             index in synchronized or waiting[one.call],
             within[one.call],
+            alternating[one.call],
         )
         for index, (one, seconds) in enumerate(zip(operations.operations, launch_seconds, strict=True))
     ]

@@ -214,6 +214,11 @@ def layers(call: Call) -> int:
     return len(recurrence(call, "tf32").pairs)
 
 
+def directions(call: Call) -> int:
+    """Return the number of directions of ``_cudnn_rnn`` or its backward, 1 or 2."""
+    return 2 if number(call, "bidirectional") == "True" else 1
+
+
 def launched_steps(call: Call) -> tuple[int, int]:
     """Return the time steps that the CPU launches one by one, of all layers, and for how many below these wait."""
     one = recurrence(call, "tf32")
@@ -241,16 +246,16 @@ def recurrence(call: Call, fp32: str) -> Recurrence:
     weights = [tensor for tensor in call.inputs if len(tensor.shape) == 2]
     batch, hidden = state.shape[-2:]
     mode = number(call, "mode")
-    directions, pairs = 2 if number(call, "bidirectional") == "True" else 1, len(weights) // 2
+    both_ways, pairs = directions(call), len(weights) // 2
     return Recurrence(
         mode=mode if mode in _NARROW else "RNN",
         backward=backward,
         data=data,
         pairs=tuple(zip(weights[::2], weights[1::2], strict=False)),
-        directions=directions,
+        directions=both_ways,
         steps=data.elements // max(batch * data.shape[-1], 1),
         batch=batch,
         hidden=hidden,
         kind="half" if data.dtype in HALVES else fp32,
-        dropped=pairs - directions if float(number(call, "dropout", "0")) else 0,
+        dropped=pairs - both_ways if float(number(call, "dropout", "0")) else 0,
     )
