@@ -1,6 +1,7 @@
 """Measure on a GPU what each kernel of a recurrent network is for, how long it takes and how many run beside it.
 
 python benchmarks/timing/recurrent_timelines.py --out FILE [--limit 65] [--begin 71] [--groups misaligned,usual]
+python benchmarks/timing/recurrent_timelines.py --out FILE --between   # usual networks at batches that are never drawn
 
 A line for each drawn network: its passes in the second of two steps of a small training, and the same passes behind
 work that the GPU has first.  For each role of a kernel, and each layer and direction where they are told apart: how
@@ -16,7 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, islice
+from itertools import count, islice, product
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -37,6 +38,12 @@ USUAL = (
     ("RNN", 128, 512, 2, False, 256, 64),
 )
 """Networks of ``trainings.yaml``: kind, inputs, hidden, layers, both directions, steps and usual batch."""
+DRAWN = {("LSTM", 650): 64, ("LSTM", 800): 48, ("GRU", 768): 96, ("RNN", 512): 96, ("LSTM", 256): 64}
+"""Kind and hidden numbers of those that ``drawn_trainings.yaml`` has, with the batch that draws multiply."""
+BETWEEN = (0.44, 0.55, 0.68, 0.83, 0.95, 1.05, 1.18, 1.32, 1.45, 1.6)
+"""Multiples of that batch between those of drawn trainings."""
+FIRST_BETWEEN = 1000
+"""Number of the first such case."""
 GROUPS = ("drawn", "drawn", "drawn", "misaligned", "large", "usual")
 ENTRIES, BATCH, SHORT_STEPS, SHORT_AT_ONCE, SHORT_PER_NETWORK = 4000, 48, 6, 30, 5
 PASSES = ("forward", "backward", "queued forward", "queued backward")
@@ -67,6 +74,17 @@ def networks() -> Iterator[dict[str, Any]]:
             batch = round(usual * random.choice(FACTORS))
         found = {"case": number, "group": group, "kind": kind, "sizes": [inputs, hidden], "shape": [batch, steps]}
         yield {**found, "layers": layers, "both": both, "precision": precision}
+
+
+def between() -> Iterator[dict[str, Any]]:
+    """Return usual networks at batches between those that are drawn."""
+    usual = [one for one in USUAL if (one[0], one[2]) in DRAWN]
+    cases = product(BETWEEN, usual, ("tf32", "fp16", "bf16"))
+    for number, (factor, network, precision) in enumerate(cases, FIRST_BETWEEN):
+        kind, inputs, hidden, layers, both, steps, _ = network
+        found = {"case": number, "group": "between", "kind": kind, "sizes": [inputs, hidden]}
+        found |= {"shape": [round(DRAWN[kind, hidden] * factor), steps], "layers": layers}
+        yield {**found, "both": both, "precision": precision}
 
 
 def short_layers() -> Iterator[dict[str, Any]]:
@@ -245,6 +263,11 @@ def measured_layers(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
+def _append(out: Path, lines: Sequence[dict[str, Any]]) -> None:
+    with out.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
 def main() -> int:
     """Measure until the time is up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -252,8 +275,14 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=65, help="seconds")
     parser.add_argument("--begin", type=int, default=0, help="the first case: those before it were measured already")
     parser.add_argument("--groups", default=",".join(GROUPS), help="only networks of these groups")
+    parser.add_argument("--between", action="store_true", help="usual networks at batches that are never drawn")
     options = parser.parse_args()
     began, done, short_done = time.monotonic(), 0, 0
+    if options.between:
+        for case in between():
+            if time.monotonic() - began < options.limit:
+                _append(options.out, [{"part": "network", **measured_network(case)}])
+        return 0
     full = (case for case in islice(networks(), options.begin, None) if case["group"] in options.groups.split(","))
     short = islice(short_layers(), SHORT_PER_NETWORK * options.begin, None)
     while time.monotonic() - began < options.limit:
@@ -263,8 +292,7 @@ def main() -> int:
         else:
             lines = [{"part": "network", **measured_network(next(full))}]
             done += 1
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+        _append(options.out, lines)
         print(f"{time.monotonic() - began:.1f} s: {done} networks, {short_done} layers", flush=True)
     return 0
 

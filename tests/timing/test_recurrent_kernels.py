@@ -246,6 +246,34 @@ def test_products_of_a_stacks_inputs_delay_its_steps_too():
     assert alone.steps == 1 and stacked.steps > 1.3
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "hidden", "layers", "batch", "back", "kernels"),
+    [
+        ("LSTM", "f32", 650, 2, 53, True, 1.93),
+        ("LSTM", "f16", 650, 2, 53, False, 1.69),
+        ("GRU", "f16", 768, 3, 53, False, 1.71),
+        ("GRU", "f16", 768, 3, 80, True, 1.89),
+    ],
+)
+def test_layers_of_a_stack_overlap_with_products_of_inputs(
+    kind: str, dtype: str, hidden: int, layers: int, batch: int, *, back: bool, kernels: float
+):
+    """How many kernels ran beside a product of a time step, itself included, behind other work on an H200."""
+    call = recurrent_call(kind, dtype, hidden, layers=layers, steps=70, batch=batch, back=back)
+    queued = _kernels_at_once(H200.chip._replace(host_pace=1e-3), recurrence(call, "tf32"))
+    assert queued.steps == pytest.approx(queued.queued) == pytest.approx(kernels, abs=0.25)
+
+
+def test_deeper_stacks_need_more_work_to_overlap():
+    """Of two LSTMs of 768 one runs beside the other at pace 1.2 for more of the time than of four."""
+    shares = []
+    for layers in (2, 4):
+        call = recurrent_call("LSTM", "f32", 768, layers=layers, steps=70, batch=80, back=True)
+        at_once = _kernels_at_once(H200.chip._replace(host_pace=1.2), recurrence(call, "tf32"))
+        shares.append((at_once.steps - 1) / (at_once.queued - 1))
+    assert 0.05 < shares[1] < 0.9 * shares[0] < 0.9
+
+
 def test_the_gradient_of_inputs_is_computed_for_a_few_steps_at_a_time():
     """In 450 recorded passes: 8, 4 or 2 steps by the batch; 35 parts were not too many, 50 and 60 were."""
     found = [

@@ -127,7 +127,8 @@ def _kernels_at_once(chip: Chip, one: Recurrence) -> _AtOnce:
     form, both = _form()["at_once"], one.directions == 2
     product, gates = (seconds * 1e6 for seconds in _parts_of_step(chip, one, 1.0))
     alone = product + gates
-    most = 1 + (one.streams - 1) ** form["streams"] * alone / (alone + form["half_us"][one.pass_name])
+    inputs = _inputs_of_a_step_seconds(chip, one) * 1e6
+    most = 1 + (one.streams - 1) * alone / (alone + form["half_us"]) + form["most_inputs"] * inputs / (inputs + alone)
     launch_us = form["step_us"][one.pass_name][one.product_kind] * chip.host_pace ** form["pace_power"]
     launch_us *= 1 if both else form["following"]
     fewest = 1.0
@@ -137,8 +138,9 @@ def _kernels_at_once(chip: Chip, one: Recurrence) -> _AtOnce:
         overlap = min(max(product - form["gates_share"] * launch_us, 0.0), gates)
         fewest = min(1 + overlap / product, most)
     middle, spread = form["behind"]["both" if both else "stack"]
-    busy = alone if both else alone + _inputs_of_a_step_seconds(chip, one) * 1e6
-    behind = NormalDist(log(middle), spread).cdf(log(busy / launch_us))
+    if not both:
+        middle *= (max(one.layers, 2) / 2) ** form["deeper"]
+    behind = NormalDist(log(middle), spread).cdf(log((alone + inputs * (not both)) / launch_us))
     beside = (most - fewest) * behind
     return _AtOnce(fewest + beside, most, 1 + beside * form["inputs"]["both" if both else "stack"])
 
@@ -154,10 +156,12 @@ def _parts_of_step(chip: Chip, one: Recurrence, at_a_time: float) -> tuple[float
     step = RecurrentProduct(one.step_kind, one.pass_name, one.batch, columns, depth)
     product_seconds = recurrent_product_seconds(step, at_a_time, chip.multiprocessors)
     product_seconds = product_seconds * longer_than_measured(chip, "products") + longer_loading(chip, one, at_a_time)
-    share, often = _form()["gates_waiting"]["both" if one.directions == 2 else one.pass_name]
+    waiting = _form()["gates_waiting"]
+    share, often, longer = waiting["both"] if one.directions == 2 else waiting[one.pass_name][one.width]
     tiles = ceil(one.batch / _TILE) * ceil(columns / _TILE)
-    others = (at_a_time - 1) * tiles / chip.multiprocessors * often
-    return product_seconds, product_seconds * share * others / (1 + others) + _gates_seconds(chip, one)
+    others = (at_a_time - 1) * tiles / chip.multiprocessors
+    waited = product_seconds * share * often * others / (1 + often * others)
+    return product_seconds, waited + _gates_seconds(chip, one) * (1 + longer * others)
 
 
 def _gates_seconds(chip: Chip, one: Recurrence) -> float:
