@@ -48,6 +48,7 @@ ANSWERS = (
     ("cases/calls.jsonl.gz", "records/answers-h200.jsonl.gz"),
     ("held_out/calls.jsonl.gz", "held_out/records/answers-h200.jsonl.gz"),
     ("records/drawn.jsonl.gz", "records/answers-drawn-h200.jsonl.gz"),
+    ("records/timed.jsonl.gz", "records/answers-timed-h200.jsonl.gz"),
 )
 """Calls, and the plan of each by the handle."""
 TWENTY = HERE / "records" / "layers-of-twenty.jsonl.gz"

@@ -69,7 +69,10 @@ Two kinds of answers differ between a machine with a GPU and one without a drive
   method and FFT. What ran was always the plan that is named first or one of the missing engines. A table
   (`src/trainatomy/catalog/cudnn_plans.json`) holds which one, by the first plans of the list. It was made from {asked}
   calls that an H200 answered (`missing_engines.py`). A table made without {held_out} calls of held-out configurations
-  names the engine of {right} of those.
+  names the engine of {right} of those. 9,000 calls are of layers of timed trainings (`timed.jsonl.gz`), mostly in fp32:
+  unseen, the table of before named the engine of 96.9 %, and missed the workspaces of 210 by more than 1 MiB, half of
+  them gradients for which it named Winograd's method or an FFT in place of implicit products. A table that half of the
+  calls helped to make names that of 99.0 % of the other half.
 - **Sums that are divided among multiprocessors** (stream-K) report fewer parts, because how many blocks run at once is
   known to the driver only. Where the tiles of the plan are known, the parts of a GPU replace them (`divided.py`): so
   many blocks share a tile as take the least time. That was read off 8,600 divided sums of one H200, of which 97.9 %
