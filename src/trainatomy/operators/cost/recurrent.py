@@ -138,9 +138,11 @@ def _kernels_at_once(chip: Chip, one: Recurrence) -> _AtOnce:
         overlap = min(max(product - form["gates_share"] * launch_us, 0.0), gates)
         fewest = min(1 + overlap / product, most)
     middle, spread = form["behind"]["both" if both else "stack"]
+    busy = alone
     if not both:
+        busy += inputs
         middle *= (max(one.layers, 2) / 2) ** form["deeper"]
-    behind = NormalDist(log(middle), spread).cdf(log((alone + inputs * (not both)) / launch_us))
+    behind = NormalDist(log(middle), spread).cdf(log(busy / launch_us))
     beside = (most - fewest) * behind
     return _AtOnce(fewest + beside, most, 1 + beside * form["inputs"]["both" if both else "stack"])
 
