@@ -2,12 +2,15 @@
 
 python benchmarks/cudnn/network_calls.py collect                              (without a GPU: cases/calls.jsonl.gz)
 python benchmarks/cudnn/network_calls.py draw --out FILE [--count 6000] [--seed 5]                    (without a GPU)
+python benchmarks/cudnn/network_calls.py timed --out records/timed.jsonl.gz --count 9000         (with cuDNN's library)
 python benchmarks/cudnn/network_calls.py ask --out answers.jsonl [--seconds 50] [--part 0/2]             (on a GPU)
 
 ``collect`` simulates the networks and writes each distinct call once, with the networks that make it and with the
 workspaces that the library and the rules predict. ``ask`` adds the plan that PyTorch takes, and then, as time allows,
 the largest workspace among all plans, which ``torch.backends.cudnn.benchmark`` tries. ``draw`` draws random calls of
 the kinds that networks for images make, to learn which engines are missing without a driver (``missing_engines.py``).
+``timed`` lists calls of trainings that were timed on an H200: 1 x 1 gradients of weights in fp32 first, then those for
+which an engine is named that is missing without a driver, then the others in fp32.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from trainatomy.operators.allocation.cudnn.heuristics import Choice, plans
 
 HERE = Path(__file__).parent
 CALLS = HERE / "cases" / "calls.jsonl.gz"
+TIMED = HERE.parent / "timing" / "records"
 KINDS: tuple[Kind, Kind, Kind] = ("forward", "input gradient", "weight gradient")
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIDES = (4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 20, 24, 26, 28, 30, 32, 35, 40, 48, 52, 56, 60, 64, 80, 112)
@@ -113,6 +117,34 @@ def draw(count: int, seed: int) -> Iterator[dict[str, Any]]:
         yield as_line(chance.choice(KINDS), one)
 
 
+def timed(count: int) -> list[dict[str, Any]]:
+    """Return the calls of timed trainings that are asked for first."""
+    from trainatomy.catalog.calls import from_text
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.operators.allocation.cudnn.ways import convolutions_of, plan_of
+    from trainatomy.simulator.cudnn import installed_heuristics
+
+    heuristics = installed_heuristics(find_gpu("h200"))
+    if heuristics is None:
+        raise SystemExit("cuDNN's library is not installed")
+    ranked: dict[str, tuple[int, dict[str, Any]]] = {}
+    for file in (*sorted(TIMED.glob("*calls-h200*.gz")), TIMED / "network-convolutions-h200.jsonl.gz"):
+        with gzip.open(file, "rt", encoding="utf-8") as recorded:
+            texts = [text for line in recorded if (text := json.loads(line).get("call"))]
+        for kind, one in (each for text in texts for each in convolutions_of(from_text(text))):
+            line = as_line(kind, one)
+            plan = (
+                None
+                if (key := json.dumps(line)) in ranked
+                else heuristics.plan(kind, one, tf32=True, deterministic=False)
+            )
+            if plan is not None:
+                is_missing, is_fp32 = plan_of(kind, one, plan).engine < 0, one.dtype == torch.float32
+                is_first = is_fp32 and kind == "weight gradient" and line["weight"][2:] == [1, 1]
+                ranked[key] = (0 if is_first else 1 + (not is_fp32) if is_missing else 3 if is_fp32 else 4, line)
+    return [line for _, line in sorted(ranked.values(), key=lambda each: each[0])[:count]]
+
+
 def ask(seconds: float, library: Path | None, calls: Path, part: str, passes: Sequence[bool]) -> Any:
     """Yield the lines of the calls with the plan that PyTorch takes, then with the largest workspace of all plans."""
     from probe import library as loaded
@@ -145,7 +177,7 @@ def ask(seconds: float, library: Path | None, calls: Path, part: str, passes: Se
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("collect", "draw", "ask"))
+    parser.add_argument("what", choices=("collect", "draw", "timed", "ask"))
     parser.add_argument("--cases", type=Path, default=HERE / "cases", help="folder of cases to collect from")
     parser.add_argument("--names", help="those cases alone, separated by commas")
     parser.add_argument("--calls", type=Path, default=CALLS, help="the calls that are asked for")
@@ -156,7 +188,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=50, help="after which nothing is asked (default: 50)")
     parser.add_argument("--part", default="0/1", help="ask for one part of the calls, 0/2 is the first of two")
     parser.add_argument("--first", action="store_true", help="leave out the largest workspaces")
-    parser.add_argument("--count", type=int, default=6000, help="calls to draw (default: 6000)")
+    parser.add_argument("--count", type=int, default=6000, help="calls to draw or list (default: 6000)")
     parser.add_argument("--seed", type=int, default=5, help="of the drawn calls")
     options = parser.parse_args()
     opened = gzip.open if options.out.suffix == ".gz" else open
@@ -164,6 +196,8 @@ def main() -> None:
         lines: Iterable[dict[str, Any]] = collect(options.gpu, options.torch, options.cases, options.names)
     elif options.what == "draw":
         lines = draw(options.count, options.seed)
+    elif options.what == "timed":
+        lines = timed(options.count)
     else:
         lines = ask(
             options.seconds, options.library, options.calls, options.part, (False,) if options.first else (False, True)
