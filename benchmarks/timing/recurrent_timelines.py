@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
-from drawn_trainings import FACTORS, PRECISIONS
+from drawn_trainings import FACTORS, PRECISIONS, sets
 from recurrent_roles import Run, summary
 
 USUAL = (
@@ -38,10 +38,13 @@ USUAL = (
     ("RNN", 128, 512, 2, False, 256, 64),
 )
 """Networks of ``trainings.yaml``: kind, inputs, hidden, layers, both directions, steps and usual batch."""
-DRAWN = {("LSTM", 650): 64, ("LSTM", 800): 48, ("GRU", 768): 96, ("RNN", 512): 96, ("LSTM", 256): 64}
-"""Kind and hidden numbers of those that ``drawn_trainings.yaml`` has, with the batch that draws multiply."""
+DRAWN = {
+    ("LSTM", 650): "lstm", ("LSTM", 800): "wide-lstm", ("GRU", 768): "gru", ("RNN", 512): "rnn",
+    ("LSTM", 256): "lstm-both",
+}  # fmt: skip
+"""Kind and hidden numbers of those that are drawn, and their names in ``drawn_trainings.yaml``."""
 BETWEEN = (0.44, 0.55, 0.68, 0.83, 0.95, 1.05, 1.18, 1.32, 1.45, 1.6)
-"""Multiples of that batch between those of drawn trainings."""
+"""Multiples of the batch there, between those that are drawn."""
 FIRST_BETWEEN = 1000
 """Number of the first such case."""
 GROUPS = ("drawn", "drawn", "drawn", "misaligned", "large", "usual")
@@ -78,12 +81,13 @@ def networks() -> Iterator[dict[str, Any]]:
 
 def between() -> Iterator[dict[str, Any]]:
     """Return usual networks at batches between those that are drawn."""
+    drawn = {name: row["batch"] for family in sets()["usual"].values() for name, row in family.items()}
     usual = [one for one in USUAL if (one[0], one[2]) in DRAWN]
     cases = product(BETWEEN, usual, ("tf32", "fp16", "bf16"))
     for number, (factor, network, precision) in enumerate(cases, FIRST_BETWEEN):
         kind, inputs, hidden, layers, both, steps, _ = network
         found = {"case": number, "group": "between", "kind": kind, "sizes": [inputs, hidden]}
-        found |= {"shape": [round(DRAWN[kind, hidden] * factor), steps], "layers": layers}
+        found |= {"shape": [round(drawn[DRAWN[kind, hidden]] * factor), steps], "layers": layers}
         yield {**found, "both": both, "precision": precision}
 
 

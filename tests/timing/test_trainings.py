@@ -40,6 +40,17 @@ def test_every_training_is_predicted_as_it_is_written(trainings: Any) -> None:
         assert predicted[row.name] == dict(row.mapping), row.name
 
 
+def test_no_recurrent_network_that_may_be_drawn_is_among_those_recorded_between(trainings: Any) -> None:
+    drawing, timelines = map(importlib.import_module, ("drawn_trainings", "recurrent_timelines"))
+    usual = {name: row["batch"] for family in drawing.sets()["usual"].values() for name, row in family.items()}
+    factors = drawing.FACTORS + drawing.LATER_FACTORS
+    cases = list(timelines.between())
+    assert len(cases) == 3 * len(timelines.DRAWN) * len(timelines.BETWEEN)
+    for case in cases:
+        batch = usual[timelines.DRAWN[case["kind"], case["sizes"][1]]]
+        assert case["shape"][0] not in {round(batch * factor) for factor in factors}
+
+
 def test_drawn_trainings_are_those_of_the_seed(trainings: Any) -> None:
     drawing = importlib.import_module("drawn_trainings")
     sets = drawing.sets()
