@@ -79,10 +79,12 @@ def test_kernels_of_a_recurrent_layer_run_while_others_are_launched(on_gpu: floa
 
 
 @pytest.mark.parametrize(
-    ("seconds", "ready", "end"), [(1.0, 8.0, 8.0), (8.0, 1.0, 8.0), (4.0, 5.0, 5.0), (4.0, 0.5, 5.0)]
+    ("begin", "seconds", "ready", "end"),
+    [(0.0, 1.0, 8.0, 8.0), (0.0, 8.0, 1.0, 8.0), (0.0, 4.0, 5.0, 5.0), (1.0, 4.0, 0.5, 5.0)],
 )
-def test_kernels_end_with_the_slower_of_their_launches_and_the_gpu(seconds: float, ready: float, end: float) -> None:
-    begin = 0.0 if ready != 0.5 else 1.0
+def test_kernels_end_with_the_slower_of_their_launches_and_the_gpu(
+    begin: float, seconds: float, ready: float, end: float
+) -> None:
     assert end_within(begin, seconds, ready, alternates=False) == end
 
 
