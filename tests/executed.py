@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
@@ -25,12 +26,17 @@ def simulated(workload: Workload, rank: int = 0) -> Simulation:
     def made() -> Simulation:
         return simulate(workload, workload.resolve_gpu(), topology=topology_of(workload, rank))
 
-    return _once(_simulations, (workload.model_dump_json(), rank), made)
+    return _once(_simulations, (_key(workload), rank), made)
 
 
 def predicted(workload: Workload) -> Prediction:
     """Predict a workload's training, with its time."""
-    return _once(_predictions, (workload.model_dump_json(), 0), lambda: predict(workload))
+    return _once(_predictions, (_key(workload), 0), lambda: predict(workload))
+
+
+def _key(workload: Workload) -> str:
+    """Return what a workload says, and what its defaults are: a script that says a default may run otherwise."""
+    return json.dumps(workload.to_mapping()) + workload.model_dump_json()
 
 
 def _once(kept: OrderedDict[tuple[str, int], Result], key: tuple[str, int], make: Callable[[], Result]) -> Result:

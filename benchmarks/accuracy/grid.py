@@ -52,11 +52,14 @@ class Row:
         """Return the row as a workload; factories are resolved in ``folder``, by default beside this file.
 
         A row that names no dtype has float32 weights: the measured models were built from configurations in float32,
-        whatever dtype their checkpoints are stored in.
+        whatever dtype their checkpoints are stored in. One with quantised weights that says nothing of checkpointing
+        was measured without.
         """
         mapping = deepcopy(dict(self.mapping))
         if "factory" not in mapping["model"]:
             mapping["model"] = {"dtype": "float32", **mapping["model"]}
+        if "quantization" in mapping["model"]:
+            mapping["train"] = {"gradient_checkpointing": False, **mapping.get("train", {})}
         for section in ("model", "data"):
             if "factory" in mapping.get(section, {}):
                 mapping[section]["factory"] = resolve(mapping[section]["factory"], folder)

@@ -61,7 +61,7 @@ def quantised(draw: Random) -> Mapping:
     )
     model = decoder(draw, dtype="bfloat16", quantization=quantization, lora=lora(draw))
     train: Mapping = {"per_device_train_batch_size": draw.choice((1, 2, 4, 8)), "bf16": True}
-    train |= {"gradient_checkpointing": True} if draw.random() < 0.5 else {}
+    train |= {"gradient_checkpointing": draw.random() < 0.5}
     train |= {"optim": draw.choice(("paged_adamw_8bit", "paged_adamw_32bit", "adamw_torch"))}
     case: Mapping = {"model": model, "data": {"sequence_length": draw.choice((64, 128, 256, 512))}, "train": train}
     return case | ({"loop": "pytorch"} if draw.random() < 0.3 and "bit" in str(quantization) else {})

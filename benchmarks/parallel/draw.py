@@ -316,6 +316,8 @@ def with_settings(case: Case, random: Random) -> Case:
         train["gradient_checkpointing"] = True
         reentrant = {"gradient_checkpointing_kwargs": {"use_reentrant": random.random() < 0.5}}
         train |= reentrant if random.random() < 0.4 else {}
+    elif "quantization" in model:
+        train["gradient_checkpointing"] = False  # peft would switch it on
     if random.random() < 0.15:
         train["max_grad_norm"] = 0
     return case

@@ -8,6 +8,7 @@ import pytest
 from script_types import RunScript
 
 import trainatomy
+from trainatomy.results.notes import Assumption
 from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.job import Outcome
 
@@ -102,6 +103,45 @@ def test_a_quantised_model_and_its_workload(
     for component in ("weights", "optimizer_states", "gradients", "temporary"):
         assert components(found)[component] == components(expected)[component], component
     assert any("quantised weights" in note for note in found.notes)
+
+
+FOUR = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("call", "train", "is_noted"),
+    [
+        ("(model)", {}, True),
+        ("(model, use_gradient_checkpointing=False)", {"gradient_checkpointing": False}, False),
+        ("(model)", {"gradient_checkpointing": True}, False),
+    ],
+    ids=["unsaid", "off", "on"],
+)
+def test_peft_switches_checkpointing_on_unless_it_is_told_not_to(
+    run_script: RunScript, call: str, train: dict[str, Any], is_noted: bool
+) -> None:
+    text = script("load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype='bfloat16'", "adamw_torch")
+    text = text.replace("_training(model)", f"_training{call}")
+    if not train.get("gradient_checkpointing"):
+        text = text.replace("gradient_checkpointing=True)", ")")
+    found = run_script(text).prediction
+    assert found is not None
+    model = {"config": CONFIG, "class": "LlamaForCausalLM", "dtype": "bfloat16", "quantization": FOUR}
+    lora = {"r": 8, "target_modules": ["q_proj", "v_proj"]}
+    expected = trainatomy.predict(
+        trainatomy.Workload.from_mapping(
+            {
+                "model": {**model, "lora": lora},
+                "gpu": "h100-sxm",
+                "data": {"sequence_length": 64},
+                "train": {"per_device_train_batch_size": 2, "bf16": True, "optim": "adamw_torch", **train},
+            }
+        )
+    )
+    assert found.memory.peak_allocated_bytes == expected.memory.peak_allocated_bytes
+    assert found.memory.peak_reserved_bytes == expected.memory.peak_reserved_bytes
+    noted = [note for note in expected.notes if "prepare_model_for_kbit_training" in note]
+    assert [isinstance(note, Assumption) for note in noted] == [True] * is_noted
 
 
 def test_a_checkpoint_that_is_stored_quantised_is_refused(run_script: RunScript) -> None:

@@ -48,7 +48,7 @@ def describe(quantization: dict[str, Any] | None, **sections: Any) -> Workload:
         "dtype": "bfloat16",
         "lora": {"target_modules": "all-linear"},
     }
-    train = {"per_device_train_batch_size": 2, "bf16": True}
+    train = {"per_device_train_batch_size": 2, "bf16": True, "gradient_checkpointing": False}
     mapping: dict[str, Any] = {"model": model, "data": {"sequence_length": 32}, "train": train, "steps": 1}
     mapping |= {
         key: {**mapping.get(key, {}), **value} if isinstance(value, dict) else value for key, value in sections.items()
@@ -189,6 +189,20 @@ def test_a_checkpoint_that_is_stored_quantised(tmp_path: Path) -> None:
     assert simulation.parameters == run(DOUBLE).parameters
     with pytest.raises(WorkloadError, match="stored quantised already"):
         simulate(describe(FOUR, model={"id": str(tmp_path), "class": None, "config": {}}), workload_gpu())
+
+
+def test_a_checkpoint_that_is_stored_quantised_is_trained_with_checkpointing(tmp_path: Path) -> None:
+    stored = {**FOUR, "quant_method": "bitsandbytes"}
+    config = {**LLAMA, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": stored}))
+    model = {"id": str(tmp_path), "lora": {"target_modules": "all-linear"}}
+    data = {"sequence_length": 512}
+    read = Workload.from_mapping({"model": model, "data": data})
+    unsaid, off = (simulated(each) for each in (read, read.replace("train.gradient_checkpointing", False)))
+    assert any("prepare_model_for_kbit_training" in note for note in unsaid.notes)
+    assert not any("prepare_model_for_kbit_training" in note for note in off.notes)
+
+    assert len(unsaid.operations.operations) > len(off.operations.operations)
 
 
 def workload_gpu() -> Any:

@@ -43,7 +43,7 @@ def describe(settings: dict[str, Any] | None, train: dict[str, Any] | None = Non
     mapping = {
         "model": model,
         "data": {"sequence_length": 32},
-        "train": {"per_device_train_batch_size": 2, "bf16": True, **(train or {})},
+        "train": {"per_device_train_batch_size": 2, "bf16": True, "gradient_checkpointing": False, **(train or {})},
         "steps": 2,
         **top,
     }

@@ -11,6 +11,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.workload.arguments import is_own
 from trainatomy.workload.deepspeed import REPORTS
+from trainatomy.workload.defaults import loop_checkpoints
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.spreading import SHARDING_STRATEGY
@@ -98,6 +99,7 @@ def _settings(workload: Workload) -> dict[str, Any]:
     train = workload.train
     values = {name: value for name, value in train if value is not None and name not in _LOADING.keys() | _BY_LOOP}
     values["include_for_metrics"] = list(train.include_for_metrics)
+    values["gradient_checkpointing"] = loop_checkpoints(workload)
     values["per_device_eval_batch_size"] = workload.eval_batch_size
     values["eval_on_start"] = workload.evaluates and train.eval_on_start
     if isinstance(values.get("optim_target_modules"), tuple):

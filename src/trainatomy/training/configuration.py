@@ -20,6 +20,7 @@ from trainatomy.catalog.architectures import architecture, nearest
 from trainatomy.errors import WorkloadError
 from trainatomy.training import stored_weights
 from trainatomy.training.hub import fetch_config
+from trainatomy.workload.defaults import STORED_QUANTISED
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.section import spell_dtype
 
@@ -232,7 +233,7 @@ def _canonical_overrides(overrides: Mapping[str, Any], raw: Raw, config_class: t
         *_keys(config_class),
         *raw,
         *aliases,
-        *stored_weights.KEYS,
+        *STORED_QUANTISED,
         "num_labels",
         "rope_theta",
         "rope_scaling",

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.libraries import import_library, version_of
+from trainatomy.results.notes import Assumption
 from trainatomy.training.model import adapt_and_freeze, add_notes, model_notes, unwrap
 from trainatomy.training.packed_weights import is_packed, parts
 from trainatomy.training.process import isolated_process_settings
 from trainatomy.training.stored_weights import library_of, stored_quantization
-from trainatomy.workload.loops import loop_of
+from trainatomy.workload.defaults import peft_prepares, says_checkpointing
 from trainatomy.workload.quantization import outlier_columns, quantised_problems
 
 if TYPE_CHECKING:
@@ -54,10 +55,9 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
         model, _wanted(workload) if stored is None else stored, device, stored=stored is not None
     )
     _check_trainable(workload, quantised)
-    if workload.model.lora is not None and _is_prepared(workload):
-        _prepare(workload, quantised)
+    decided = tuple(_prepare(workload, quantised)) if peft_prepares(workload) else ()
     adapted = adapt_and_freeze(quantised, workload.model)
-    add_notes(adapted, (*model_notes(model), *quantisation_notes(quantised, outlier_columns(workload))))
+    add_notes(adapted, (*decided, *model_notes(model), *quantisation_notes(quantised, outlier_columns(workload))))
     return adapted
 
 
@@ -246,19 +246,28 @@ def _from_pretrained(
     return loaded
 
 
-def _is_prepared(workload: Workload) -> bool:
-    """Return whether peft prepares the model before it adds adapters; TRL's trainers do not let it (trl 1.16)."""
-    spec = workload.model.quantization
-    by_trl = workload.mode == "training" and loop_of(workload).settings is not None
-    return not by_trl and (spec is None or spec.prepare_model_for_kbit_training)
-
-
-def _prepare(workload: Workload, model: nn.Module) -> None:
-    """Prepare a quantised model for adapters, as scripts do before ``get_peft_model``."""
+def _prepare(workload: Workload, model: nn.Module) -> Iterator[str]:
+    """Prepare a quantised model for adapters, as scripts do before ``get_peft_model``; yield what peft decides."""
     peft = import_library("peft", "model.lora")
-    train = workload.train
-    peft.prepare_model_for_kbit_training(
-        model,
-        use_gradient_checkpointing=train.gradient_checkpointing,
-        gradient_checkpointing_kwargs=train.gradient_checkpointing_kwargs,
-    )
+    train, is_said = workload.train, says_checkpointing(workload) or workload.mode != "training"
+    kwargs = train.gradient_checkpointing_kwargs
+    if not is_said and workload.parallel.world_size > 1:
+        kwargs = {"use_reentrant": False}  # DDP refuses reentrant ones beside adapters
+    try:
+        peft.prepare_model_for_kbit_training(
+            model,
+            use_gradient_checkpointing=train.gradient_checkpointing if is_said else True,
+            gradient_checkpointing_kwargs=kwargs,
+        )
+    except ValueError as error:  # the model has none
+        raise WorkloadError(
+            "train.gradient_checkpointing: peft's prepare_model_for_kbit_training switches it on unless it is false, "
+            f"and transformers refuses: {error}",
+            key="train.gradient_checkpointing",
+        ) from error
+    if not is_said:
+        how = " (with use_reentrant: false, as DDP needs)" if kwargs else ""
+        yield Assumption(
+            f"gradient checkpointing is on{how}, as peft's prepare_model_for_kbit_training switches it on by default; "
+            "train.gradient_checkpointing: false (--no-gradient-checkpointing) leaves it off"
+        )

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
+from trainatomy.workload.defaults import STORED_QUANTISED
 from trainatomy.workload.quantization_methods import LIBRARIES
 
 if TYPE_CHECKING:
     from trainatomy.workload.model import ModelSpec
     from trainatomy.workload.schema import Workload
 
-KEYS = ("quantization_config", "compression_config")
-"""Keys of a configuration that say how weights are stored."""
 _STORED = "_trainatomy_quantization"
 _OLDEST_GPU = {"mxfp4": (7, 5), "fp8": (8, 9), "mxfp8": (8, 9)}
 """Compute capability below which transformers dequantises to 16 bits (quantizer_mxfp4.py, quantizer_finegrained_fp8.py,
@@ -43,7 +42,7 @@ def take(merged: dict[str, Any]) -> dict[str, Any] | None:
 
     ``null`` as an override removes the key and leaves the dense model.
     """
-    found = [each for each in (merged.pop(key, None) for key in KEYS) if each]
+    found = [each for each in (merged.pop(key, None) for key in STORED_QUANTISED) if each]
     return (dict(found[0]) if isinstance(found[0], Mapping) else {}) if found else None
 
 

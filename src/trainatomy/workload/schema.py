@@ -7,13 +7,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from trainatomy.workload.contradictions import contradictions
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
+from trainatomy.workload.defaults import (
+    CHECKPOINTING,
+    default_checkpointing,
+    says_checkpointing,
+    with_loop_defaults,
+)
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.generation import GenerationSpec
 from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
@@ -24,11 +39,8 @@ from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.section import Count, Decay, Index, Path, Problem, Section, Settings, Text, number_as_text
 from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
-from trainatomy.workload.trl import with_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trainatomy.catalog.gpus import GPU
 
 __all__ = [
@@ -112,11 +124,20 @@ class Workload(Section):
         """Return an empty section (``train:`` with nothing under it) as one without keys."""
         return {} if section is None else section
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _defaults_of_the_loop(cls, raw: Any) -> Any:
-        """Fill in the defaults that the configuration of the loop has in place of ``TrainingArguments``'."""
-        return with_defaults(raw) if isinstance(raw, dict) else raw
+    def _fill_in_defaults(cls, raw: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Fill in defaults that ``TrainingArguments`` does not have: those of the loop, and what peft switches on."""
+        if not isinstance(raw, dict):
+            return handler(raw)
+        raw = with_loop_defaults(raw)
+        workload, train = handler(raw), raw.get("train") or {}
+        if says_checkpointing(workload) or not default_checkpointing(workload) or not isinstance(train, Mapping):
+            return workload
+        filled = handler({**raw, "train": {**train, CHECKPOINTING: True}})
+        if filled.train.gradient_checkpointing_kwargs is None:
+            filled.train.model_fields_set.discard(CHECKPOINTING)  # nobody said it, which notes and `to_mapping` ask
+        return filled
 
     @property
     def batch_size(self) -> int:
@@ -246,6 +267,10 @@ class Workload(Section):
         stated = {name: getattr(self.train, name) for name in LOOPS[self.loop].defaults}
         if stated and self.mode == "training":
             mapping["train"] = {**mapping.get("train", {}), **stated}
+        elif default_checkpointing(self) is not False:
+            said = {CHECKPOINTING: self.train.gradient_checkpointing} if says_checkpointing(self) else {}
+            rest = {name: value for name, value in mapping.get("train", {}).items() if name != CHECKPOINTING}
+            mapping["train"] = {**rest, **said}
         return {key: value for key, value in mapping.items() if value != {} or key not in _SECTIONS}
 
     def to_raw_mapping(self) -> dict[str, Any]:

@@ -157,7 +157,11 @@ class TrainSpec(Section):
     gradient_accumulation_steps: Count = Field(
         default=1, description="batches whose gradients are accumulated before an optimizer step"
     )
-    gradient_checkpointing: bool = Field(default=False, description="recompute activations in the backward pass")
+    gradient_checkpointing: bool = Field(
+        default=False,
+        description="recompute activations in the backward pass (default: false, but true where peft prepares "
+        "quantised weights for adapters, whose function switches it on)",
+    )
     gradient_checkpointing_every: Count = Field(
         default=1,
         description="recompute only every N-th of the layers that transformers can checkpoint; the others keep their "

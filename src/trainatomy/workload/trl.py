@@ -89,22 +89,6 @@ def steps_per_generation(workload: Workload) -> int:
     return max(1, every // train.gradient_accumulation_steps)
 
 
-def with_defaults(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the mapping of a workload with the defaults of its loop's configuration in the section ``train``.
-
-    A precision that the mapping names replaces that of the defaults, as in TRL's ``__post_init__``.
-    """
-    loop = LOOPS.get(str(raw.get("loop")))
-    train = raw.get("train") or {}
-    if loop is None or raw.get("mode", "training") != "training" or not isinstance(train, Mapping):
-        return raw
-    defaults = dict(loop.defaults)
-    if train.get("fp16"):
-        defaults["bf16"] = False
-    missing = {name: value for name, value in defaults.items() if train.get(name) is None}
-    return {**raw, "train": {**train, **missing}}
-
-
 def trl_problems(workload: Workload) -> list[Problem]:
     """Refuse settings of TRL that are not simulated, and those of workloads that TRL does not run."""
     settings = LOOPS[workload.loop].settings

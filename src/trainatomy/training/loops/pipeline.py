@@ -37,7 +37,7 @@ def train(
     batches = batches_of(
         build_dataset(workload, model, workload.batch_size * steps, make_batch), workload.batch_size, device
     )
-    enable_training(model, settings)
+    enable_training(model, workload)
     pipeline = Pipeline(workload, model, device, observer)
     observer.loaded(model)
     optimizer = optimizer_of(workload, pipeline, device, steps)

@@ -22,6 +22,7 @@ from trainatomy.training.optimizer import needs_closure
 from trainatomy.training.parallel.spread import Spread, spread_over_gpus
 from trainatomy.training.precision import autocast
 from trainatomy.training.several_optimizers import each_of
+from trainatomy.workload.defaults import loop_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +55,7 @@ def train(
     size = workload.batch_size * workload.parallel.devices
     dataset = build_dataset(workload, model, size * steps * accumulation, make_batch)
     batches = batches_of(dataset, size, device)
-    enable_training(model, settings)
+    enable_training(model, workload)
     spread = spread_over_gpus(model, workload.parallel, device)
     observer.loaded(model)
     average = average_of(workload, model, observer)
@@ -137,10 +138,11 @@ def average_of(workload: Workload, model: nn.Module, observer: Observer) -> Any:
     return average
 
 
-def enable_training(model: nn.Module, settings: TrainSpec) -> None:
+def enable_training(model: nn.Module, workload: Workload) -> None:
     """Set training mode and checkpointing."""
     model.train()
-    if settings.gradient_checkpointing:
+    settings = workload.train
+    if loop_checkpoints(workload):
         enable_checkpointing(model, settings.gradient_checkpointing_kwargs, settings.gradient_checkpointing_every)
 
 
