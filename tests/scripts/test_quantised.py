@@ -209,4 +209,4 @@ def test_weights_that_are_dequantised_while_they_are_loaded_are_trained(run_scri
     )
     assert plain.prediction is not None
     assert found.prediction.memory.peak_allocated_bytes == plain.prediction.memory.peak_allocated_bytes
-    assert any("MXFP4" in note for note in found.prediction.notes)
+    assert any("is stored quantised" in note for note in found.prediction.notes)

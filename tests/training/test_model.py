@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from trainatomy.catalog.architectures import architecture
+from trainatomy.catalog.architectures import ArchitectureEntry, architecture, architectures
 from trainatomy.errors import FactoryError, MissingLibrary, NetworkError, SimulationError, WorkloadError
 from trainatomy.training import hub, stored_weights
-from trainatomy.training.configuration import build_configuration
+from trainatomy.training.configuration import DTYPES, build_configuration
 from trainatomy.training.model import build_model, model_notes
 from trainatomy.training.positions import lengths, position_limits, sequence_note
 from trainatomy.workload.model import ModelSpec
@@ -196,6 +196,31 @@ def test_a_checkpoint_without_dtype_is_assumed_float32_with_a_note(tmp_path: Pat
     (note,) = model_notes(model)
     assert "does not name the dtype" in note
     assert model_notes(on_meta({"model": {"id": stored(tmp_path, dtype="float32")}})) == ()
+
+
+def test_a_checkpoint_that_is_stored_quantised_has_plain_weights_in_bfloat16(tmp_path: Path) -> None:
+    dequantised = {"quant_method": "fp8", "dequantize": True}
+    model = on_meta({"model": {"id": stored(tmp_path, quantization_config=dequantised)}})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert "weights in bfloat16: the configuration" in model_notes(model)[0]
+    named = on_meta({"model": {"id": stored(tmp_path, quantization_config=dequantised, dtype="float16")}})
+    assert {parameter.dtype for parameter in named.parameters()} == {torch.float16}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_files_of_a_checkpoint_say_what_its_configuration_does_not(tmp_path: Path, dtype: torch.dtype) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {"number": torch.ones(2, dtype=torch.int32), "weight": torch.ones(2, dtype=dtype)}
+    save_file(tensors, tmp_path / "model-00001-of-00001.safetensors")
+    model = on_meta({"model": {"id": stored(tmp_path)}})
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("entry", architectures(), ids=lambda entry: entry.hub_id)
+def test_the_dtype_of_every_shipped_checkpoint_is_known(entry: ArchitectureEntry) -> None:
+    config = build_configuration(ModelSpec(id=entry.hub_id))
+    assert config.dtype in DTYPES.values()
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])

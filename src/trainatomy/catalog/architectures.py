@@ -25,6 +25,7 @@ class ArchitectureEntry:
         class_name: The transformers class of the checkpoint.
         parameters: Parameters of that class built from the configuration; shared tensors count once.
         parameters_published: The hub's figure, where there is one.
+        stored_dtype: Dtype of the checkpoint's weights where its configuration names none.
         also: Hub ids of the same architecture (chat versions, old names).
     """
 
@@ -34,13 +35,14 @@ class ArchitectureEntry:
     parameters: int
     parameters_published: int | None
     source: str
+    stored_dtype: str | None = None
     also: tuple[str, ...] = ()
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """An entry with its configuration, as the hub's config.json names the fields."""
+    """An entry with its configuration, as the hub's config.json names the fields, and the dtype of the checkpoint."""
 
     entry: ArchitectureEntry
     config: Mapping[str, Any]
@@ -68,7 +70,8 @@ def architecture(name: str) -> Architecture | None:
     if hub_id is None:
         return None
     config: dict[str, Any] = json.loads(read_text("architectures", f"{hub_id.replace('/', '--')}.json"))
-    return Architecture(_entries()[hub_id], config)
+    entry = _entries()[hub_id]
+    return Architecture(entry, config if entry.stored_dtype is None else {**config, "dtype": entry.stored_dtype})
 
 
 def architectures() -> tuple[ArchitectureEntry, ...]:

@@ -55,10 +55,10 @@ from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.triton import import_liger, uses_liger
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch
-from trainatomy.training.model import build_model, unwrap
+from trainatomy.training.model import build_model, is_quantised, unwrap
 from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
 from trainatomy.training.process import preload
-from trainatomy.training.quantization import is_quantised, load_on_device, quantising_libraries
+from trainatomy.training.quantization import load_on_device, quantising_libraries
 from trainatomy.training.run import run
 from trainatomy.training.seeds import seed_host
 from trainatomy.workload.quantization import outlier_columns

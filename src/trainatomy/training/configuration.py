@@ -67,8 +67,9 @@ def dtype_to_load(workload: Workload, config: PreTrainedConfig) -> torch.dtype:
 
     ``model.dtype`` decides unless it is ``auto``.  ``auto`` does what transformers 5 does in ``from_pretrained`` and
     ``from_config`` (``modeling_utils.py``, ``_get_dtype`` and ``_from_config``, 5.17): it takes the ``dtype`` of the
-    configuration, and float32 if the configuration names none.  ``from_pretrained`` would then look at the weights
-    themselves, which are not available here.  Before 5.0, and so in the era of 2022, the default was float32.
+    configuration, and else that of the first weight that is stored in floating point.  Where that is not known, weights
+    are taken to be in float32, or in bfloat16 beside others that are stored quantised.  Before 5.0, and so in the era
+    of 2022, the default was float32.
     """
     spec = workload.model
     if spec.dtype != "auto":
@@ -82,7 +83,11 @@ def dtype_to_load(workload: Workload, config: PreTrainedConfig) -> torch.dtype:
             f"simulated: name one of {', '.join(DTYPES)}",
             key="model.dtype",
         )
-    return stored or torch.float32
+    return stored or _dtype_without_a_name(config)
+
+
+def _dtype_without_a_name(config: PreTrainedConfig) -> torch.dtype:
+    return torch.float32 if stored_weights.settings_of(config) is None else torch.bfloat16
 
 
 def stored_dtype(config: PreTrainedConfig) -> torch.dtype | None:
@@ -101,8 +106,9 @@ def dtype_note(workload: Workload, config: PreTrainedConfig) -> str | None:
         return None
     stored = stored_dtype(config)
     if stored is None:
+        assumed = _name(_dtype_without_a_name(config))
         return (
-            f"weights in float32: the configuration of {spec.id} does not name the dtype of its checkpoint; "
+            f"weights in {assumed}: the configuration of {spec.id} does not name the dtype of its checkpoint; "
             "model.dtype sets another"
         )
     if stored == torch.float32:
@@ -178,7 +184,7 @@ def _read_folder(folder: Path) -> Raw:
     if not (folder / "config.json").is_file():
         raise WorkloadError(f"model.id: the folder {folder} has no config.json", key="model.id")
     raw, _ = PreTrainedConfig.get_config_dict(str(folder), local_files_only=True)
-    return dict(raw)
+    return {"dtype": stored_weights.dtype_of_files(folder), **raw}
 
 
 def _shipped(name: str) -> Raw | None:

@@ -56,8 +56,12 @@ def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Mo
         model = _from_transformers(workload, trust_remote_code)
         if workload.data.factory is None:
             lengths(workload, model)  # refuses sequences longer than the model's positions
-    is_loaded_quantised = spec.quantization is not None or stored_quantization(model) is not None
-    return model if is_loaded_quantised else adapt_and_freeze(model, spec)
+    return model if is_quantised(workload, model) else adapt_and_freeze(model, spec)
+
+
+def is_quantised(workload: Workload, model: nn.Module) -> bool:
+    """Return whether the weights of a built model are quantised when it is loaded, and adapters added after that."""
+    return workload.model.is_quantised or stored_quantization(unwrap(model)) is not None
 
 
 def adapt_and_freeze(model: nn.Module, spec: ModelSpec) -> nn.Module:
@@ -111,10 +115,10 @@ def _from_factory(reference: str) -> nn.Module:
 def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTrainedModel:
     spec = workload.model
     config = build_configuration(spec, trust_remote_code=trust_remote_code)
+    dtype, note = dtype_to_load(workload, config), dtype_note(workload, config)
     dequantised = check_stored(workload, config)
     found = model_class(config, spec.class_, trust_remote_code=trust_remote_code)
     _complete(config, found.__name__)
-    dtype, note = dtype_to_load(workload, config), dtype_note(workload, config)
     _check_gradient_scaling(workload, dtype)
     _check_attention(spec.attn_implementation)
     attention = {} if spec.attn_implementation is None else {"attn_implementation": spec.attn_implementation}

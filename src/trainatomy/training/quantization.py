@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.libraries import import_library, version_of
 from trainatomy.results.notes import Assumption
-from trainatomy.training.model import adapt_and_freeze, add_notes, model_notes, unwrap
+from trainatomy.training.model import adapt_and_freeze, add_notes, is_quantised, model_notes
 from trainatomy.training.packed_weights import is_packed, parts
 from trainatomy.training.process import isolated_process_settings
 from trainatomy.training.stored_weights import library_of, stored_quantization
@@ -59,11 +59,6 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     adapted = adapt_and_freeze(quantised, workload.model)
     add_notes(adapted, (*decided, *model_notes(model), *quantisation_notes(quantised, outlier_columns(workload))))
     return adapted
-
-
-def is_quantised(workload: Workload, model: nn.Module) -> bool:
-    """Return whether the weights of a built model are quantised when it is loaded."""
-    return workload.model.is_quantised or stored_quantization(unwrap(model)) is not None
 
 
 def _check_trainable(workload: Workload, model: Any) -> None:

@@ -6,33 +6,41 @@ are missing, or where it is told to: the model is then dense.  Everything else i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.workload.defaults import STORED_QUANTISED
-from trainatomy.workload.quantization_methods import LIBRARIES
+from trainatomy.workload.quantization_methods import DEQUANTISED, LIBRARIES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainatomy.workload.model import ModelSpec
     from trainatomy.workload.schema import Workload
 
 _STORED = "_trainatomy_quantization"
+_FLOATING = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+"""Names of dtypes in safetensors' headers."""
+_LARGEST_HEADER = 100_000_000
+"""Bytes of a header that safetensors itself accepts."""
 _OLDEST_GPU = {"mxfp4": (7, 5), "fp8": (8, 9), "mxfp8": (8, 9)}
 """Compute capability below which transformers dequantises to 16 bits (quantizer_mxfp4.py, quantizer_finegrained_fp8.py,
 5.17)."""
 
 
 def is_dequantised(stored: Any, settings: Any) -> bool:
-    """Return whether a script dequantises a checkpoint in MXFP4 while it loads it.
+    """Return whether a script dequantises a checkpoint while it loads it.
 
     Args:
         stored: The checkpoint's own ``quantization_config``.
         settings: What the script passes to ``from_pretrained``.
     """
     contents = [_content(each) for each in (stored, settings) if each is not None]
-    if stored is None or any(library_of(each) != "mxfp4" for each in contents):
+    methods = {library_of(each) for each in contents}
+    if stored is None or len(methods) > 1 or not methods <= set(DEQUANTISED):
         return False
     return bool(contents[-1].get("dequantize"))
 
@@ -52,9 +60,28 @@ def remember(config: Any, settings: dict[str, Any] | None) -> None:
         setattr(config, _STORED, settings)
 
 
+def settings_of(config: Any) -> dict[str, Any] | None:
+    """Return how the weights of a checkpoint are quantised, by its configuration, or ``None``."""
+    return getattr(config, _STORED, None)
+
+
 def stored_quantization(model: Any) -> dict[str, Any] | None:
     """Return how the weights of a model's checkpoint are quantised (bitsandbytes), or ``None``."""
-    return getattr(getattr(model, "config", None), _STORED, None)
+    return settings_of(getattr(model, "config", None))
+
+
+def dtype_of_files(folder: Path) -> str | None:
+    """Return the dtype of the first weight in floating point of a checkpoint in a folder, as transformers does.
+
+    Only the header of its first file is read; None without files in safetensors' format.
+    """
+    for file in sorted(folder.glob("*.safetensors"))[:1]:
+        with file.open("rb") as content:
+            size = int.from_bytes(content.read(8), "little")
+            header = json.loads(content.read(size)) if size < _LARGEST_HEADER else {}
+        kinds = (entry.get("dtype") for name, entry in header.items() if name != "__metadata__")
+        return next((_FLOATING[kind] for kind in kinds if kind in _FLOATING), None)
+    return None
 
 
 def check_stored(workload: Workload, config: Any) -> str | None:
@@ -63,14 +90,14 @@ def check_stored(workload: Workload, config: Any) -> str | None:
     Raises:
         WorkloadError: Weights of this method are not simulated, or quantised once more.
     """
-    settings, spec = getattr(config, _STORED, None), workload.model
+    settings, spec = settings_of(config), workload.model
     if spec.quantization is not None and spec.quantization.is_dequantised:
         settings = _dequantised(spec, spec.quantization.quant_method, settings)
     if settings is None:
         return None
+    _check_quantised_twice(spec)
     method = _method(settings)
     if method == "bitsandbytes":
-        _check_quantised_twice(spec)
         return None
     why = _why_dequantised(workload, method, settings)
     if why is None:
@@ -115,12 +142,10 @@ def _method(settings: Mapping[str, Any]) -> str:
 
 def _why_dequantised(workload: Workload, method: str, settings: Mapping[str, Any]) -> str | None:
     """Return why transformers dequantises weights, None where it keeps them packed."""
-    if method not in _OLDEST_GPU:
-        return None
-    if settings.get("dequantize"):
+    if method in DEQUANTISED and settings.get("dequantize"):
         return "as the configuration says"
     gpu = workload.resolve_gpu()
-    if gpu.capability < _OLDEST_GPU[method]:
+    if gpu.capability < _OLDEST_GPU.get(method, (0, 0)):
         return f"because {gpu.name} has no kernels for it"
     missing = [each for each in ("triton", "kernels") if version_of(each) is None]
     if method == "mxfp4" and missing:
@@ -142,7 +167,7 @@ def _refused(workload: Workload, method: str) -> WorkloadError:
     """Return the error for weights that are not simulated."""
     kernels = f", by {LIBRARIES[method]}" if method in LIBRARIES else ""
     dense = "null to predict the dense model"
-    if method in _OLDEST_GPU:
+    if method in DEQUANTISED:
         dense = f"{{dequantize: true}} to predict weights that are dequantised while loading, or {dense}"
     return WorkloadError(
         f"model.config.quantization_config: {_name(workload.model)} is quantised ({method}{kernels}), and weights that "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from trainatomy.results.plan import fsdp_version
-from trainatomy.workload.quantization_methods import refusal
+from trainatomy.workload.quantization_methods import DEQUANTISED, refusal
 from trainatomy.workload.section import Amount, Fraction, Names, Problem, Section, spell_dtype
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class QuantizationSpec(Section):
 
     quant_method: str = Field(
         default="bitsandbytes",
-        description="the library: bitsandbytes, torchao, or mxfp4 with `dequantize`; others are refused by name",
+        description="the library: bitsandbytes, torchao, or with `dequantize` how the checkpoint is stored: mxfp4, "
+        "fp8, mxfp8 or compressed-tensors; others are refused by name",
     )
     load_in_4bit: bool = Field(default=False, description="store the weights of linear layers in 4 bits")
     load_in_8bit: bool = Field(default=False, description="store the weights of linear layers in 8 bits (LLM.int8)")
@@ -63,7 +64,7 @@ class QuantizationSpec(Section):
         default=None, description="torchao: modules that are not quantised (default: the output layer)"
     )
     dequantize: bool = Field(
-        default=False, description="mxfp4: dequantise the checkpoint's weights to 16 bits while they are loaded"
+        default=False, description="dequantise weights that are stored quantised while they are loaded"
     )
     prepare_model_for_kbit_training: bool = Field(
         default=True,
@@ -79,7 +80,7 @@ class QuantizationSpec(Section):
             return [Problem(("load_in_8bit",), "cannot be combined with load_in_4bit: leave one of the two out")]
         foreign = next((name for name in (*_OF_TORCHAO, "dequantize") if name in self._named()), None)
         if foreign is not None:
-            method = "mxfp4" if foreign == "dequantize" else "torchao"
+            method = " or ".join(DEQUANTISED) if foreign == "dequantize" else "torchao"
             return [Problem((foreign,), f"has no effect without quant_method: {method}")]
         read = {
             "bnb_4bit": self.load_in_4bit,
@@ -95,7 +96,7 @@ class QuantizationSpec(Section):
         ]
 
     def _of_other_method(self) -> list[Problem]:
-        """Refuse methods that are not simulated, and keys that torchao or mxfp4 do not read."""
+        """Refuse methods that are not simulated, and keys that a method does not read."""
         why = refusal(self.quant_method, dequantize=self.dequantize)
         if why is not None:
             return [Problem(("quant_method",), why)]
@@ -126,7 +127,7 @@ class QuantizationSpec(Section):
     @property
     def is_dequantised(self) -> bool:
         """Return whether the weights of a checkpoint become dense while they are loaded."""
-        return self.quant_method == "mxfp4"
+        return self.quant_method in DEQUANTISED
 
     @property
     def is_set(self) -> bool:

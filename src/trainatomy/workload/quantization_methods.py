@@ -6,6 +6,8 @@ Source: transformers 5.17, quantizers/quantizer_*.py (``validate_environment``, 
 from __future__ import annotations
 
 SIMULATED = ("bitsandbytes", "torchao")
+DEQUANTISED = ("mxfp4", "fp8", "mxfp8", "compressed-tensors")
+"""Methods whose weights transformers dequantises while it loads them where ``dequantize`` is true."""
 
 LIBRARIES = {
     "gptq": "gptqmodel",
@@ -37,14 +39,11 @@ def refusal(method: str, *, dequantize: bool) -> str | None:
         method: Its name in ``quantization_config``.
         dequantize: Whether weights are dequantised while they are loaded.
     """
-    if method in SIMULATED or (method == "mxfp4" and dequantize):
+    if method in SIMULATED or (method in DEQUANTISED and dequantize):
         return None
-    if method == "mxfp4":
-        return (
-            "transformers does not train weights that stay in MXFP4, and their kernels are not simulated: set "
-            "dequantize: true"
-        )
     choices = "choose bitsandbytes or torchao, or leave quantization out to predict the dense model"
+    if method in DEQUANTISED:
+        choices = f"set dequantize: true where the checkpoint is stored so, or {choices}"
     library = LIBRARIES.get(method)
     if method in _FROZEN:
         by = "" if library is None else f" (by {library})"

@@ -124,8 +124,9 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
         settings = options.get("quantization_config")
         if is_dequantised(getattr(config, "quantization_config", None), settings):
             del config.quantization_config
+            config.dtype = getattr(config, "dtype", None) or torch.bfloat16  # that of the checkpoint's plain weights
             settings = None
-            stand_ins.process.notes.append(f"{name} is stored in MXFP4; what dequantising takes is not counted")
+            stand_ins.process.notes.append(f"{name} is stored quantised; what dequantising takes is not counted")
         if getattr(config, "quantization_config", None) is not None:
             raise SimulationError(
                 f"{name}: a checkpoint that is stored quantised is not simulated in scripts; predict it by a workload"
