@@ -250,6 +250,11 @@ def test_float16_weights_of_a_checkpoint_cannot_be_trained_with_gradient_scaling
         on_meta(mapping)
     on_meta({**mapping, "mode": "inference"})
     on_meta({**mapping, "train": {"bf16": True}})
+    for stage in (1, 2, 3):  # DeepSpeed scales its loss itself
+        zero = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": stage}}
+        deepspeed = {**mapping, "train": {"fp16": True, "deepspeed": {**zero, "fp16": {"enabled": "auto"}}}}
+        on_meta(deepspeed)
+        on_meta({**deepspeed, "model": {**SMALL, "dtype": "float16"}})
 
 
 @pytest.mark.parametrize(

@@ -312,8 +312,12 @@ class Workload(Section):
         return self.parallel.pp_microbatches or self.batch_size
 
     def cannot_unscale(self, dtype: str) -> bool:
-        """Return whether gradient scaling would refuse the gradients of weights in ``dtype``."""
+        """Return whether gradient scaling would refuse the gradients of weights in ``dtype``.
+
+        DeepSpeed scales its loss itself, and has copies of the weights in float32: accelerate makes no ``GradScaler``.
+        """
         train = self.train
         trains_halves = dtype == "float16" and self.model.lora is None
         unscales = train.max_grad_norm > 0 or train.optim not in FUSED_OPTIMIZERS
-        return self.mode == "training" and train.fp16 and trains_halves and unscales
+        by_torch = train.fp16 and train.deepspeed is None
+        return self.mode == "training" and by_torch and trains_halves and unscales
