@@ -155,7 +155,9 @@ class ScalarReads:
 
     def _are_unknown_numbers(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether all tensors have whole numbers, and those of one are unknown."""
-        return all(map(_is_whole, tensors)) and any(t.is_meta and self._values.of(t) is None for t in tensors)
+        return all(map(_is_whole, tensors)) and any(
+            t.is_meta and not self._values.knows(t, with_data=False) for t in tensors
+        )
 
     @contextlib.contextmanager
     def true_at_most(self, times: int) -> Iterator[None]:

@@ -35,7 +35,7 @@ def check_range(name: str, args: tuple[Any, ...], values: Values) -> None:
         OutOfRange: An index lies outside.
     """
     for size, indices, least in _indexed(name, args):
-        found = values.of(indices) if indices.is_meta and 0 < indices.numel() <= _MOST_CHECKED else None
+        found = values.of(indices, decides=False) if indices.is_meta and 0 < indices.numel() <= _MOST_CHECKED else None
         if found is None:
             continue
         low, high = int(found.min()), int(found.max())

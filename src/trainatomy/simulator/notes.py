@@ -94,8 +94,8 @@ def _choice_notes(values: Values) -> Iterator[str]:
     """Yield a note where an assumed choice decided the size of something."""
     if "draw" in values.deciding:
         yield (
-            "how large some results are depends on random numbers that the GPU draws; others are drawn here, so these "
-            "sizes differ a little"
+            "what is computed, or how large some results are, depends on random numbers that the GPU draws; others are "
+            "drawn here, so that these sizes differ a little"
         )
     if "choice" in values.deciding:
         yield (

@@ -7,8 +7,9 @@ images and sounds is computed only where it decides the size of a result: Idefic
 
 A router of a mixture of experts picks entries of computed scores (``topk``, ``max``, ``argmax``); here it picks each as
 often as the others.  That is used only where it decides the size of a result, too, as where each expert selects its
-tokens (``Values.deciding``).  So are random numbers that the GPU would draw evenly (``rand(...) < 0.15`` masks tokens):
-others are drawn here, by a generator of the simulation's own.
+tokens (``Values.deciding``).  So are evenly spread numbers that the GPU would draw (``rand(...) < 0.15`` masks tokens):
+others are drawn here, by a generator of the simulation's own.  Whole numbers that are drawn so are known like those of
+the batch: most synthetic benchmarks draw their token ids on the GPU.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from trainatomy.simulator.lazy_values import LazyValue, Origin, assumed, computed, flat, written
 from trainatomy.simulator.storages import storage_key
 
-Origin = Literal["choice", "draw"]
 CPU = torch.device("cpu")
 _View = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 _MAX_KNOWN_ELEMENTS = 1 << 26
@@ -31,12 +32,25 @@ _MAX_KNOWN_ELEMENTS = 1 << 26
 _MAX_EAGER_ELEMENTS = 1 << 16
 """Elements of the largest tensor whose values are computed before anyone reads them; most masks are never read."""
 
-_FACTORIES = frozenset({"aten::arange", "aten::zeros", "aten::ones", "aten::full", "aten::scalar_tensor"})
+_FACTORIES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "arange", "eye", "full", "linspace", "logspace", "ones", "range", "scalar_tensor", "tril_indices",
+        "triu_indices", "zeros",
+    )
+)  # fmt: skip
+"""Factories whose values follow from numbers alone."""
+
 _SAME_SHAPE = frozenset({"aten::zeros_like", "aten::ones_like", "aten::full_like"})
 LIKE_FACTORIES = frozenset({"aten::new_zeros", "aten::new_ones", "aten::new_full"}) | _SAME_SHAPE
-"""Factories that use only the dtype of their tensor argument, some of them its shape too."""
+"""Factories that use only the dtype of their tensor argument, some of them its shape too, but none of its values."""
 
-_DRAWS = frozenset({"aten::rand", "aten::randint", "aten::randperm", "aten::rand_like", "aten::randint_like"})
+_FILLS = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"})
+"""Operators that overwrite all of their first argument."""
+
+_DRAWS = frozenset(
+    f"aten::{name}" for name in ("rand", "randint", "randperm", "rand_like", "randint_like", "random_", "bernoulli_")
+)
 """Operators that draw what masks, labels and orders are made of."""
 
 CHOOSES = frozenset({"aten::topk", "aten::max", "aten::min", "aten::argmax", "aten::argmin", "aten::multinomial"})
@@ -46,36 +60,6 @@ CHOOSES = frozenset({"aten::topk", "aten::max", "aten::min", "aten::argmax", "at
 def _view_of(tensor: torch.Tensor) -> _View:
     """Return which view of its storage a tensor is; Python may see one as several objects (saved tensors)."""
     return int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
-
-
-class _LazyValue:
-    """Output of an operation on known values, computed on demand; its value is None where that fails.
-
-    ``from_data`` is true of images, sounds and what is assumed, and of what follows from them; ``origins`` names what
-    is assumed: "choice" of entries of unknown scores, "draw" of random numbers.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[], list[torch.Tensor]],
-        index: int,
-        shape: torch.Size,
-        *,
-        from_data: bool = False,
-        origins: frozenset[Origin] = frozenset(),
-    ) -> None:
-        self.from_data, self.origins = from_data, origins
-        self._run: Callable[[], list[torch.Tensor]] | None = run
-        self._index, self._shape = index, shape
-        self._value: torch.Tensor | None = None
-
-    def get(self) -> torch.Tensor | None:
-        """Compute and return the value."""
-        if self._run is not None:
-            results, self._run = self._run(), None
-            found = results[self._index] if self._index < len(results) else None
-            self._value = found if found is not None and found.shape == self._shape and not found.is_meta else None
-        return self._value
 
 
 _VOCABULARY = 1000
@@ -93,8 +77,8 @@ class Values:
         self.deciding: set[Origin] = set()
         self._choices: set[int] = set()
         self._generator = torch.Generator(device="cpu").manual_seed(0)
-        self._known: dict[int, dict[_View, torch.Tensor | _LazyValue]] = {}
-        self._lazy: weakref.WeakSet[_LazyValue] = weakref.WeakSet()
+        self._known: dict[int, dict[_View, torch.Tensor | LazyValue]] = {}
+        self._lazy: weakref.WeakSet[LazyValue] = weakref.WeakSet()
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def learn(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -105,16 +89,22 @@ class Values:
         if value.is_meta or value.numel() > _MAX_KNOWN_ELEMENTS:
             return
         is_data = value.numel() > 1 and (value.is_floating_point() or value.is_complex())
-        self._remember(tensor, _data(value) if is_data else value)
+        self._remember(tensor, assumed(value) if is_data else value)
 
-    def of(self, tensor: torch.Tensor, *, with_data: bool = False) -> torch.Tensor | None:
-        """Return the values of a tensor, None if they are unknown; ``with_data``: also if they follow from data."""
+    def of(self, tensor: torch.Tensor, *, with_data: bool = False, decides: bool = True) -> torch.Tensor | None:
+        """Return the values of a tensor, None if they are unknown.
+
+        Args:
+            tensor: A meta tensor.
+            with_data: Whether values count that follow from data.
+            decides: Whether what the values say decides something that a reader should know of.
+        """
         found = self._entry(tensor)
-        if isinstance(found, _LazyValue):
+        if isinstance(found, LazyValue):
             if found.from_data and not with_data:
                 return None
             value = found.get()
-            self.deciding |= found.origins if value is not None else frozenset()
+            self.deciding |= found.origins if decides and value is not None else frozenset()
             return value
         return found
 
@@ -137,7 +127,7 @@ class Values:
         dims, choices, picked_shape = scores.dim(), scores.shape[dim], picked.shape
         first = choices // 2 if choices >= _VOCABULARY else 0
         dim %= dims
-        self._remember(picked, _LazyValue(spread, 0, picked_shape, from_data=True, origins=frozenset({"choice"})))
+        self._remember(picked, LazyValue(spread, 0, picked_shape, from_data=True, origins=frozenset({"choice"})))
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Forget the values of a tensor, and of all views of its storage."""
@@ -145,21 +135,22 @@ class Values:
 
     def is_uniform(self, tensor: torch.Tensor) -> bool:
         """Return whether all values of a tensor are known to be the same."""
-        value = self.of(tensor)
+        value = self.of(tensor, decides=False)
         return value is not None and value.numel() > 0 and bool((value == value.flatten()[0]).all())
 
     def are_choices(self, tensor: torch.Tensor, rows: int) -> bool:
         """Return whether a tensor says which of as many rows were picked by unknown scores, in whatever order."""
         entry = self._entry(tensor)
-        return isinstance(entry, _LazyValue) and "choice" in entry.origins and rows in self._choices
+        return isinstance(entry, LazyValue) and "choice" in entry.origins and rows in self._choices
 
     def unknown(self, tensor: torch.Tensor) -> bool:
         """Return whether no value of the storage of a strided meta tensor is known."""
         return tensor.untyped_storage()._cdata not in self._known
 
-    def knows(self, tensor: torch.Tensor) -> bool:
-        """Return whether the values of a tensor are known, or can be computed."""
-        return self._entry(tensor) is not None
+    def knows(self, tensor: torch.Tensor, *, with_data: bool = True) -> bool:
+        """Return whether values are known or can be computed; ``with_data``: also if they follow from data."""
+        entry = self._entry(tensor)
+        return entry is not None and (with_data or not (isinstance(entry, LazyValue) and entry.from_data))
 
     def starts_unknown(self, args: tuple[Any, ...]) -> bool:
         """Return whether the first argument is a tensor of unknown values, so that the result is unknown as well."""
@@ -168,11 +159,11 @@ class Values:
             isinstance(first, torch.Tensor) and first.is_meta and first.layout == torch.strided and self.unknown(first)
         )
 
-    def _entry(self, tensor: torch.Tensor) -> torch.Tensor | _LazyValue | None:
+    def _entry(self, tensor: torch.Tensor) -> torch.Tensor | LazyValue | None:
         views = self._known.get(storage_key(tensor)) if self._known else None
         return views.get(_view_of(tensor)) if views else None
 
-    def _remember(self, tensor: torch.Tensor, value: torch.Tensor | _LazyValue) -> None:
+    def _remember(self, tensor: torch.Tensor, value: torch.Tensor | LazyValue) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._known:
@@ -194,32 +185,33 @@ class Values:
         if name in _DRAWS:
             self._draw(func, args, kwargs, outputs[0])
             return
-        if name in _SAME_SHAPE and self._entry(args[0]) is None:
-            if outputs[0].is_floating_point() or not outputs[0].is_meta:
-                return  # gradients and states, which nobody asks about
-            args = (torch.empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:])
-        elif name in LIKE_FACTORIES and name not in _SAME_SHAPE:
-            args = (torch.empty(0, dtype=args[0].dtype), *args[1:])
-        if name == "aten::copy_" and self._fills(*args[:2]):
-            args = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:])
-        tensors = [a for a in _flat(args) if a.is_meta]
+        if name in LIKE_FACTORIES or (name in _FILLS and self._starts_anew(*args[:2])):
+            if _is_state(name, outputs[0]):
+                return
+            args = (torch.empty((), dtype=args[0].dtype, device=CPU).expand(args[0].shape), *args[1:])
+            if name in _FILLS:
+                args = (args[0].contiguous(), *args[1:])
+        tensors = [a for a in flat(args) if a.is_meta]
         if tensors and self._entry(tensors[0]) is None and not func._schema.is_mutable:
             return
         if any(t.numel() > _MAX_KNOWN_ELEMENTS for t in outputs):
+            self._forget_all(written(func, args))
             return
-        if not tensors and name not in _FACTORIES | LIKE_FACTORIES:
+        if not tensors and name not in _FACTORIES | LIKE_FACTORIES | _FILLS:
+            if name == "aten::_to_copy" and outputs and outputs[0].is_meta:
+                self.learn(outputs[0], args[0].to(outputs[0].dtype))
             return
         entries = [self._entry(t) for t in tensors]
         if any(entry is None for entry in entries):
-            for tensor in (*outputs, *_written(func, args)):
-                self.forget(tensor)
+            self._forget_all((*outputs, *written(func, args)))
             return
-        from_data = any(isinstance(entry, _LazyValue) and entry.from_data for entry in entries)
-        origins = frozenset[Origin]().union(*(entry.origins for entry in entries if isinstance(entry, _LazyValue)))
-        lazy = any(isinstance(entry, _LazyValue) for entry in entries)
-        lazy = lazy or any(t.numel() > _MAX_EAGER_ELEMENTS for t in outputs)
+        lazies = [entry for entry in entries if isinstance(entry, LazyValue)]
+        is_draw = torch.Tag.nondeterministic_seeded in func.tags
+        from_data = any(entry.from_data for entry in lazies) or (is_draw and outputs[0].is_floating_point())
+        origins = frozenset[Origin]({"draw"} if is_draw else ()).union(*(entry.origins for entry in lazies))
         run = self._deferred(func, args, kwargs)
-        if lazy and not func._schema.is_mutable:
+        is_large = any(t.numel() > _MAX_EAGER_ELEMENTS for t in outputs)
+        if (lazies or is_large) and not func._schema.is_mutable:
             self._remember_lazily(run, outputs, from_data=from_data, origins=origins)
             return
         if func._schema.is_mutable:
@@ -227,25 +219,37 @@ class Values:
                 pending.get()
         for tensor, value in zip(outputs, run(), strict=False):
             if value.shape == tensor.shape and not value.is_meta:
-                self._remember(tensor, _data(value, origins=origins) if from_data else value)
+                self._remember(tensor, assumed(value, origins, from_data=from_data) if from_data or origins else value)
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: torch.Tensor) -> None:
-        """Remember numbers that stand for those which the GPU would draw."""
-        if drawn.is_meta and drawn.numel() <= _MAX_KNOWN_ELEMENTS:
-            like = [
-                torch.empty(one.shape, dtype=one.dtype, device=CPU) if isinstance(one, torch.Tensor) else one
-                for one in args
-            ]
-            changed = {"device": CPU, "pin_memory": False} | dict.fromkeys(kwargs.keys() & {"generator"})
-            run = self._deferred(func, tuple(like), {**kwargs, **changed})
-            origins = frozenset[Origin]({"draw"})
-            self._remember(drawn, _LazyValue(run, 0, drawn.shape, from_data=True, origins=origins))
+        """Remember numbers that stand for those which the GPU would draw; fractions count as data."""
+        self._forget_all(written(func, args))
+        in_place = func._schema.is_mutable
+        follows = any(isinstance(value, torch.Tensor) for value in args[1:]) or (in_place and drawn.requires_grad)
+        if follows or not drawn.is_meta or drawn.numel() > _MAX_KNOWN_ELEMENTS:
+            return
+        if args and isinstance(args[0], torch.Tensor):
+            like = torch.empty((), dtype=args[0].dtype, device=CPU).expand(args[0].shape)
+            args = (like.contiguous() if in_place else like, *args[1:])
+        options: dict[str, Any] = {"device": CPU, "pin_memory": False} if "device" in kwargs else {}
+        run = self._deferred(func, args, {**kwargs, **options, **dict.fromkeys(kwargs.keys() & {"generator"})})
+        is_data, origins = drawn.is_floating_point(), frozenset[Origin]({"draw"})
+        self._remember(drawn, LazyValue(run, 0, drawn.shape, from_data=is_data, origins=origins))
 
-    def _fills(self, target: torch.Tensor, source: torch.Tensor) -> bool:
-        """Return whether a copy gives values to all of a tensor that had none: a buffer in host memory."""
-        if not (target.is_meta and source.is_meta) or self._entry(source) is None or not self.unknown(target):
+    def _starts_anew(self, target: torch.Tensor, source: Any = None) -> bool:
+        """Return whether known values overwrite all of a tensor whose values were unknown or assumed."""
+        if not target.is_meta or target.nbytes != target.untyped_storage().nbytes():
             return False
-        return bool(target.nbytes == target.untyped_storage().nbytes())
+        if isinstance(source, torch.Tensor) and source.is_meta and self._entry(source) is None:
+            return False
+        entry = self._entry(target)
+        if isinstance(entry, LazyValue) and (entry.from_data or entry.origins):
+            self.forget(target)
+        return self.unknown(target)
+
+    def _forget_all(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            self.forget(tensor)
 
     def _remember_lazily(
         self,
@@ -257,19 +261,21 @@ class Values:
     ) -> None:
         once = cache(run)
         for index, tensor in enumerate(outputs):
-            value = _LazyValue(once, index, tensor.shape, from_data=from_data, origins=origins)
+            value = LazyValue(once, index, tensor.shape, from_data=from_data, origins=origins)
             self._lazy.add(value)
             self._remember(tensor, value)
 
     def _deferred(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], list[torch.Tensor]]:
         """Return a function that runs the operation on today's values; no results where the host cannot run it."""
-        host = {"device": torch.device("cpu")} if kwargs.get("device") is not None else {}
+        host: dict[str, Any] = {"device": CPU} if kwargs.get("device") is not None else {}
+        if isinstance(out := kwargs.get("out"), torch.Tensor):
+            host["out"] = torch.empty(0, dtype=out.dtype, device=CPU)
         values = self._entries(args)
 
         def run() -> list[torch.Tensor]:
             try:
                 with self._own_numbers() if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
-                    return _flat(func(*_computed(values), **{**kwargs, **host}))
+                    return flat(func(*computed(values), **{**kwargs, **host}))
             except (RuntimeError, NotImplementedError, TypeError):
                 return []
 
@@ -295,36 +301,7 @@ class Values:
         return value
 
 
-def _data(value: torch.Tensor, *, origins: frozenset[Origin] = frozenset()) -> _LazyValue:
-    """Return values that count as data; ``origins``: what was assumed, from which they follow."""
-    return _LazyValue(lambda: [value], 0, value.shape, from_data=True, origins=origins)
-
-
-def _computed(value: Any) -> Any:
-    """Replace lazy values in arguments by their results."""
-    if isinstance(value, _LazyValue):
-        return value.get()
-    if isinstance(value, (list, tuple)):
-        return type(value)(_computed(v) for v in value)
-    return value
-
-
-def _written(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Return the meta tensors that an operation overwrites."""
-    if not func._schema.is_mutable:
-        return []
-    written = (
-        value
-        for argument, value in zip(func._schema.arguments, args, strict=False)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-    return [tensor for value in written for tensor in _flat(value) if tensor.is_meta]
-
-
-def _flat(value: Any) -> list[torch.Tensor]:
-    """Return all strided tensors in nested lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        return [value] if value.layout == torch.strided else []
-    if isinstance(value, (list, tuple)):
-        return [t for v in value for t in _flat(v)]
-    return []
+def _is_state(name: str, made: torch.Tensor) -> bool:
+    """Return whether a tensor that is filled with one number is a gradient or a state, which nobody asks about."""
+    is_large = made.is_floating_point() and made.numel() > _MAX_EAGER_ELEMENTS
+    return not made.is_meta or (is_large and name in _SAME_SHAPE | {"aten::fill_", "aten::zero_"})
