@@ -130,6 +130,14 @@ class ScalarReads:
             return _COMPARISONS[name](*known, *args[2:]) if is_known else self._next_true()
         return None
 
+    def host_values(self, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """Return what Python reads of each number of a tensor, and whether that is known."""
+        known = self._values.of(tensor, with_data=not tensor.is_floating_point())
+        if known is not None:
+            return known, True
+        value = not self._is_false(tensor) if tensor.dtype == torch.bool else 0
+        return torch.full((), value, dtype=tensor.dtype, device="cpu").expand(tensor.shape), False
+
     def learn(self, name: str, args: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
         """Remember the outputs of an operation that are known to be False."""
         if self._false and name in _OVERWRITES:

@@ -66,6 +66,11 @@ def run_notes(recorder: Recorder) -> Iterator[str]:
     yield from _choice_notes(recorder.values)
     for name, what in recorder.uncounted.items():
         yield f"{name} allocates more on a GPU than is counted: {what}"
+    if written := sorted(recorder.mixed.written):
+        yield (
+            f"computed values are written to tensors in host memory ({', '.join(written)}), where they count "
+            "as 0 and True, and as False if they say that something overflows"
+        )
     if recorder.too_long_transcript is not None:
         labels, frames = recorder.too_long_transcript
         yield (

@@ -20,6 +20,7 @@ from trainatomy.simulator.data_dependent import DataDependentSizes, ScalarReads,
 from trainatomy.simulator.execution import MetaExecution
 from trainatomy.simulator.index_ranges import check_range
 from trainatomy.simulator.inplace import FreshZeros
+from trainatomy.simulator.mixed_devices import MixedDevices, has_host_tensor
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operator_facts import OperatorFacts, facts_of
 from trainatomy.simulator.plans import PlanWriter
@@ -48,6 +49,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
     Attributes:
         values: Values of tensors that are known.
         scalar_reads: Answers where Python reads a value.
+        mixed: Runs or refuses operations on tensors of the host and of the GPU.
         execution: Runs operations on meta tensors.
         uncounted: What operators allocate besides that no rule counts, by the operator.
         host_draws: Generators of the host ("torch", "random", "numpy") that decide what a forward pass allocates.
@@ -96,6 +98,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         self.largest_read = 0
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
+        self.mixed = MixedDevices(storages, self.scalar_reads)
         self.execution = MetaExecution(self.values, modules)
         self.uncounted: dict[str, str] = {}
         self.too_long_transcript: tuple[int, int] | None = None
@@ -159,10 +162,13 @@ class Recorder(TraceWriter, TorchDispatchMode):
                 check_types(name, func, args, kwargs)
             if facts.indexes:
                 check_range(name, args, self.values)
+            written = self.mixed.run(name, func, args, kwargs) if has_host_tensor(args) else None
             if result is None and facts.sized:
                 result = self.sizes.run(name, func, args, kwargs)
             before = self._sizes(args, kwargs) if facts.resizes else {}
-            if result is None:
+            if written is not None:
+                result = written.result
+            elif result is None:
                 result = self.execution.run(name, func, args, kwargs)
             for storage, size in before.items():
                 if storage.nbytes() > size:
