@@ -282,3 +282,38 @@ def test_masks_of_random_numbers_select_as_many_as_on_a_gpu(process: SimulatedPr
     assert 100 < len((torch.bernoulli(known) > 0).nonzero()) < 300
     assert process.recorder.values.deciding == {"draw"}
     assert torch.default_generator.get_state().equal(before)  # the GPU has a generator of its own
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_long_chain_of_values_is_computed_in_order(process: SimulatedProcess, order: int) -> None:
+    """As of a generation, whose tokens follow from each other; none is read before its end."""
+    tokens, kept = torch.randn(2, 9, device="cuda").argmax(1)[:, None], []
+    for _ in range(3000):
+        tokens = torch.cat([tokens, tokens[:, -1:] + 1], 1) if tokens.shape[1] < 20 else tokens + 1
+        kept.append(tokens)
+    kept[::order][0].add_(1)
+    assert (tokens > 2980).nonzero().shape[0] == 40
+    found = torch.zeros(2, dtype=torch.long, device="cuda")
+    found[(tokens > 0).any(1)] = (tokens > 0).int().argmax(1)[(tokens > 0).any(1)]
+    assert (found == 0).nonzero().shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda ids: ids[ids + 9],
+        lambda ids: torch.ones(9, dtype=torch.long, device="cuda").index_select(0, ids + 900),
+        lambda ids: ids // torch.zeros_like(ids),
+        lambda ids: ids.unsqueeze(1).gather(1, (ids + 900).unsqueeze(1)),
+    ],
+)
+def test_a_value_that_the_host_cannot_compute_is_unknown_and_so_is_what_follows(
+    process: SimulatedProcess, fails: Any
+) -> None:
+    ids = torch.randn(4, 9, device="cuda").argmax(1)
+    found = fails(ids)
+    marked = torch.zeros(2, dtype=torch.long, device="cuda")
+    marked[0] = 1  # computes what waits
+    following = torch.cat([found.flatten(), found.flatten()])[1:] == 1
+    process.recorder.sizes.assumes = lambda name: None
+    assert following.nonzero().shape[0] == following.numel()

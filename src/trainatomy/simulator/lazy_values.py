@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -10,12 +11,29 @@ import torch
 Origin = Literal["choice", "draw"]
 
 
+class UnknownValue(Exception):
+    """A value that an operation needs, and that could not be computed."""
+
+
 class LazyValue:
     """Output of an operation on known values, computed on demand; its value is None where that fails.
 
-    ``from_data`` is true of images, sounds, choices and random fractions, and of what follows from them; ``origins``
-    names what is assumed: "choice" of entries of unknown scores, "draw" of random numbers.
+    Values that follow from each other are computed in the order in which they were made, so that a chain of them may be
+    long: each token of a generation follows from the one before.
+
+    Args:
+        run: Computes the outputs of the operation.
+        index: Which of its outputs this is.
+        shape: The shape of this output.
+        needs: Values that the operation reads.
+        from_data: True for images, sounds, choices and random fractions, and for what follows from them.
+        origins: What is assumed: "choice" of entries of unknown scores, "draw" of random numbers.
+
+    Attributes:
+        number: Its place in the order in which values were made.
     """
+
+    _made = count()
 
     def __init__(
         self,
@@ -23,21 +41,34 @@ class LazyValue:
         index: int,
         shape: torch.Size,
         *,
+        needs: Sequence[LazyValue] = (),
         from_data: bool = False,
         origins: frozenset[Origin] = frozenset(),
     ) -> None:
         self.from_data, self.origins = from_data, origins
         self._run: Callable[[], list[torch.Tensor]] | None = run
-        self._index, self._shape = index, shape
+        self._index, self._shape, self._needs = index, shape, needs
+        self.number = next(self._made)
         self._value: torch.Tensor | None = None
 
     def get(self) -> torch.Tensor | None:
         """Compute and return the value."""
         if self._run is not None:
-            results, self._run = self._run(), None
-            found = results[self._index] if self._index < len(results) else None
-            self._value = found if found is not None and found.shape == self._shape and not found.is_meta else None
+            pending, waiting = dict[int, LazyValue](), [self]
+            while waiting:
+                value = waiting.pop()
+                if value._run is not None and value.number not in pending:
+                    pending[value.number] = value
+                    waiting += value._needs
+            for number in sorted(pending):
+                pending[number]._compute()
         return self._value
+
+    def _compute(self) -> None:
+        assert self._run is not None
+        results, self._run, self._needs = self._run(), None, ()
+        found = results[self._index] if self._index < len(results) else None
+        self._value = found if found is not None and found.shape == self._shape and not found.is_meta else None
 
 
 def assumed(value: torch.Tensor, origins: frozenset[Origin] = frozenset(), *, from_data: bool = True) -> LazyValue:
@@ -46,9 +77,15 @@ def assumed(value: torch.Tensor, origins: frozenset[Origin] = frozenset(), *, fr
 
 
 def computed(value: Any) -> Any:
-    """Replace lazy values in arguments by their results."""
+    """Replace lazy values in arguments by their results.
+
+    Raises:
+        UnknownValue: One of them could not be computed.
+    """
     if isinstance(value, LazyValue):
-        return value.get()
+        if (result := value.get()) is None:
+            raise UnknownValue
+        return result
     if isinstance(value, (list, tuple)):
         return type(value)(computed(v) for v in value)
     return value

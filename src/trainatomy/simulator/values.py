@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from trainatomy.simulator.lazy_values import LazyValue, Origin, assumed, computed, flat, written
+from trainatomy.simulator.lazy_values import LazyValue, Origin, UnknownValue, assumed, computed, flat, written
 from trainatomy.simulator.storages import storage_key
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ class Values:
         self._choices: set[int] = set()
         self._generator = torch.Generator(device="cpu").manual_seed(0)
         self._known: dict[int, dict[_View, torch.Tensor | LazyValue]] = {}
-        self._lazy: weakref.WeakSet[LazyValue] = weakref.WeakSet()
+        self._pending: weakref.WeakValueDictionary[int, LazyValue] = weakref.WeakValueDictionary()
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def learn(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -212,11 +212,10 @@ class Values:
         run = self._deferred(func, args, kwargs)
         is_large = any(t.numel() > _MAX_EAGER_ELEMENTS for t in outputs)
         if (lazies or is_large) and not func._schema.is_mutable:
-            self._remember_lazily(run, outputs, from_data=from_data, origins=origins)
+            self._remember_lazily(run, outputs, needs=lazies, from_data=from_data, origins=origins)
             return
         if func._schema.is_mutable:
-            for pending in list(self._lazy):  # their arguments are about to change
-                pending.get()
+            self._compute_pending()
         for tensor, value in zip(outputs, run(), strict=False):
             if value.shape == tensor.shape and not value.is_meta:
                 self._remember(tensor, assumed(value, origins, from_data=from_data) if from_data or origins else value)
@@ -251,18 +250,25 @@ class Values:
         for tensor in tensors:
             self.forget(tensor)
 
+    def _compute_pending(self) -> None:
+        """Compute all values that nobody asked for yet: those that they follow from are about to change."""
+        for value in list(self._pending.values()):
+            value.get()
+        self._pending.clear()
+
     def _remember_lazily(
         self,
         run: Callable[[], list[torch.Tensor]],
         outputs: Sequence[torch.Tensor],
         *,
+        needs: Sequence[LazyValue],
         from_data: bool,
         origins: frozenset[Origin],
     ) -> None:
         once = cache(run)
         for index, tensor in enumerate(outputs):
-            value = LazyValue(once, index, tensor.shape, from_data=from_data, origins=origins)
-            self._lazy.add(value)
+            value = LazyValue(once, index, tensor.shape, needs=needs, from_data=from_data, origins=origins)
+            self._pending[value.number] = value
             self._remember(tensor, value)
 
     def _deferred(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], list[torch.Tensor]]:
@@ -276,7 +282,7 @@ class Values:
             try:
                 with self._own_numbers() if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
                     return flat(func(*computed(values), **{**kwargs, **host}))
-            except (RuntimeError, NotImplementedError, TypeError):
+            except (UnknownValue, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
                 return []
 
         return run
