@@ -74,7 +74,7 @@ def test_copied_batches_are_what_execution_writes(monkeypatch: pytest.MonkeyPatc
     def executed(self: RepeatedBatches, batch: Any) -> Any:
         nonlocal copies
         with monkeypatch.context() as patch:
-            patch.setattr(self, "_copy", lambda *arguments: None)
+            patch.setattr(self._calls, "write_again", lambda *arguments: None)
             return repeat(self, batch)
 
     def counted(self: RepeatedBatches, batch: Any) -> Any:

@@ -61,7 +61,7 @@ class TraceWriter:
         if torch._C._current_graph_task_id() != -1:
             self._references.allocated(number)
         operation = self.operations.whole or operation
-        self.trace.origins.append(Origin(operation, self._modules.current(), self.phase, self.step))
+        self.trace.origins.append(Origin(operation, self.module, self.phase, self.step))
         stream = self.streams.executing.stream_id
         if stream:
             self._side_streams[number] = stream
@@ -87,6 +87,11 @@ class TraceWriter:
         """Note a synchronisation of streams (see ``Streams``)."""
         self.operations.write_sync(kind, stream, event)
         self._waits.synchronize(kind, stream, event, len(self.trace.events))
+
+    @property
+    def module(self) -> str:
+        """Path of the module at work, "" for none."""
+        return self._modules.current()
 
     @property
     def phase(self) -> str:

@@ -20,6 +20,7 @@ from trainatomy.simulator.generation import CallOfGenerate, StepBegin, repeat_st
 from trainatomy.simulator.phases import PhaseMarker
 from trainatomy.simulator.recollections import Recollections
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.repeated_layers import RepeatedLayers
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.saving import ExecutedSaving
 from trainatomy.training.loops.generation import cache_size
@@ -60,6 +61,7 @@ class Watcher(PhaseMarker):
         self._executed = Operations()
         self._repetition = Repetition(recorder, recollections)
         self._batches = RepeatedBatches(recorder, self._repetition.host_state)
+        self._layers = RepeatedLayers(recorder)
         self._interrupted: tuple[Operations, bool] | None = None
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -247,12 +249,15 @@ class Watcher(PhaseMarker):
 
     def generation_begin(self, tokens: int) -> None:
         """Begin ``generate()`` with the prompts."""
+        assert self._model is not None
+        self._layers.begin(self._model)
         self._recorder.mark("generation")
         self._recorder.stage, self._operations.stage = "prefill", "forward"
         self._call = CallOfGenerate(tokens)
 
     def token_begin(self, token: int) -> None:
         """Begin a further token; of their operations, those of the middle one are written, for all of them."""
+        self._layers.token_begin()
         self._recorder.mark("token")
         self._recorder.stage = "decode"
         if token == 1:
@@ -272,6 +277,7 @@ class Watcher(PhaseMarker):
 
     def generation_end(self) -> None:
         """End ``generate()``."""
+        self._layers.end()
         self._recorder.mark("generation end")
         self._set_stage("other")
         self._operations.generating, self._operations.repeats = False, 1
