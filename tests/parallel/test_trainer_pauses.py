@@ -140,7 +140,7 @@ def test_fsdp_saves_and_loads_adapters(version: int, kind: str) -> None:
     assert found.saving is not None and list(found.restored) == ["best"] and list(resumed.restored) == ["resume"]
     files, is_full = found.saving.files, kind == "FULL_STATE_DICT"
     states = files["optimizer.bin"] if is_full else files["optimizer_0/__0_0.distcp"]
-    assert states == pytest.approx(2 * ADAPTERS if is_full else ADAPTERS, rel=0.4)  # a small file, with its names
+    assert states == pytest.approx(2 * ADAPTERS if is_full else ADAPTERS, rel=0.45)  # a small file, with its names
     weights = files["pytorch_model_fsdp.bin"] if is_full else files["pytorch_model_fsdp_0/__0_0.distcp"]
     # peft 0.21 finds no adapters in a model of FSDP1: real ranks write 1327 and 0 bytes, too
     assert weights == (
