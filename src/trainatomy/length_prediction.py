@@ -57,10 +57,10 @@ def prediction_of_lengths(
         tell: Is told the progress.
         ranks: Ranks whose memory is wanted beside that of the fullest one.
     """
-    replayed, chosen = [], replayed_orders(epochs.orders, ranks)
+    replayed, chosen = list[OrderPrediction](), replayed_orders(epochs.orders, ranks)
     for place, order in enumerate(chosen):
         tell(f"replaying orders of the samples: {place + 1} of {len(chosen)}")
-        replayed.append(_replayed(workload, epochs, order, len(chosen)))
+        replayed.append(_replayed(workload, epochs, order, replayed, len(chosen)))
     worst = worst_of(replayed)
     prediction = _of_worst(workload, epochs, worst, timeline=timeline, started=started)
     times = EpochTimes(workload, epochs, calibration, timed=timed)
@@ -119,18 +119,21 @@ def with_lengths(workload: Workload, prediction: Prediction) -> Prediction:
     )
 
 
-def _replayed(workload: Workload, epochs: Epochs, order: Order, count: int) -> OrderPrediction:
-    """Replay the steps of an order, one of this many."""
+def _replayed(
+    workload: Workload, epochs: Epochs, order: Order, before: Sequence[OrderPrediction], count: int
+) -> OrderPrediction:
+    """Replay the steps of an order, one of this many, after those before it."""
     steps = steps_to_replay(_longest(order), max(FEWEST_STEPS, MOST_STEPS // count))
     shapes = epochs.shapes(order)
     stitched = epochs.stitched([shapes[step] for step in steps])
-    gpu = workload.resolve_gpu()
+    gpu_bytes, outside = workload.resolve_gpu().memory_bytes, context_bytes(workload, epochs.simulation)
     return replay_order(
         stitched.trace,
         stitched.step_ends,
         AllocatorSettings.parse(workload.allocator, epochs.simulation.torch_version),
-        gpu.memory_bytes - context_bytes(workload, epochs.simulation),
-        gpu_bytes=gpu.memory_bytes,
+        outside,
+        gpu_bytes=gpu_bytes,
+        least_bytes=max([gpu_bytes, *(one.peak_reserved_bytes + outside for one in before if not one.fits)]),
         seed=order.seed,
         steps=steps,
         longest=tuple(_longest(order)[step] for step in steps),

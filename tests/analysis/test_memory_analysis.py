@@ -91,6 +91,26 @@ def test_out_of_memory_names_the_place_and_shows_the_whole_training() -> None:
     assert verdict(analysis.memory, GIB, point) == "does not fit"
 
 
+def test_what_does_not_fit_is_shown_as_on_the_smallest_gpu_on_which_it_runs() -> None:
+    """Check a sum that grows by new blocks, whose freed ones nothing else fits."""
+    builder = TraceBuilder()
+    held = builder.allocate(100 * MIB)
+    for count in range(2, 12):
+        larger = builder.allocate(count * 100 * MIB)
+        builder.free(held)
+        held = larger
+    found = analyze_memory(builder.trace, DEFAULT, GIB, CONTEXT)
+    memory = found.memory
+    assert found.out_of_memory is not None and memory.peak_allocated_bytes == 2100 * MIB
+    assert memory.components.total_bytes == memory.device_bytes == CONTEXT + memory.peak_reserved_bytes
+    assert 0 <= memory.components.cache < 0.1 * memory.peak_allocated_bytes
+    assert max(found.reserved_bytes) == memory.peak_reserved_bytes
+    needed = analyze_memory(builder.trace, DEFAULT, memory.device_bytes, CONTEXT)
+    assert needed.out_of_memory is None and needed.memory == memory
+    assert analyze_memory(builder.trace, DEFAULT, int(0.98 * memory.device_bytes), CONTEXT).out_of_memory is not None
+    assert found.driver_calls == analyze_memory(builder.trace, DEFAULT, 100 * GIB, CONTEXT).driver_calls
+
+
 def test_the_context_reduces_the_available_memory() -> None:
     assert analyze_memory(too_much(), DEFAULT, 1300 * MIB, 100 * MIB).out_of_memory is None
     assert analyze_memory(too_much(), DEFAULT, 1300 * MIB, 102 * MIB).out_of_memory is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainatomy.allocator.replay import replay
+from trainatomy.allocator.least import replay_on_least
+from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.results.lengths import OrderPrediction
 from trainatomy.results.trace import AllocationTrace
@@ -35,9 +36,10 @@ def replay_order(
     trace: AllocationTrace,
     step_ends: Sequence[int],
     settings: AllocatorSettings,
-    capacity: int,
+    outside_bytes: int,
     *,
     gpu_bytes: int,
+    least_bytes: int,
     seed: int,
     steps: tuple[int, ...],
     longest: tuple[int, ...],
@@ -49,21 +51,27 @@ def replay_order(
         trace: Its allocations.
         step_ends: Number of events at the end of each step.
         settings: Settings of the allocator.
-        capacity: Bytes that the allocator may reserve.
+        outside_bytes: Memory of the GPU that is not the allocator's.
         gpu_bytes: Memory of the GPU.
+        least_bytes: Memory of the smallest GPU on which the orders replayed so far run, at least that of the GPU; an
+            order that runs out of memory is shown as on that GPU, or on the smallest one on which it runs.
         seed: Seed of the order of samples.
         steps: Numbers of the steps.
         longest: Tokens of the longest row of each.
         rank: Rank that has these batches.
     """
-    unlimited = replay(trace, settings, device_bytes=gpu_bytes)
     starts = (0, *step_ends[:-1])
+
+    def on(size: int) -> Replay:
+        return replay(trace, settings, max(size - outside_bytes, 0), device_bytes=size)
+
+    unlimited = replay(trace, settings, device_bytes=gpu_bytes)
     allocated, reserved = unlimited.allocated_bytes, unlimited.reserved_bytes
-    bounded = unlimited
-    if unlimited.peak_reserved_bytes > capacity:
-        bounded = replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)
+    bounded = unlimited if unlimited.peak_reserved_bytes <= gpu_bytes - outside_bytes else on(gpu_bytes)
     fits = bounded.out_of_memory is None
-    shown = bounded if fits else unlimited
+    shown = bounded if fits or least_bytes == gpu_bytes else on(least_bytes)
+    if shown.out_of_memory is not None:
+        shown = replay_on_least(trace, settings, least_bytes, outside_bytes, unlimited)
     return OrderPrediction(
         seed=seed,
         steps=steps,
@@ -80,4 +88,9 @@ def replay_order(
 
 def worst_of(orders: Sequence[OrderPrediction]) -> OrderPrediction:
     """Return the order that needs the most memory: one that does not fit, else the one that reserves the most."""
-    return max(orders, key=lambda one: (not one.fits, max(one.reserved_bytes), one.peak_allocated_bytes))
+
+    def needs(one: OrderPrediction) -> tuple[bool, int, int]:
+        reserved = max(one.reserved_bytes) if one.fits else one.peak_reserved_bytes
+        return not one.fits, reserved, one.peak_allocated_bytes
+
+    return max(orders, key=needs)

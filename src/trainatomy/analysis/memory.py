@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trainatomy.allocator.least import replay_on_least
 from trainatomy.allocator.replay import Replay, replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.address_layouts import layout_range
@@ -67,7 +68,8 @@ def analyze_memory(
 ) -> MemoryAnalysis:
     """Replay a trace through the simulated allocator and analyze the outcome.
 
-    A training that does not fit is shown as it would be on a GPU that is large enough.
+    A training that does not fit is shown as it would be on the smallest GPU on which it runs, and its calls to the
+    driver, which take time, as on one with plenty of memory.
 
     Args:
         trace: The allocations and frees of a run.
@@ -82,16 +84,19 @@ def analyze_memory(
     capacity = gpu_bytes - context_bytes - nccl_bytes
     enough = unlimited.peak_reserved_bytes <= capacity
     bounded = unlimited if enough else replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)
-    shown = bounded if bounded.out_of_memory is None else unlimited
-    found = analyze_replay(trace, shown, context_bytes, _out_of_memory_point(trace, bounded), nccl_bytes)
+    if (failure := _out_of_memory_point(trace, bounded)) is not None:
+        least = replay_on_least(trace, settings, gpu_bytes, gpu_bytes - capacity, unlimited)
+        needed = analyze_replay(trace, least, context_bytes, failure, nccl_bytes)
+        return replace(needed, driver_calls=unlimited.driver_calls)
+    found = analyze_replay(trace, bounded, context_bytes, nccl_bytes=nccl_bytes)
     by_clock = released_by_clock(trace, clock) if clock is not None and trace.stream_uses else None
-    if by_clock is not None and found.out_of_memory is None:
+    if by_clock is not None:
         reserved = replay(by_clock, settings, device_bytes=gpu_bytes).peak_reserved_bytes
         found = replace(found, memory=_with_reserved(found.memory, min(reserved, capacity)))
     peaks = peak_range(trace, settings, gpu_bytes, found.memory, clock)
     plans = plan_range(trace, settings, gpu_bytes, found.memory)
     others = None
-    if layouts and found.out_of_memory is None and not found.memory.num_alloc_retries:
+    if layouts and not found.memory.num_alloc_retries:
         others = layout_range(by_clock or trace, settings, gpu_bytes, found.memory)
     return replace(found, memory=replace(found.memory, range=peaks, plans=plans, layouts=others))
 

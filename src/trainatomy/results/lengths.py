@@ -57,7 +57,7 @@ class OrderPrediction:
         allocated_bytes: Highest allocated memory during each of these steps.
         reserved_bytes: Reserved memory at the end of each of these steps, on a GPU of any size.
         peak_allocated_bytes: The most that is allocated.
-        peak_reserved_bytes: The most that is reserved on this GPU.
+        peak_reserved_bytes: The most that is reserved on this GPU, or else on one that is large enough.
         num_alloc_retries: Times that the allocator released its cache to serve a request.
         fits: Whether the epoch never runs out of memory.
     """

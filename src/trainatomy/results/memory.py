@@ -124,6 +124,9 @@ class Instant:
 class Memory:
     """Memory held by the allocator and the driver at the peak, in bytes.
 
+    Of a training that does not fit it is that on the smallest GPU of the same kind on which the training runs, where
+    the allocator frees its cache when memory is short.
+
     ``peak_requested_bytes`` is before rounding to the allocator's blocks; ``model_bytes`` is allocated once the model
     is loaded; ``lines`` are the parts of the components.  ``range`` is given where memory waits for other streams,
     and depends on timing; reserved memory is then as predicted times say, or without them its low end, and the other
