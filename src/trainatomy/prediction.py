@@ -16,8 +16,10 @@ from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.libraries import installed_versions
 from trainatomy.prediction_inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
+from trainatomy.prediction_subject import subject_of
 from trainatomy.prediction_tasks import checkpoint_of, evaluation_of, generation_of, restored_of
 from trainatomy.results.prediction import GPUSummary, Prediction, RankPrediction
+from trainatomy.results.subject import Assumption
 from trainatomy.simulator.skipped_steps import peaks_with_skipped_steps
 
 if TYPE_CHECKING:
@@ -102,7 +104,9 @@ def prediction_of(
             memory,
         ),
         facts=facts_of(workload, simulation),
-        notes=simulation.notes,
+        notes=tuple(note for note in simulation.notes if not isinstance(note, Assumption)),
+        assumptions=tuple(str(note) for note in simulation.notes if isinstance(note, Assumption)),
+        subject=subject_of(workload, simulation),
         out_of_memory=analysis.out_of_memory,
         timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
         time=time,

@@ -29,6 +29,7 @@ from trainatomy.results.memory import (
     TimelinePoint,
 )
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction
+from trainatomy.results.subject import Subject
 from trainatomy.results.time import Time
 from trainatomy.runs import predicting
 from trainatomy.workload.schema import Workload
@@ -105,6 +106,17 @@ def prediction() -> Prediction:
         timeline=(),
         seconds_taken=2.1,
         versions={"torch": "2.13.0", "transformers": "5.17.0", "trainatomy": "0.1.0"},
+        subject=Subject(
+            models=("TinyForMaskedLM",),
+            mode="training",
+            loop="trainer",
+            weights_dtype="float32",
+            batch_size=4,
+            optimizer="adamw_torch_fused",
+            attention="sdpa",
+            inputs={"input_ids": (128,), "labels": (128,)},
+        ),
+        assumptions=("TinyForMaskedLM is the class of the checkpoint",),
     )
 
 

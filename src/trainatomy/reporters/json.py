@@ -17,6 +17,7 @@ from trainatomy.reporters.search_json import (
     shortage_to_json,
 )
 from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, padding_advice, reasons
+from trainatomy.reporters.subject_sentences import shared_subject, subject_line
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.diagnosis import Diagnosis
 from trainatomy.results.difference import Difference
@@ -95,7 +96,12 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     if comparison.costs_per_hour:
         for row, made in zip(comparison.rows, rows, strict=True):
             made["cost_per_million_samples"] = comparison.cost_per_million_samples(row)
-    value = {"schema": COMPARISON, "rows": rows, "published": published if known else None}
+    value = {
+        "schema": COMPARISON,
+        "subject": shared_subject(comparison.predictions),
+        "rows": rows,
+        "published": published if known else None,
+    }
     return {**value, "group": comparison.group, "repeats": comparison.repeats} if comparison.measured else value
 
 
@@ -232,4 +238,11 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
     """Return a prediction as plain JSON types, with the sentences that version 1 gives as text."""
     facts = [{**to_plain(fact), "value": fact_value(fact), "source": fact_source(fact)} for fact in prediction.facts]
     figures = {**to_plain(prediction.bytes_per_parameter), "reasons": reasons(prediction)}
-    return {**to_plain(prediction), "bytes_per_parameter": figures, "facts": facts}
+    return {**to_plain(prediction), "bytes_per_parameter": figures, "facts": facts, "subject": _subject(prediction)}
+
+
+def _subject(prediction: Prediction) -> dict[str, Any] | None:
+    """Return what was predicted, with the line that pages show."""
+    if prediction.subject is None:
+        return None
+    return {"line": subject_line(prediction), **to_plain(prediction.subject)}

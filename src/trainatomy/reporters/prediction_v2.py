@@ -13,6 +13,7 @@ from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Verdict
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, RankPrediction
 from trainatomy.results.script import ScriptRun
+from trainatomy.results.subject import Subject
 from trainatomy.results.time import Time
 
 PREDICTION_2 = "trainatomy/prediction/2-draft"
@@ -48,6 +49,8 @@ class PredictionV2:
     restored: tuple[RestoredCheckpoint, ...] = ()
     lengths: LengthsPrediction | None = None
     script: ScriptRun | None = None
+    subject: Subject | None = None
+    assumptions: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, prediction: Prediction) -> PredictionV2:

@@ -27,6 +27,7 @@ from trainatomy.results.operation_breakdown import OperationBreakdown
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.results.record import Record
+from trainatomy.results.subject import Subject
 from trainatomy.results.time import Time
 
 _DEFINITION = "#/$defs/{model}"
@@ -77,7 +78,9 @@ def comparison_schema() -> Schema:
     sizes, times = ({"type": "array", "items": {"type": [kind, "null"]}} for kind in ("integer", "number"))
     published = _object({"source": {"type": "string"}, "memory_bytes": sizes})
     published["properties"] |= {"samples": {"type": "integer"}, "seconds": times}
-    body = _object({"schema": {"const": COMPARISON}, "rows": rows, "published": {"anyOf": [published, _NULL]}})
+    body = _object(
+        {"schema": {"const": COMPARISON}, "subject": _STRING, "rows": rows, "published": {"anyOf": [published, _NULL]}}
+    )
     body["properties"] |= {"group": {"type": "string"}, "repeats": {"type": "integer"}}
     return _document("A comparison", body, definitions)
 
@@ -165,6 +168,7 @@ def fit_schema() -> Schema:
     body = {
         "schema": {"const": FIT},
         "name": _STRING,
+        "subject": _STRING,
         "workload": {"type": "object"},
         "gpu": _reference(GPUSummary, definitions),
         "goal": {"enum": list(get_args(Goal))},
@@ -337,7 +341,18 @@ def _tagged(kind: type, name: str, definitions: Schema) -> Schema:
     body = _dataclass(kind, definitions)
     body["properties"] = {"schema": {"const": name}, **body["properties"]}
     body["required"] = ["schema", *body["required"]]
+    if kind is Prediction:
+        body["properties"]["subject"] = _subject(definitions)
     return body
+
+
+def _subject(definitions: Schema) -> Schema:
+    """Return the schema of what was predicted, with the line that pages show."""
+    subject = _dataclass(Subject, definitions)
+    subject["properties"] = {"line": _STRING, **subject["properties"]}
+    subject["required"] = ["line", *subject["required"]]
+    definitions["Subject"] = subject
+    return _or_null({"$ref": "#/$defs/Subject"})
 
 
 def _object(properties: Schema) -> Schema:

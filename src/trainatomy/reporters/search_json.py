@@ -8,6 +8,7 @@ from trainatomy.records.document import to_plain
 from trainatomy.reporters.export import command_line_flags, launch_command, training_arguments_code, workload_yaml
 from trainatomy.reporters.search_sentences import fit_note
 from trainatomy.reporters.settings import may_change, plan_name
+from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy, Shortage
 from trainatomy.results.memory import TOTALS
 from trainatomy.results.plan import Plan
@@ -30,6 +31,7 @@ def search_to_json(fit: Fit, measured: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "schema": FIT,
         "name": fit.name,
+        "subject": shared_subject(fit.predictions),
         "workload": to_plain(fit.workload),
         "gpu": to_plain(fit.gpu),
         "goal": fit.goal,

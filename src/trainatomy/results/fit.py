@@ -275,6 +275,11 @@ class Fit:
     by_gpus: tuple[Candidate, ...] = ()
 
     @property
+    def predictions(self) -> tuple[Prediction, ...]:
+        """The predictions of all executed candidates, those that fit first."""
+        return tuple(each.prediction for each in (*self.candidates, *self.too_large))
+
+    @property
     def runner_ups(self) -> tuple[Candidate, ...]:
         """The next best candidates, without those that a faster one of the same batch size beats in memory too.
 

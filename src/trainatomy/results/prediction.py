@@ -12,6 +12,7 @@ from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
 from trainatomy.results.script import ScriptRun
+from trainatomy.results.subject import Subject
 from trainatomy.results.time import Time
 
 Basis = Literal["measured", "computed", "assumed"]
@@ -104,6 +105,9 @@ class Prediction:
 
     With ``data.lengths``, ``lengths`` describes the epochs, memory is that of the worst one, and time that of the mean
     step.  ``script`` is the script that was run, of ``trainatomy run``; ``workload`` then says what was seen of it.
+
+    ``subject`` is what was predicted; None in predictions that an earlier version recorded.  ``assumptions`` are the
+    notes that matter most: what was decided for the user and changes memory or time.
     """
 
     name: str
@@ -133,6 +137,8 @@ class Prediction:
     restored: tuple[RestoredCheckpoint, ...] = ()
     script: ScriptRun | None = None
     experts: Experts | None = None
+    subject: Subject | None = None
+    assumptions: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> GPUSummary:

@@ -122,6 +122,8 @@ def prediction_of_script(
         tokens_per_sample=seen.tokens,
         trials=len(recorder.trace.trials),
         weights_dtype=_dtype(seen.dtype),
+        models=tuple(dict.fromkeys(model.name for model in run.models)),
+        loop=None if session.uses_trainer else "script",
         cudnn=None if session.process.processor.cudnn is None else session.process.processor.cudnn.version,
         communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
         communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from trainatomy.results.experts import Experts
 from trainatomy.simulator.mixtures import experts_of
 from trainatomy.simulator.notes import notes_on
-from trainatomy.training.model import model_notes, weights_dtype
+from trainatomy.training.model import model_notes, unwrap, weights_dtype
 from trainatomy.training.quantization import parameter_count
+from trainatomy.training.stored_weights import quantization_name, stored_quantization
 from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.schema import Workload
 
@@ -27,6 +29,9 @@ class Description:
     weights_dtype: str
     layers: int
     experts: Experts | None
+    model: str
+    attention: str | None
+    stored_quantization: str | None
 
 
 def describe(workload: Workload, model: nn.Module) -> Description:
@@ -42,7 +47,19 @@ def describe(workload: Workload, model: nn.Module) -> Description:
         weights_dtype=str(weights_dtype(workload, model)).removeprefix("torch."),
         layers=_layers(workload, model),
         experts=experts_of(model, None if tokens is None else tokens * batch),
+        model=type(unwrap(model)).__name__,
+        attention=attention_of(model),
+        stored_quantization=quantization_name(stored_quantization(unwrap(model))),
     )
+
+
+def attention_of(model: nn.Module) -> str | None:
+    """Return transformers' name of the attention of a model; None for one that has none, or is not transformers'."""
+    config: Any = getattr(unwrap(model), "config", None)
+    parts = (config, getattr(config, "text_config", None), getattr(config, "decoder", None))
+    has_heads = any(getattr(part, "num_attention_heads", None) for part in parts)
+    name = getattr(config, "_attn_implementation", None)
+    return name if has_heads and isinstance(name, str) else None
 
 
 def _layers(workload: Workload, model: nn.Module) -> int:

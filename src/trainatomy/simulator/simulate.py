@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -54,7 +54,7 @@ from trainatomy.simulator.skipped_steps import with_skipped_steps
 from trainatomy.simulator.topology import Topology
 from trainatomy.simulator.triton import import_liger, uses_liger
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
-from trainatomy.training.batch import BatchesOfLengths, MakeBatch
+from trainatomy.training.batch import BatchesOfLengths, MakeBatch, batch_shapes
 from trainatomy.training.model import build_model, is_quantised, unwrap
 from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
 from trainatomy.training.process import preload
@@ -177,7 +177,8 @@ def simulate(
     goes_on = workload.mode == "training" and workload.steps is None and watch is Watcher and not workload.pauses
     trace = with_skipped_steps(process.trace, workload.skipped_steps, after=int(goes_on))
     trace = with_further_steps(trace, process.allocator()) if goes_on else trace
-    return _result(process, trace, described or describe(workload, built), steps, files)
+    shapes = batch_shapes(built, workload.batch_size * workload.parallel.devices)
+    return _result(process, trace, described or describe(workload, built), steps, files, shapes)
 
 
 def _prepare(workload: Workload) -> None:
@@ -284,7 +285,12 @@ def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn
 
 
 def _result(
-    process: SimulatedProcess, trace: AllocationTrace, described: Description, steps: int, files: CheckpointFiles
+    process: SimulatedProcess,
+    trace: AllocationTrace,
+    described: Description,
+    steps: int,
+    files: CheckpointFiles,
+    input_shapes: Mapping[str, tuple[int, ...]],
 ) -> Simulation:
     """Collect the records of the run."""
     recorder = process.recorder
@@ -324,6 +330,10 @@ def _result(
         host_bytes_of_saving=files.host_bytes,
         experts=described.experts,
         cudnn=None if process.processor.cudnn is None else process.processor.cudnn.version,
+        models=(described.model,),
+        attention=described.attention,
+        stored_quantization=described.stored_quantization,
+        input_shapes=input_shapes,
     )
 
 

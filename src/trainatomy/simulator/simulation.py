@@ -46,6 +46,11 @@ class Simulation:
         experts: The experts of a mixture of experts.
         cudnn: Version of cuDNN's library that chose for convolutions; None: rules did.
         trials: Convolutions for which cuDNN tries all its algorithms (``cudnn.benchmark``).
+        models: Classes of the models that were executed.
+        attention: transformers' name of the attention of a model that has any.
+        input_shapes: Shape of each input of a sample, by the name of the model's argument; empty if it is not known.
+        stored_quantization: How the weights of the checkpoint are quantised, if they are loaded so.
+        loop: Name of a loop that is not the workload's: that of a script.
     """
 
     trace: AllocationTrace
@@ -71,3 +76,8 @@ class Simulation:
     cudnn: str | None = None
     trials: int = 0
     operations_between: Operations | None = None
+    models: tuple[str, ...] = ()
+    attention: str | None = None
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    stored_quantization: str | None = None
+    loop: str | None = None

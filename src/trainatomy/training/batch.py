@@ -82,6 +82,42 @@ def build_dataset(
         WorkloadError: A length exceeds the model's positions or does not apply to the model, or the model has an input
             that only ``data.factory`` can make.
     """
+    dataset = _dataset_of(workload, model, size, make_batch)
+    dataset.collate = _remembering(dataset.collate, model)
+    return dataset
+
+
+_SHAPES = "_trainatomy_batch_shapes"
+
+
+def _remembering(collate: Callable[[Sequence[Any]], Batch], model: nn.Module) -> Callable[[Sequence[Any]], Batch]:
+    """Return a function that joins samples, and keeps with the model what the first batch for it looked like."""
+
+    def collated(samples: Sequence[Any]) -> Batch:
+        batch, inner = collate(samples), unwrap(model)
+        if not hasattr(inner, _SHAPES):
+            tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
+            setattr(inner, _SHAPES, {name: tuple(value.shape) for name, value in tensors.items()})
+        return batch
+
+    return collated
+
+
+def batch_shapes(model: nn.Module, size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a sample in the first batch of ``size`` that was made for a model."""
+    shapes: Mapping[str, tuple[int, ...]] = getattr(unwrap(model), _SHAPES, {})
+    return {name: _of_a_sample(shape, size) for name, shape in shapes.items()}
+
+
+def _of_a_sample(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return the shape without the dimension of the batch, which may hold several rows of each sample."""
+    rows, rest = divmod(shape[0], size)
+    return shape if rest else shape[1:] if rows == 1 else (rows, *shape[1:])
+
+
+def _dataset_of(
+    workload: Workload, model: nn.Module, size: int, make_batch: MakeBatch | BatchesOfLengths | None
+) -> SyntheticDataset:
     if isinstance(make_batch, BatchesOfLengths):
         return _of_lengths(workload, model, size, make_batch.batches)
     if make_batch is not None:

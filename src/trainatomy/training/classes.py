@@ -9,6 +9,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.results.subject import Assumption
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
@@ -67,6 +68,30 @@ def model_class(config: PreTrainedConfig, name: str | None, *, trust_remote_code
         if found is not None and _has_loss(found):
             return found
     return _class_with_head(config)
+
+
+_OF_PRETRAINING = ("ForMaskedLM", "ForPreTraining")
+_FINE_TUNED = {
+    "input_ids": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "classification"),
+    "pixel_values": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "classification"),
+    "input_values": ("MODEL_FOR_CTC_MAPPING_NAMES", "speech recognition"),
+    "input_features": ("MODEL_FOR_CTC_MAPPING_NAMES", "speech recognition"),
+}
+"""Tables of the classes that are mostly fine-tuned, by the main input of the model."""
+
+
+def head_note(config: PreTrainedConfig, built: Any, name: str | None) -> Assumption | None:
+    """Return that a model has the head of its pre-training, where nobody named a class and others are fine-tuned."""
+    from transformers.models.auto import modeling_auto
+
+    table, purpose = _FINE_TUNED.get(getattr(built, "main_input_name", "input_ids"), ("", ""))
+    usual = getattr(modeling_auto, table, {}).get(config.model_type)
+    if name is not None or usual is None or not built.__name__.endswith(_OF_PRETRAINING):
+        return None
+    return Assumption(
+        f"{built.__name__} is the class of the checkpoint, with the head of its pre-training; for {purpose}: "
+        f"--model-class {usual} (model.class in a file)"
+    )
 
 
 def _checked(found: Any, config: PreTrainedConfig, name: str) -> Any:

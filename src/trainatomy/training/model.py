@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.training import factory
-from trainatomy.training.classes import model_class
+from trainatomy.training.classes import head_note, model_class
 from trainatomy.training.configuration import (
     DTYPES,
     build_configuration,
@@ -132,7 +132,8 @@ def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTraine
             key="model",
         ) from error
     keep_in_float32(model, dtype)
-    setattr(model, _NOTES, tuple(each for each in (note, dequantised) if each is not None))
+    head = head_note(config, found, spec.class_) if workload.mode == "training" else None
+    setattr(model, _NOTES, tuple(each for each in (head, note, dequantised) if each is not None))
     return model
 
 

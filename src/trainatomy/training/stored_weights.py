@@ -84,6 +84,15 @@ def dtype_of_files(folder: Path) -> str | None:
     return None
 
 
+def quantization_name(settings: Mapping[str, Any] | None) -> str | None:
+    """Return the short name of how weights are stored, as of ``stored_quantization``: ``nf4``, ``int8``."""
+    if settings is None:
+        return None
+    if settings.get("load_in_4bit"):
+        return str(settings.get("bnb_4bit_quant_type", "fp4"))
+    return "int8" if settings.get("load_in_8bit") else library_of(settings)
+
+
 def check_stored(workload: Workload, config: Any) -> str | None:
     """Refuse weights that are not simulated; return a note for those that transformers dequantises.
 

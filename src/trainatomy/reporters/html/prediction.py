@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trainatomy.reporters import sentences
 from trainatomy.reporters.html.charts import component_bars, module_tree
 from trainatomy.reporters.html.from_text import sections_of
 from trainatomy.reporters.html.labels import REPORT
 from trainatomy.reporters.html.operations import group_chart, roofline
 from trainatomy.reporters.html.timeline import timeline
-from trainatomy.reporters.html.values import Block, Cell, KeyFigure, Page, Section, TableBlock, TextBlock, Tone
+from trainatomy.reporters.html.values import (
+    Block,
+    Cell,
+    KeyFigure,
+    ListBlock,
+    Page,
+    Section,
+    TableBlock,
+    TextBlock,
+    Tone,
+)
 from trainatomy.reporters.labels import DEVICE_TOTAL, LIMITS, SECTIONS, component
 from trainatomy.reporters.settings import rank_name
 from trainatomy.reporters.text.operations import operations_page
@@ -31,7 +43,7 @@ def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
     """Return the report of a prediction; without a detail it has no timeline and no operations."""
     memory = prediction.memory
     answer, *others = sections_of(prediction_page(prediction))
-    first_lines = [block.text for block in answer.blocks if isinstance(block, TextBlock)]
+    first_lines = list(_lines(answer))
     sections = [Section(SECTIONS["peak"], bill(prediction))]
     if len(prediction.ranks) > 1:
         sections.append(Section(SECTIONS["ranks"], _ranks(prediction)))
@@ -54,6 +66,15 @@ def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
         sections=merged(sections, others),
         origin=f"Predicted in {seconds(prediction.seconds_taken)} without a GPU ({sentences.versions(prediction)}).",
     )
+
+
+def _lines(answer: Section) -> Iterator[str]:
+    """Yield the sentences above the first title."""
+    for block in answer.blocks:
+        if isinstance(block, TextBlock):
+            yield block.text
+        elif isinstance(block, ListBlock):
+            yield from block.items
 
 
 def merged(own: list[Section], others: list[Section]) -> list[Section]:

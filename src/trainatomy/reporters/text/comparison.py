@@ -12,7 +12,7 @@ from trainatomy.reporters import run_sentences, sentences
 from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
 from trainatomy.reporters.text.experiment import experiment_page
 from trainatomy.reporters.text.gpus import gpus_for_page
-from trainatomy.reporters.text.prediction import verdict_cell
+from trainatomy.reporters.text.prediction import subject_lines, verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, section
 from trainatomy.reporters.text.scaling import EXPLANATION, scaling_table
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
@@ -25,8 +25,11 @@ from trainatomy.units import difference, human_bytes, mebibytes, rate, seconds, 
 def comparison_page(comparison: Comparison) -> Group:
     """Return a page with one row for each training."""
     if comparison.measured:
-        return _measured_page(comparison)
-    return gpus_for_page(comparison) if comparison.is_across_gpus else _predicted_page(comparison)
+        page = _measured_page(comparison)
+    else:
+        page = gpus_for_page(comparison) if comparison.is_across_gpus else _predicted_page(comparison)
+    title, *rest = page.renderables
+    return Group(title, *subject_lines(comparison.predictions), *rest)
 
 
 def run_line(name: str, measurement: Measurement | None, error: Exception | None, from_record: bool) -> str:

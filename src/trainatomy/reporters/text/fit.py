@@ -22,6 +22,7 @@ from trainatomy.reporters.text.fit_tables import (
 )
 from trainatomy.reporters.text.gpus import gpus_fit_page, gpus_for_page
 from trainatomy.reporters.text.memory import Breakdown
+from trainatomy.reporters.text.prediction import subject_lines
 from trainatomy.reporters.text.rendering import bullets, section
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Candidate, Fit, Shortage
@@ -40,7 +41,8 @@ def fit_page(fit: Fit, command: str = COMMAND) -> Group:
         fit: The outcome.
         command: The command line of the search, to show how to measure candidates that are too close to call.
     """
-    parts = _nothing_fits(fit) if fit.best is None else _fits(fit, fit.best, command)
+    answer, *parts = _nothing_fits(fit) if fit.best is None else _fits(fit, fit.best, command)
+    parts = [answer, *subject_lines(fit.predictions), *parts]
     if fit.notes:
         parts.append(section(SECTIONS["notes"], bullets([search_sentences.fit_note(note) for note in fit.notes])))
     parts.append(section(SECTIONS["fit_search"], *_search(fit)))
@@ -179,7 +181,7 @@ def shortage_page(shortage: Shortage) -> Group:
         verdict, f" on {prediction.gpu.name}: {prediction.name} {search_sentences.shortage(shortage)}."
     )
     kept = f"{percent(shortage.headroom, 1, 0)} of the memory is kept free; {settings.settings_of(shortage.given)}."
-    parts: list[RenderableType] = [answer, Text(kept, style="dim")]
+    parts: list[RenderableType] = [answer, *subject_lines([prediction]), Text(kept, style="dim")]
     if prediction.out_of_memory is not None:
         parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
     if shortage.interrupted:

@@ -11,7 +11,7 @@ from rich.text import Text
 from trainatomy.reporters import settings
 from trainatomy.reporters.labels import LIMITS, SECTIONS, VERDICT_STYLES
 from trainatomy.reporters.search_sentences import gpus_time_notes
-from trainatomy.reporters.text.prediction import verdict_cell
+from trainatomy.reporters.text.prediction import subject_lines, verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, section
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
@@ -33,7 +33,8 @@ def gpus_fit_page(across: FitAcross) -> Group:
     held = f"Effective batch size {across.effective_batch_size}"
     allowed = f"; allowed to change: {', '.join(across.allowed)}" if across.allowed else ""
     setup = f"{held}; {percent(across.headroom, 1, 0)} of each GPU's memory is kept free{allowed}."
-    parts: list[RenderableType] = [Text(f"{answer}.", style="bold"), Text(setup, style="dim")]
+    shared = subject_lines([each for option in across.options for each in option.fit.predictions])
+    parts: list[RenderableType] = [Text(f"{answer}.", style="bold"), *shared, Text(setup, style="dim")]
     if across.interrupted:
         parts.append(Text("The search was interrupted: this is what was found so far.", style="bold yellow"))
     parts += [Text(), _gpus(across)]

@@ -12,6 +12,7 @@ from trainatomy.reporters import sentences, task_sentences
 from trainatomy.reporters.labels import BASIS_STYLES, PHASES, SECTIONS, TIMES, VERDICT_STYLES, component
 from trainatomy.reporters.script_sentences import script_sentences
 from trainatomy.reporters.settings import rank_name
+from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.reporters.text.lengths import lengths_section
 from trainatomy.reporters.text.memory import Breakdown, Timeline, counters, modules_table
 from trainatomy.reporters.text.rendering import bullets, section
@@ -25,7 +26,7 @@ from trainatomy.units import flop_of, human_bytes, many, percent, seconds
 def prediction_page(prediction: Prediction) -> Group:
     """Return everything in a prediction as a page."""
     memory, figures = prediction.memory, prediction.bytes_per_parameter
-    parts: list[RenderableType] = [verdict_line(prediction)]
+    parts: list[RenderableType] = [verdict_line(prediction), *subject_lines([prediction])]
     if prediction.out_of_memory is not None:
         parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
     if prediction.time is not None:
@@ -80,6 +81,14 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(section(SECTIONS["notes"], bullets(notes)))
     taken = f"Predicted in {seconds(prediction.seconds_taken)} without a GPU ({sentences.versions(prediction)})."
     return Group(*parts, Text(), Text(taken, style="dim"))
+
+
+def subject_lines(predictions: Sequence[Prediction]) -> list[RenderableType]:
+    """Return what was predicted, as far as all have it in common, and what was decided for the user in any of them."""
+    line = shared_subject(predictions)
+    assumed = dict.fromkeys(text for each in predictions for text in each.assumptions)
+    listed: list[RenderableType] = [bullets(list(assumed))] if assumed else []
+    return [*([Text(line)] if line else []), *listed]
 
 
 def _step(prediction: Prediction) -> str:
