@@ -11,7 +11,7 @@ from script_types import RunScript
 
 from trainatomy.scripts.command import read_command, with_gpus
 from trainatomy.scripts.job import Job, Outcome
-from trainatomy.scripts.preload import libraries_of, preload
+from trainatomy.scripts.preload import preload
 from trainatomy.scripts.run import run_job
 
 GPU = "h100-sxm"
@@ -35,7 +35,7 @@ def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
     ) -> Outcome:
         file = tmp_path / "train.py"
         file.write_text(dedent(text))
-        preload(libraries_of(file))
+        preload()
         command = with_gpus(read_command([*before, "train.py", *arguments]), gpus)
         return run_job(Job(command, (GPU,), **options), GPU, eager=eager)
 

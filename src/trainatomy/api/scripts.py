@@ -90,7 +90,7 @@ class DryRun:
         from trainatomy.scripts.session import Session, Settings
 
         self._started = time.perf_counter()
-        preload(_imported())
+        preload()
         caller = inspect.stack()[1].filename
         settings = Settings(steps=self._steps, network=self._network, time_limit=float("inf"))
         self._session = Session(self._gpu, settings, caller)
@@ -135,7 +135,7 @@ def dry_run(
     """Return a context manager whose block runs without a GPU: ``with trainatomy.dry_run(gpu="h100") as dry:``.
 
     Make the model inside the block: its parameters have no data. The block ends by itself after ``steps`` optimizer
-    steps, and ``dry.prediction`` then holds the result. Import libraries before the block.
+    steps, and ``dry.prediction`` then holds the result.
 
     Args:
         gpu: The GPU to predict for.
@@ -145,10 +145,3 @@ def dry_run(
         name: Name of the prediction.
     """
     return DryRun(gpu, steps, network=network, timeline=timeline, name=name)
-
-
-def _imported() -> set[str]:
-    """Return the libraries that are imported in this process."""
-    import sys
-
-    return {name.partition(".")[0] for name in sys.modules}

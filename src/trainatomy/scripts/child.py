@@ -25,14 +25,14 @@ def main(job_file: str, folder: str) -> None:
     from trainatomy.scripts import places
     from trainatomy.scripts.compiling import compiling
     from trainatomy.scripts.launcher import variables
-    from trainatomy.scripts.preload import libraries_of, preload
+    from trainatomy.scripts.preload import preload
     from trainatomy.scripts.run import run_job
 
     places.add_libraries(places.libraries_in(os.environ))
     try:
         file = job.command.file()
         os.environ.update(variables(job.command))
-        preload(libraries_of(file))
+        preload()
         job, eager = compiling(job, file)
     except TrainatomyError as error:
         for gpu in job.gpus:

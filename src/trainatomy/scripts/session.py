@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.scripts.files import RedirectedFiles
+from trainatomy.scripts.imports import ImportHook
 from trainatomy.scripts.observer import ScriptObserver
 from trainatomy.scripts.signals import ScriptSignals
 from trainatomy.scripts.standins import (
@@ -39,6 +39,7 @@ from trainatomy.scripts.standins import (
 )
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
 from trainatomy.simulator.cudnn import installed_heuristics
+from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.topology import Topology
@@ -51,6 +52,10 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Optimizer steps of a dry run: states exist from the second on, and the allocator's cache is stable in the third."""
+
+
+_APART = ("bitsandbytes",)
+"""Libraries that look for CUDA's files when they are imported and find a GPU."""
 
 
 class TimeIsUp(BaseException):
@@ -142,8 +147,6 @@ class Session:
                 stack.callback(forget_device)
                 self.files = RedirectedFiles(folder, self.settings.folders)
                 stack.enter_context(self.process.open())
-                if KERNELS_OF_TRL in sys.modules:
-                    stack.enter_context(simulated_trl())
                 torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
                 self._install(stack, folder)
                 stack.enter_context(self.signals.attached())
@@ -157,16 +160,20 @@ class Session:
 
     def _install(self, stack: contextlib.ExitStack, folder: str) -> None:
         settings = self.settings
+        imports = ImportHook(_APART, self.process.without_gpu)
         self.stand_ins = StandIns(
             self.process,
             self.files,
             stack,
+            imports,
             self.script,
             settings.network,
             settings.samples,
             settings.lengths,
             settings.data,
         )
+        stack.callback(setattr, self.stand_ins, "is_over", True)
+        stack.enter_context(imports.installed())
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.mkdir(temporary)  # noqa: PTH102
         stack.enter_context(_temporary_folder(temporary))
@@ -175,7 +182,9 @@ class Session:
             part.install(self.stand_ins)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self._follow_autocast()
-        self._follow_trainer()
+        self.stand_ins.when("transformers.trainer", self._follow_trainer)
+        self.stand_ins.when("transformers.integrations.moe", self._spread_experts)
+        self.stand_ins.when(KERNELS_OF_TRL, lambda _: stack.enter_context(simulated_trl()))
         self.files.install(stack)
 
     def _follow_autocast(self) -> None:
@@ -188,11 +197,11 @@ class Session:
 
         self.stand_ins.put(autocast, "cast", cast)
 
-    def _follow_trainer(self) -> None:
-        """Remember whether transformers' Trainer runs the loop."""
-        trainer: Any = sys.modules.get("transformers.trainer")
-        if trainer is None:
-            return
+    def _spread_experts(self, _: Any) -> None:
+        self.process.use_functions(grouped_mm_fallback())
+
+    def _follow_trainer(self, trainer: Any) -> None:
+        """Remember whether transformers' Trainer runs the loop, and let it count no FLOP: that walks all parameters."""
         original = trainer.Trainer.training_step
 
         def training_step(*arguments: Any, **keywords: Any) -> Any:
@@ -200,6 +209,7 @@ class Session:
             return original(*arguments, **keywords)
 
         self.stand_ins.put(trainer.Trainer, "training_step", training_step)
+        self.stand_ins.put(trainer.Trainer, "floating_point_ops", lambda trainer, inputs: 0)
 
     def _look(self) -> None:
         """Note the state of the process at the end, before it is put back."""

@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.operators.allocation.meta import meta_kernels
@@ -191,6 +192,18 @@ class SimulatedProcess:
                 yield
         finally:
             self.recorder.stage = before
+
+    @contextlib.contextmanager
+    def without_gpu(self) -> Iterator[None]:
+        """Run the block as on a machine without a GPU, such as the import of a library that looks for CUDA's files."""
+        missing = mock.Mock(return_value=False)
+        with (
+            torch._C.DisableTorchFunction(),
+            _disable_current_modes(),
+            mock.patch.object(torch.cuda, "is_available", missing),
+            mock.patch.object(torch.accelerator, "is_available", missing),
+        ):
+            yield
 
     def use_functions(self, functions: dict[Any, Callable[..., Any]]) -> None:
         """Run ``functions`` in place of those that Python calls, until the process ends."""

@@ -138,12 +138,12 @@ class _Described:
 
 
 @contextlib.contextmanager
-def files_without_data(files: CheckpointFiles | None = None) -> Iterator[None]:
+def files_without_data(files: CheckpointFiles | None = None, *, safetensors: bool = True) -> Iterator[None]:
     """Let weights and states be saved as sparse files: sizes are right, and nothing is written.
 
-    With ``files``, they can be loaded again.  Tensors that share memory are recognised by their storage, as meta
-    tensors have no address.  Source: ``id_tensor_storage`` (transformers/pytorch_utils.py), ``get_torch_storage_id``
-    (huggingface_hub).
+    With ``files``, they can be loaded again.  Without ``safetensors``, only files of ``torch.save`` are.
+    Tensors that share memory are recognised by their storage, as meta tensors have no address.  Source:
+    ``id_tensor_storage`` (transformers/pytorch_utils.py), ``get_torch_storage_id`` (huggingface_hub).
     """
     original = torch.save
 
@@ -175,8 +175,9 @@ def files_without_data(files: CheckpointFiles | None = None) -> Iterator[None]:
         return tensor.data_ptr() + int(tensor.nbytes)  # one of several ranks has addresses
 
     patches = {} if files is None else _loaders(files)
-    patches |= dict.fromkeys(_SAVERS, save_safely)
-    if "peft.peft_model" in sys.modules:
+    if safetensors:
+        patches |= dict.fromkeys(_SAVERS, save_safely)
+    if safetensors and "peft.peft_model" in sys.modules:
         patches["peft.peft_model.safe_save_file"] = save_safely
     patches |= {
         "torch.save": save,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,8 +30,10 @@ def install(stand_ins: StandIns) -> None:
     """Let the libraries run, if they are there; activations have no outlier columns."""
     if version_of("torchao") is not None:
         stand_ins.stack.enter_context(packed_weights(stand_ins.process))
-    if "bitsandbytes" not in sys.modules:
-        return
+    stand_ins.when("bitsandbytes", partial(_put, stand_ins))
+
+
+def _put(stand_ins: StandIns, _: Any) -> None:
     process, stack = stand_ins.process, stand_ins.stack
     stack.enter_context(no_shared_code_books())
     paged = stack.enter_context(simulated_bitsandbytes(process.on_host))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -26,23 +27,34 @@ _SPLITS = ("train", "validation", "test")
 
 
 def install(stand_ins: StandIns) -> None:
-    """Put them in place, for the libraries that are imported."""
-    if "datasets" in sys.modules:
-        _install_datasets(stand_ins, sys.modules["datasets"])
-    if "torchvision.datasets" in sys.modules:
-        _install_torchvision(stand_ins, sys.modules["torchvision"])
-    evaluate: Any = sys.modules.get("evaluate")
-    if evaluate is not None:
-        original = evaluate.load
+    """Put them in place, each when its library is imported."""
+    stand_ins.when("datasets.load", partial(_put_loading, stand_ins))
+    stand_ins.when("datasets.fingerprint", partial(_put_hash, stand_ins))
+    stand_ins.when("datasets.arrow_dataset", partial(_put_mapping, stand_ins))
+    stand_ins.when("torchvision.datasets", partial(_put_images, stand_ins))
+    stand_ins.when("torchvision.utils", partial(_put_saving, stand_ins))
+    stand_ins.when("evaluate.loading", partial(_put_metrics, stand_ins))
 
-        def load(name: str, *rest: Any, **options: Any) -> Any:
-            try:
-                return original(name, *rest, **options)
-            except Exception:  # the hub cannot be reached, in any of a dozen ways
-                stand_ins.note("metric", name)
-                return _Metric()
 
-        stand_ins.put(evaluate, "load", load)
+def _put_metrics(stand_ins: StandIns, evaluate: Any) -> None:
+    original = evaluate.load
+
+    def load(name: str, *rest: Any, **options: Any) -> Any:
+        try:
+            return original(name, *rest, **options)
+        except Exception:  # the hub cannot be reached, in any of a dozen ways
+            stand_ins.note("metric", name)
+            return _Metric()
+
+    _put_where_imported(stand_ins, "evaluate", evaluate, "load", load)
+
+
+def _put_where_imported(stand_ins: StandIns, package: str, module: Any, name: str, function: Any) -> None:
+    """Replace a function of a module, and in its package where that has imported it already."""
+    original = getattr(module, name)
+    for owner in (module, sys.modules.get(package)):
+        if getattr(owner, name, None) is original:
+            stand_ins.put(owner, name, function)
 
 
 class _Metric:
@@ -61,8 +73,8 @@ class _Metric:
 # -- datasets ----------------------------------------------------------------------------------------------------------
 
 
-def _install_datasets(stand_ins: StandIns, datasets: Any) -> None:
-    original = datasets.load_dataset
+def _put_loading(stand_ins: StandIns, module: Any) -> None:
+    original, datasets = module.load_dataset, sys.modules["datasets"]
 
     def load(path: str, name: str | None = None, *rest: Any, **options: Any) -> Any:
         split = options.get("split", rest[3] if len(rest) > 3 else None)
@@ -86,18 +98,19 @@ def _install_datasets(stand_ins: StandIns, datasets: Any) -> None:
         stand_ins.note("data set", path)
         return _made(datasets, known, name, split, stand_ins)
 
-    stand_ins.put(datasets, "load_dataset", load)
-    module: Any = sys.modules.get("datasets.load")
-    if module is not None:
-        stand_ins.put(module, "load_dataset", load)
-    fingerprint: Any = sys.modules.get("datasets.fingerprint")
-    if fingerprint is not None:  # nothing is cached, and a hash would pickle the stand-ins
-        stand_ins.put(fingerprint.Hasher, "hash", classmethod(_random_hash))
-    one_process = _in_one_process(datasets.Dataset.map)
-    stand_ins.put(datasets.Dataset, "map", one_process)
+    _put_where_imported(stand_ins, "datasets", module, "load_dataset", load)
 
 
-def _random_hash(cls: Any, value: Any, /) -> str:
+def _put_hash(stand_ins: StandIns, fingerprint: Any) -> None:
+    """Let nothing be cached: a hash would pickle the stand-ins."""
+    stand_ins.put(fingerprint.Hasher, "hash", classmethod(_random_hash))
+
+
+def _put_mapping(stand_ins: StandIns, module: Any) -> None:
+    stand_ins.put(module.Dataset, "map", _in_one_process(module.Dataset.map))
+
+
+def _random_hash(cls: Any, value: Any) -> str:
     return uuid4().hex[:16]
 
 
@@ -215,22 +228,22 @@ _IMAGES = {
 how many LSUN has, are a guess.  Scripts divide a data set into parts of known sizes, so that these have to be right."""
 
 
-def _install_torchvision(stand_ins: StandIns, torchvision: Any) -> None:
+def _put_images(stand_ins: StandIns, datasets: Any) -> None:
     for name, shape in _IMAGES.items():
-        original = getattr(torchvision.datasets, name)
-        stand_ins.put(torchvision.datasets, name, _images(stand_ins, name, original, shape))
-    factory: Any = sys.modules.get("timm.data.dataset_factory")
-    if factory is not None:
-        known = {
-            name: getattr(torchvision.datasets, kind.__name__, kind) for name, kind in factory._TORCH_BASIC_DS.items()
-        }
+        stand_ins.put(datasets, name, _images(stand_ins, name, getattr(datasets, name), shape))
+
+    def put_in_timm(factory: Any) -> None:
+        known = {name: getattr(datasets, kind.__name__, kind) for name, kind in factory._TORCH_BASIC_DS.items()}
         stand_ins.put(factory, "_TORCH_BASIC_DS", known)
-    if hasattr(torchvision.utils, "save_image"):
 
-        def save(images: Any, file: Any, *_: Any, **__: Any) -> None:
-            stand_ins.files.note(file)
+    stand_ins.when("timm.data.dataset_factory", put_in_timm)
 
-        stand_ins.put(torchvision.utils, "save_image", save)
+
+def _put_saving(stand_ins: StandIns, utilities: Any) -> None:
+    def save(images: Any, file: Any, *_: Any, **__: Any) -> None:
+        stand_ins.files.note(file)
+
+    stand_ins.put(utilities, "save_image", save)
 
 
 def _images(stand_ins: StandIns, name: str, original: Any, shape: _Shape) -> Any:

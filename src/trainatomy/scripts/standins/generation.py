@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +11,14 @@ from trainatomy.scripts.standins.notes import StandIns
 
 
 def install(stand_ins: StandIns) -> None:
-    """Put it in place."""
-    criteria: Any = sys.modules.get("transformers.generation.stopping_criteria")
-    utils: Any = sys.modules.get("transformers.generation.utils")
-    if criteria is None or utils is None:
-        return
+    """Put it in place once transformers' generation is imported."""
+    stand_ins.when(_MODULES, partial(_put, stand_ins))
+
+
+_MODULES = ("transformers.generation.stopping_criteria", "transformers.generation.utils")
+
+
+def _put(stand_ins: StandIns, criteria: Any, utils: Any) -> None:
     values = stand_ins.process.recorder.values
     is_finished = criteria.StoppingCriteriaList.__call__
     goes_on = utils.GenerationMixin._beam_search_has_unfinished_sequences

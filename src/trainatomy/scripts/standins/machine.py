@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from importlib import import_module
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,15 +15,14 @@ _IDLE = {"nvmlDeviceGetTemperature": 40, "nvmlDeviceGetPowerUsage": 100_000, "nv
 
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
-    with contextlib.suppress(ImportError):
-        _install_nvml(stand_ins, import_module("pynvml"))
+    stand_ins.when("pynvml", partial(_put_nvml, stand_ins))
     for module in (torch.profiler, torch.autograd.profiler):
         stand_ins.put(module, "profile", _profile(stand_ins))
     cudart = type("Cudart", (), {"__getattr__": lambda self, name: lambda *_, **__: 0})()
     stand_ins.put(torch.cuda, "cudart", lambda: cudart)
 
 
-def _install_nvml(stand_ins: StandIns, nvml: Any) -> None:
+def _put_nvml(stand_ins: StandIns, nvml: Any) -> None:
     """Let NVML find the simulated GPU, with the memory that its process holds by now."""
     counters = stand_ins.process.counters.functions()
 

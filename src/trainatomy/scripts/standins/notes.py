@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
+from trainatomy.alike import alike
+from trainatomy.errors import SimulationError
+from trainatomy.libraries import version_of
 from trainatomy.results.script import StandIn, StandInKind
 from trainatomy.scripts.files import RedirectedFiles
+from trainatomy.scripts.imports import ImportHook
 from trainatomy.scripts.places import current_place
 from trainatomy.simulator.process import SimulatedProcess
 
@@ -25,30 +33,64 @@ class StandIns:
         process: The simulated process.
         files: Files that the script writes.
         stack: Undoes the patches.
+        imports: Says when a library is imported.
         script: File name of the script, whose lines are named first.
         network: True if the script may use the network.
         samples: Rows of synthetic data sets.
         lengths: Words of synthetic texts.
         data: A local file that takes the place of data sets of a hub.
         draws: False while weights are read from a file: a run draws none for them.
+        is_over: True once the run has ended.
         used: How often each was used.
     """
 
     process: SimulatedProcess
     files: RedirectedFiles
     stack: ExitStack
+    imports: ImportHook
     script: str = ""
     network: bool = False
     samples: int = 512
     lengths: int = 256
     data: str | None = None
     draws: bool = True
+    is_over: bool = False
     used: Counter[tuple[StandInKind, str]] = field(default_factory=Counter)
     places: dict[tuple[StandInKind, str], str] = field(default_factory=dict)
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Replace an attribute of a module or class until the run ends."""
-        self.stack.enter_context(mock.patch.object(owner, name, value))
+        """Replace an attribute of a module or class until the run ends; a function keeps the original's signature.
+
+        A module that has imported a function by its name keeps the stand-in after the run, which then calls what is in
+        its place.
+        """
+        placed = value
+        if isinstance(owner, ModuleType):
+            current = None if inspect.isclass(value) else lambda: getattr(owner, name) if self.is_over else value
+            placed = alike(getattr(owner, name), value, current)
+        elif inspect.isclass(owner):
+            placed = alike(inspect.getattr_static(owner, name), value)
+        self.stack.enter_context(mock.patch.object(owner, name, placed))
+
+    def when(self, modules: str | tuple[str, ...], put: Callable[..., None]) -> None:
+        """Call ``put`` with modules once all of them are imported: now, or while the script runs.
+
+        Raises:
+            SimulationError: A module has not what is to be replaced.
+        """
+        names = (modules,) if isinstance(modules, str) else modules
+
+        def call() -> None:
+            try:
+                put(*(sys.modules[name] for name in names))
+            except (AttributeError, ImportError, KeyError) as error:
+                library = names[0].partition(".")[0]
+                raise SimulationError(
+                    f"{library} {version_of(library) or ''} is not a release that dry runs know: {error}.\n"
+                    f"Install the newest one (pip install --upgrade {library})"
+                ) from error
+
+        self.imports.when(names, call)
 
     def note(self, kind: StandInKind, name: str = "") -> None:
         """Note that a stand-in was used, with the script's line at its first use."""

@@ -6,8 +6,8 @@ architectures that ship with trainatomy, with a tokenizer of the right size whos
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -24,21 +24,19 @@ _UNREAD = (OSError, ValueError)
 
 
 def install(stand_ins: StandIns) -> None:
-    """Put them in place, for the libraries that are imported."""
-    if "transformers.modeling_utils" in sys.modules:
-        _install_transformers(stand_ins)
-    if "diffusers.models.modeling_utils" in sys.modules:
-        _install_diffusers(stand_ins)
-    if "timm.models._builder" in sys.modules:
-        builder = sys.modules["timm.models._builder"]
-        stand_ins.put(builder, "load_pretrained", lambda *_, **__: stand_ins.note("pretrained weights", "timm"))
-    if "torchvision.models._api" in sys.modules:
-        _install_torchvision(stand_ins)
+    """Put them in place, each when its library is imported."""
+    _install_transformers(stand_ins)
+    stand_ins.when("diffusers.models.modeling_utils", partial(_put_diffusers, stand_ins))
+    stand_ins.when("timm.models._builder", partial(_put_timm, stand_ins))
+    stand_ins.when("torchvision.models._api", partial(_put_torchvision, stand_ins))
 
 
-def _install_torchvision(stand_ins: StandIns) -> None:
+def _put_timm(stand_ins: StandIns, builder: Any) -> None:
+    stand_ins.put(builder, "load_pretrained", lambda *_, **__: stand_ins.note("pretrained weights", "timm"))
+
+
+def _put_torchvision(stand_ins: StandIns, api: Any) -> None:
     """Let torchvision's models start from random weights."""
-    api: Any = sys.modules["torchvision.models._api"]
 
     def get(weights: Any, *_: Any, **__: Any) -> dict[str, Any]:
         stand_ins.note("pretrained weights", str(weights))
@@ -57,40 +55,46 @@ def _install_torchvision(stand_ins: StandIns) -> None:
 
 
 def _install_transformers(stand_ins: StandIns) -> None:
-    from transformers import AutoConfig, PreTrainedConfig, modeling_utils
+    """Put the stand-ins of transformers' modules in place, each where its class is."""
 
-    owner_of_models: Any = modeling_utils.PreTrainedModel
-    original = vars(owner_of_models)["from_pretrained"]
-    stand_ins.put(owner_of_models, "from_pretrained", classmethod(_from_pretrained(stand_ins, original)))
-    for owner in (AutoConfig, PreTrainedConfig):
-        shipped = _shipped_configuration(stand_ins, vars(owner)["from_pretrained"].__func__)
-        stand_ins.put(owner, "from_pretrained", classmethod(shipped))
-    tokenizers: Any = sys.modules.get("transformers.models.auto.tokenization_auto")
-    if tokenizers is not None:
-        read = vars(tokenizers.AutoTokenizer)["from_pretrained"].__func__
-        stand_ins.put(tokenizers.AutoTokenizer, "from_pretrained", classmethod(_tokenizer(stand_ins, read)))
-    base: Any = sys.modules.get("transformers.tokenization_utils_base")
-    if base is not None:
-        stand_ins.put(base.PreTrainedTokenizerBase, "save_pretrained", _left_out(stand_ins))
-    generation: Any = sys.modules.get("transformers.generation.configuration_utils")
-    if generation is not None:
-        stand_ins.put(generation.GenerationConfig, "from_pretrained", _no_generation_configuration(generation))
-    stand_ins.put(modeling_utils.PreTrainedModel, "save_pretrained", _left_out(stand_ins))
-    peft: Any = sys.modules.get("peft.peft_model")
-    if peft is not None:
-        stand_ins.put(peft.PeftModel, "save_pretrained", _left_out(stand_ins))
-    import transformers.utils as utilities
+    def put(name: str, owner: str, method: str, made: Callable[[Any], Any], *, of_class: bool = True) -> None:
+        def replace(module: Any) -> None:
+            kind = getattr(module, owner)
+            original = vars(kind)[method]
+            replacement = made(getattr(original, "__func__", original))
+            stand_ins.put(kind, method, classmethod(replacement) if of_class else replacement)
 
+        stand_ins.when(name, replace)
+
+    def left_out(_: Any) -> Any:
+        return _left_out(stand_ins)
+
+    models, tokenizers = "transformers.modeling_utils", "transformers.tokenization_utils_base"
+    generation = "transformers.generation.configuration_utils"
+    put(models, "PreTrainedModel", "from_pretrained", partial(_from_pretrained, stand_ins))
+    put(models, "PreTrainedModel", "save_pretrained", left_out, of_class=False)
+    for module, owner in _CONFIGURATIONS.items():
+        put(module, owner, "from_pretrained", partial(_shipped_configuration, stand_ins))
+    put(
+        "transformers.models.auto.tokenization_auto", "AutoTokenizer", "from_pretrained", partial(_tokenizer, stand_ins)
+    )
+    put(tokenizers, "PreTrainedTokenizerBase", "save_pretrained", left_out, of_class=False)
+    put(generation, "GenerationConfig", "from_pretrained", lambda _: lambda cls, *_, **__: cls())
+    put("peft.peft_model", "PeftModel", "save_pretrained", left_out, of_class=False)
+    stand_ins.when("transformers.utils", partial(_put_telemetry, stand_ins))
+
+
+_CONFIGURATIONS = {
+    "transformers.configuration_utils": "PreTrainedConfig",
+    "transformers.models.auto.configuration_auto": "AutoConfig",
+}
+"""Classes of configurations by the module that defines each."""
+
+
+def _put_telemetry(stand_ins: StandIns, utilities: Any) -> None:
     if not hasattr(utilities, "send_example_telemetry"):  # examples of releases before 5 import it
         stand_ins.stack.callback(delattr, utilities, "send_example_telemetry")
         utilities.send_example_telemetry = lambda *_, **__: None
-
-
-def _no_generation_configuration(generation: Any) -> classmethod[Any, Any, Any]:
-    def make(cls: Any, *_: Any, **__: Any) -> Any:
-        return cls()
-
-    return classmethod(make)
 
 
 def _left_out(stand_ins: StandIns) -> Callable[..., Any]:
@@ -138,7 +142,7 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
         if cls.__name__ not in (config.architectures or ()) or options.get("ignore_mismatched_sizes"):
             _draw_head(model)
         if settings is not None:
-            with mock.patch.object(modeling_utils.PreTrainedModel, "from_pretrained", original):
+            with mock.patch.object(modeling_utils.PreTrainedModel, "from_pretrained", classmethod(original)):
                 model = bitsandbytes.load(stand_ins.process, model, settings)
         model.name_or_path = model.config._name_or_path = str(name)
         model.eval()
@@ -273,9 +277,7 @@ def made_tokenizer(config: Any, name: str) -> Any:
 # -- diffusers ---------------------------------------------------------------------------------------------------------
 
 
-def _install_diffusers(stand_ins: StandIns) -> None:
-    modeling: Any = sys.modules["diffusers.models.modeling_utils"]
-
+def _put_diffusers(stand_ins: StandIns, modeling: Any) -> None:
     def build(cls: Any, /, name: Any, *_: Any, subfolder: str | None = None, **options: Any) -> Any:
         stand_ins.note("pretrained weights", f"{cls.__name__} {name}")
         config = cls.load_config(name, **({"subfolder": subfolder} if subfolder else {}))

@@ -180,10 +180,13 @@ def _install_network(stand_ins: StandIns) -> None:
 
 def _install_kernels(stand_ins: StandIns) -> None:
     """Let Triton's kernels do nothing."""
-    if "triton.runtime.jit" in sys.modules:
+
+    def put(*_: Any) -> None:
         from trainatomy.simulator.triton import simulated_triton
 
         stand_ins.stack.enter_context(simulated_triton())
+
+    stand_ins.when(("triton.runtime.jit", "triton.runtime.autotuner"), put)
 
 
 def _install_extensions(stand_ins: StandIns) -> None:

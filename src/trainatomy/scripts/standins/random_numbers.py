@@ -8,7 +8,7 @@ Python's and NumPy's differ from run to run there, and begin with one seed here.
 from __future__ import annotations
 
 import random
-import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +32,15 @@ def install(stand_ins: StandIns) -> None:
     unseeded = stand_ins.process.recorder.unseeded
     unseeded.update(("random", "numpy"))
     _follow_seed(stand_ins, random, "random")
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        _follow_seed(stand_ins, numpy.random, "numpy")
+    stand_ins.when("numpy.random", partial(_seed_numpy, stand_ins))
     results = stand_ins.process.recorder.execution.results
     stand_ins.put(results, "run", _drawing(stand_ins, results.run))
     stand_ins.put(nn.init, "_no_grad_trunc_normal_", _truncated(stand_ins, nn.init._no_grad_trunc_normal_))
+
+
+def _seed_numpy(stand_ins: StandIns, module: Any) -> None:
+    module.seed(OF_FRESH_PROCESS % 2**32)
+    _follow_seed(stand_ins, module, "numpy")
 
 
 def _follow_seed(stand_ins: StandIns, module: Any, name: str) -> None:

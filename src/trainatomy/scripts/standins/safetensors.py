@@ -18,43 +18,30 @@ _LIBRARIES = ("safetensors", "accelerate", "transformers", "peft", "diffusers", 
 
 
 @dataclass(frozen=True, slots=True)
-class Originals:
-    """The functions of safetensors, and where they are: the modules that imported each, with its name there."""
+class _Originals:
+    """The functions of safetensors."""
 
-    module: Any
     save_file: Any
     load_file: Any
     safe_open: Any
-    holders: tuple[tuple[Any, str, Any], ...]
 
 
-def originals() -> Originals | None:
-    """Return the functions, before anything replaces them; None if nothing has imported safetensors."""
-    module: Any = sys.modules.get("safetensors.torch")
-    if module is None:
-        return None
-    functions = module.save_file, module.load_file, module.safe_open
-    modules = [one for name, one in [*sys.modules.items()] if name.partition(".")[0] in _LIBRARIES]
-    holders = (
-        (owner, name, value)
-        for owner in modules
-        for name, value in [*vars(owner).items()]
-        if any(value is function for function in functions)
+def put(stand_ins: StandIns, checkpoints: Checkpoints, module: Any) -> None:
+    """Put them in place, also where libraries have imported the functions already."""
+    originals = _Originals(module.save_file, module.load_file, module.safe_open)
+    files = _Files(stand_ins, checkpoints, originals)
+    replacements = (
+        (originals.save_file, files.save_file),
+        (originals.load_file, files.load_file),
+        (originals.safe_open, files.open),
     )
-    return Originals(module, *functions, tuple(holders))
-
-
-def install(stand_ins: StandIns, checkpoints: Checkpoints, functions: Originals) -> None:
-    """Put them in place, also where libraries have imported the functions."""
-    files = _Files(stand_ins, checkpoints, functions)
-    replacements = {
-        functions.save_file: files.save_file,
-        functions.load_file: files.load_file,
-        functions.safe_open: files.open,
-    }
-    for owner, name, function in functions.holders:
-        stand_ins.put(owner, name, replacements[function])
-    stand_ins.put(functions.module, "_is_complete", _is_complete)
+    modules = [one for name, one in [*sys.modules.items()] if name.partition(".")[0] in _LIBRARIES]
+    for owner in modules:
+        for name, value in [*vars(owner).items()]:
+            for function, replacement in replacements:
+                if value is function:
+                    stand_ins.put(owner, name, replacement)
+    stand_ins.put(module, "_is_complete", _is_complete)
 
 
 def _is_complete(tensor: torch.Tensor) -> bool:
@@ -65,7 +52,7 @@ def _is_complete(tensor: torch.Tensor) -> bool:
 class _Files:
     """The functions of safetensors; files that the script did not write are read by the original ones."""
 
-    def __init__(self, stand_ins: StandIns, checkpoints: Checkpoints, functions: Originals) -> None:
+    def __init__(self, stand_ins: StandIns, checkpoints: Checkpoints, functions: _Originals) -> None:
         self._stand_ins, self._checkpoints, self._originals = stand_ins, checkpoints, functions
 
     def save_file(self, tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Any = None, **_: Any) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -26,33 +27,31 @@ from trainatomy.simulator.placement import names_cuda
 
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
-    checkpoints = Checkpoints(stand_ins)
-    of_safetensors = safetensors.originals()
-    if "transformers.trainer" in sys.modules:
-        from trainatomy.simulator.saving import files_without_data
-
-        stand_ins.stack.enter_context(files_without_data())
-        _redirect(stand_ins, torch.save, checkpoints)
-    else:
-        _redirect(stand_ins, None, checkpoints)
-    stand_ins.put(torch, "load", checkpoints.load)
-    if of_safetensors is not None:
-        safetensors.install(stand_ins, checkpoints, of_safetensors)
-
-
-def _redirect(stand_ins: StandIns, original: Any, checkpoints: Checkpoints) -> None:
-    """Let ``torch.save`` write to the redirected file: by ``original``, or an empty one; its content is remembered."""
+    checkpoints, original = Checkpoints(stand_ins), torch.save
+    write: Any = None
 
     def save(value: Any, file: Any, *rest: Any, **more: Any) -> None:
         if isinstance(file, str | os.PathLike):
             target = stand_ins.files.redirected(file)
-            if original is None:
+            if write is None:
                 Path(target).touch()
             else:
-                original(value, target, *rest, **more)
+                write(value, target, *rest, **more)
         checkpoints.remember(value, file)
 
+    def write_sizes(_: Any) -> None:
+        """Let files have their size, which the Trainer asks for."""
+        nonlocal write
+        from trainatomy.simulator.saving import files_without_data
+
+        with mock.patch.object(torch, "save", original):
+            stand_ins.stack.enter_context(files_without_data(safetensors=False))
+            write = torch.save
+
     stand_ins.put(torch, "save", save)
+    stand_ins.put(torch, "load", checkpoints.load)
+    stand_ins.when("transformers.trainer", write_sizes)
+    stand_ins.when("safetensors.torch", partial(safetensors.put, stand_ins, checkpoints))
 
 
 class Checkpoints:
