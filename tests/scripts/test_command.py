@@ -59,7 +59,7 @@ def test_launchers(words: str) -> None:
     [
         (["missing.py"], "no such file: missing.py"),
         (["."], "is a folder"),
-        (["-m", "no.such.module"], "there is no such module"),
+        (["-m", "no.such.module"], "there is no module no"),
         (["work.yaml"], "is a workload file"),
     ],
 )

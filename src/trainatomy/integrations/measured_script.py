@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import runpy
 import statistics
 import sys
 import time
@@ -93,8 +92,8 @@ def measure_here(job: Job) -> Measurement:
             f"`{job.command.text}` starts {local + 1} or more processes, one for each GPU; there are {there} here"
         )
     idle = utilization(local).used_bytes
-    file, clock = job.command.file(), StepClock()
-    status, message = _run(job, file, clock)
+    clock = StepClock()
+    status, message = _run(job, clock)
     if not clock.seconds and status == "completed":
         raise DeviceError(
             f"{job.command.name} ended before its first optimizer step{f': {message}' if message else ''}"
@@ -129,16 +128,11 @@ def measure_here(job: Job) -> Measurement:
     )
 
 
-def _run(job: Job, file: Path, clock: StepClock) -> tuple[Status, str]:
+def _run(job: Job, clock: StepClock) -> tuple[Status, str]:
     """Run the script; return whether it ran out of memory, and the message of an error."""
-    sys.argv = [str(file), *job.command.arguments]
-    sys.path.insert(0, str(file.parent))
     try:
         with ScriptSignals(clock, job.steps).attached():
-            if job.command.is_module:
-                runpy.run_module(job.command.target, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(str(file), run_name="__main__")
+            job.command.execute()
     except StepsDone:
         pass
     except SystemExit as error:

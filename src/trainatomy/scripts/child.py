@@ -31,6 +31,7 @@ def main(job_file: str, folder: str) -> None:
     places.add_libraries(places.libraries_in(os.environ))
     try:
         file = job.command.file()
+        places.add_user(job.command.package())
         os.environ.update(variables(job.command))
         preload()
         job, eager = compiling(job, file)

@@ -1,27 +1,47 @@
-"""The command that a script is started by: ``train.py ARGS``, ``-m module ARGS``, or a launcher with both."""
+"""The command that a script is started by: a script, a module, a command of a package, perhaps with a launcher."""
 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
+import re
+import runpy
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
+from unittest import mock
 
 from trainatomy.errors import WorkloadError
+from trainatomy.scripts.console import Entry, installed_command, is_python, module_spec, package_folder
 from trainatomy.workload.launch import read_launch
 from trainatomy.workload.launch_settings import Launch
 
-_LAUNCHERS = {"torchrun": 1, "accelerate": 2, "python": 1, "python3": 1}
 _MOST_NAMES = 6
 _SWITCHES = frozenset(
     "--standalone --no-python --run-path --multi-gpu --use-fsdp --use-deepspeed --cpu --debug --quiet --same-network "
     "--use-megatron-lm --main-training-function --enable-cpu-affinity -u".split()
 )
 """Options of launchers that take no value."""
+_PREFIXES = (
+    ("env",), ("nohup",), ("time",), ("exec",), ("uv", "run"), ("poetry", "run"), ("pixi", "run"), ("pdm", "run"),
+    ("pipenv", "run"), ("hatch", "run"), ("rye", "run"),
+)  # fmt: skip
+"""Words that start the command after them."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z_0-9]*=")
+_PYTHON_WITH_VALUE = ("-W", "-X")
+"""Options of Python that take the next word."""
+_LAUNCHERS = {
+    "torchrun": ("torchrun",),
+    "torch.distributed.run": ("torchrun",),
+    "torch.distributed.launch": ("torchrun",),
+    "accelerate-launch": ("accelerate", "launch"),
+    "accelerate.commands.launch": ("accelerate", "launch"),
+}
+"""Commands and modules that start a script, by what they are called here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +50,12 @@ class Command:
 
     Attributes:
         typed: The words as they were typed.
-        target: Path of the script, or name of the module.
+        target: Path of the script, name of the module, or of a command of a package.
         is_module: True for a module (``-m``).
         arguments: The script's own arguments.
         launch: What its launcher says; None without one.
+        launcher: The launcher with its options; empty without one.
+        variables: Environment variables that were typed before it.
     """
 
     typed: tuple[str, ...]
@@ -41,6 +63,8 @@ class Command:
     is_module: bool
     arguments: tuple[str, ...]
     launch: Launch | None = None
+    launcher: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -52,33 +76,51 @@ class Command:
         """The command as it would be typed in a shell."""
         return shlex.join(self.typed)
 
-    @property
-    def launcher(self) -> tuple[str, ...]:
-        """The launcher's words with its options, before the script; empty without one."""
-        if self.launch is None:
-            return ()
-        before = self.typed[: len(self.typed) - len(self.arguments) - 1]
-        return before[:-1] if self.is_module else before
+    def entry(self) -> Entry | None:
+        """Return what a command of a package starts; None for a script or a module.
+
+        Raises:
+            WorkloadError: It is no command of this Python.
+        """
+        path = Path(self.target).expanduser()
+        is_beside = path.parent.resolve() == Path(sys.executable).parent.resolve()
+        if self.is_module or path.suffix == ".py" or (path.exists() and not is_beside):
+            return None
+        return installed_command(self.target)
 
     def file(self) -> Path:
         """Return the file that is run.
 
         Raises:
-            WorkloadError: There is no such file or module.
+            WorkloadError: There is no such file, module or command.
         """
-        if not self.is_module:
+        if self.is_module:
+            if os.getcwd() not in sys.path:  # noqa: PTH109
+                sys.path.insert(0, os.getcwd())  # noqa: PTH109
+            return Path(str(module_spec(self.target).origin))
+        entry = self.entry()
+        if entry is None:
             return _script(self.target)
-        if os.getcwd() not in sys.path:  # noqa: PTH109
-            sys.path.insert(0, os.getcwd())  # noqa: PTH109
-        try:
-            spec = importlib.util.find_spec(self.target)
-            if spec is not None and spec.submodule_search_locations is not None:
-                spec = importlib.util.find_spec(f"{self.target}.__main__")
-        except ModuleNotFoundError:
-            spec = None
-        if spec is None or spec.origin is None:
-            raise WorkloadError(f"-m {self.target}: there is no such module, or it cannot be run")
-        return Path(spec.origin)
+        return Path(str(module_spec(entry.module).origin)) if entry.module else Path(entry.path)
+
+    def package(self) -> str:
+        """Return the folder of the package whose module or command it is; "" for a script."""
+        entry = self.entry()
+        module = self.target if self.is_module else "" if entry is None else entry.module
+        return package_folder(module) if module else ""
+
+    def execute(self) -> None:
+        """Run it in this process, as Python would."""
+        entry, file = self.entry(), self.file()
+        begin = str(file) if entry is None else entry.path
+        with mock.patch.object(sys, "argv", [begin, *self.arguments]):
+            if self.is_module:
+                runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+            elif entry is not None and entry.module:
+                sys.exit(attrgetter(entry.function)(import_module(entry.module))())
+            else:
+                with mock.patch.object(sys, "path", [str(file.parent), *sys.path]):
+                    runpy.run_path(str(file), run_name="__main__")
 
 
 def read_command(words: Sequence[str]) -> Command:
@@ -87,45 +129,90 @@ def read_command(words: Sequence[str]) -> Command:
     Raises:
         WorkloadError: It names no script, or its launcher's options cannot be read.
     """
-    typed, rest = tuple(words), list(words)
+    typed = tuple(words)
+    variables, rest = _without_prefixes(list(words))
     launch: Launch | None = None
-    name = Path(rest[0]).name if rest else ""
-    if name in ("torchrun", "accelerate") or rest[:3] == ["python", "-m", "torch.distributed.run"]:
-        own, rest = _after_launcher(rest, name)
-        launch = read_launch(shlex.join(own))
-    elif name in ("python", "python3"):
-        rest = rest[1:]
-        while rest and rest[0] == "-u":
-            rest = rest[1:]
-    elif name == "deepspeed":
+    launcher: tuple[str, ...] = ()
+    begin, count = _launcher(rest)
+    if begin == ("deepspeed",):
         raise WorkloadError(
             "deepspeed: scripts that DeepSpeed launches are not simulated; describe the training by a workload"
         )
+    if begin:
+        own, rest = _after_launcher(rest[count:])
+        launcher = (*begin, *own)
+        launch = read_launch(shlex.join([*launcher, "script.py"]))
+        if "--no-python" in {word.replace("_", "-") for word in own}:
+            more, rest = _without_prefixes(rest)
+            variables |= more
+    found = {"launch": launch, "launcher": launcher, "variables": tuple(variables.items())}
     if rest[:1] == ["-m"]:
         if len(rest) < 2:
             raise WorkloadError("-m needs the name of a module")
-        return Command(typed, rest[1], True, tuple(rest[2:]), launch)
+        return Command(typed, rest[1], True, tuple(rest[2:]), **found)  # type: ignore[arg-type]
     if not rest or rest[0].startswith("-"):
         raise WorkloadError(
             f"no script in `{shlex.join(typed)}`: name one, such as `trainatomy run train.py --epochs 1`"
         )
-    return Command(typed, rest[0], False, tuple(rest[1:]), launch)
+    return Command(typed, rest[0], False, tuple(rest[1:]), **found)  # type: ignore[arg-type]
 
 
-def _after_launcher(words: list[str], name: str) -> tuple[list[str], list[str]]:
-    """Divide a launcher with its options from the script (or ``-m module``) and its arguments."""
-    start = 1 if name == "torchrun" else 2 if name == "accelerate" else 3
-    position = start
+def _without_prefixes(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables before a command, and its words without what only starts it: ``env A=1 python train.py``.
+
+    Raises:
+        WorkloadError: A prefix has options of its own, or Python gets its code as an argument.
+    """
+    variables: dict[str, str] = {}
+    while words:
+        prefix = next((one for one in _PREFIXES if tuple(words[: len(one)]) == one), None)
+        if _ASSIGNMENT.match(words[0]):
+            name, _, variables_value = words[0].partition("=")
+            variables[name] = variables_value
+            words = words[1:]
+        elif prefix is not None and not Path(words[0]).is_file():
+            words = words[len(prefix) :]
+            if words[:1] and words[0].startswith("-"):
+                raise WorkloadError(f"`{shlex.join(prefix)} {words[0]}`: give the command after it to `trainatomy run`")
+        elif is_python(words[0]) and not Path(words[0]).with_suffix(".py").is_file():
+            return variables, _after_python(words[1:])
+        else:
+            break
+    return variables, words
+
+
+def _after_python(words: list[str]) -> list[str]:
+    """Return the words after Python's own options, from ``-m`` or the script on."""
+    while words and words[0].startswith("-") and not words[0].startswith("-m"):
+        if words[0].startswith("-c"):
+            raise WorkloadError("python -c: write the code into a file, and run that")
+        words = words[2:] if words[0] in _PYTHON_WITH_VALUE else words[1:]
+    return words
+
+
+def _launcher(words: list[str]) -> tuple[tuple[str, ...], int]:
+    """Return a launcher as it is called here, and how many words it takes; nothing without one."""
+    first = words[1:2] if words[:1] == ["-m"] else [Path(word).name for word in words[:1]]
+    count = 2 if words[:1] == ["-m"] else 1
+    if first == ["accelerate"] and words[count : count + 1] == ["launch"]:
+        return ("accelerate", "launch"), count + 1
+    if first == ["deepspeed"] and not Path(words[0]).is_file():
+        return ("deepspeed",), count
+    return (_LAUNCHERS[first[0]], count) if first and first[0] in _LAUNCHERS else ((), 0)
+
+
+def _after_launcher(words: list[str]) -> tuple[list[str], list[str]]:
+    """Divide the options of a launcher from the script (or ``-m module``) and its arguments."""
+    position = 0
     while position < len(words):
         word = words[position]
         if not word.startswith("-"):
             break
         if word in ("-m", "--module"):
-            return [*words[:position], "script.py"], ["-m", *words[position + 1 :]]
+            return words[:position], ["-m", *words[position + 1 :]]
         alone = "=" in word or word.replace("_", "-") in _SWITCHES
         position += 1 if alone else 2
-    launcher = ["torchrun"] if name != "accelerate" else ["accelerate", "launch"]
-    return [*launcher, *words[start:position], "script.py"], words[position:]
+    return words[:position], words[position:]
 
 
 def _script(target: str) -> Path:
@@ -133,11 +220,14 @@ def _script(target: str) -> Path:
     if path.is_dir():
         raise WorkloadError(f"{target} is a folder: name the script in it, or run a module (-m {path.name})")
     if not path.is_file():
-        raise WorkloadError(f"no such file: {target}{_nearest(path)}")
+        is_a_command = path.name == target and not path.suffix
+        raise WorkloadError(f"no such file{' or command' if is_a_command else ''}: {target}{_nearest(path)}")
     if path.suffix in (".yaml", ".yml"):
         raise WorkloadError(f"{target} is a workload file, not a script: `trainatomy predict {target}`")
     if path.suffix == ".sh":
         raise WorkloadError(f"{target} is a shell script: give the Python command in it to `trainatomy run`")
+    if path.suffix == ".ipynb":
+        raise WorkloadError(f"{target} is a notebook: in it, `%load_ext trainatomy` brings the magic `%%trainatomy`")
     return path.resolve()
 
 
@@ -160,6 +250,12 @@ def with_gpus(command: Command, gpus: int | None) -> Command:
     Raises:
         WorkloadError: It has a launcher, which says how many.
     """
+    visible = dict(command.variables).get("CUDA_VISIBLE_DEVICES", "").count(",") + 1
+    if gpus is None and command.launch is None and visible > 1:
+        raise WorkloadError(
+            f"`{command.text}` shows the script {visible} GPUs and has no launcher: say what it does with them, by "
+            f"--gpus {visible} (a process for each, as torchrun starts them) or --gpus 1"
+        )
     if gpus is None or gpus == 1:
         return command
     if command.launch is not None:

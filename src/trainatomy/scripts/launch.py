@@ -69,7 +69,7 @@ def run_script(job: Job, output: Path | None = None) -> tuple[Outcome, ...]:
             stdin=subprocess.DEVNULL,
             stdout=target,
             stderr=target,
-            env=environment(os.environ, folder, network=job.network),
+            env=environment({**os.environ, **dict(job.command.variables)}, folder, network=job.network),
         )
         code = _wait(process, _LIBRARIES + (job.time_limit + _GRACE) * len(job.gpus))
         return tuple(_outcome(job, folder, gpu, code) for gpu in job.gpus)
@@ -108,6 +108,7 @@ def visible_gpus(command: Command, given: Mapping[str, str]) -> dict[str, str]:
     With more, the Trainer would use all of them by ``DataParallel``.
     """
     count = 1 if command.launch is None else command.launch.gpus
+    given = {**given, **dict(command.variables)}
     visible = given.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
     return {**given, "CUDA_VISIBLE_DEVICES": ",".join(visible[:count])}
 
@@ -123,16 +124,15 @@ def started_by(command: Command) -> list[str]:
         return [sys.executable]
     if launch.nodes > 1:
         raise WorkloadError(f"--measure: `{command.text}` starts {launch.nodes} machines; this is one")
-    words = command.launcher
+    words = [word for word in command.launcher if word.replace("_", "-") != "--no-python"]
     if not words:  # --gpus
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launch.gpus}"]
-    if Path(words[0]).name == "accelerate":
+    if words[0] == "accelerate":
         has_count = any(word.partition("=")[0].replace("_", "-") in _ACCELERATE_COUNTS for word in words)
         # Without a number it would take all GPUs of the machine; the dry run takes what the command says.
         count = [] if has_count else [f"--num_processes={launch.gpus}"]
         return [sys.executable, "-m", "accelerate.commands.launch", *count, *words[2:]]
-    options = words[1:] if Path(words[0]).name == "torchrun" else words[3:]
-    return [sys.executable, "-m", "torch.distributed.run", *options]
+    return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
 
 
 def _measured_nothing(job: Job, code: int | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,14 +25,14 @@ def variables(command: Command) -> Mapping[str, str]:
         WorkloadError: accelerate refuses its options.
     """
     words = command.launcher
-    if command.launch is None or not words or os.path.basename(words[0]) != "accelerate":  # noqa: PTH119
+    if words[:1] != ("accelerate",):
         return {}
     import_library("accelerate", f"`{command.text}`", install="accelerate")
     from accelerate.commands import launch
 
     parser = launch.launch_command_parser()
     given: Any = parser.parse_args([*words[2:], "script.py"])
-    if given.num_processes is None and given.config_file is None:
+    if given.num_processes is None and given.config_file is None and command.launch is not None:
         given.num_processes = command.launch.gpus
     logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
     try:

@@ -16,6 +16,7 @@ _OURS = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple({*map(sysconfig.get_path, _LIBRARIES), str(Path(torch.__path__[0]).parent)})
 _STANDARD = tuple({*map(sysconfig.get_path, _LIBRARIES[:2])})
+_users: tuple[str, ...] = ()
 _known: dict[str, bool] = {}
 
 
@@ -24,9 +25,18 @@ def is_users(filename: str) -> bool:
     found = _known.get(filename)
     if found is None:
         path = str(Path(filename).resolve())
-        installed = any(path.startswith(folder) for folder in (_OURS, *_INSTALLED))
-        found = _known[filename] = not (filename.startswith("<") or installed or "site-packages" in path)
+        installed = path.startswith((_OURS, *_INSTALLED)) or "site-packages" in path
+        found = not filename.startswith("<") and (path.startswith(_users) or not installed)
+        _known[filename] = found
     return found
+
+
+def add_user(folder: str) -> None:
+    """Let an installed package count as code of the user: the one whose command or module is run."""
+    global _users
+    if folder:
+        _users = (*_users, str(Path(folder).resolve()))
+        _known.clear()
 
 
 def add_libraries(folders: list[str]) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import gc
-import runpy
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unittest import mock
 
 from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.catalog.gpus import find_gpu
@@ -85,9 +82,9 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
         eager=eager,
         folders=folders,
     )
-    session = Session(gpu, settings, str(file))
+    session = Session(gpu, settings, "" if job.command.entry() else str(file))
     with session.open():
-        end = _end(session, job, file, is_last)
+        end = _end(session, job, is_last)
     message = "" if end.error is None else str(end.error)
     code = INTERRUPTED if end.ending == "interrupted" else 0
     code = code if end.error is None else end.error.exit_code
@@ -115,12 +112,12 @@ def topology_of(command: Command) -> Topology:
     return Topology(0, launch.gpus * launch.nodes, launch.gpus)
 
 
-def _end(session: Session, job: Job, file: Path, is_last: bool) -> _End:
+def _end(session: Session, job: Job, is_last: bool) -> _End:
     """Run the script, and return how it ended."""
     command = job.command
     try:
         with _interruptible(is_last), _limited(session.settings.time_limit):
-            _run(command, file)
+            command.execute()
     except StepsDone:
         return _End("steps")
     except TimeIsUp as error:
@@ -184,16 +181,6 @@ def _limited(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _run(command: Command, file: Path) -> None:
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(sys, "argv", [str(file), *command.arguments]))
-        if command.is_module:
-            runpy.run_module(command.target, run_name="__main__", alter_sys=True)
-        else:
-            stack.enter_context(mock.patch.object(sys, "path", [str(file.parent), *sys.path]))
-            runpy.run_path(str(file), run_name="__main__")
 
 
 def _exit(session: Session, error: SystemExit) -> _End:
