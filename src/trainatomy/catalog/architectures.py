@@ -7,11 +7,12 @@ them with class, number of parameters and source, and is all that a listing read
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.catalog.files import close_names, read_text
+from trainatomy.catalog.files import close_names, read_text, read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,6 +84,19 @@ def nearest(name: str, count: int = 4) -> list[str]:
     """Return hub ids whose names resemble ``name``, nearest first."""
     found = close_names(name.strip().lower(), _ids_by_name(), 3 * count)
     return list(dict.fromkeys(_ids_by_name()[key] for key in found))[:count]
+
+
+def has_chat_template(name: str) -> bool:
+    """Return whether the tokenizer of a model on the hub has a chat template, as far as its name says."""
+    known = read_yaml("tokenizers.yaml")["chat_template"]
+    words = re.split(r"[^a-z]+", name.lower().rpartition("/")[2])
+    return not {*words}.isdisjoint(known["words"]) or name.lower().startswith(tuple(known["beginnings"]))
+
+
+def conversation_markers() -> list[str]:
+    """Return the markers of conversations that vocabularies have."""
+    markers: list[str] = read_yaml("tokenizers.yaml")["markers"]
+    return markers
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from trainatomy.catalog.architectures import architecture
+from trainatomy.catalog.architectures import architecture, conversation_markers, has_chat_template
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.standins import bitsandbytes
 from trainatomy.scripts.standins.notes import StandIns
@@ -249,13 +249,17 @@ _CHAT = (
 
 
 def made_tokenizer(config: Any, name: str) -> Any:
-    """Return a tokenizer whose words are the vocabulary's numbers (``w17``), one token for each word of a text."""
+    """Return a tokenizer whose words are the vocabulary's numbers (``w17``), one token for each word of a text.
+
+    It has a chat template where the model's own has one: libraries take texts for messages then.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     size = int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 32000)
     letters = [chr(code) for code in range(33, 127)]
-    names = list(dict.fromkeys([*_SPECIAL, *letters, *(f"w{number}" for number in range(size))]))[:size]
+    words = (f"w{number}" for number in range(size))
+    names = list(dict.fromkeys([*_SPECIAL, *letters, *conversation_markers(), *words]))[:size]
     made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(names)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     is_encoder = "mask" in str(config.get("architectures", "")).lower() or config.get("type_vocab_size")
@@ -270,7 +274,8 @@ def made_tokenizer(config: Any, name: str) -> Any:
         bos_token="<s>", eos_token=end, model_max_length=longest, name_or_path=name,
         **({"pad_token": "[PAD]"} if is_encoder or config.get("pad_token_id") is not None else {}),
     )  # fmt: skip
-    tokenizer.chat_template = _CHAT
+    if has_chat_template(name):
+        tokenizer.chat_template = _CHAT
     return tokenizer
 
 
