@@ -82,6 +82,16 @@ def test_several_modules_are_waited_for_in_any_order(folder: Path) -> None:
     assert seen == ["both"]
 
 
+def test_one_of_several_modules_imports_the_other(folder: Path) -> None:
+    write(folder, "inner_of_two", "")
+    write(folder, "outer_of_two", "import inner_of_two\nvalue = 1\n")
+    hook, seen = ImportHook(), list[int]()
+    with hook.installed():
+        hook.when(("inner_of_two", "outer_of_two"), lambda: seen.append(sys.modules["outer_of_two"].value))
+        import outer_of_two  # type: ignore[import-not-found] # noqa: F401
+    assert seen == [1]
+
+
 def test_an_import_that_fails_calls_nothing_and_may_be_repeated(folder: Path) -> None:
     write(folder, "fails_once", "import builtins\nif not hasattr(builtins, '_tried'):\n    raise ImportError('no')\n")
     hook, seen = ImportHook(), list[str]()

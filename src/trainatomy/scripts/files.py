@@ -65,6 +65,10 @@ class RedirectedFiles:
             stack.enter_context(mock.patch.object(os, name, replacement))
         stack.enter_context(mock.patch.object(shutil, "rmtree", self._remove_tree))
 
+    def made(self, name: str) -> str:
+        """Return the path of a file or folder of ours, which the script does not write."""
+        return os.path.join(os.path.dirname(self._root), name)  # noqa: PTH118, PTH120
+
     def note(self, path: Any) -> None:
         """List a path that is not written."""
         with suppress(TypeError):

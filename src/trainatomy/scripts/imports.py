@@ -29,6 +29,7 @@ class ImportHook(MetaPathFinder):
     def __init__(self, apart: Collection[str] = (), surroundings: Surroundings = contextlib.nullcontext) -> None:
         self._apart, self._surroundings = frozenset(apart), surroundings
         self._waiting: defaultdict[str, list[Callable[[], Any]]] = defaultdict(list)
+        self._watched: set[str] = set()
         self._lock = threading.RLock()
         self._finding, self._complete = _Finding(), set[str]()
 
@@ -44,9 +45,13 @@ class ImportHook(MetaPathFinder):
             self._waiting.clear()
 
     def when(self, names: str | Sequence[str], function: Callable[[], Any]) -> None:
-        """Call a function once modules are imported, all of them; at once if they are already."""
+        """Call a function once modules are imported, all of them; at once if they are already.
+
+        Ask for each module before its import begins.
+        """
         wanted = [names] if isinstance(names, str) else names
         with self._lock:
+            self._watched.update(wanted)
             missing = [name for name in wanted if not self._is_imported(name)]
             if missing:
                 self._waiting[missing[0]].append(lambda: self.when(missing, function))
@@ -54,9 +59,9 @@ class ImportHook(MetaPathFinder):
         function()
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec that another finder finds for a module that is waited for."""
+        """Return the spec that another finder finds for a module that is watched."""
         is_apart, finding = name in self._apart, self._finding.names
-        if (name not in self._waiting and not is_apart) or name in finding:
+        if (name not in self._watched and not is_apart) or name in finding:
             return None
         finding.append(name)  # a finder may ask all finders again
         try:

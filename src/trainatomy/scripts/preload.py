@@ -49,7 +49,7 @@ def _local_files(folder: Path, name: str) -> list[Path]:
 
 def preload() -> None:
     """Import what keeps PyTorch's own functions."""
-    for name in ("bitsandbytes", "torch._dynamo", "torch.distributed.elastic"):
+    for name in ("bitsandbytes", "torch._dynamo", "torch.distributed.elastic", "torch.utils._pytree", "torchao"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -21,8 +21,10 @@ from trainatomy.results.script import Ending
 from trainatomy.scripts.job import INTERRUPTED, Job, Outcome
 from trainatomy.scripts.places import place_of
 from trainatomy.scripts.prediction import prediction_of_script, run_of
+from trainatomy.scripts.preload import files_of
 from trainatomy.scripts.session import Session, Settings, TimeIsUp
 from trainatomy.scripts.signals import StepsDone
+from trainatomy.scripts.standins.flash_attention import names_flash_attention
 from trainatomy.simulator.topology import Topology
 from trainatomy.step_detail import detail_of_executed
 
@@ -81,6 +83,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
         compiled=bool(job.compiled),
         eager=eager,
         folders=folders,
+        flash_attention=names_flash_attention(job.command.arguments, files_of(file)),
     )
     session = Session(gpu, settings, "" if job.command.entry() else str(file))
     with session.open():

@@ -28,6 +28,7 @@ from trainatomy.scripts.standins import (
     bitsandbytes,
     compiler,
     data,
+    flash_attention,
     generation,
     machine,
     pretrained,
@@ -79,6 +80,7 @@ class Settings:
         compiled: Whether ``torch.compile`` is simulated; ``preload_compiler`` ran before.
         eager: Else the reason, for a note.
         folders: Temporary folders that libraries may write to, such as the cache of data sets.
+        flash_attention: Whether the script names flash-attn, which is there then.
     """
 
     steps: int = STEPS
@@ -93,6 +95,7 @@ class Settings:
     compiled: bool = False
     eager: str = ""
     folders: tuple[str, ...] = ()
+    flash_attention: bool = True
 
 
 class Session:
@@ -180,6 +183,7 @@ class Session:
         parts = (tensors, random_numbers, pretrained, bitsandbytes, data, generation, processes, savers, machine)
         for part in (*parts, torchscript):
             part.install(self.stand_ins)
+        flash_attention.install(self.stand_ins, is_named=settings.flash_attention)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self._follow_autocast()
         self.stand_ins.when("transformers.trainer", self._follow_trainer)

@@ -11,7 +11,7 @@ Source: flash-attn 2.8, csrc/flash_attn/flash_api.cpp (``mha_fwd``, ``mha_varlen
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -26,6 +26,10 @@ from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.whole import one_operation
 
 NAME = "flash_attention_2"
+NOTE = (
+    f"{NAME} allocates what the source code of flash-attn 2.8 does, and is timed as PyTorch's kernel of the same "
+    "algorithm; neither has been measured yet"
+)
 _AMPERE, _MOST_HEAD = (8, 0), 256
 _GLOBALS = (
     "_flash_fn",
@@ -39,16 +43,16 @@ _GLOBALS = (
 
 @contextlib.contextmanager
 def simulated_flash_attention(processor: Processor) -> Iterator[None]:
-    """Let transformers find FlashAttention 2.
+    """Let transformers find FlashAttention 2 in a workload; in scripts, libraries find the whole package.
 
     Raises:
         SimulationError: The GPU is older than Ampere, which the library does not support.
     """
-    if tuple(processor.capability) < _AMPERE:
-        raise SimulationError(f"model.attn_implementation: {NAME} needs an Ampere GPU or a newer one: use sdpa")
+    check_gpu(processor)
     from transformers import PreTrainedModel, modeling_flash_attention_utils
 
-    functions = _functions(processor.multiprocessors)
+    dense, varlen = flash_functions(processor.multiprocessors)
+    functions = (dense, varlen, None, pad_input, None)
     with contextlib.ExitStack() as stack:
         for name in _GLOBALS:
             stack.enter_context(mock.patch.object(modeling_flash_attention_utils, name, None))
@@ -60,8 +64,18 @@ def simulated_flash_attention(processor: Processor) -> Iterator[None]:
         yield
 
 
-def _functions(multiprocessors: int) -> tuple[Any, ...]:
-    """Return the functions that transformers imports from the library."""
+def check_gpu(processor: Processor) -> None:
+    """Refuse a GPU that the library does not support.
+
+    Raises:
+        SimulationError: It is older than Ampere.
+    """
+    if tuple(processor.capability) < _AMPERE:
+        raise SimulationError(f"{NAME} needs an Ampere GPU or a newer one: use sdpa")
+
+
+def flash_functions(multiprocessors: int) -> tuple[Any, Any]:
+    """Return ``flash_attn_func`` and ``flash_attn_varlen_func``, of a GPU with so many multiprocessors."""
 
     def flash_attn_func(
         q: Tensor,
@@ -99,7 +113,47 @@ def _functions(multiprocessors: int) -> tuple[Any, ...]:
         out: Tensor = _Attention.apply(q, k, v, cu_seqlens_q, None, settings)
         return out
 
-    return flash_attn_func, flash_attn_varlen_func, None, _pad_input, None
+    return flash_attn_func, flash_attn_varlen_func
+
+
+def packed_functions(multiprocessors: int) -> dict[str, Any]:
+    """Return the functions that take queries, keys and values, or keys and values, as one tensor."""
+
+    def settings(dropout: float, options: dict[str, Any]) -> _Settings:
+        return _Settings(dropout, options.get("causal", False), options.get("deterministic", False), multiprocessors)
+
+    def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, *_: Any, **options: Any) -> Tensor:
+        out: Tensor = _PackedAttention.apply(None, qkv, None, settings(dropout_p, options))
+        return out
+
+    def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, *_: Any, **options: Any) -> Tensor:
+        out: Tensor = _PackedAttention.apply(q, kv, None, settings(dropout_p, options))
+        return out
+
+    def flash_attn_varlen_qkvpacked_func(
+        qkv: Tensor, cu_seqlens: Tensor, max_seqlen: Any, dropout_p: float = 0.0, *_: Any, **options: Any
+    ) -> Tensor:
+        out: Tensor = _PackedAttention.apply(None, qkv, cu_seqlens, settings(dropout_p, options))
+        return out
+
+    def flash_attn_varlen_kvpacked_func(
+        q: Tensor,
+        kv: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: Any,
+        max_seqlen_k: Any,
+        dropout_p: float = 0.0,
+        *_: Any,
+        **options: Any,
+    ) -> Tensor:
+        out: Tensor = _PackedAttention.apply(q, kv, cu_seqlens_q, settings(dropout_p, options))
+        return out
+
+    return {one.__name__: one for one in (
+        flash_attn_qkvpacked_func, flash_attn_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func, flash_attn_varlen_kvpacked_func,
+    )}  # fmt: skip
 
 
 class _Settings:
@@ -122,8 +176,8 @@ class _Attention(torch.autograd.Function):
         head = q.shape[-1]
         if q.dtype not in (torch.float16, torch.bfloat16) or head > _MOST_HEAD:
             raise SimulationError(
-                f"model.attn_implementation: {NAME} takes float16 and bfloat16 and heads of at most {_MOST_HEAD}, "
-                f"found {str(q.dtype).removeprefix('torch.')} and {head}: set train.bf16 or model.dtype, or use sdpa"
+                f"{NAME} takes float16 and bfloat16 and heads of at most {_MOST_HEAD}, found "
+                f"{str(q.dtype).removeprefix('torch.')} and {head}: train in bf16, or use sdpa"
             )
         if head % 8:
             q, k, v = (functional.pad(each, [0, -head % 8]) for each in (q, k, v))
@@ -146,9 +200,16 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        q, k, v, out, _, _, *rest = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: a checkpoint refuses to unpack them again
+        dq, dk, dv = (torch.empty_like(each) for each in saved[:3])
+        _Attention.fill(ctx, saved, grad, dq, dk, dv)
+        return dq[..., : ctx.head], dk[..., : ctx.head], dv[..., : ctx.head], None, None, None
+
+    @staticmethod
+    def fill(ctx: Any, saved: Sequence[Tensor], grad: Tensor, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+        """Compute the gradients of queries, keys and values into these."""
+        q, k, v, out, _, _, *rest = saved
         starts = rest[0] if rest else None
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         if ctx.head % 8:
             grad = functional.pad(grad, [0, -ctx.head % 8])
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
@@ -161,7 +222,28 @@ class _Attention(torch.autograd.Function):
             results.extend((dq, dk, dv))
             held = _accumulators(q, k, starts, ctx.how)
             del held
-        return dq[..., : ctx.head], dk[..., : ctx.head], dv[..., : ctx.head], None, None, None
+
+
+class _PackedAttention(torch.autograd.Function):
+    """``FlashAttnQKVPackedFunc`` and ``FlashAttnKVPackedFunc``: some of the three are one tensor, and one gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor | None, packed: Tensor, starts: Tensor | None, how: _Settings) -> Tensor:
+        ctx.shape, ctx.has_queries = packed.shape, q is not None
+        parts = packed.detach().unbind(-3)
+        given = parts if q is None else (q, *parts)
+        return _Attention.forward(ctx, *given, starts, None, how)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        saved = ctx.saved_tensors
+        q = saved[0]
+        shape = (*ctx.shape[:-1], q.shape[-1])
+        queries = torch.empty_like(q) if ctx.has_queries else None
+        packed = q.new_empty(shape)
+        parts = packed.unbind(-3)
+        _Attention.fill(ctx, saved, grad, *(parts if queries is None else (queries, *parts)))
+        return None if queries is None else queries[..., : ctx.head], packed[..., : ctx.head], None, None
 
 
 def _split(q: Tensor, k: Tensor, multiprocessors: int) -> list[Tensor]:
@@ -212,7 +294,7 @@ def _priced(tensor: Tensor, starts: Tensor | None) -> Tensor:
         return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
 
-class _IndexPutFirstAxis(torch.autograd.Function):
+class IndexPutFirstAxis(torch.autograd.Function):
     """``flash_attn.bert_padding.IndexPutFirstAxis``."""
 
     @staticmethod
@@ -228,7 +310,7 @@ class _IndexPutFirstAxis(torch.autograd.Function):
         return grad[indices], None, None
 
 
-def _pad_input(hidden: Tensor, indices: Tensor, batch: int, length: int) -> Tensor:
+def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """Put tokens back to their places in padded sequences."""
-    padded: Tensor = _IndexPutFirstAxis.apply(hidden, indices, batch * length)
-    return padded.view(batch, length, *padded.shape[1:])
+    padded: Tensor = IndexPutFirstAxis.apply(hidden_states, indices, batch * seqlen)
+    return padded.view(batch, seqlen, *padded.shape[1:])

@@ -12,6 +12,7 @@ from trainatomy.operators.allocation.cudnn.library import EXTRA
 from trainatomy.results.plan import fsdp_version
 from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
+from trainatomy.simulator.flash_attention import NOTE as FLASH_ATTENTION_NOTE
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
@@ -182,10 +183,7 @@ def _closure_notes(workload: Workload) -> Iterator[str]:
 def _attention_notes(workload: Workload) -> Iterator[str]:
     """Yield a note where attention is that of a library that is not run."""
     if workload.model.attn_implementation == FLASH_ATTENTION:
-        yield (
-            f"{FLASH_ATTENTION} allocates what the source code of flash-attn 2.8 does, and is timed as PyTorch's "
-            "kernel of the same algorithm; neither has been measured yet"
-        )
+        yield FLASH_ATTENTION_NOTE
 
 
 def _precision_notes(workload: Workload, model: nn.Module) -> Iterator[str]:

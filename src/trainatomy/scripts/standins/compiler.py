@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainatomy.errors import SimulationError
-from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.scripts.standins.notes import StandIns, once_called
 from trainatomy.simulator.flex.calls import compiled_attention
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def install(stand_ins: StandIns, signals: ScriptSignals, eager: str | None) -> N
             return lambda function: compiled(function, **options)
         if (replacement := compiled_attention(stand_ins.process, model, options)) is not None:
             return replacement
+        if inspect.isfunction(model):
+            return once_called(model, lambda: left_out(model))
         left_out(model)
         return model
 

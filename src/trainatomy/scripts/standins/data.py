@@ -32,6 +32,7 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.when("datasets.fingerprint", partial(_put_hash, stand_ins))
     stand_ins.when("datasets.arrow_dataset", partial(_put_mapping, stand_ins))
     stand_ins.when("torchvision.datasets", partial(_put_images, stand_ins))
+    stand_ins.when(("torchvision.datasets", "timm.data.dataset_factory"), partial(_put_images_in_timm, stand_ins))
     stand_ins.when("torchvision.utils", partial(_put_saving, stand_ins))
     stand_ins.when("evaluate.loading", partial(_put_metrics, stand_ins))
 
@@ -232,11 +233,10 @@ def _put_images(stand_ins: StandIns, datasets: Any) -> None:
     for name, shape in _IMAGES.items():
         stand_ins.put(datasets, name, _images(stand_ins, name, getattr(datasets, name), shape))
 
-    def put_in_timm(factory: Any) -> None:
-        known = {name: getattr(datasets, kind.__name__, kind) for name, kind in factory._TORCH_BASIC_DS.items()}
-        stand_ins.put(factory, "_TORCH_BASIC_DS", known)
 
-    stand_ins.when("timm.data.dataset_factory", put_in_timm)
+def _put_images_in_timm(stand_ins: StandIns, datasets: Any, factory: Any) -> None:
+    known = {name: getattr(datasets, kind.__name__, kind) for name, kind in factory._TORCH_BASIC_DS.items()}
+    stand_ins.put(factory, "_TORCH_BASIC_DS", known)
 
 
 def _put_saving(stand_ins: StandIns, utilities: Any) -> None:

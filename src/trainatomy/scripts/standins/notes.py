@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections import Counter
@@ -23,6 +24,21 @@ from trainatomy.simulator.process import SimulatedProcess
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables with the settings of PyTorch's allocator."""
+
+
+def once_called(function: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
+    """Return a function that notes its first call: libraries compile many that a training never calls."""
+    is_noted = False
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        nonlocal is_noted
+        if not is_noted:
+            is_noted = True
+            note()
+        return function(*arguments, **options)
+
+    return call
 
 
 @dataclass

@@ -5,6 +5,7 @@ TorchScript reads the source of PyTorch's functions, which a dry run replaces, a
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.scripts.standins.notes import StandIns, once_called
 
 
 def install(stand_ins: StandIns) -> None:
@@ -20,10 +21,9 @@ def install(stand_ins: StandIns) -> None:
 
     def left_out(function: Any, *_: Any, **__: Any) -> Any:
         if isinstance(function, nn.Module):
-            name = type(function).__name__
-        else:
-            name = getattr(function, "__name__", "a function")
-        stand_ins.note("torchscript", name)
+            stand_ins.note("torchscript", type(function).__name__)
+        elif not inspect.isclass(function) and callable(function):
+            return once_called(function, lambda: stand_ins.note("torchscript", _name(function)))
         return function
 
     def saved(_: Any, file: Any, **__: Any) -> None:
@@ -34,3 +34,7 @@ def install(stand_ins: StandIns) -> None:
     for name in ("script", "trace", "freeze", "optimize_for_inference"):
         stand_ins.put(torch.jit, name, left_out)
     stand_ins.put(torch.jit, "save", saved)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", "a function"))
