@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,11 +146,49 @@ def test_peft_switches_checkpointing_on_unless_it_is_told_not_to(
     assert [isinstance(note, Assumption) for note in noted] == [True] * is_noted
 
 
-def test_a_checkpoint_that_is_stored_quantised_is_refused(run_script: RunScript) -> None:
-    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+def test_a_checkpoint_that_is_stored_quantised_and_its_workload(run_script: RunScript, tmp_path: Path) -> None:
+    """A local folder with a configuration and without weights, as a hub's cache may hold it."""
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    text = script("load_in_4bit=True", "adamw_torch").replace("config = AutoConfig.for_model", "dict")
+    text = text.replace('"nobody/tiny-llama", config=config', '"stored"').replace(
+        "quantization_config=BitsAndBytesConfig(load_in_4bit=True)", "device_map='cuda'"
+    )
+    tmp_path.joinpath("stored").mkdir()
+    content = {**CONFIG, "architectures": ["LlamaForCausalLM"], "quantization_config": stored}
+    tmp_path.joinpath("stored", "config.json").write_text(json.dumps(content))
+    found = run_script(text)
+    assert found.prediction is not None, found.message
+    expected = trainatomy.predict(
+        trainatomy.Workload.from_mapping(
+            {
+                "model": {
+                    "config": {**CONFIG, "quantization_config": stored},
+                    "class": "LlamaForCausalLM",
+                    "dtype": "bfloat16",
+                    "lora": {"r": 8, "target_modules": ["q_proj", "v_proj"]},
+                },
+                "loop": "trainer",
+                "gpu": "h100-sxm",
+                "data": {"sequence_length": 64},
+                "train": {
+                    "per_device_train_batch_size": 2,
+                    "bf16": True,
+                    "gradient_checkpointing": True,
+                    "optim": "adamw_torch",
+                },
+            }
+        )
+    )
+    for component in ("weights", "optimizer_states", "gradients", "temporary"):
+        assert components(found.prediction)[component] == components(expected)[component], component
+
+
+def test_a_checkpoint_that_another_library_stored_is_refused_by_name(run_script: RunScript) -> None:
     text = script("load_in_4bit=True", "adamw_torch")
-    text = text.replace("AutoConfig.for_model(**", f"AutoConfig.for_model(quantization_config={stored}, **")
-    assert "stored quantised is not simulated in scripts" in run_script(text).message
+    text = text.replace(
+        "AutoConfig.for_model(**", "AutoConfig.for_model(quantization_config={'quant_method': 'gptq'}, **"
+    )
+    assert "is stored quantised (gptq)" in run_script(text).message
 
 
 def test_another_library_is_refused_by_name(run_script: RunScript) -> None:
@@ -198,7 +238,7 @@ def test_weights_that_are_dequantised_while_they_are_loaded_are_trained(run_scri
     text = script("load_in_4bit=True", "adamw_torch").replace("BitsAndBytesConfig(load_in_4bit=True)", "DEQUANTISED")
     text = text.replace("AutoConfig.for_model(**", f"AutoConfig.for_model(quantization_config={stored}, **")
     packed = run_script(text.replace("DEQUANTISED", "None"))
-    assert "stored quantised is not simulated in scripts" in packed.message
+    assert "is stored quantised (mxfp4)" in packed.message
     text = text.replace("DEQUANTISED", "Mxfp4Config(dequantize=True)").replace(
         "import AutoConfig,", "import AutoConfig, Mxfp4Config,"
     )

@@ -43,13 +43,14 @@ def _put(stand_ins: StandIns, _: Any) -> None:
         process.use_functions(quantised_operators(answering, process.on_host, _NO_OUTLIERS))
 
 
-def load(process: SimulatedProcess, model: Any, settings: Any) -> nn.Module:
+def load(process: SimulatedProcess, model: Any, settings: Any, *, stored: bool = False) -> nn.Module:
     """Load a model that was built in host memory with quantised weights on the GPU, as ``from_pretrained`` does.
 
     Args:
         process: The simulated process.
         model: The model with its weights in 16 or 32 bits.
         settings: A ``BitsAndBytesConfig`` or ``TorchAoConfig``, or its content.
+        stored: Whether the checkpoint is stored so; else its weights are quantised while it is loaded.
 
     Raises:
         SimulationError: Another library quantises the weights.
@@ -59,7 +60,7 @@ def load(process: SimulatedProcess, model: Any, settings: Any) -> nn.Module:
     if why is not None:
         raise SimulationError(f"quantization_config: {why}")
     with loading(process.on_host):
-        loaded = load_quantised(model, dict(arguments), "cuda", stored=False)
+        loaded = load_quantised(model, dict(arguments), "cuda", stored=stored)
     process.modules.learn(loaded)
     process.notes.extend(quantisation_notes(loaded, _NO_OUTLIERS))
     return loaded

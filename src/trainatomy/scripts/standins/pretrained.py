@@ -6,7 +6,7 @@ architectures that ship with trainatomy, with a tokenizer of the right size whos
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -17,7 +17,7 @@ from trainatomy.catalog.architectures import architecture, conversation_markers,
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.standins import bitsandbytes
 from trainatomy.scripts.standins.notes import StandIns
-from trainatomy.training.stored_weights import is_dequantised
+from trainatomy.training.stored_weights import is_dequantised, library_of
 
 _UNREAD = (OSError, ValueError)
 """Errors that transformers raises where the hub has no file, or cannot be reached."""
@@ -131,10 +131,10 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
             config.dtype = getattr(config, "dtype", None) or torch.bfloat16  # that of the checkpoint's plain weights
             settings = None
             stand_ins.process.notes.append(f"{name} is stored quantised; what dequantising takes is not counted")
-        if getattr(config, "quantization_config", None) is not None:
-            raise SimulationError(
-                f"{name}: a checkpoint that is stored quantised is not simulated in scripts; predict it by a workload"
-            )
+        stored = getattr(config, "quantization_config", None)
+        if stored is not None:
+            settings = _stored_settings(str(name), stored)
+            del config.quantization_config
         attention = options.get("attn_implementation")
         more = {} if attention is None else {"attn_implementation": attention}
         with stand_ins.process.on_host(), mock.patch.object(stand_ins, "draws", False):
@@ -143,7 +143,7 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
             _draw_head(model)
         if settings is not None:
             with mock.patch.object(modeling_utils.PreTrainedModel, "from_pretrained", classmethod(original)):
-                model = bitsandbytes.load(stand_ins.process, model, settings)
+                model = bitsandbytes.load(stand_ins.process, model, settings, stored=stored is not None)
         model.name_or_path = model.config._name_or_path = str(name)
         model.eval()
         if settings is None and options.get("device_map") not in (None, "cpu"):
@@ -153,6 +153,22 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
         return model
 
     return build
+
+
+def _stored_settings(name: str, stored: Any) -> dict[str, Any]:
+    """Return how a checkpoint is stored.
+
+    Raises:
+        SimulationError: By another library than bitsandbytes, whose packed weights are simulated.
+    """
+    settings: dict[str, Any] = dict(stored if isinstance(stored, Mapping) else stored.to_dict())
+    if library_of(settings) != "bitsandbytes":
+        method = settings.get("quant_method", "another method")
+        raise SimulationError(
+            f"{name} is stored quantised ({method}); of such checkpoints, those of bitsandbytes are simulated in "
+            "scripts.\nName the checkpoint that is not quantised, or describe the training by a workload"
+        )
+    return settings
 
 
 def _draw_head(model: Any) -> None:
