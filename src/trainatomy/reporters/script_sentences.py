@@ -31,6 +31,7 @@ _STAND_INS: dict[StandInKind, str] = {
     "data set": "the data set {name} is not on this machine: rows of its columns were made up, with texts of one "
     "length (--lengths), which decides the size of a batch that is padded to its longest",
     "generation": "generate() goes on to its maximum length: no sequence ends earlier, as the tokens are not known",
+    "handover": "followed: {name}",
     "images": "the images of {name} are not on this machine: black ones of its size were made up",
     "launch": "{name}",
     "metric": "the metric {name} is not on this machine and computes nothing",

@@ -17,6 +17,7 @@ StandInKind = Literal[
     "data loader",
     "data set",
     "generation",
+    "handover",
     "images",
     "launch",
     "metric",

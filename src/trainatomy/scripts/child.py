@@ -1,4 +1,4 @@
-"""The process of a script: ``python -m trainatomy.scripts.child JOB FOLDER``, with one outcome for each GPU."""
+"""The process of a script: ``python -m trainatomy.scripts.child JOB FOLDER PARENT``, with an outcome for each GPU."""
 
 from __future__ import annotations
 
@@ -12,16 +12,27 @@ from pathlib import Path
 from types import FrameType
 
 from trainatomy.errors import TrainatomyError
+from trainatomy.scripts import wall
 from trainatomy.scripts.job import CRASH, INTERRUPTED, Job, Outcome
+from trainatomy.scripts.programs import programs
+from trainatomy.scripts.supervision import listen
 
 BUG = 70
+HANDED_OVER = 71
+"""Exit code of a GPU's process whose script leaves the training to another command, on all GPUs."""
 
 
-def main(job_file: str, folder: str) -> None:
-    """Run the job in a file, and write its outcomes into a folder."""
+def main(job_file: str, folder: str, parent: str) -> None:
+    """Run the job in a file, write its outcomes into a folder, and end with the parent.
+
+    The wall is there before any library starts a thread, which it would not surround.
+    """
+    wall.die_with_parent(int(parent))
     job: Job = pickle.loads(Path(job_file).read_bytes())
     _let_interrupts_end(job, folder)
+    listen()
     _note_crashes(folder)
+    wall.put_up([folder], programs(), network=job.network)
     from trainatomy.scripts import places
     from trainatomy.scripts.compiling import compiling
     from trainatomy.scripts.launcher import variables
@@ -40,23 +51,29 @@ def main(job_file: str, folder: str) -> None:
             _write(folder, Outcome(gpu, None, str(error), error.exit_code))
         return
     if len(job.gpus) == 1:
+        wall.end_forks()
         _write(folder, _outcome(job, job.gpus[0], run_job, eager, folder))
         return
     interrupts: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))  # it is for the processes of the GPUs
+    own = os.getpid()
     for gpu in job.gpus:
         if interrupts:
             _write(folder, Outcome(gpu, None, f"{job.command.name} was interrupted on a GPU before", INTERRUPTED))
         elif os.fork() == 0:
             try:
+                wall.die_with_parent(own)
+                wall.end_forks()
                 _let_interrupts_end(job, folder)
-                _write(folder, _outcome(job, gpu, run_job, eager, folder))
+                outcome = _outcome(job, gpu, run_job, eager, folder)
+                _write(folder, outcome)
                 sys.stdout.flush()
                 sys.stderr.flush()
+                os._exit(0 if outcome.handover is None else HANDED_OVER)
             finally:
-                os._exit(0)
-        else:
-            os.wait()
+                os._exit(1)
+        elif os.WEXITSTATUS(os.wait()[1]) == HANDED_OVER:
+            return
 
 
 def _let_interrupts_end(job: Job, folder: str) -> None:
@@ -83,7 +100,7 @@ def _note_crashes(folder: str) -> None:
 def _outcome(job: Job, gpu: str, run_job: object, eager: str, folder: str) -> Outcome:
     """Run the job on one GPU; an error of ours is an outcome, too."""
     try:
-        return run_job(job, gpu, is_last=True, eager=eager, folders=(folder,))  # type: ignore[operator]
+        return run_job(job, gpu, is_last=True, eager=eager, folder=folder)  # type: ignore[operator]
     except TrainatomyError as error:
         return Outcome(gpu, None, str(error), error.exit_code)
     except Exception as error:

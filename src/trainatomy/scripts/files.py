@@ -24,15 +24,15 @@ _stat, _open = os.stat, builtins.open
 
 
 class RedirectedFiles:
-    """The files that a script writes, below ``folder``.
+    """The files that a script writes, below ``folder`` in one of the name ``part``.
 
     Attributes:
         writes: The paths that it meant, in order.
     """
 
-    def __init__(self, folder: str, ours: tuple[str, ...] = ()) -> None:
-        self._root = os.path.join(folder, "written")  # noqa: PTH118
-        self._allowed = tuple(os.path.abspath(one) + os.sep for one in (folder, *ours))  # noqa: PTH100
+    def __init__(self, folder: str, part: str) -> None:
+        self._root = os.path.join(folder, "written", part)  # noqa: PTH118
+        self._allowed = (os.path.abspath(folder) + os.sep,)  # noqa: PTH100
         self._any = False
         self.writes: dict[str, None] = {}
 
@@ -77,7 +77,7 @@ class RedirectedFiles:
     def redirected(self, path: Any) -> str:
         """Return where to write instead of ``path``, whose folder exists; list the path."""
         wanted = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-        if self._is_ours(wanted):
+        if self.is_ours(wanted):
             return wanted
         self.note(wanted)
         target = self._mapped(wanted)
@@ -99,7 +99,8 @@ class RedirectedFiles:
     def _mapped(self, path: str) -> str:
         return self._root + path
 
-    def _is_ours(self, path: str) -> bool:
+    def is_ours(self, path: str) -> bool:
+        """Return whether a path may be written to."""
         return path.startswith((*self._allowed, *_DEVICES)) or path + os.sep in self._allowed
 
     def _make(self, folder: str) -> None:
@@ -145,7 +146,7 @@ class RedirectedFiles:
         """Return a function that changes what the script wrote, and leaves files of the user as they are."""
 
         def change(path: Any, *rest: Any, **more: Any) -> Any:
-            if isinstance(path, int) or self._is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
+            if isinstance(path, int) or self.is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
                 return original(path, *rest, **more)
             target = self.found(path)
             return self.note(path) if target is None else original(target, *rest, **more)
@@ -160,7 +161,7 @@ class RedirectedFiles:
 
     def _mkdir(self, path: Any, *rest: Any, **more: Any) -> None:
         wanted = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-        if self._is_ours(wanted) or more.get("dir_fd") is not None:
+        if self.is_ours(wanted) or more.get("dir_fd") is not None:
             return self._originals["mkdir"](path, *rest, **more)
         if self._exists(wanted):
             raise FileExistsError(17, "File exists", wanted)
@@ -195,7 +196,7 @@ class RedirectedFiles:
             return self._scandir(target)
 
     def _remove(self, path: Any, *rest: Any, **more: Any) -> None:
-        if more.get("dir_fd") is not None or self._is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
+        if more.get("dir_fd") is not None or self.is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
             wanted = path
         elif (target := self.found(path)) is not None:
             wanted = target
@@ -208,7 +209,7 @@ class RedirectedFiles:
         return None
 
     def _remove_tree(self, path: Any, *rest: Any, **more: Any) -> None:
-        if self._is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
+        if self.is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
             self._rmtree(path, *rest, **more)
         elif (target := self.found(path)) is not None:
             self._rmtree(target, ignore_errors=True)
@@ -219,7 +220,7 @@ class RedirectedFiles:
         known = self.found(source)
         wanted = os.fsdecode(source) if known is None else known
         place = self.redirected(target)
-        if known is None and not self._is_ours(os.path.abspath(wanted)):  # noqa: PTH100
+        if known is None and not self.is_ours(os.path.abspath(wanted)):  # noqa: PTH100
             shutil.copy(wanted, place)  # the user's own file stays where it is
             return
         self._originals["rename"](wanted, place, **more)

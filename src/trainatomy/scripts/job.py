@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.scripts.command import Command
+from trainatomy.scripts.command import Command, read_command
 
 if TYPE_CHECKING:
     from trainatomy.results.detail import Detail
@@ -16,6 +18,34 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""
 CRASH = "crash.txt"
 """File in the folder of outcomes that says where Python was when the process crashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A command to which a script leaves the training, as launchers do.
+
+    Attributes:
+        words: The command as ``trainatomy run`` reads it.
+        variables: What it adds to the environment.
+        folder: The folder that it is started in.
+    """
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str]
+    folder: str
+
+    @property
+    def text(self) -> str:
+        """The command as it would be typed in a shell."""
+        return shlex.join(self.words)
+
+
+class HandedOver(BaseException):
+    """A script leaves the training to another command; no ``except Exception`` of it catches this."""
+
+    def __init__(self, handover: Handover) -> None:
+        super().__init__(handover)
+        self.handover = handover
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +61,7 @@ class Job:
         detail: Also return every allocation and operation.
         debug: Print the traceback of an exception that ends the script.
         timed, timeline, calibration: See ``runs.options.PredictOptions``.
+        handovers: Commands that led here from the one that was typed, ``typed``; the last is ``command``.
     """
 
     command: Command
@@ -48,13 +79,26 @@ class Job:
     detail: bool = False
     compiled: bool | None = None
     debug: bool = False
+    handovers: tuple[Handover, ...] = ()
+    typed: tuple[str, ...] = ()
+
+    def handed_over(self, handover: Handover) -> Job:
+        """Return the job of a command that this one leaves the training to.
+
+        Raises:
+            WorkloadError: The command cannot be simulated.
+        """
+        command = read_command(handover.words)
+        typed = self.typed or self.command.typed
+        return replace(self, command=command, handovers=(*self.handovers, handover), typed=typed)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of a script on one GPU: a prediction, an error, or both if some steps were complete.
 
-    ``exit_code`` is that of the error (``trainatomy.errors``), 0 without one.
+    ``exit_code`` is that of the error (``trainatomy.errors``), 0 without one. With a ``handover``, another command is
+    to be run instead.
     """
 
     gpu: str
@@ -63,3 +107,4 @@ class Outcome:
     exit_code: int = 0
     notes: tuple[str, ...] = field(default=())
     detail: Detail | None = None
+    handover: Handover | None = None

@@ -13,42 +13,67 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from trainatomy.errors import DeviceError, SimulationError, WorkloadError
+from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.results.measurement import Measurement
 from trainatomy.scripts.command import Command
-from trainatomy.scripts.job import CRASH, Job, Outcome
+from trainatomy.scripts.job import CRASH, INTERRUPTED, Job, Outcome
+from trainatomy.scripts.run_folder import run_folder
+from trainatomy.scripts.supervision import held_interrupts, send, start, wait
 
 _ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_XET": "1",
     "BITSANDBYTES_NOWELCOME": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "DO_NOT_TRACK": "1",
+    "ANONYMIZED_TELEMETRY": "False",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "POSTHOG_DISABLED": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "SCARF_NO_ANALYTICS": "true",
+    "NO_ALBUMENTATIONS_UPDATE": "1",
+    "YOLO_OFFLINE": "true",
     "WANDB_MODE": "disabled",
     "WANDB_DISABLED": "true",
     "COMET_MODE": "disabled",
+    "CLEARML_OFFLINE_MODE": "1",
+    "NEPTUNE_MODE": "debug",
+    "SWANLAB_MODE": "disabled",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "JOBLIB_MULTIPROCESSING": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
     "CUDA_VISIBLE_DEVICES": "0",
 }
-"""Nothing is compiled, no tracker records."""
+"""Nothing is compiled, no tracker records, downloads go through Python, and joblib starts no process."""
+_CACHES = {
+    "HF_DATASETS_CACHE": "datasets",
+    "HF_MODULES_CACHE": "modules",
+    "NUMBA_CACHE_DIR": "numba",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "TRITON_CACHE_DIR": "triton",
+    "TMPDIR": "tmp",
+}
+"""Folders in that of the run, for what libraries keep by code that is not Python's, or import again."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _GRACE = 60.0
-"""Seconds that a process has to end after its time limit, and after Ctrl-C."""
+"""Seconds that a process has to end after its time limit."""
 _ANSWER = 0.5
 """Seconds that a process has to write where it is, before it is ended."""
 _ACCELERATE_COUNTS = ("--num-processes", "--config-file")
 """Options of ``accelerate launch`` that say how many processes it starts."""
 _LAUNCHER_ENDS = 40.0
 """Seconds that a launcher has to end its processes; torchrun gives them 30."""
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
+_MOST_HANDOVERS = 4
 _LIBRARIES = 120.0
 """Seconds for importing the libraries, which the limit of the script does not count."""
 
@@ -61,18 +86,39 @@ def run_script(job: Job, output: Path | None = None) -> tuple[Outcome, ...]:
         output: File for what the script prints; None for stderr.
     """
     job.command.file()  # a missing file is reported at once
-    with tempfile.TemporaryDirectory(prefix="trainatomy-run-") as folder, _target(output) as target:
-        file = Path(folder, "job.pickle")
-        file.write_bytes(pickle.dumps(job))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "trainatomy.scripts.child", str(file), folder],
-            stdin=subprocess.DEVNULL,
-            stdout=target,
-            stderr=target,
-            env=environment({**os.environ, **dict(job.command.variables)}, folder, network=job.network),
-        )
-        code = _wait(process, _LIBRARIES + (job.time_limit + _GRACE) * len(job.gpus))
-        return tuple(_outcome(job, folder, gpu, code) for gpu in job.gpus)
+    with run_folder() as folder, _target(output) as target:
+        outcomes = _outcomes(job, folder, target)
+        while (handover := outcomes[0].handover) is not None:
+            try:
+                if len(job.handovers) == _MOST_HANDOVERS:
+                    raise SimulationError(f"that is the {_MOST_HANDOVERS + 1}th command in a row that starts another")
+                job = job.handed_over(handover)
+            except TrainatomyError as error:
+                message = f"{job.command.name} starts `{handover.text}`: {error}"
+                return tuple(Outcome(gpu, None, message, error.exit_code) for gpu in job.gpus)
+            outcomes = _outcomes(job, folder, target)
+        return outcomes
+
+
+def _outcomes(job: Job, folder: str, output: IO[Any] | int) -> tuple[Outcome, ...]:
+    """Run a job's command in a process of its own, which finds what the commands before it have written."""
+    for former in Path(folder).glob("*.pickle"):
+        former.unlink()
+    file = Path(folder, "job.pickle")
+    file.write_bytes(pickle.dumps(job))
+    words = [sys.executable, "-m", "trainatomy.scripts.child", str(file), folder, str(os.getpid())]
+    variables = environment({**os.environ, **dict(job.command.variables)}, folder, network=job.network)
+    for handover in job.handovers:
+        variables.update(handover.variables)
+    where = job.handovers[-1].folder if job.handovers else None
+    with held_interrupts():
+        process = start(words, output, variables, cwd=where)
+    try:
+        limit = _LIBRARIES + (job.time_limit + _GRACE) * len(job.gpus)
+        code = wait(process, limit, ask=lambda: send(process, signal.SIGUSR1), answers_in=_ANSWER)
+    finally:
+        send(process, signal.SIGKILL)
+    return tuple(_outcome(job, folder, gpu, code) for gpu in job.gpus)
 
 
 def measure_script(job: Job, output: Path | None = None) -> Measurement:
@@ -85,14 +131,12 @@ def measure_script(job: Job, output: Path | None = None) -> Measurement:
         DeviceError: It did not reach its first step, or its process ended without a word.
     """
     job.command.file()
-    with tempfile.TemporaryDirectory(prefix="trainatomy-run-") as folder, _target(output) as target:
+    with run_folder() as folder, _target(output) as target:
         file = Path(folder, "job.pickle")
         file.write_bytes(pickle.dumps(job))
         words = [*started_by(job.command), "-m", "trainatomy.integrations.measured_script", str(file), folder]
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=target, stderr=target, env=visible_gpus(job.command, os.environ)
-        )
-        code = _wait(process, _LIBRARIES + job.time_limit, is_asked=signal.SIGTERM, answers_in=_LAUNCHER_ENDS)
+        process = start(words, target, visible_gpus(job.command, os.environ))
+        code = wait(process, _LIBRARIES + job.time_limit, ask=process.terminate, answers_in=_LAUNCHER_ENDS)
         found = [pickle.loads(file.read_bytes()) for file in sorted(Path(folder).glob("measured-*.pickle"))]
         if not found:
             raise DeviceError(_measured_nothing(job, code))
@@ -145,11 +189,12 @@ def _measured_nothing(job: Job, code: int | None) -> str:
 
 
 def environment(given: Mapping[str, str], folder: str, *, network: bool) -> dict[str, str]:
-    """Return the variables of the script's process; caches of data sets go to a folder in ``folder``, which exists."""
+    """Return the variables of the script's process; its caches are folders in ``folder``, which exists."""
     own = {} if network else _OFFLINE
-    cache = Path(folder, "datasets")
-    cache.mkdir(exist_ok=True)
-    return {**given, **_ENVIRONMENT, **own, "HF_DATASETS_CACHE": str(cache)}
+    caches = {name: Path(folder, part) for name, part in _CACHES.items()}
+    for cache in caches.values():
+        cache.mkdir(exist_ok=True)
+    return {**given, **_ENVIRONMENT, **own, **{name: str(cache) for name, cache in caches.items()}}
 
 
 @contextlib.contextmanager
@@ -165,43 +210,6 @@ def _target(output: Path | None) -> Iterator[IO[Any] | int]:
         yield subprocess.DEVNULL
 
 
-def _wait(
-    process: subprocess.Popen[bytes],
-    seconds: float,
-    *,
-    is_asked: int | None = getattr(signal, "SIGUSR1", None),
-    answers_in: float = _ANSWER,
-) -> int | None:
-    """Wait for a process; Ctrl-C, which it gets too, lets it report what it has, and a second one ends it.
-
-    Args:
-        process: The process.
-        seconds: Its time limit.
-        is_asked: Signal before it is killed: a dry run writes where it is, a launcher ends its processes.
-        answers_in: Seconds after that signal.
-
-    Returns:
-        Its exit code; None: it did not end in time and was killed.
-    """
-    limit, was_interrupted = seconds, False
-    while True:
-        try:
-            return process.wait(limit)
-        except KeyboardInterrupt:
-            if was_interrupted:
-                process.kill()
-                raise
-            limit, was_interrupted = _GRACE, True
-        except subprocess.TimeoutExpired:
-            if is_asked is not None:
-                process.send_signal(is_asked)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(answers_in)
-            process.kill()
-            process.wait()
-            return None
-
-
 def _outcome(job: Job, folder: str, gpu: str, code: int | None) -> Outcome:
     file = Path(folder, f"{gpu}.pickle")
     if file.is_file():
@@ -215,8 +223,12 @@ def _outcome(job: Job, folder: str, gpu: str, code: int | None) -> Outcome:
             f"{job.command.name} did not stop{where} when its time was up ({job.time_limit:g} s, --time-limit), and "
             "was ended: it catches every exception (`except:`), or waits in code that Python cannot interrupt"
         )
+    elif code in (-signal.SIGINT, INTERRUPTED):
+        return Outcome(gpu, None, f"{job.command.name} was interrupted{where} before it reported", INTERRUPTED)
     elif code == -signal.SIGKILL:
         message = f"{job.command.name} was killed{where}: probably this machine is out of memory"
+    elif code < 0 and -code not in _CRASHES:
+        message = f"{job.command.name} was ended{where} by a signal ({signal.Signals(-code).name})"
     elif code < 0:
         message = (
             f"{job.command.name} crashed{where} ({signal.Signals(-code).name}): compiled code, such as an extension "

@@ -47,15 +47,17 @@ def add_libraries(folders: list[str]) -> None:
 
 
 def is_called_by_user() -> bool:
-    """Return whether code of the user called a stand-in, perhaps through Python's own library."""
+    """Return whether code of the user has called what replaces a function, perhaps through Python's own library."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_ours_or_of_python(frame.f_code.co_filename):
+    while frame is not None and _is_of_python(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code.co_filename)
 
 
-def _is_ours_or_of_python(filename: str) -> bool:
-    return filename.startswith((*_STANDARD, "<frozen ", _OURS)) and "site-packages" not in filename
+def _is_of_python(filename: str) -> bool:
+    return filename.startswith(_OURS) or (
+        filename.startswith((*_STANDARD, "<frozen ")) and "site-packages" not in filename
+    )
 
 
 def libraries_in(environment: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.prediction import keep_executed
 from trainatomy.results.script import Ending
-from trainatomy.scripts.job import INTERRUPTED, Job, Outcome
+from trainatomy.scripts.job import INTERRUPTED, HandedOver, Job, Outcome
 from trainatomy.scripts.places import place_of
 from trainatomy.scripts.prediction import prediction_of_script, run_of
 from trainatomy.scripts.preload import files_of
@@ -56,7 +56,7 @@ class _End:
     place: str = ""
 
 
-def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", folders: tuple[str, ...] = ()) -> Outcome:
+def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", folder: str | None = None) -> Outcome:
     """Run a job's script on one of its GPUs, in this process.
 
     Args:
@@ -65,7 +65,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
         is_last: The process has nothing else to do: once the script has ended, Ctrl-C does nothing until its bill is
             written.
         eager: Why nothing is compiled, where that was not asked for.
-        folders: Temporary folders that libraries may write to.
+        folder: Temporary folder of the run; None: one is made.
     """
     started = time.perf_counter()
     gpu = find_gpu(gpu_id)
@@ -82,12 +82,17 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
         torch=job.torch,
         compiled=bool(job.compiled),
         eager=eager,
-        folders=folders,
+        folder=folder,
         flash_attention=names_flash_attention(job.command.arguments, files_of(file)),
     )
     session = Session(gpu, settings, "" if job.command.entry() else str(file))
-    with session.open():
-        end = _end(session, job, is_last)
+    try:
+        with session.open():
+            for handover in job.handovers:
+                session.stand_ins.note("handover", handover.text)
+            end = _end(session, job, is_last)
+    except HandedOver as error:
+        return Outcome(gpu_id, handover=error.handover)
     message = "" if end.error is None else str(end.error)
     code = INTERRUPTED if end.ending == "interrupted" else 0
     code = code if end.error is None else end.error.exit_code
@@ -95,7 +100,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
     if seen.steps == 0 or (end.error is not None and not (seen.models or seen.optimizers)):
         return Outcome(gpu_id, None, message or _nothing(session, job, end), code or WorkloadError.exit_code)
     code = 0 if end.error is None else code
-    run = run_of(session, job.command.typed, end.ending, message, end.place)
+    run = run_of(session, job.typed or job.command.typed, end.ending, message, end.place)
     calibration = resolve_calibration(job.calibration)
     with keep_executed() as executed:
         prediction = prediction_of_script(
@@ -129,6 +134,8 @@ def _end(session: Session, job: Job, is_last: bool) -> _End:
         return _End("interrupted", place=place_of(error))
     except SystemExit as error:
         return _exit(session, error)
+    except HandedOver:
+        raise
     except TrainatomyError as error:
         return _End("error", _at_place(error), place_of(error))
     except BaseException as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,8 +20,10 @@ from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.scripts.files import RedirectedFiles
+from trainatomy.scripts.guard import guarded
 from trainatomy.scripts.imports import ImportHook
 from trainatomy.scripts.observer import ScriptObserver
+from trainatomy.scripts.run_folder import run_folder
 from trainatomy.scripts.signals import ScriptSignals
 from trainatomy.scripts.standins import (
     bitsandbytes,
@@ -79,7 +80,7 @@ class Settings:
         torch: Version of PyTorch to simulate; None for the installed one.
         compiled: Whether ``torch.compile`` is simulated; ``preload_compiler`` ran before.
         eager: Else the reason, for a note.
-        folders: Temporary folders that libraries may write to, such as the cache of data sets.
+        folder: Temporary folder of the run; None: the session makes one. Libraries may write to it.
         flash_attention: Whether the script names flash-attn, which is there then.
     """
 
@@ -94,7 +95,7 @@ class Settings:
     torch: str | None = None
     compiled: bool = False
     eager: str = ""
-    folders: tuple[str, ...] = ()
+    folder: str | None = None
     flash_attention: bool = True
 
 
@@ -143,12 +144,13 @@ class Session:
     @contextlib.contextmanager
     def open(self) -> Iterator[Session]:
         """Run the block in the simulated process."""
-        folder = tempfile.mkdtemp(prefix="trainatomy-run-")
-        try:
+        given = self.settings.folder
+<<<<<<< HEAD
+        with run_folder() if given is None else contextlib.nullcontext(given) as folder:
             with isolated(), contextlib.ExitStack() as stack:
                 forget_device()
                 stack.callback(forget_device)
-                self.files = RedirectedFiles(folder, self.settings.folders)
+                self.files = RedirectedFiles(folder, self.gpu.id)
                 stack.enter_context(self.process.open())
                 torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
                 self._install(stack, folder)
@@ -158,8 +160,24 @@ class Session:
                     yield self
                 finally:
                     self._look()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+=======
+        folders = run_folder() if given is None else contextlib.nullcontext(given)
+        with folders as folder, isolated(), contextlib.ExitStack() as stack:
+            forget_device()
+            stack.callback(forget_device)
+            self.files = RedirectedFiles(folder, self.gpu.id)
+            stack.enter_context(self.process.open())
+            if KERNELS_OF_TRL in sys.modules:
+                stack.enter_context(simulated_trl())
+            torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
+            self._install(stack, folder)
+            stack.enter_context(self.signals.attached())
+            self._began = time.monotonic()
+            try:
+                yield self
+            finally:
+                self._look()
+>>>>>>> 96341ff9 (Put pools in order)
 
     def _install(self, stack: contextlib.ExitStack, folder: str) -> None:
         settings = self.settings
@@ -174,11 +192,12 @@ class Session:
             settings.samples,
             settings.lengths,
             settings.data,
+            is_training=lambda: bool(self.observer.called_models),
         )
         stack.callback(setattr, self.stand_ins, "is_over", True)
         stack.enter_context(imports.installed())
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
-        os.mkdir(temporary)  # noqa: PTH102
+        os.makedirs(temporary, exist_ok=True)  # noqa: PTH103
         stack.enter_context(_temporary_folder(temporary))
         parts = (tensors, random_numbers, pretrained, bitsandbytes, data, generation, processes, savers, machine)
         for part in (*parts, torchscript):
@@ -190,6 +209,7 @@ class Session:
         self.stand_ins.when("transformers.integrations.moe", self._spread_experts)
         self.stand_ins.when(KERNELS_OF_TRL, lambda _: stack.enter_context(simulated_trl()))
         self.files.install(stack)
+        stack.enter_context(guarded(self.files.is_ours, self.script, everywhere=settings.folder is not None))
 
     def _follow_autocast(self) -> None:
         """Remember the dtype of autocast when a module's operations are cast."""
@@ -241,9 +261,9 @@ def _allocator_variable() -> str:
 
 @contextlib.contextmanager
 def _temporary_folder(folder: str) -> Iterator[None]:
-    """Let temporary files of the block be made in ``folder``."""
+    """Let temporary files of the block, also those of libraries in C, be made in ``folder``."""
     before = tempfile.tempdir
-    tempfile.tempdir = folder
+    tempfile.tempdir = os.environ["TMPDIR"] = folder  # the isolated process puts its variables back
     try:
         yield
     finally:

@@ -55,6 +55,7 @@ class StandIns:
         samples: Rows of synthetic data sets.
         lengths: Words of synthetic texts.
         data: A local file that takes the place of data sets of a hub.
+        is_training: Tells whether a model of the script was called.
         draws: False while weights are read from a file: a run draws none for them.
         is_over: True once the run has ended.
         used: How often each was used.
@@ -69,6 +70,7 @@ class StandIns:
     samples: int = 512
     lengths: int = 256
     data: str | None = None
+    is_training: Callable[[], bool] = lambda: False
     draws: bool = True
     is_over: bool = False
     used: Counter[tuple[StandInKind, str]] = field(default_factory=Counter)

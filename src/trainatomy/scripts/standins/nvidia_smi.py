@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from trainatomy.scripts.programs import FILTERS
+
 PROGRAM = "nvidia-smi"
-_FILTERS = frozenset({"awk", "cut", "grep", "head", "sed", "sort", "tail", "tr", "uniq", "wc"})
-"""Programs behind a pipe that are run on what is printed."""
 _UNSAFE = re.compile(r"[;&<>`\n]|\$\(|\bsystem\b|-i\b")
 """Parts of a command that may write a file or start something else."""
 
@@ -38,7 +38,7 @@ def split(command: str | Sequence[str]) -> tuple[list[str], str] | None:
         if _UNSAFE.search(command.replace("2>/dev/null", "").replace("2>&1", "")):
             return None
         first, *others = command.split("|")
-        if any(shlex.split(each)[:1] == [] or shlex.split(each)[0] not in _FILTERS for each in others):
+        if any(shlex.split(each)[:1] == [] or shlex.split(each)[0] not in FILTERS for each in others):
             return None
         words, filters = (
             shlex.split(first.replace("2>/dev/null", "").replace("2>&1", "")),

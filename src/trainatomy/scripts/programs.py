@@ -1,0 +1,154 @@
+"""Commands by what they are: Python, a launcher of trainings, a question about the machine, or something else."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trainatomy.catalog.files import read_yaml
+
+NOTHING = "true"
+"""A program that does nothing, successfully."""
+SHELL = "/bin/sh"
+FILTERS = frozenset({"awk", "cut", "grep", "head", "sed", "sort", "tail", "tr", "uniq", "wc"})
+"""Programs that may run behind a pipe, on what another one prints."""
+_PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
+_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+"""Options of Python with a value of its own."""
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_BETWEEN = re.compile(r"\|\||&&|[;|\n]|(?<![>&])&(?!>)")
+"""Between two commands of a line of a shell."""
+_HARMLESS = re.compile(r"\d?>\s*/dev/null|2>&1")
+_COMPLEX = re.compile(r"[<>`$(){}]")
+"""Parts of a line that may write a file, or run something that the words do not show."""
+
+
+def programs() -> tuple[str, ...]:
+    """Return the names of the programs that may be executed in a dry run."""
+    return (NOTHING, SHELL, *sorted(FILTERS | _questions().keys()))
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """One command: its words from the program on, and the variables that are set before it."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    @property
+    def program(self) -> str:
+        """Name of the program without its folder."""
+        return Path(self.words[0]).name if self.words else ""
+
+
+@cache
+def _questions() -> dict[str, tuple[tuple[str, ...], ...] | None]:
+    """Return the arguments with which a program only asks, by its name; None: with any."""
+    known: dict[str, Any] = {}
+    for row in read_yaml("programs.yaml")["questions"]:
+        only = row.get("only")
+        known.update(dict.fromkeys(row["names"], None if only is None else tuple(tuple(one.split()) for one in only)))
+    return known
+
+
+def commands_of(line: str) -> list[Words] | None:
+    """Return the commands of a line of a shell in order; None if its words do not show all that it does."""
+    plain = _HARMLESS.sub(" ", line)
+    if _COMPLEX.search(plain):
+        return None
+    try:
+        return [command_of(words) for part in _BETWEEN.split(plain) if (words := shlex.split(part, comments=True))]
+    except ValueError:
+        return None
+
+
+def command_of(words: Sequence[str]) -> Words:
+    """Return a command without what only surrounds it: ``A=1 nohup nice -n 5 python x.py`` runs ``python x.py``."""
+    rest, variables = list(words), {}
+    while rest and (given := _ASSIGNMENT.fullmatch(rest[0])):
+        variables[given[1]] = given[2]
+        rest = rest[1:]
+    if rest and Path(rest[0]).name in read_yaml("programs.yaml")["wrappers"]:
+        for position in range(1, len(rest)):
+            inner = Words(tuple(rest[position:]), {})
+            if is_python(inner) or launched(inner) is not None:
+                before = [given for word in rest[1:position] if (given := _ASSIGNMENT.fullmatch(word))]
+                return Words(inner.words, {**variables, **{one[1]: one[2] for one in before}})
+    return Words(tuple(rest), variables)
+
+
+def is_question(command: Words) -> bool:
+    """Return whether a command only reads."""
+    questions = _questions()
+    if command.program not in questions:
+        return False
+    only = questions[command.program]
+    arguments = command.words[1:]
+    if command.program == "git":
+        arguments = _after_options_of_git(arguments)
+    return only is None or any(_begins(arguments, words) for words in only)
+
+
+def _begins(arguments: Sequence[str], words: Sequence[str]) -> bool:
+    """Return whether arguments begin with these words; no words: whether there are none; ``+`` is a prefix."""
+    if not words or not arguments:
+        return not words and not arguments
+    if words[0] in ("+", "-"):
+        return arguments[0].startswith(words[0])
+    return tuple(arguments[: len(words)]) == tuple(words)
+
+
+def _after_options_of_git(arguments: Sequence[str]) -> Sequence[str]:
+    while arguments and arguments[0].startswith("-") and arguments[0] != "--version":
+        arguments = arguments[2 if arguments[0] in ("-C", "-c") else 1 :]
+    return arguments
+
+
+def is_python(command: Words) -> bool:
+    """Return whether a command runs Python."""
+    return _PYTHON.fullmatch(command.program) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCommand:
+    """What a Python runs: code, a module or a file (``target``), and the words from there on."""
+
+    kind: str
+    target: str
+    words: tuple[str, ...]
+
+
+def python_command(command: Words) -> PythonCommand:
+    """Return what a command of Python runs; ``kind`` is ``-c``, ``-m``, ``file``, or empty where it is nothing."""
+    rest = command.words[1:]
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        option = rest[0]
+        if option[:2] in ("-c", "-m"):
+            target = option[2:] or (rest[1] if len(rest) > 1 else "")
+            return PythonCommand(option[:2], target, (option[:2], target, *rest[1 if option[2:] else 2 :]))
+        rest = rest[2 if option in _WITH_VALUE else 1 :]
+    return PythonCommand("file", rest[0], rest) if rest and rest[0] != "-" else PythonCommand("", "", rest)
+
+
+def launched(command: Words) -> tuple[str, ...] | None:
+    """Return a launcher's command as ``trainatomy run`` reads it (``torchrun …``); None if it is no launcher."""
+    words = command.words
+    if not words:
+        return None
+    if is_python(command):
+        called = python_command(command)
+        if called.kind == "file":
+            words = (Path(called.target).name, *called.words[1:])  # /venv/bin/torchrun
+        else:
+            words = called.words[1:] if called.kind == "-m" else ()
+    else:
+        words = (command.program, *words[1:])
+    for name, instead in read_yaml("programs.yaml")["launchers"].items():
+        if _begins(words, name.split()):
+            return (*instead.split(), *words[len(name.split()) :])
+    return None
