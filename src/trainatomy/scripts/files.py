@@ -1,226 +1,343 @@
-"""Writes of a script: they go to a folder that is removed afterwards, and are listed.
+"""Functions of Python that change or find files, with paths as a script sees them (``overlay``).
 
-Files that a script opens for writing, folders that it makes and files that it removes or renames are redirected, so
-that it finds again what it wrote, and nothing of the user's changes.  Code in C that writes without Python's functions
-is not seen; the savers of PyTorch, safetensors and the tokenizers are replaced one by one (``standins``).
+Nothing of the user's changes, and the script finds again what it wrote. What code in C opens by itself is redirected
+function by function (``standins.foreign_files``), and refused by the kernel elsewhere (``wall``).
 """
 
 from __future__ import annotations
 
 import builtins
+import errno
 import io
+import mmap
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
-from unittest import mock
 
-_DEVICES = ("/dev/", "/proc/", "/sys/")
-_LARGEST_COPY = 2**26
-"""Bytes of a file that is copied before a script appends to the copy."""
-_stat, _open = os.stat, builtins.open
+from trainatomy.scripts.guard import absolute, passing
+from trainatomy.scripts.overlay import LARGEST_COPY, Overlay
+from trainatomy.scripts.replacing import replace_everywhere
+
+_open, _os_open, _stat, _getcwd = builtins.open, os.open, os.stat, os.getcwd
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_ANONYMOUS = getattr(os, "O_TMPFILE", 0)
+_READING = ("stat", "lstat", "statvfs", "readlink", "getxattr", "listxattr", "pathconf")
+_CHANGING = ("chmod", "lchmod", "chown", "lchown", "utime", "setxattr", "removexattr", "chflags", "lchflags")
 
 
-class RedirectedFiles:
-    """The files that a script writes, below ``folder`` in one of the name ``part``.
-
-    Attributes:
-        writes: The paths that it meant, in order.
-    """
-
-    def __init__(self, folder: str, part: str) -> None:
-        self._root = os.path.join(folder, "written", part)  # noqa: PTH118
-        self._allowed = (os.path.abspath(folder) + os.sep,)  # noqa: PTH100
-        self._any = False
-        self.writes: dict[str, None] = {}
+class RedirectedFiles(Overlay):
+    """The files that a script writes, and the functions by which it does."""
 
     def install(self, stack: ExitStack) -> None:
         """Redirect until ``stack`` closes."""
-        self._originals = {name: getattr(os, name) for name in ("mkdir", "remove", "rmdir", "rename", "listdir")}
-        self._scandir, self._rmtree = os.scandir, shutil.rmtree
-        for owner in (builtins, io):
-            stack.enter_context(mock.patch.object(owner, "open", self._opened))
+        self._lent: set[tuple[int, int]] = set()
+        self._os = {name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))}
+        self._rmtree = shutil.rmtree
+        stack.callback(self._os["chdir"], _getcwd())
         replacements: dict[str, Callable[..., Any]] = {
-            "mkdir": self._mkdir,
-            "stat": self._following(os.stat),
-            "lstat": self._following(os.lstat),
-            "statvfs": self._following(os.statvfs),
-            "access": self._accessible(os.access),
-            "chmod": self._changing(os.chmod),
-            "chown": self._changing(os.chown),
-            "utime": self._changing(os.utime),
-            "listdir": self._listdir,
+            **{name: self._reading(self._os[name]) for name in _READING if name in self._os},
+            **{name: self._changing(self._os[name]) for name in _CHANGING if name in self._os},
+            "open": self._os_opened,
+            "access": self._access,
+            "listdir": self._list,
             "scandir": self._scan,
+            "chdir": self._chdir,
+            "getcwd": self._cwd,
+            "getcwdb": lambda: os.fsencode(self._cwd()),
+            "mkdir": self._mkdir,
+            "mkfifo": self._making(self._os["mkfifo"]),
+            "mknod": self._making(self._os["mknod"]),
+            "truncate": self._truncate,
             "remove": self._remove,
             "unlink": self._remove,
-            "rmdir": self._remove,
+            "rmdir": self._rmdir,
             "rename": self._rename,
             "replace": self._rename,
-            "symlink": lambda source, target, *rest, **more: self.note(target),
-            "link": lambda source, target, *rest, **more: self.note(target),
+            "symlink": self._symlink,
+            "link": self._link,
         }
-        for name, replacement in replacements.items():
-            stack.enter_context(mock.patch.object(os, name, replacement))
-        stack.enter_context(mock.patch.object(shutil, "rmtree", self._remove_tree))
+        swapped = [(self._os[name], replacement) for name, replacement in replacements.items()]
+        swapped += [(builtins.open, self._opened), (io.open_code, self._reading(io.open_code))]
+        swapped += [(shutil.rmtree, self._remove_tree), (mmap.mmap, self._mapping())]
+        replace_everywhere(stack, swapped)
 
-    def made(self, name: str) -> str:
-        """Return the path of a file or folder of ours, which the script does not write."""
-        return os.path.join(os.path.dirname(self._root), name)  # noqa: PTH118, PTH120
-
-    def note(self, path: Any) -> None:
-        """List a path that is not written."""
-        with suppress(TypeError):
-            self.writes.setdefault(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
-
-    def redirected(self, path: Any) -> str:
-        """Return where to write instead of ``path``, whose folder exists; list the path."""
-        wanted = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-        if self.is_ours(wanted):
-            return wanted
-        self.note(wanted)
-        target = self._mapped(wanted)
-        self._make(os.path.dirname(target))  # noqa: PTH120
-        self._any = True
-        return target
-
-    def found(self, path: Any) -> str | None:
-        """Return where a path is that the script wrote; None if it did not."""
-        if not self._any or not isinstance(path, str | bytes | os.PathLike):
-            return None
-        target = self._mapped(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
-        try:
-            _stat(target)
-        except OSError:
-            return None
-        return target
-
-    def _mapped(self, path: str) -> str:
-        return self._root + path
-
-    def is_ours(self, path: str) -> bool:
-        """Return whether a path may be written to."""
-        return path.startswith((*self._allowed, *_DEVICES)) or path + os.sep in self._allowed
-
-    def _make(self, folder: str) -> None:
-        missing = []
-        while True:
-            try:
-                _stat(folder)
-                break
-            except FileNotFoundError:
-                missing.append(folder)
-                folder = os.path.dirname(folder)  # noqa: PTH120
-        for one in reversed(missing):
-            self._originals["mkdir"](one)
+    # -- opening -------------------------------------------------------------------------------------------------------
 
     def _opened(self, file: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
-        if isinstance(file, int) or not isinstance(mode, str):
+        opener = more.get("opener", rest[5] if len(rest) > 5 else None)
+        if not isinstance(file, str | bytes | os.PathLike) or not isinstance(mode, str):
             return _open(file, mode, *rest, **more)
+        if opener is not None:  # it opens what it likes, as that of temporary files does, by another function
+            with passing():
+                return _open(file, mode, *rest, **more)
         if not set(mode) & set("wax+"):
-            return _open(self.found(file) or file, mode, *rest, **more)
-        known = self.found(file)
-        target = self.redirected(file)
-        wanted = os.fsdecode(file)
-        if known is None and target != wanted and ("a" in mode or "+" in mode) and "w" not in mode:
-            with suppress(OSError):
-                if _stat(wanted).st_size <= _LARGEST_COPY:
-                    with _open(wanted, "rb") as source, _open(target, "wb") as copy:
-                        copy.write(source.read())
+            return _open(self.to_read(file), mode, *rest, **more)
+        keeps = "w" not in mode and "x" not in mode
+        if keeps and "a" not in mode and self._is_lent(file):
+            return _open(self.to_read(file), mode.replace("+", ""), *rest, **more)
+        self._check_file(file)
+        target = self.to_write(file, keeps=keeps, creates="r" not in mode, is_new="x" in mode)
         return _open(target, mode, *rest, **more)
 
-    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def stat(path: Any, *rest: Any, **more: Any) -> Any:
-            try:
-                return original(path, *rest, **more)
-            except FileNotFoundError:
-                target = self.found(path)
-                if target is None:
-                    raise
-                return original(target)
+    def _os_opened(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if _ANONYMOUS and flags & _ANONYMOUS == _ANONYMOUS:
+            return _os_open(self._folder, flags, mode)
+        if not flags & _WRITES:
+            return _os_open(self.to_read(path, dir_fd), flags, mode, dir_fd=dir_fd)
+        keeps = not flags & os.O_TRUNC
+        if keeps and not flags & os.O_APPEND and self._is_lent(path, dir_fd):
+            return _os_open(self.to_read(path, dir_fd), flags & ~_WRITES, mode, dir_fd=dir_fd)
+        self._check_file(path, dir_fd)
+        is_new = bool(flags & os.O_CREAT and flags & os.O_EXCL)
+        target = self.to_write(path, dir_fd, keeps=keeps, creates=bool(flags & os.O_CREAT), is_new=is_new)
+        return _os_open(target, flags, mode)
 
-        return stat
+    def _is_lent(self, path: Any, folder: int | None = None) -> bool:
+        """Return whether a file of the machine is too large to be copied, and remember that it was opened to change it.
+
+        It is opened for reading, and a mapping of it is the script's own.
+        """
+        wanted = absolute(path, folder)
+        if self.is_ours(wanted) or (self.found(wanted) or wanted) != wanted or not self.is_below(wanted):
+            return False
+        found = _stat(wanted)
+        if found.st_size <= LARGEST_COPY:
+            return False
+        self.note(wanted)
+        self._lent.add((found.st_dev, found.st_ino))
+        return True
+
+    def _check_file(self, path: Any, folder: int | None = None) -> None:
+        wanted = absolute(path, folder)
+        if not self.is_ours(wanted) and os.path.isdir(wanted):  # noqa: PTH112
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+
+    def _mapping(self) -> type:
+        """Return ``mmap.mmap`` whose changes of a large file stay in this process."""
+        original, lent = mmap.mmap, self._lent
+
+        class Mapping(original):  # type: ignore[valid-type, misc]
+            def __new__(cls, fileno: int, length: int, *rest: Any, **more: Any) -> Any:
+                if lent and fileno >= 0 and more.get("access") != mmap.ACCESS_READ:
+                    found = os.fstat(fileno)
+                    if (found.st_dev, found.st_ino) in lent:
+                        rest, more = (), {"access": mmap.ACCESS_COPY, "offset": more.get("offset", 0)}
+                return super().__new__(cls, fileno, length, *rest, **more)
+
+        Mapping.__name__ = Mapping.__qualname__ = "mmap"
+        return Mapping
+
+    # -- finding -------------------------------------------------------------------------------------------------------
+
+    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(path: Any, *rest: Any, **more: Any) -> Any:
+            if isinstance(path, str | bytes | os.PathLike):
+                path = self.to_read(path, more.get("dir_fd"))
+            found = original(path, *rest, **more)
+            return self.named(found) if isinstance(found, str) else found
+
+        return read
+
+    def _access(self, path: Any, *rest: Any, **more: Any) -> bool:
+        try:
+            return bool(self._os["access"](self.to_read(path, more.get("dir_fd")), *rest, **more))
+        except FileNotFoundError:
+            return False
+
+    def _list(self, path: Any = None) -> Any:
+        if not self._any or isinstance(path, int):
+            return self._os["listdir"](path)
+        given = "." if path is None else path
+        wanted = absolute(given, None)
+        if self.is_ours(wanted) or (self.found(wanted) is None and not self._gone):
+            return self._os["listdir"](self.to_read(given))
+        self.to_read(given)  # raises where it was removed
+        names = self.names(wanted)
+        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
+
+    def _scan(self, path: Any = None) -> Any:
+        if not self._any or isinstance(path, int | bytes):
+            return self._os["scandir"](path)
+        given = "." if path is None else os.fspath(path)
+        wanted = absolute(given, None)
+        if self.is_ours(wanted) or (self.found(wanted) is None and not self._gone):
+            return self._os["scandir"](self.to_read(given))
+        self.to_read(given)
+        return _Entries(self._entries(given, wanted))
+
+    def _entries(self, given: str, wanted: str) -> Iterator[_Entry]:
+        """Yield what the script finds in a folder: its own entries, and those of the machine that they do not hide."""
+        names = dict.fromkeys(self.names(wanted))
+        for folder in (self.found(wanted), wanted if self.is_below(wanted) else None):
+            with self._os["scandir"](folder) if folder is not None else _Entries(iter(())) as entries:
+                for entry in entries:
+                    if entry.name in names:
+                        del names[entry.name]
+                        yield _Entry(entry, os.path.join(given, entry.name))  # noqa: PTH118
+
+    def _chdir(self, path: Any) -> None:
+        self._os["chdir"](path if isinstance(path, int) else self.to_read(path))
+
+    def _cwd(self) -> str:
+        return self.named(_getcwd())
+
+    # -- changing ------------------------------------------------------------------------------------------------------
 
     def _changing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that changes what the script wrote, and leaves files of the user as they are."""
 
         def change(path: Any, *rest: Any, **more: Any) -> Any:
-            if isinstance(path, int) or self.is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
+            if isinstance(path, int):
                 return original(path, *rest, **more)
-            target = self.found(path)
-            return self.note(path) if target is None else original(target, *rest, **more)
+            folder = more.pop("dir_fd", None)
+            wanted = absolute(path, folder)
+            target = wanted if self.is_ours(wanted) else self.found(wanted)
+            if target is not None:
+                return original(target, *rest, **more)
+            self.to_read(path, folder)
+            return self.note(wanted) if self.is_below(wanted) else original(wanted, *rest, **more)
 
         return change
 
-    def _accessible(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def access(path: Any, *rest: Any, **more: Any) -> bool:
-            return bool(original(path, *rest, **more)) or self.found(path) is not None
+    def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(path: Any, *rest: Any, dir_fd: int | None = None, **more: Any) -> None:
+            original(self.to_write(path, dir_fd, is_new=True), *rest, **more)
 
-        return access
+        return make
 
-    def _mkdir(self, path: Any, *rest: Any, **more: Any) -> None:
-        wanted = os.path.abspath(os.fsdecode(path))  # noqa: PTH100
-        if self.is_ours(wanted) or more.get("dir_fd") is not None:
-            return self._originals["mkdir"](path, *rest, **more)
-        if self._exists(wanted):
-            raise FileExistsError(17, "File exists", wanted)
-        if not self._exists(os.path.dirname(wanted)):  # noqa: PTH120
-            raise FileNotFoundError(2, "No such file or directory", wanted)
+    def _mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        wanted = absolute(path, dir_fd)
+        if self.is_ours(wanted):
+            return self._os["mkdir"](wanted, mode)
+        if self.is_there(wanted):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        if not self.is_there(os.path.dirname(wanted)):  # noqa: PTH120
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self._any = True
-        return self._make(self._mapped(wanted))
+        return self._make(self._above(wanted))
 
-    def _exists(self, path: str) -> bool:
-        try:
-            _stat(path)
-        except OSError:
-            return self.found(path) is not None
-        return True
+    def _truncate(self, path: Any, length: int) -> None:
+        given = path if isinstance(path, int) else self.to_write(path, keeps=True, creates=False)
+        self._os["truncate"](given, length)
 
-    def _listdir(self, path: Any = ".") -> Any:
-        target = self.found(path)
-        if target is None:
-            return self._originals["listdir"](path)
-        names = dict.fromkeys(self._originals["listdir"](target))
-        with suppress(OSError):
-            names |= dict.fromkeys(self._originals["listdir"](path))
-        return list(names)
+    def _remove(self, path: Any, *, dir_fd: int | None = None) -> None:
+        wanted = absolute(path, dir_fd)
+        target = wanted if self.is_ours(wanted) else self.found(wanted)
+        if target is not None:
+            self._os["remove"](target)
+        elif not self.is_below(wanted):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        elif os.path.isdir(wanted) and not os.path.islink(wanted):  # noqa: PTH112, PTH114
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        self._hide(wanted)
 
-    def _scan(self, path: Any = ".") -> Any:
-        try:
-            return self._scandir(path)
-        except FileNotFoundError:
-            target = self.found(path)
-            if target is None:
-                raise
-            return self._scandir(target)
-
-    def _remove(self, path: Any, *rest: Any, **more: Any) -> None:
-        if more.get("dir_fd") is not None or self.is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
-            wanted = path
-        elif (target := self.found(path)) is not None:
-            wanted = target
-        elif self._exists(os.fsdecode(path)):
-            return self.note(path)
-        else:
-            wanted = path
-        name = "rmdir" if Path(os.fsdecode(wanted)).is_dir() and more.get("dir_fd") is None else "remove"
-        self._originals[name](wanted, *rest, **more)
-        return None
+    def _rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
+        wanted = absolute(path, dir_fd)
+        if self.is_ours(wanted):
+            return self._os["rmdir"](wanted)
+        if self._list(wanted):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        if (target := self.found(wanted)) is not None:
+            self._os["rmdir"](target)
+        return self._hide(wanted)
 
     def _remove_tree(self, path: Any, *rest: Any, **more: Any) -> None:
-        if self.is_ours(os.path.abspath(os.fsdecode(path))):  # noqa: PTH100
+        wanted = absolute(path, more.get("dir_fd"))
+        target = self.found(wanted)
+        if self.is_ours(wanted) or (target is None and not self.is_below(wanted)):
             self._rmtree(path, *rest, **more)
-        elif (target := self.found(path)) is not None:
-            self._rmtree(target, ignore_errors=True)
-        else:
-            self.note(path)
-
-    def _rename(self, source: Any, target: Any, **more: Any) -> None:
-        known = self.found(source)
-        wanted = os.fsdecode(source) if known is None else known
-        place = self.redirected(target)
-        if known is None and not self.is_ours(os.path.abspath(wanted)):  # noqa: PTH100
-            shutil.copy(wanted, place)  # the user's own file stays where it is
             return
-        self._originals["rename"](wanted, place, **more)
+        if target is not None:
+            self._rmtree(target, ignore_errors=True)
+        self._hide(wanted)
+
+    def _hide(self, wanted: str) -> None:
+        """Let a removed path of the machine be gone, and one that was only the script's be forgotten."""
+        if self.is_ours(wanted):
+            return
+        if self.is_below(wanted):
+            self.remove(wanted)
+        else:
+            self.writes.pop(wanted, None)
+
+    def _rename(
+        self, source: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> None:
+        wanted = absolute(source, src_dir_fd)
+        known = wanted if self.is_ours(wanted) else self.found(wanted)
+        if known is None and not self.is_below(wanted):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source, None, target)
+        place = self.to_write(target, dst_dir_fd)
+        if known is None:
+            self.copy(wanted, place)  # the user's own stays where it is
+        else:
+            self._move(known, place)
+            self._forget_links()
+        self._hide(wanted)
+
+    def _move(self, source: str, target: str) -> None:
+        try:
+            self._os["rename"](source, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:  # Linux before 5.19 moves nothing to another folder behind the wall
+                raise
+            self.copy(source, target)
+            (self._rmtree if os.path.isdir(source) else self._os["remove"])(source)  # noqa: PTH112
+
+    def _symlink(self, source: Any, target: Any, *rest: Any, dir_fd: int | None = None, **more: Any) -> None:
+        wanted = absolute(target, dir_fd)
+        goal = os.path.join(os.path.dirname(wanted), os.fsdecode(source))  # noqa: PTH118, PTH120
+        goal = os.path.normpath(goal)
+        place = self.to_write(target, dir_fd, is_new=True)
+        self._os["symlink"](self.found(goal) or goal, place)
+        self._forget_links()
+
+    def _link(
+        self, source: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None, **_: Any
+    ) -> None:
+        wanted = absolute(source, src_dir_fd)
+        known = wanted if self.is_ours(wanted) else self.found(wanted)
+        place = self.to_write(target, dst_dir_fd, is_new=True)
+        if known is None:
+            self.copy(wanted, place)
+        else:
+            self._os["link"](known, place)
+
+
+class _Entry:
+    """An ``os.DirEntry`` with the path by which the script knows it."""
+
+    def __init__(self, entry: Any, path: str) -> None:
+        self._entry, self.name, self.path = entry, entry.name, path
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+
+class _Entries:
+    """What ``os.scandir`` returns: an iterator that can be closed."""
+
+    def __init__(self, entries: Iterator[_Entry]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> _Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None:
+        """Do nothing."""

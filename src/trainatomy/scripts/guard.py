@@ -112,7 +112,9 @@ def _check(event: str, arguments: tuple[Any, ...], is_allowed: Callable[[str], b
         if not isinstance(path, str | bytes | os.PathLike) or _is_in_memory(event, os.fsdecode(path)):
             continue
         if not is_allowed(absolute(path, folder)):
-            raise _refusal(script, "changes a file", f"{os.fsdecode(path)} by a function that is not redirected")
+            raise _refusal(
+                script, "changes a file", f"{os.fsdecode(path)}, by {event} of a function that is not redirected"
+            )
 
 
 def _is_child(process: int) -> bool:

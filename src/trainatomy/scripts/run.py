@@ -82,6 +82,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
         torch=job.torch,
         compiled=bool(job.compiled),
         eager=eager,
+        command=(*(("-m",) if job.command.is_module else ()), job.command.target, *job.command.arguments),
         folder=folder,
         flash_attention=names_flash_attention(job.command.arguments, files_of(file)),
     )

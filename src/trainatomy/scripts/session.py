@@ -30,6 +30,7 @@ from trainatomy.scripts.standins import (
     compiler,
     data,
     flash_attention,
+    foreign_files,
     generation,
     machine,
     pretrained,
@@ -80,6 +81,7 @@ class Settings:
         torch: Version of PyTorch to simulate; None for the installed one.
         compiled: Whether ``torch.compile`` is simulated; ``preload_compiler`` ran before.
         eager: Else the reason, for a note.
+        command: The script with its arguments; empty for a block of code.
         folder: Temporary folder of the run; None: the session makes one. Libraries may write to it.
         flash_attention: Whether the script names flash-attn, which is there then.
     """
@@ -95,6 +97,7 @@ class Settings:
     torch: str | None = None
     compiled: bool = False
     eager: str = ""
+    command: tuple[str, ...] = ()
     folder: str | None = None
     flash_attention: bool = True
 
@@ -145,30 +148,12 @@ class Session:
     def open(self) -> Iterator[Session]:
         """Run the block in the simulated process."""
         given = self.settings.folder
-<<<<<<< HEAD
-        with run_folder() if given is None else contextlib.nullcontext(given) as folder:
-            with isolated(), contextlib.ExitStack() as stack:
-                forget_device()
-                stack.callback(forget_device)
-                self.files = RedirectedFiles(folder, self.gpu.id)
-                stack.enter_context(self.process.open())
-                torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
-                self._install(stack, folder)
-                stack.enter_context(self.signals.attached())
-                self._began = time.monotonic()
-                try:
-                    yield self
-                finally:
-                    self._look()
-=======
         folders = run_folder() if given is None else contextlib.nullcontext(given)
         with folders as folder, isolated(), contextlib.ExitStack() as stack:
             forget_device()
             stack.callback(forget_device)
             self.files = RedirectedFiles(folder, self.gpu.id)
             stack.enter_context(self.process.open())
-            if KERNELS_OF_TRL in sys.modules:
-                stack.enter_context(simulated_trl())
             torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
             self._install(stack, folder)
             stack.enter_context(self.signals.attached())
@@ -177,7 +162,6 @@ class Session:
                 yield self
             finally:
                 self._look()
->>>>>>> 96341ff9 (Put pools in order)
 
     def _install(self, stack: contextlib.ExitStack, folder: str) -> None:
         settings = self.settings
@@ -188,6 +172,7 @@ class Session:
             stack,
             imports,
             self.script,
+            settings.command,
             settings.network,
             settings.samples,
             settings.lengths,
@@ -203,6 +188,7 @@ class Session:
         for part in (*parts, torchscript):
             part.install(self.stand_ins)
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)
+        foreign_files.install(self.stand_ins)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self._follow_autocast()
         self.stand_ins.when("transformers.trainer", self._follow_trainer)

@@ -43,6 +43,18 @@ _LOADER = re.compile(rb"\0(/[\w./+-]*/ld[\w.+-]*\.so[\w.]*)\0")
 _SHEBANG = re.compile(rb"#!\s*(\S+)")
 
 
+def is_there() -> bool:
+    """Return whether the kernel has Landlock."""
+    return _version() >= 1
+
+
+def _version() -> int:
+    """Return Landlock's version; 0 or less without it."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    return int(ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), _ASK_VERSION))
+
+
 def put_up(folders: Iterable[str], programs: Iterable[str], *, network: bool) -> bool:
     """Keep this thread, and what it starts from now on, from writing elsewhere and executing anything else.
 
@@ -54,12 +66,10 @@ def put_up(folders: Iterable[str], programs: Iterable[str], *, network: bool) ->
     Returns:
         False where there is no Landlock.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    system = ctypes.CDLL(None, use_errno=True)
-    version = system.syscall(_CREATE, None, ctypes.c_size_t(0), _ASK_VERSION)
+    version = _version()
     if version < 1:
         return False
+    system = ctypes.CDLL(None)
     rights = _EXECUTE | _WRITE | _CHANGE_FOLDERS
     rights |= sum(right for right, since in _SINCE.items() if version >= since)
     connect = _CONNECT if version >= _CONNECT_SINCE and not network else 0

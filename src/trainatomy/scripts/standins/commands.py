@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -107,6 +107,18 @@ class Commands:
             self._follow(words, variables, self._folder(None))
         self.refuse()
 
+    def launch(self, gpus: int, nodes: int, command: Sequence[str]) -> NoReturn:
+        """Follow a command that a launcher in this process starts as several ranks."""
+        words = command_of(command)
+        called = python_command(words).words if is_python(words) else words.words
+        self._hand_over(_torchrun(gpus, nodes, called), self._added(None), self._folder(None))
+
+    def repeat(self, gpus: int, nodes: int) -> NoReturn:
+        """Run the script again as several ranks, which a function of it starts."""
+        if self._stand_ins.is_training() or not self._stand_ins.command:
+            self.refuse()
+        self._hand_over(_torchrun(gpus, nodes, self._stand_ins.command), self._added(None), self._folder(None))
+
     def answer(self, command: Any) -> list[str] | None:
         """Return a command that prints what ``nvidia-smi`` would, through the filters behind it; None for others."""
         asked = nvidia_smi.split(command if isinstance(command, str) else [*map(os.fsdecode, command)])
@@ -166,12 +178,20 @@ class Commands:
             count = int(variables.get("WORLD_SIZE", "1"))
             if count > 1:  # a rank of several, which it is told by its variables
                 local = int(variables.get("LOCAL_WORLD_SIZE", count))
-                nodes = [f"--nnodes={count // local}"] if count > local else []
-                words = ("torchrun", *nodes, f"--nproc-per-node={local}", *called.words)
+                words = _torchrun(local, count // local, called.words)
+        self._hand_over(words, variables, folder)
+
+    def _hand_over(self, words: Sequence[str], variables: Mapping[str, str], folder: str) -> NoReturn:
+        """Leave the training to a command, which is to find what this one has written."""
+        if variables.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+            raise SimulationError(
+                f"{self._place()} starts `{shlex.join(words)[:_MOST_CHARACTERS]}` with DeepSpeed; scripts that accelerate "
+                "starts so are not simulated: describe the training by a workload"
+            )
         files = self._stand_ins.files
-        known_words = tuple(files.found(word) or word if "/" in word else word for word in words)
+        found = tuple(files.found(word) or word if "/" in word else word for word in words)
         added = {name: value for name, value in variables.items() if name not in _OF_RANKS}
-        raise HandedOver(Handover(known_words, added, files.found(folder) or folder))
+        raise HandedOver(Handover(found, added, files.found(folder) or folder))
 
     def _accompanies(self, command: Words) -> bool:
         """Return whether a command is a process that cleans up after this one, which is not needed."""
@@ -192,6 +212,10 @@ class Commands:
 
     def _place(self) -> str:
         return current_place(self._stand_ins.script) or "the script"
+
+
+def _torchrun(gpus: int, nodes: int, words: Sequence[str]) -> tuple[str, ...]:
+    return ("torchrun", *([f"--nnodes={nodes}"] if nodes > 1 else []), f"--nproc-per-node={gpus}", *words)
 
 
 def _programs_of(text: str) -> list[Words]:

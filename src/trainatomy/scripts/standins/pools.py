@@ -6,10 +6,9 @@ What a script computes there is its data. Each task is done when it is handed in
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from importlib import import_module
+from functools import partial
 from typing import Any, NoReturn
 
 from trainatomy.scripts.standins.notes import StandIns
@@ -21,17 +20,16 @@ _EXECUTORS = ("concurrent.futures.process", "joblib.externals.loky.process_execu
 
 def install(stand_ins: StandIns, refuse: Callable[..., NoReturn]) -> None:
     """Put them in place; refuse processes that are no pool's."""
-    for name in ("multiprocessing.pool", "multiprocessing.managers", "concurrent.futures.process"):
-        import_module(name)
+
+    def refuse_processes(module: Any) -> None:
+        stand_ins.put(module.BaseProcess, "start", refuse)
+
     for library in _LIBRARIES:
-        for part, install_part in (("pool", _install_pool), ("managers", _install_managers)):
-            if (module := sys.modules.get(f"{library}.{part}")) is not None:
-                install_part(stand_ins, module)
-        if (module := sys.modules.get(f"{library}.process")) is not None:
-            stand_ins.put(module.BaseProcess, "start", refuse)
+        stand_ins.late.wait(f"{library}.pool", partial(_install_pool, stand_ins))
+        stand_ins.late.wait(f"{library}.managers", partial(_install_managers, stand_ins))
+        stand_ins.late.wait(f"{library}.process", refuse_processes)
     for name in _EXECUTORS:
-        if (module := sys.modules.get(name)) is not None:
-            _install_executor(stand_ins, module.ProcessPoolExecutor)
+        stand_ins.late.wait(name, partial(_install_executor, stand_ins))
 
 
 class Done:
@@ -130,6 +128,7 @@ def _install_pool(stand_ins: StandIns, module: Any) -> None:
             return
         kind = type(self)
         self.__class__ = type(kind.__name__, (_InThisProcess, kind), {})
+        self._ctx = more.get("context") or (rest[1] if len(rest) > 1 else None) or module.get_context()
         self._pool, self._state, self._processes = [], module.RUN, processes or 1
         if initializer is not None:
             initializer(*initargs)
@@ -152,7 +151,7 @@ def _install_managers(stand_ins: StandIns, module: Any) -> None:
     stand_ins.put(module.BaseManager, "start", start)
 
 
-def _install_executor(stand_ins: StandIns, executor: Any) -> None:
+def _install_executor(stand_ins: StandIns, module: Any) -> None:
     """Let an executor call what is submitted; its ``map`` submits."""
 
     def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -166,4 +165,4 @@ def _install_executor(stand_ins: StandIns, executor: Any) -> None:
             future.set_exception(error)
         return future
 
-    stand_ins.put(executor, "submit", submit)
+    stand_ins.put(module.ProcessPoolExecutor, "submit", submit)

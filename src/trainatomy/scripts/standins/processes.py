@@ -14,7 +14,7 @@ import torch
 
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.places import current_place
-from trainatomy.scripts.standins import commands, pools
+from trainatomy.scripts.standins import commands, pools, ranks
 from trainatomy.scripts.standins.notes import StandIns
 
 _LOCAL = ("localhost", "127.0.0.1", "::1", "")
@@ -24,6 +24,7 @@ def install(stand_ins: StandIns) -> None:
     """Put them in place."""
     policy = commands.install(stand_ins)
     pools.install(stand_ins, policy.refuse)
+    ranks.install(stand_ins, policy)
     _install_questions(stand_ins)
     _install_extensions(stand_ins)
     if not stand_ins.network:

@@ -1,0 +1,57 @@
+"""Functions that start the ranks of a training: this process is the first of them.
+
+If it is not one of as many, the command is run again as if ``torchrun`` had started that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainatomy.scripts.replacing import replace_everywhere
+from trainatomy.scripts.standins.commands import Commands
+from trainatomy.scripts.standins.notes import StandIns
+
+
+def install(stand_ins: StandIns, commands: Commands) -> None:
+    """Put them in place."""
+    topology = stand_ins.process.topology
+
+    def as_rank(gpus: int, nodes: int, call: Callable[[], Any]) -> Any:
+        """Return what the function of the first rank returns, where there are that many."""
+        if gpus * nodes in (1, topology.world_size) or gpus == topology.gpus_per_node:
+            return call()
+        return commands.repeat(gpus, nodes)
+
+    def start_ranks(module: Any) -> None:
+        def start_processes(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
+            as_rank(nprocs, 1, lambda: fn(0, *args))
+            return None if join else _Ended()
+
+        replace_everywhere(stand_ins.stack, [(module.start_processes, start_processes)])
+
+    def start_agent(module: Any) -> None:
+        def launch_agent(config: Any, entrypoint: Any, args: Any, *_: Any, **__: Any) -> dict[int, Any]:
+            gpus, nodes = int(config.nproc_per_node), int(config.min_nodes)
+            if callable(entrypoint):
+                return {0: as_rank(gpus, nodes, lambda: entrypoint(*args))}
+            return commands.launch(gpus, nodes, [entrypoint, *args])
+
+        replace_everywhere(stand_ins.stack, [(module.launch_agent, launch_agent)])
+
+    stand_ins.late.wait("torch.multiprocessing.spawn", start_ranks)
+    stand_ins.late.wait("torch.distributed.launcher.api", start_agent)
+
+
+class _Ended:
+    """The context of processes that have ended."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *_: Any, **__: Any) -> bool:
+        """Return True."""
+        return True
+
+    def pids(self) -> list[int]:
+        """Return no numbers."""
+        return []
