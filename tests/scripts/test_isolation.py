@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,7 +55,7 @@ FILES = {
     "FileIO": "io.FileIO(MARK, 'w').close()",
     "pathlib": "pathlib.Path(MARK).write_text('x')",
     "touch": "pathlib.Path(MARK).touch()",
-    "mkdir": "os.makedirs(MARK + '/deep')",
+    "mkdir": "os.makedirs(MARK + '/deep'); made(MARK + '/deep/file')",
     "mkfifo": "os.mkfifo(MARK)",
     "mknod": "os.mknod(MARK)",
     "symlink": "os.symlink('keep', MARK)",
@@ -138,7 +137,7 @@ for kind, ways in json.load(open("ways.json")).items():
         MARK = f"{kind}-{number}"
         CODE = f"open({MARK!r}, 'w')"
         try:
-            exec(way)
+            exec(compile(way, __file__, 'exec'))
             ends[f"{kind}: {name}"] = ""
         except BaseException as error:
             ends[f"{kind}: {name}"] = f"{type(error).__name__}: {error}"
@@ -161,73 +160,54 @@ WAYS = {"process": PROCESSES, "file": FILES, "change": CHANGES}
 needs_wall = pytest.mark.skipif(not wall.is_there(), reason="the kernel has no Landlock")
 
 
-class Tried:
-    """What came of all ways: the outcome of the run, what each raised, and the folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "folder").mkdir()
-        (folder / "victim").mkdir()
-        for name in ("keep", "folder/file", *(f"victim/{name}" for name in CHANGES)):
-            (folder / name).write_text("mine")
-        self.before = sorted(folder.rglob("*"))
-        outcomes = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            patch.setenv("PYTHONPATH", str(folder / "library"), prepend=":")
-            outcomes = run_script(Job(read_command(["train.py"]), ("h100-sxm",)), folder / "output")
-        self.outcome: Outcome = outcomes[0]
-        printed = (folder / "output").read_text()
-        self.ends = json.loads(printed.partition("\nENDS ")[2].partition("\n")[0] or "{}")
+FOLDER = {"folder", "keep", "library", "output", "train.py", "victim", "ways.json"}
+OF_THE_WALL = frozenset(
+    {"system of C, kept", "fork of C, kept", "posix_spawn of C, kept", "torch in C", "from_file", "socket", "FileIO"}
+    | {"pyarrow in C", "fopen of C", "open of C", "mkdir of C", "unlink of C", "truncate of C"}
+)
+"""Ways that only the kernel refuses, some without telling the script."""
 
 
-@pytest.fixture(scope="module")
-def tried(tmp_path_factory: pytest.TempPathFactory) -> Tried:
-    """Run the script that tries all ways."""
-    folder = tmp_path_factory.mktemp("isolation")
-    (folder / "train.py").write_text(SCRIPT)
-    (folder / "library").mkdir()
-    (folder / "library/sitecustomize.py").write_text(KEPT)
-    (folder / "ways.json").write_text(json.dumps(WAYS))
-    return Tried(folder)
+def test_no_process_runs_and_no_file_is_written_by_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome, ends = _try_all(tmp_path, monkeypatch)
+    assert outcome.message == ""
+    assert outcome.prediction is not None and outcome.prediction.script is not None
+    script = outcome.prediction.script
+    assert script.steps == 3
+    ways = {
+        kind: {name: number for number, name in enumerate(ways) if name not in OF_THE_WALL or wall.is_there()}
+        for kind, ways in WAYS.items()
+    }
+    for kind in ("process", "file"):
+        made = [name for name, number in ways[kind].items() if list(tmp_path.glob(f"{kind}-{number}*"))]
+        assert made == []
+    assert [name for name in ways["change"] if (tmp_path / "victim" / name).read_text() != "mine"] == []
+    assert sorted(each.name for each in (tmp_path / "victim").iterdir()) == sorted(CHANGES)
+    assert not {each.name for each in tmp_path.iterdir()} - FOLDER
+    assert not list(Path("/dev/shm").glob("file-*"))
 
-
-OF_THE_WALL = {"system of C, kept", "fork of C, kept", "posix_spawn of C, kept", "torch in C", "from_file", "socket"}
-OF_THE_WALL |= {"pyarrow in C", "fopen of C", "open of C", "mkdir of C", "unlink of C", "truncate of C", "FileIO"}
-"""Ways that only the kernel refuses."""
-
-
-def marked(kind: str) -> list[Any]:
-    """Return the ways of a kind as parameters."""
-    return [
-        pytest.param(name, number, id=name, marks=[needs_wall] if name in OF_THE_WALL else [])
-        for number, name in enumerate(WAYS[kind])
+    said = [*script.writes, *(each.name for each in script.stand_ins if each.kind == "command")]
+    silent = [
+        name
+        for kind, numbers in ways.items()
+        for name, number in numbers.items()
+        if not ends[f"{kind}: {name}"] and not any(f"{kind}-{number}" in each or name in each for each in said)
     ]
+    assert set(silent) <= OF_THE_WALL  # everything else was refused, or is listed
 
 
-def test_the_script_trains_in_the_simulation_whatever_it_tried(tried: Tried) -> None:
-    assert tried.outcome.message == ""
-    assert tried.outcome.prediction is not None and tried.outcome.prediction.script is not None
-    assert tried.outcome.prediction.script.steps == 3
-    assert len(tried.ends) == sum(map(len, WAYS.values()))
-
-
-@pytest.mark.parametrize(("name", "number"), marked("process"))
-def test_no_process_runs(tried: Tried, name: str, number: int) -> None:
-    assert not list(tried.folder.glob(f"process-{number}*"))
-
-
-@pytest.mark.parametrize(("name", "number"), marked("file"))
-def test_no_file_is_written(tried: Tried, name: str, number: int) -> None:
-    mark = f"file-{number}"
-    assert not list(tried.folder.glob(f"{mark}*"))
-    assert not Path("/dev/shm", mark).exists()
-
-
-@pytest.mark.parametrize(("name", "number"), marked("change"))
-def test_no_file_is_changed(tried: Tried, name: str, number: int) -> None:
-    assert (tried.folder / "victim" / name).read_text() == "mine"
-
-
-def test_nothing_else_is_there_afterwards(tried: Tried) -> None:
-    assert sorted(each for each in tried.folder.rglob("*") if each.name != "output") == tried.before
+def _try_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, dict[str, str]]:
+    """Run the script that tries all ways in a folder; return the outcome, and what each way raised."""
+    for name in ("folder", "victim", "library"):
+        (folder / name).mkdir()
+    for name in ("keep", "folder/file", *(f"victim/{name}" for name in CHANGES)):
+        (folder / name).write_text("mine")
+    (folder / "library/sitecustomize.py").write_text(KEPT)
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "ways.json").write_text(json.dumps(WAYS))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "library"), prepend=":")
+    job = Job(read_command(["train.py"]), ("h100-sxm",))
+    (outcome,) = run_script(job, folder / "output")
+    printed = (folder / "output").read_text()
+    return outcome, json.loads(printed.partition("\nENDS ")[2].partition("\n")[0] or "{}")

@@ -185,8 +185,8 @@ class Commands:
         """Leave the training to a command, which is to find what this one has written."""
         if variables.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
             raise SimulationError(
-                f"{self._place()} starts `{shlex.join(words)[:_MOST_CHARACTERS]}` with DeepSpeed; scripts that accelerate "
-                "starts so are not simulated: describe the training by a workload"
+                f"{self._place()} starts `{shlex.join(words)[:_MOST_CHARACTERS]}` with DeepSpeed: scripts that "
+                "accelerate starts with DeepSpeed are not simulated; describe the training by a workload"
             )
         files = self._stand_ins.files
         found = tuple(files.found(word) or word if "/" in word else word for word in words)
