@@ -287,3 +287,72 @@ train(model, optimizer, 5)
     assert found.prediction.script is not None
     assert str(tmp_path / "out/model.safetensors") in found.prediction.script.writes
     assert not (tmp_path / "out").exists()
+
+
+TRAINING = """
+import torch
+from torch import nn
+
+class Loop:
+    def __init__(self, inner=False):
+        self.model, self.inner = nn.Linear(8, 8).cuda(), inner
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def step(self, zero_first):
+        if self.inner:
+            quick = torch.optim.SGD(self.model.parameters(), 0.1)
+            self.model(torch.ones(4, 8, device="cuda")).sum().backward()
+            quick.step()
+        if zero_first:
+            self.optimizer.zero_grad()
+        self.model(torch.ones(4, 8, device="cuda")).sum().backward()
+        self.optimizer.step()
+        if not zero_first:
+            self.optimizer.zero_grad()
+
+"""
+
+
+@pytest.mark.parametrize("zero_first", [True, False])
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (1, 3, 2), (1, 1, 1, 1)])
+def test_the_steps_of_several_trainings_count(
+    run_script: RunScript, zero_first: bool, keeps: bool, lengths: tuple[int, ...]
+) -> None:
+    text = f"""
+kept = []
+for steps in {lengths}:
+    loop = Loop()
+    {'kept.append(loop)' if keeps else ''}
+    for _ in range(steps):
+        loop.step({zero_first})
+"""
+    found = run_script(TRAINING + text, steps=20).prediction
+    assert found is not None and found.script is not None
+    assert (found.script.ending, found.script.steps) == ("finished", sum(lengths))
+
+
+def test_an_optimizer_that_is_made_anew_in_each_step_makes_no_training(run_script: RunScript) -> None:
+    text = "loop = Loop(inner=True)\nfor _ in range(6):\n    loop.step(False)\n"
+    found = run_script(TRAINING + text, steps=20).prediction
+    assert found is not None and found.script is not None
+    assert found.script.steps in (6, 7)
+
+
+def test_an_optimizer_that_joins_later_steps_with_the_others(run_script: RunScript) -> None:
+    text = """
+first = Loop()
+for _ in range(3):
+    first.step(False)
+second = Loop()
+for _ in range(4):
+    for loop in (first, second):
+        loop.model(torch.ones(4, 8, device="cuda")).sum().backward()
+    for loop in (first, second):
+        loop.optimizer.step()
+    for loop in (first, second):
+        loop.optimizer.zero_grad()
+"""
+    found = run_script(TRAINING + text, steps=20).prediction
+    assert found is not None and found.script is not None
+    assert found.script.steps == 7

@@ -2,8 +2,8 @@
 
 A step is over when every optimizer that was made has stepped; an evaluation after it belongs to no step.  If one steps
 twice before the others, those do not belong to every step (a GAN that trains its critic five times as often), and the
-loop goes on until each optimizer has stepped twice.  In a loop that updates its weights by hand, each backward is a
-step.
+loop goes on until each optimizer has stepped twice.  An optimizer that is made after others have stepped begins another
+training, unless one of those steps again.  In a loop that updates its weights by hand, each backward is a step.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class ScriptSignals(LoopSignals):
         self._steps, self._modules, self._check = steps, modules, check
         self._expected: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._ended: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those of trainings that another one followed
+        self._resumed = False  # one of them stepped again: an optimizer of this loop is made anew in each step
         self._stepped: set[int] = set()
         self._trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._plain_inside = plain_inside
@@ -216,6 +218,11 @@ class ScriptSignals(LoopSignals):
     def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         if type(optimizer).__name__ not in _WRAPPERS:
+            if self._in_step and self._optimizer_has_stepped and self.is_over():
+                self._end_step()
+            if not self._resumed:
+                self._ended.update(one for one in self._expected if self._counts.get(one))
+                self._expected -= self._ended
             self._expected.add(optimizer)
             self._counts[optimizer] = 0
             self._script.made(optimizer)
@@ -225,6 +232,7 @@ class ScriptSignals(LoopSignals):
             return
         if id(optimizer) in self._stepped:  # again before the others: they do not belong to every step
             self._expected = weakref.WeakSet([optimizer])
+        self._resumed = self._resumed or optimizer in self._ended
         self._expected.add(optimizer)
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self._script.uses(optimizer)
