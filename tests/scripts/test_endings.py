@@ -323,7 +323,7 @@ def test_the_steps_of_several_trainings_count(
 kept = []
 for steps in {lengths}:
     loop = Loop()
-    {'kept.append(loop)' if keeps else ''}
+    {"kept.append(loop)" if keeps else ""}
     for _ in range(steps):
         loop.step({zero_first})
 """

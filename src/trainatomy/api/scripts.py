@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run_script(
     command: str | Sequence[str],
     *,
-    gpu: str = "h200",
+    gpu: str | None = None,
     gpus: int | None = None,
     steps: int = 3,
     time_limit: float = 300.0,
@@ -37,7 +37,7 @@ def run_script(
     Args:
         command: The script with its arguments, ``-m module``, ``torchrun …`` or ``accelerate launch …``: words, or one
             line as in a shell.
-        gpu: The GPU to predict for.
+        gpu: The GPU to predict for; an H200 where none is named.
         gpus: Simulate rank 0 of a training on this many GPUs.
         steps: Optimizer steps after which the script is stopped.
         time_limit: Seconds after which it is stopped.
@@ -54,13 +54,15 @@ def run_script(
     """
     import shlex
 
-    from trainatomy.scripts.command import read_command, with_gpus
+    from trainatomy.scripts.command import check_gpu, read_command, with_gpus
     from trainatomy.scripts.job import Job
     from trainatomy.scripts.launch import run_script as run
 
-    words = shlex.split(command) if isinstance(command, str) else list(command)
+    script = read_command(shlex.split(command) if isinstance(command, str) else list(command))
+    if gpu is None:
+        check_gpu(script, "h200", "run_script('{script}', gpu='{gpu}')")
     job = Job(
-        with_gpus(read_command(words), gpus), (find_gpu(gpu).id,), steps, time_limit, network, samples, lengths,
+        with_gpus(script, gpus), (find_gpu(gpu or "h200").id,), steps, time_limit, network, samples, lengths,
         None if data is None else str(data), timeline=timeline, compiled=compiles,
     )  # fmt: skip
     outcome = run(job, None if output is None else Path(output))[0]

@@ -9,12 +9,13 @@ from typing import Any
 import typer
 
 from trainatomy.cli.output import progress, show, show_json
+from trainatomy.cli.run import DEFAULT_GPU
 from trainatomy.cli.values import several_gpus
 from trainatomy.errors import DoesNotFit
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.script import script_fit_page
 from trainatomy.results.script_fit import ScriptFit
-from trainatomy.scripts.command import Command, read_command
+from trainatomy.scripts.command import Command, check_gpu, read_command
 from trainatomy.scripts.fitting import read_flags, search_flags
 from trainatomy.scripts.job import Job, Outcome
 
@@ -29,7 +30,9 @@ def fit_script(script: str, flags: Sequence[str], gpu: str | None, *, json: bool
     from trainatomy.scripts.launch import run_script
 
     command, wanted = read_command(shlex.split(script)), read_flags(flags)
-    card = find_gpu(gpu or "h200")
+    if gpu is None:
+        check_gpu(command, DEFAULT_GPU, "trainatomy fit --gpu {gpu} --script '{script}'")
+    card = find_gpu(gpu or DEFAULT_GPU)
 
     def run(one: Command) -> Outcome:
         return run_script(Job(one, (card.id,)))[0]

@@ -63,9 +63,10 @@ def most_used(command: Any) -> list[Entry]:
 
 
 def usage(command: Any, path: str) -> str:
-    """Return the usage line: ``trainatomy predict [WORKLOAD.yaml] [OPTIONS]``."""
+    """Return the usage line: ``trainatomy predict [WORKLOAD.yaml] [OPTIONS]``; some commands take options first."""
     arguments = [_usage(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
-    return " ".join([path, *arguments, "[OPTIONS]"])
+    options_first = getattr(command, "options_first", False)
+    return " ".join([path, "[OPTIONS]", *arguments] if options_first else [path, *arguments, "[OPTIONS]"])
 
 
 def paragraphs(command: Any) -> Iterator[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from trainatomy.cli.app import Command
 from trainatomy.cli.options import (
@@ -30,7 +31,8 @@ from trainatomy.reporters.text.script import scripts_page
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
-from trainatomy.scripts.command import read_command, with_gpus
+from trainatomy.scripts.command import Command as ScriptCommand
+from trainatomy.scripts.command import check_gpu, read_command, with_gpus
 from trainatomy.scripts.job import Job, Outcome
 
 DEFAULT_GPU = "h200"
@@ -38,6 +40,8 @@ DEFAULT_GPU = "h200"
 
 class RunCommand(Command):
     """A command whose own options end where the script begins; the script's are passed on as they are."""
+
+    options_first = True
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         switches = {
@@ -49,9 +53,42 @@ class RunCommand(Command):
             alone = "=" in word or word.replace("_", "-") in switches or word in ("-h", "--help")
             position += 1 if alone else 2
         script = args[position:]
-        script = script[1:] if script[:1] == ["--"] else script
+        is_divided = script[:1] == ["--"]
+        script = script[1:] if is_divided else script
         rest: list[str] = super().parse_args(ctx, [*args[:position], "--", *script])
+        if not is_divided:
+            own = {word.partition("=")[0].replace("_", "-") for word in args[:position]}
+            ctx.meta[_PASSED_ON] = [
+                (name, not _is_switch(option))
+                for option in self.params
+                for name in (*option.opts, *option.secondary_opts)
+                if option.param_type_name == "option" and name not in own
+            ]
         return rest
+
+
+_PASSED_ON = "trainatomy.passed_on"
+"""Options of the command that were not given before the script, each with whether it takes a value."""
+
+
+def passed_on(command: ScriptCommand, not_given: list[tuple[str, bool]]) -> str:
+    """Return that arguments of a script are spelled like options that were not given before it; "" if none is.
+
+    Raises:
+        WorkloadError: The answer would be another: for another GPU, or success whether the script fits or not.
+    """
+    options = dict(not_given)
+    if "--gpu" in options:
+        check_gpu(command, DEFAULT_GPU)
+    if "--check" in options and (words := command.spelled("--check", takes_value=False)):
+        raise WorkloadError(
+            f"{words} stands after the script and goes to it, so that nothing would be checked. Write "
+            f"trainatomy run --check {command.without(words)}\n"
+            f"If it is meant for the script, say so: trainatomy run -- {command.text}"
+        )
+    words = [command.spelled(name, takes_value=takes_value) for name, takes_value in options.items()]
+    found = ", ".join(filter(None, words))
+    return found and f"{found}: for the script, not for trainatomy run, whose options stand before the script"
 
 
 def _is_switch(option: Any) -> bool:
@@ -64,7 +101,8 @@ Script = Annotated[
     list[str],
     typer.Argument(
         metavar="SCRIPT ARGUMENTS…",
-        help="The script with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as they are typed.",
+        help="The script with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as they are typed. "
+        "Everything from the script on belongs to it: options of `trainatomy run` stand before it.",
         show_default=False,
     ),
 ]
@@ -116,6 +154,7 @@ Torch = Annotated[
 
 
 def run(
+    context: typer.Context,
     script: Script,
     gpu: GPU = None,
     gpus: GPUs = None,
@@ -148,8 +187,10 @@ def run(
     page = check_report(html, open_report)
     check_folder("--trace", trace)
     check_folder("--snapshot", snapshot)
+    command = read_command(script)
+    caution = passed_on(command, context.meta.get(_PASSED_ON, []))
     job = Job(
-        with_gpus(read_command(script), gpus),
+        with_gpus(command, gpus),
         _gpus(gpu or (this_gpu() if measure else DEFAULT_GPU)),
         steps,
         time_limit,
@@ -166,6 +207,8 @@ def run(
     )
     if measure:
         _check_measured(job)
+    if caution and json:
+        note(caution)
     with progress(f"running {job.command.name} without a GPU"):
         from trainatomy.scripts.launch import run_script
 
@@ -178,6 +221,8 @@ def run(
             raise DoesNotFit(f"{job.command.name} ran out of memory on this machine's {measured.gpu}")
         return
     _report(outcomes, page, is_opened=open_report)
+    if caution and not json:
+        show(Text(f"note: {caution}"))
     _show(outcomes, json=json)
     _raise(outcomes, check=check)
 

@@ -21,6 +21,8 @@ from trainatomy.workload.launch import read_launch
 from trainatomy.workload.launch_settings import Launch
 
 _MOST_NAMES = 6
+_DEVICE = re.compile(r"(cuda|gpu)?:?(-?\d{1,2}(,\d{1,2})*)?|cpu|mps", re.IGNORECASE)
+"""Values of a script's own ``--gpu``: numbers of devices, which name no GPU to simulate."""
 _SWITCHES = frozenset(
     "--standalone --no-python --run-path --multi-gpu --use-fsdp --use-deepspeed --cpu --debug --quiet --same-network "
     "--use-megatron-lm --main-training-function --enable-cpu-affinity -u".split()
@@ -87,6 +89,22 @@ class Command:
         if self.is_module or path.suffix == ".py" or (path.exists() and not is_beside):
             return None
         return installed_command(self.target)
+
+    def spelled(self, option: str, *, takes_value: bool = True) -> str:
+        """Return how the script's own arguments spell an option (``--gpu t4``); "" where they do not."""
+        for place, word in enumerate(self.arguments):
+            name, equals, _ = word.partition("=")
+            if name.replace("_", "-") == option and word.startswith("--"):
+                following = self.arguments[place + 1 : place + 2] if takes_value and not equals else ()
+                return " ".join([word, *(one for one in following if not one.startswith("--"))])
+        return ""
+
+    def without(self, words: str) -> str:
+        """Return the command as it would be typed without some of its script's arguments."""
+        kept, dropped = list(self.typed), words.split(" ", 1)
+        begin = len(kept) - len(self.arguments)
+        start = next(at for at in range(begin, len(kept)) if kept[at : at + len(dropped)] == dropped)
+        return shlex.join(kept[:start] + kept[start + len(dropped) :])
 
     def file(self) -> Path:
         """Return the file that is run.
@@ -155,6 +173,28 @@ def read_command(words: Sequence[str]) -> Command:
             f"no script in `{shlex.join(typed)}`: name one, such as `trainatomy run train.py --epochs 1`"
         )
     return Command(typed, rest[0], False, tuple(rest[1:]), **found)  # type: ignore[arg-type]
+
+
+def check_gpu(command: Command, default: str, written: str = "trainatomy run --gpu {gpu} {script}") -> None:
+    """Refuse a GPU's name among a script's arguments where none was named to simulate: it was probably meant for us.
+
+    Args:
+        command: The command.
+        default: The GPU that would be simulated.
+        written: How a GPU is named for a command.
+
+    Raises:
+        WorkloadError: There is one.
+    """
+    words = command.spelled("--gpu")
+    value = re.split("[ =]", words, maxsplit=1)[1:]
+    if not value or _DEVICE.fullmatch(value[0]):
+        return
+    raise WorkloadError(
+        f"{words} stands after the script and goes to it, so that {default} would be simulated. Write "
+        f"{written.format(gpu=value[0], script=command.without(words))}\n"
+        f"If it is meant for the script, say so: {written.format(gpu=default, script=command.text)}"
+    )
 
 
 def _without_prefixes(words: list[str]) -> tuple[dict[str, str], list[str]]:
