@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from script_types import RunScript
 
+from trainatomy.cli import main
 from trainatomy.errors import WorkloadError
 from trainatomy.reporters.text.rendering import render
 from trainatomy.reporters.text.script import script_fit_page
+from trainatomy.scripts import launch
 from trainatomy.scripts.command import Command, read_command
 from trainatomy.scripts.fitting import read_flags, search_flags, with_flags
-from trainatomy.scripts.job import Outcome
+from trainatomy.scripts.job import Job, Outcome
 
 SCRIPT = """
 import argparse, torch
@@ -54,6 +58,49 @@ def test_a_flag_that_changes_nothing_any_more_does_not_go_on(run_script: RunScri
     assert [each.flags["--batch-size"] for each in found.candidates] == ["50000", "100000", "200000"]
     assert found.best is not found.candidates[2]
     assert "--batch-size 200000 has the same memory and time" in render(script_fit_page(found), width=200)
+
+
+@pytest.mark.parametrize(
+    ("fails", "answer", "code"),
+    [
+        ("True", "The script failed with all values of its flags: train.py:7 raised RuntimeError: no 4", 3),
+        ("arguments.width < 1000", "Nothing fits of 1 run; 1 other failed.", 0),
+        ("arguments.width > 1000", "Fastest that fits: train.py --width 4", 0),
+    ],
+)
+def test_a_script_that_fails_does_not_fit(
+    run_script: RunScript,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fails: str,
+    answer: str,
+    code: int,
+) -> None:
+    ends = f"if {fails}: raise RuntimeError(f'no {{arguments.width}}')\nmodel ="
+    script = SCRIPT.replace("arguments.batch_size", "4").replace("model =", ends)
+
+    def run(job: Job, output: Path | None = None) -> tuple[Outcome, ...]:
+        return (run_script(script, *job.command.arguments),)
+
+    monkeypatch.setattr(launch, "run_script", run)
+    assert main(["fit", "--script", "train.py", "--flag", "width=4,400000"]) == code
+    page = " ".join(capsys.readouterr().out.split())
+    assert answer in page
+    assert ("--width 4: train.py:7 raised" in page) == (fails != "arguments.width > 1000")
+    assert ("--width 400000: train.py:7 raised" in page) == (fails != "arguments.width < 1000")
+
+
+def test_a_script_that_fails_after_its_steps_is_not_recommended(run_script: RunScript) -> None:
+    script = SCRIPT.replace("range(5)", "range(2)") + "if arguments.width > 8: raise RuntimeError\n"
+
+    def run(command: Command) -> Outcome:
+        return run_script(script, *command.arguments)
+
+    found = search_flags(read_command(["train.py", "--batch-size", "4"]), read_flags(["width=8,16"]), "h100-sxm", run)
+    assert [(each.failed, each.fits, each.prediction is None) for each in found.candidates] == [
+        (False, True, False),
+        (True, False, False),
+    ]
 
 
 def test_flags_replace_those_of_the_command() -> None:

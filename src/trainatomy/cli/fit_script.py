@@ -11,7 +11,7 @@ import typer
 from trainatomy.cli.output import progress, show, show_json
 from trainatomy.cli.run import DEFAULT_GPU
 from trainatomy.cli.values import several_gpus
-from trainatomy.errors import DoesNotFit
+from trainatomy.errors import DoesNotFit, TrainatomyError
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.script import script_fit_page
 from trainatomy.results.script_fit import ScriptFit
@@ -43,6 +43,10 @@ def fit_script(script: str, flags: Sequence[str], gpu: str | None, *, json: bool
         show_json(script_fit_to_json(found))
     else:
         show(script_fit_page(found))
+    if found.candidates and len(found.failed) == len(found.candidates):
+        error = TrainatomyError(found.failed[0].message)
+        error.exit_code = found.failed[0].exit_code
+        raise error
     if check and found.best is None:
         raise DoesNotFit(f"nothing fits for {command.name}")
 
@@ -54,6 +58,7 @@ def script_fit_to_json(found: ScriptFit) -> dict[str, Any]:
             "flags": dict(each.flags),
             "command": list(each.command),
             "message": each.message,
+            "failed": each.failed,
             "prediction": each.prediction and to_json(each.prediction),
         }
         for each in found.candidates

@@ -10,17 +10,27 @@ from trainatomy.results.prediction import Prediction
 
 @dataclass(frozen=True, slots=True)
 class ScriptCandidate:
-    """A script with some of its flags set; ``message`` says why there is no prediction, or what ended it early."""
+    """A script with some of its flags set.
+
+    ``message`` says why there is no prediction, or what ended it early. ``exit_code`` is that of the script's error, 0
+    without one.
+    """
 
     flags: Mapping[str, str]
     command: tuple[str, ...]
     prediction: Prediction | None
     message: str = ""
+    exit_code: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """True if an error ended it."""
+        return self.prediction is None or self.exit_code != 0
 
     @property
     def fits(self) -> bool:
-        """True if it was predicted, and fits."""
-        return self.prediction is not None and self.prediction.fits
+        """True if it ran without an error, and fits."""
+        return not self.failed and self.prediction is not None and self.prediction.fits
 
     @property
     def samples_per_second(self) -> float:
@@ -36,6 +46,11 @@ class ScriptFit:
     name: str
     gpu: str
     candidates: tuple[ScriptCandidate, ...]
+
+    @property
+    def failed(self) -> tuple[ScriptCandidate, ...]:
+        """The candidates that an error ended."""
+        return tuple(each for each in self.candidates if each.failed)
 
     @property
     def best(self) -> ScriptCandidate | None:

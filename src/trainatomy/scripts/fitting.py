@@ -100,7 +100,7 @@ def search_flags(
             tell(" ".join(f"{name} {value}" for name, value in wanted.items()))
             one = with_flags(command, wanted)
             outcome = run(one)
-            found.append(ScriptCandidate(wanted, one.typed, outcome.prediction, outcome.message))
+            found.append(ScriptCandidate(wanted, one.typed, outcome.prediction, outcome.message, outcome.exit_code))
             if rising is not None and not found[-1].fits:
                 break
             if rising is not None and setting[rising.name] not in rising.values and _is_same(*found[-2:]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -26,18 +26,38 @@ def script_fit_page(found: ScriptFit) -> Group:
     for each in found.candidates:
         flags = [each.flags.get(name, "") for name in names]
         mark = "best" if each is best else ""
-        if each.prediction is None:
+        if each.failed or each.prediction is None:
             table.add_row(mark, *flags, "failed", "-", "-", "-")
             continue
         needed, time = human_bytes(each.prediction.memory.device_bytes), each.prediction.time
         step = seconds(time.step_seconds) if time and each.fits else "-"
         pace = rate(time.samples_per_second) if time and each.fits else "-"
         table.add_row(mark, *flags, verdict_cell(each.prediction), needed, step, pace)
-    answer = "Nothing fits." if best is None else f"Fastest that fits: {' '.join(best.command)}"
-    parts: list[RenderableType] = [Text(f"{found.name} on {found.gpu}. {answer}", style="bold"), Text(), table]
-    if failed := list(dict.fromkeys(each.message for each in found.candidates if each.message)):
-        parts += [Text(), bullets(failed)]
+    parts: list[RenderableType] = [Text(f"{found.name} on {found.gpu}. {_answer(found)}", style="bold"), Text(), table]
+    if said := list(_messages(found)):
+        parts += [Text(), bullets(said)]
     return Group(*parts)
+
+
+def _answer(found: ScriptFit) -> str:
+    """Return which command is the fastest that fits, or why there is none."""
+    failed, others = len(found.failed), len(found.candidates) - len(found.failed)
+    if found.best is not None:
+        return f"Fastest that fits: {' '.join(found.best.command)}"
+    if not others:
+        return f"The script failed with {'all' if failed > 1 else 'the'} values of its flags: {found.failed[0].message}"
+    return f"Nothing fits of {many(others, 'run')}; {many(failed, 'other')} failed." if failed else "Nothing fits."
+
+
+def _messages(found: ScriptFit) -> Iterator[str]:
+    """Yield each message with the flags of the runs that it ended; all of them need not be named."""
+    flags: dict[str, list[str]] = {}
+    for each in found.candidates:
+        if each.message:
+            flags.setdefault(each.message, []).append(" ".join(f"{name} {value}" for name, value in each.flags.items()))
+    for message, ended in flags.items():
+        is_named = len(ended) < len(found.candidates)
+        yield f"{'; '.join(ended)}: {message}" if is_named else message
 
 
 def scripts_page(predictions: Sequence[Prediction]) -> Group:
