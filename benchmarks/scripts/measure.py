@@ -116,7 +116,19 @@ def variants(found: dict[str, tuple[Path, str]], file: Path) -> dict[str, tuple[
 
 def predicted(folder: Path, command: str, gpu: str = GPU) -> dict[str, Any]:
     """Predict a script with the release that is measured."""
-    words = [sys.executable, "-m", "trainatomy", "run", "--gpu", gpu, "--torch", TORCH, "--json", *shlex.split(command)]
+    words = [
+        sys.executable,
+        "-m",
+        "trainatomy",
+        "run",
+        "--gpu",
+        gpu,
+        "--torch",
+        TORCH,
+        "--json",
+        "--no-look-ahead",
+        *shlex.split(command),
+    ]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
     if not done.stdout.startswith("{"):
         return {"error": done.stderr[-400:]}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainatomy.results.detail import TimedOperation
     from trainatomy.results.operations import Operations
     from trainatomy.results.time import Pipeline, Time
-    from trainatomy.results.trace import DriverCall
+    from trainatomy.results.trace import AllocationTrace, DriverCall
     from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 
@@ -166,9 +166,15 @@ def timed_step(
         simulation.operations,
         workload.resolve_gpu(),
         calibration=calibration,
-        driver_calls=driver_calls,
+        driver_calls=_in_steps(simulation.trace, driver_calls),
         **replayed_as(workload, simulation),
     )
+
+
+def _in_steps(trace: AllocationTrace, calls: Sequence[DriverCall]) -> list[DriverCall]:
+    """Return the driver calls until the end of the last step: what a training does after it takes no step's time."""
+    end = max((mark.event for mark in trace.marks if mark.name == "step end"), default=len(trace.events))
+    return [call for call in calls if call.event < end]
 
 
 def replayed_as(workload: Workload, simulation: Simulation) -> dict[str, Any]:
@@ -250,7 +256,7 @@ def _time_of_step(
         workload.resolve_gpu(),
         tokens_per_sample=simulation.tokens_per_sample,
         calibration=calibration,
-        driver_calls=driver_calls,
+        driver_calls=_in_steps(simulation.trace, driver_calls),
         current_software=emulated_software(workload).current,
         gpus=workload.parallel.world_size,
         data_parallel_size=workload.parallel.data_parallel_size,

@@ -76,3 +76,46 @@ def test_steps_that_keep_more_and_more_are_left_alone() -> None:
     trace.events = [event for event in trace.events if event.action == "alloc"]
     trace.marks = [mark._replace(event=min(mark.event, mark.step + (mark.name != "step"))) for mark in trace.marks]
     assert with_further_steps(trace, AllocatorSettings()) is trace
+
+
+def growing(steps: int, *, evaluates: bool) -> AllocationTrace:
+    """Return a trace whose reserved memory grows after its third step, with an evaluation after its last one.
+
+    What each step keeps until the next one lies between what it releases.
+    """
+    trace = AllocationTrace()
+
+    def allocate(size: int, phase: str, step: int) -> int:
+        trace.origins.append(Origin("aten::empty", "", phase, step))
+        trace.events.append(Event("alloc", len(trace.origins) - 1, size))
+        return len(trace.origins) - 1
+
+    def free(*numbers: int) -> None:
+        trace.events.extend(Event("free", number, 0) for number in numbers)
+
+    kept: list[int] = []
+    for step in range(steps):
+        trace.marks.append(Mark(len(trace.events), "step", step))
+        made = [allocate(size * MIB, "forward", step) for size in (16, 12, 48, 30)]
+        trace.marks.append(Mark(len(trace.events), "backward end", step))
+        free(made[0], *kept, *made[2:])
+        kept = [made[1], *(allocate(size * MIB, "other", step) for size in (35, 44))]
+        trace.marks.append(Mark(len(trace.events), "step end", step))
+    if evaluates:
+        trace.marks.append(Mark(len(trace.events), "evaluation", steps - 1))
+        free(kept[0])
+        outputs = [allocate(size * MIB, "evaluation", steps - 1) for size in (24, 90)]
+        free(*outputs)
+        trace.marks.append(Mark(len(trace.events), "evaluation end", steps - 1))
+    return trace
+
+
+def test_an_evaluation_after_the_last_step_comes_after_the_copies() -> None:
+    peaks = {steps: replay(growing(steps, evaluates=True), AllocatorSettings()) for steps in (3, 12)}
+    found = with_further_steps(growing(3, evaluates=True), AllocatorSettings())
+    steps = 1 + max(mark.step for mark in found.marks if mark.name == "step end")
+    assert steps > 3 and peaks[3].peak_reserved_bytes < peaks[12].peak_reserved_bytes
+    assert [mark.name for mark in found.marks][-2:] == ["evaluation", "evaluation end"]
+    assert replay(found, AllocatorSettings()).peak_reserved_bytes == peaks[12].peak_reserved_bytes
+    expected = growing(steps, evaluates=True)
+    assert [event[:1] + event[2:] for event in found.events] == [event[:1] + event[2:] for event in expected.events]

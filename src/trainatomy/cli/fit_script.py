@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from trainatomy.cli.output import progress, show, show_json
-from trainatomy.cli.run import DEFAULT_GPU
+from trainatomy.cli.script_words import DEFAULT_GPU
 from trainatomy.cli.values import several_gpus
 from trainatomy.errors import DoesNotFit, TrainatomyError
 from trainatomy.reporters.json import to_json

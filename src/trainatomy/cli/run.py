@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from trainatomy.cli.app import Command
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -22,6 +21,7 @@ from trainatomy.cli.options import (
 )
 from trainatomy.cli.output import note, progress, show, show_json
 from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_folder, check_report, write_exports, write_report
+from trainatomy.cli.script_words import DEFAULT_GPU, ScriptCommand, passed_on
 from trainatomy.cli.values import several_gpus
 from trainatomy.errors import DoesNotFit, TrainatomyError, WorkloadError
 from trainatomy.reporters.json import to_json
@@ -31,71 +31,10 @@ from trainatomy.reporters.text.script import scripts_page
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
-from trainatomy.scripts.command import Command as ScriptCommand
-from trainatomy.scripts.command import check_gpu, read_command, with_gpus
+from trainatomy.scripts.command import read_command, with_gpus
 from trainatomy.scripts.job import Job, Outcome
 
-DEFAULT_GPU = "h200"
-
-
-class RunCommand(Command):
-    """A command whose own options end where the script begins; the script's are passed on as they are."""
-
-    options_first = True
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        switches = {
-            name for option in self.params for name in (*option.opts, *option.secondary_opts) if _is_switch(option)
-        }
-        position = 0
-        while position < len(args) and args[position].startswith("-") and args[position] not in ("-m", "--"):
-            word = args[position]
-            alone = "=" in word or word.replace("_", "-") in switches or word in ("-h", "--help")
-            position += 1 if alone else 2
-        script = args[position:]
-        is_divided = script[:1] == ["--"]
-        script = script[1:] if is_divided else script
-        rest: list[str] = super().parse_args(ctx, [*args[:position], "--", *script])
-        if not is_divided:
-            own = {word.partition("=")[0].replace("_", "-") for word in args[:position]}
-            ctx.meta[_PASSED_ON] = [
-                (name, not _is_switch(option))
-                for option in self.params
-                for name in (*option.opts, *option.secondary_opts)
-                if option.param_type_name == "option" and name not in own
-            ]
-        return rest
-
-
-_PASSED_ON = "trainatomy.passed_on"
-"""Options of the command that were not given before the script, each with whether it takes a value."""
-
-
-def passed_on(command: ScriptCommand, not_given: list[tuple[str, bool]]) -> str:
-    """Return that arguments of a script are spelled like options that were not given before it; "" if none is.
-
-    Raises:
-        WorkloadError: The answer would be another: for another GPU, or success whether the script fits or not.
-    """
-    options = dict(not_given)
-    if "--gpu" in options:
-        check_gpu(command, DEFAULT_GPU)
-    if "--check" in options and (words := command.spelled("--check", takes_value=False)):
-        raise WorkloadError(
-            f"{words} stands after the script and goes to it, so that nothing would be checked. Write "
-            f"trainatomy run --check {command.without(words)}\n"
-            f"If it is meant for the script, say so: trainatomy run -- {command.text}"
-        )
-    words = [command.spelled(name, takes_value=takes_value) for name, takes_value in options.items()]
-    found = ", ".join(filter(None, words))
-    return found and f"{found}: for the script, not for trainatomy run, whose options stand before the script"
-
-
-def _is_switch(option: Any) -> bool:
-    return bool(getattr(option, "is_flag", False))
-
-
-COMMAND = RunCommand
+COMMAND = ScriptCommand
 
 Script = Annotated[
     list[str],
@@ -148,6 +87,14 @@ Compiled = Annotated[
         "Simulate torch.compile (experimental; default: if the script names it and its compiler is installed).",
     ),
 ]
+LooksAhead = Annotated[
+    bool,
+    in_run(
+        "--look-ahead/--no-look-ahead",
+        "After the last step, also execute what the script would do later (default): the evaluation and the checkpoint "
+        "that its trainer's configuration plans. With --measure, only the steps are executed.",
+    ),
+]
 Torch = Annotated[
     str | None, in_run("--torch", "Version of PyTorch to simulate (default: the installed one).", metavar="VERSION")
 ]
@@ -166,6 +113,7 @@ def run(
     lengths: Lengths = 256,
     torch: Torch = None,
     compile: Compiled = None,
+    look_ahead: LooksAhead = True,
     timeline: Timeline = False,
     html: Html = None,
     open_report: Open = False,
@@ -188,7 +136,7 @@ def run(
     check_folder("--trace", trace)
     check_folder("--snapshot", snapshot)
     command = read_command(script)
-    caution = passed_on(command, context.meta.get(_PASSED_ON, []))
+    caution = passed_on(command, context)
     job = Job(
         with_gpus(command, gpus),
         _gpus(gpu or (this_gpu() if measure else DEFAULT_GPU)),
@@ -204,6 +152,7 @@ def run(
         detail=bool(page or trace or snapshot),
         compiled=compile,
         debug=debug,
+        looks_ahead=look_ahead and not measure,
     )
     if measure:
         _check_measured(job)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from trainatomy.results.script import Ending, Growth, ScriptRun, StandIn, StandInKind
+from trainatomy.results.script import Ending, Growth, ScriptRun, ScriptTask, StandIn, StandInKind
 from trainatomy.units import human_bytes, many
 
 _ENDINGS: dict[Ending, str] = {
@@ -66,7 +66,9 @@ def _one_of_reads(stand_ins: tuple[StandIn, ...]) -> list[StandIn]:
 def ending(run: ScriptRun) -> str:
     """Return ``train.py --epochs 1 was stopped after 3 optimizer steps``."""
     kind = "optimizer step" if run.optimizers else "step"
-    said = _ENDINGS[run.ending].format(steps=many(run.steps, kind), place=f" at {run.place}" if run.place else "")
+    of_all = f" of {run.total_steps:,}" if run.total_steps is not None and run.total_steps > run.steps else ""
+    steps = many(run.steps, kind) + of_all
+    said = _ENDINGS[run.ending].format(steps=steps, place=f" at {run.place}" if run.place else "")
     return f"`{' '.join(run.command)}` {said}"
 
 
@@ -76,6 +78,7 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
         yield run.message
     if run.growth:
         yield _growth(run.growth)
+    yield from map(_task, run.tasks)
     for model, count in Counter(run.models).items():
         frozen = "" if model.trainable_parameters == model.parameters else f", {model.trainable_parameters:,} trained"
         size = f"{model.parameters:,} parameters{frozen}, {human_bytes(model.bytes)} on the GPU"
@@ -86,6 +89,45 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
         states = sum(one.state_bytes for one in run.optimizers if (one.name, one.steps) == (name, steps))
         said = f"{many(steps, 'step')}, states of {human_bytes(states)}"
         yield f"optimizer {name}: {said}" if count == 1 else f"{count} optimizers {name}: {said} in all"
+
+
+def not_reached(run: ScriptRun) -> str:
+    """Return what comes after the steps that were executed, and is not in the prediction; "" where nothing is known.
+
+    Where a framework's configuration says what comes, that was executed.
+    """
+    if run.ending != "steps":
+        return ""
+    if run.total_steps is None and not run.tasks:
+        return f"whatever follows step {run.steps} (an evaluation, saving)"
+    left = [_when(task) for task in run.tasks if task.executed_after is None]
+    left += [f"{_rest(task)} of the {task.kind}" for task in run.tasks if task.is_cut]
+    return " and ".join(left)
+
+
+def _when(task: ScriptTask) -> str:
+    """Return ``evaluation after step 64``."""
+    return f"{task.kind} after {'the training' if task.after is None else f'step {task.after:,}'}"
+
+
+def _rest(task: ScriptTask) -> str:
+    """Return ``4,900 of 5,000 batches``, which were left out."""
+    return f"{(task.of or 0) - task.batches:,} of {task.of:,} batches"
+
+
+def _task(task: ScriptTask) -> str:
+    """Return where a task was executed, or why it was not."""
+    if task.executed_after is None:
+        return f"{_when(task)}: not reached{f': {task.reason}' if task.reason else ''}"
+    said = f"{task.kind}: executed after step {task.executed_after:,}"
+    if task.after is not None and task.after > task.executed_after:
+        said += f", as the script would after step {task.after:,}"
+    if not task.batches:
+        return said
+    if task.of is None or task.of <= task.batches:
+        return f"{said}: {task.batches:,} batch{'' if task.batches == 1 else 'es'}"
+    rest = f"the others keep {human_bytes(task.left_bytes)} more" if task.is_cut else "the others show nothing new"
+    return f"{said}: {task.batches:,} of {task.of:,} batches; {rest}"
 
 
 def _growth(growth: Growth) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from trainatomy.reporters.labels import BOUNDS, FACTS
+from trainatomy.reporters.script_sentences import not_reached
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Memory, OutOfMemoryPoint, PeakRange
 from trainatomy.results.operation_breakdown import Claim, Padding
@@ -32,7 +33,9 @@ def fit(prediction: Prediction) -> str:
     gpu, needed = prediction.gpu, human_bytes(prediction.memory.device_bytes)
     asked = any(fact.name == "convolutions" and fact.value == "library" for fact in prediction.facts)
     least = "at least " if prediction.trials and not asked else ""  # only cuDNN's library names what is tried
-    return f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): needs {least}{needed}, {_headroom(prediction)}"
+    left = not_reached(prediction.script) if prediction.script is not None and prediction.fits else ""
+    rest = f"; not reached: {left}" if left else ""
+    return f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): needs {least}{needed}, {_headroom(prediction)}{rest}"
 
 
 def _headroom(prediction: Prediction) -> str:

@@ -78,13 +78,42 @@ class Growth:
     steps: int
 
 
+TaskKind = Literal["evaluation", "saving", "loading the best model"]
+LITTLE_LEFT = 16 << 20
+"""Bytes that the batches of an evaluation which are left out may keep together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptTask:
+    """A task of a training besides its steps, as the configuration of its framework says.
+
+    It comes first after step ``after`` (None: after the training), and was executed here after step ``executed_after``:
+    None where it was not, for the ``reason``. Of an evaluation, ``batches`` of ``of`` (None: nobody knows) were
+    executed; the others would keep ``left_bytes`` on the GPU.
+    """
+
+    kind: TaskKind
+    after: int | None
+    executed_after: int | None = None
+    reason: str = ""
+    batches: int = 0
+    of: int | None = None
+    left_bytes: int = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """True if batches were left out that would hold noticeably more memory."""
+        return self.left_bytes > LITTLE_LEFT
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
     """A script that ran without a GPU.
 
     ``command`` is the script with its arguments as they were typed. ``message`` says why it ended where it ended by an
     error, and ``place`` is the script's line. ``writes`` are the paths that it would have written to, and did not.
-    ``growth`` is None where memory stays the same from step to step.
+    ``growth`` is None where memory stays the same from step to step. ``total_steps`` are those of the whole training,
+    and ``tasks`` what it does besides them, where a framework's configuration says so.
     """
 
     command: tuple[str, ...]
@@ -97,3 +126,5 @@ class ScriptRun:
     message: str = ""
     place: str = ""
     growth: Growth | None = None
+    tasks: tuple[ScriptTask, ...] = ()
+    total_steps: int | None = None

@@ -60,6 +60,7 @@ class Job:
         compiled: Whether ``torch.compile`` is simulated; None: where the script names it and its compiler is there.
         detail: Also return every allocation and operation.
         debug: Print the traceback of an exception that ends the script.
+        looks_ahead: See ``session.Settings``.
         timed, timeline, calibration: See ``runs.options.PredictOptions``.
         handovers: Commands that led here from the one that was typed, ``typed``; the last is ``command``.
     """
@@ -79,6 +80,7 @@ class Job:
     detail: bool = False
     compiled: bool | None = None
     debug: bool = False
+    looks_ahead: bool = True
     handovers: tuple[Handover, ...] = ()
     typed: tuple[str, ...] = ()
 

@@ -17,21 +17,27 @@ from torch.utils._pytree import tree_leaves
 
 from trainatomy.errors import SimulationError
 from trainatomy.results.operations import Operations
-from trainatomy.results.script import TrainedModel, UsedOptimizer
+from trainatomy.results.script import TaskKind, TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
 from trainatomy.scripts.places import current_place
 from trainatomy.simulator.phases import PhaseMarker
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import storage_of
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel.deepspeed import part_of
 from trainatomy.training.quantization import parameter_count, scales
+from trainatomy.training.seeds import host_states
 
 _ON_THE_GPU = (
     "A dry run predicts GPU memory; move the model there (model.to('cuda')), or check the option of the script that "
     "chooses the device"
 )
 
+
+_STAGES: dict[TaskKind, str] = {"evaluation": "evaluation", "saving": "saving", "loading the best model": "restoring"}
+"""Stages of the recorder by the task that runs."""
+_PLAIN = (bool, int, float, str)
 
 _WRAPPERS = {"OptimizedModule": "_orig_mod", "_FabricModule": "_forward_module"} | dict.fromkeys(
     ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"), "module"
@@ -75,6 +81,7 @@ class ScriptObserver(PhaseMarker):
         self._complete = Operations()
         self._modules = self._tensors = 0
         self._loaded = False
+        self._task = 0
         self._on_the_cpu = ""
         self.called_models: list[str] = []
         self.models: tuple[TrainedModel, ...] = ()
@@ -87,6 +94,11 @@ class ScriptObserver(PhaseMarker):
         self.autocast: torch.dtype | None = None
         self.steps = 0
         self.evaluated_before: set[int] = set()
+
+    @property
+    def recorder(self) -> Recorder:
+        """The recorder of the run."""
+        return self._recorder
 
     # -- models and optimizers -----------------------------------------------------------------------------------------
 
@@ -240,9 +252,36 @@ class ScriptObserver(PhaseMarker):
 
     def evaluated(self) -> None:
         """Leave out the operations since the last step: they evaluate, and the next step begins after them."""
+        if self._task:
+            return
         self.evaluated_before.add(self.steps)
         if self._operations.recording:
             self._operations.start(self.steps)
+
+    def task_begin(self, kind: TaskKind) -> None:
+        """Begin a task besides the steps, whose operations belong to none."""
+        self._recorder.mark(kind)
+        self._set_stage(_STAGES[kind])
+        self._task += 1
+        self._operations.pause()
+
+    def task_end(self, kind: TaskKind) -> None:
+        """End it, and begin the operations of the next step anew."""
+        self._recorder.mark(f"{kind} end")
+        self._set_stage("other")
+        self._task -= 1
+        if not self._task and self.steps:
+            self._operations.start(self.steps)
+
+    def host_state_of(self, model: nn.Module) -> Callable[[], Any]:
+        """Return the function that returns what a batch may change on the host: random numbers, counters of modules."""
+        modules = list(model.modules())
+
+        def state() -> Any:
+            plain = [value for module in modules for value in vars(module).values() if type(value) in _PLAIN]
+            return hash(tuple(host_states().values())), plain
+
+        return state
 
     def tick(self) -> None:
         """Do nothing: no time passes here."""

@@ -41,6 +41,8 @@ def run_of(session: Session, command: tuple[str, ...], ending: Ending, message: 
         writes=tuple(session.files.writes),
         message=message,
         place=place,
+        tasks=session.tasks.listed(),
+        total_steps=session.tasks.total_steps,
     )
 
 

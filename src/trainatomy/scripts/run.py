@@ -85,6 +85,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
         command=(*(("-m",) if job.command.is_module else ()), job.command.target, *job.command.arguments),
         folder=folder,
         flash_attention=names_flash_attention(job.command.arguments, files_of(file)),
+        looks_ahead=job.looks_ahead,
     )
     session = Session(gpu, settings, "" if job.command.entry() else str(file))
     try:

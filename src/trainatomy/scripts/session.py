@@ -41,6 +41,8 @@ from trainatomy.scripts.standins import (
     torchscript,
 )
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
+from trainatomy.scripts.tasks import trainer
+from trainatomy.scripts.tasks.planned import Tasks
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.isolation import isolated
@@ -84,6 +86,7 @@ class Settings:
         command: The script with its arguments; empty for a block of code.
         folder: Temporary folder of the run; None: the session makes one. Libraries may write to it.
         flash_attention: Whether the script names flash-attn, which is there then.
+        looks_ahead: Whether what comes after the steps is executed: tasks that the configuration plans.
     """
 
     steps: int = STEPS
@@ -100,6 +103,7 @@ class Settings:
     command: tuple[str, ...] = ()
     folder: str | None = None
     flash_attention: bool = True
+    looks_ahead: bool = True
 
 
 class Session:
@@ -111,6 +115,7 @@ class Session:
         stand_ins: What stood in for something else.
         files: What the script would have written.
         signals: The signals of the loop.
+        tasks: What the training does besides its steps.
         tf32: Whether fp32 matrix products used tensor cores at the end; None where nothing was set.
         uses_trainer: Whether transformers' Trainer runs the loop.
         allocator: Settings of PyTorch's allocator that the script or the environment set.
@@ -190,6 +195,8 @@ class Session:
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)
         foreign_files.install(self.stand_ins)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
+        self.tasks = Tasks(self.stand_ins, self.observer, self.signals, looks_ahead=settings.looks_ahead)
+        trainer.install(self.tasks)
         self._follow_autocast()
         self.stand_ins.when("transformers.trainer", self._follow_trainer)
         self.stand_ins.when("transformers.integrations.moe", self._spread_experts)
@@ -210,16 +217,16 @@ class Session:
     def _spread_experts(self, _: Any) -> None:
         self.process.use_functions(grouped_mm_fallback())
 
-    def _follow_trainer(self, trainer: Any) -> None:
+    def _follow_trainer(self, module: Any) -> None:
         """Remember whether transformers' Trainer runs the loop, and let it count no FLOP: that walks all parameters."""
-        original = trainer.Trainer.training_step
+        original = module.Trainer.training_step
 
         def training_step(*arguments: Any, **keywords: Any) -> Any:
             self.uses_trainer = True
             return original(*arguments, **keywords)
 
-        self.stand_ins.put(trainer.Trainer, "training_step", training_step)
-        self.stand_ins.put(trainer.Trainer, "floating_point_ops", lambda trainer, inputs: 0)
+        self.stand_ins.put(module.Trainer, "training_step", training_step)
+        self.stand_ins.put(module.Trainer, "floating_point_ops", lambda trainer, inputs: 0)
 
     def _look(self) -> None:
         """Note the state of the process at the end, before it is put back."""

@@ -95,9 +95,15 @@ class ScriptSignals(LoopSignals):
         self._depth = 0
 
     @property
-    def completed(self) -> int:
-        """Steps that are over."""
-        return self._step if self._in_step else self._step + 1
+    def finished(self) -> int:
+        """Steps that are over, with one that only the next forward will end."""
+        is_open = self._in_step and not (self._optimizer_has_stepped and self.is_over())
+        return self._step + (not is_open)
+
+    def is_done(self) -> bool:
+        """Return whether the steps that were asked for are over, and every optimizer has stepped twice in them."""
+        done = self.finished
+        return done >= self._steps and (self._all_step() or done >= self._steps * _MOST_STEPS)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -202,8 +208,7 @@ class ScriptSignals(LoopSignals):
         return super().around_backward(original, *arguments, **keywords)
 
     def _begin_step(self) -> None:
-        done = self._step + 1
-        if not self._in_step and done >= self._steps and (self._all_step() or done >= self._steps * _MOST_STEPS):
+        if not self._in_step and self.is_done():
             raise StepsDone
         super()._begin_step()
 

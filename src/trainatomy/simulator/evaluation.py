@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 from unittest import mock
 
@@ -79,10 +80,11 @@ class RepeatedBatches:
 
 
 @contextlib.contextmanager
-def arrays_without_data(recorder: Recorder) -> Iterator[None]:
+def arrays_without_data(recorder: Recorder, above: int = 0) -> Iterator[None]:
     """Let the Trainer's gathered outputs on the host have shapes but no data: they may be larger than this machine.
 
-    What is converted and joined there is written as operations of the CPU, with the bytes that it reads and writes.
+    Arrays of fewer elements than ``above`` are made as ever.  What is converted and joined there is written as
+    operations of the CPU, with the bytes that it reads and writes.
     Source: ``nested_numpify`` and ``numpy_pad_and_concatenate`` (transformers/trainer_pt_utils.py, 5.0-5.17).
     """
     import numpy as np
@@ -94,11 +96,15 @@ def arrays_without_data(recorder: Recorder) -> Iterator[None]:
     def work(name: str, moved: int) -> None:
         recorder.operations.write_one(f"numpy::{name}", (), (), {"bytes": moved}, (), len(recorder.trace.events))
 
+    numpified, concatenated = of_trainer.nested_numpify, of_trainer.numpy_pad_and_concatenate
+
     def numpify(tensors: Any) -> Any:
         if isinstance(tensors, list | tuple):
             return type(tensors)(numpify(each) for each in tensors)
         if isinstance(tensors, dict):
             return type(tensors)({name: numpify(each) for name, each in tensors.items()})
+        if tensors.numel() < above:
+            return numpified(tensors)
         with contextlib.suppress(SimulationError):  # integers whose values nobody knows
             tensors.cpu()
         if tensors.dtype == torch.bfloat16:  # which NumPy does not have
@@ -109,7 +115,10 @@ def arrays_without_data(recorder: Recorder) -> Iterator[None]:
     def concatenate(array1: Any, array2: Any, padding_index: int = -100) -> Any:
         one, other = np.shape(np.atleast_1d(array1)), np.shape(np.atleast_1d(array2))
         width = () if len(one) == 1 else (max(one[1], other[1]),)
-        joined = zeros((one[0] + other[0], *width, *one[2:]), array1.dtype)
+        shape = (one[0] + other[0], *width, *one[2:])
+        if prod(shape) < above:
+            return concatenated(array1, array2, padding_index)
+        joined = zeros(shape, array1.dtype)
         work("concatenate", np.atleast_1d(array1).nbytes + np.atleast_1d(array2).nbytes + joined.nbytes)
         return joined
 

@@ -2,7 +2,8 @@
 
 The allocator's cache may still grow after the steps that are executed, as the blocks that a step finds depend on those
 that the one before left.  So the last step is replayed further, until a step begins with the blocks of one before it,
-from where on all steps are alike.  The trace gets the copies that a peak lies in, and none where no peak moves.
+from where on all steps are alike.  The trace gets the copies that a peak lies in, and none where no peak moves.  What
+a training did after its last step (an evaluation, a checkpoint) comes after the copies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.errors import SimulationError
 from trainatomy.results.trace import AllocationTrace
-from trainatomy.simulator.pieces import cut
+from trainatomy.simulator.pieces import CutTrace, cut
 from trainatomy.simulator.stitching import Beginning, StepLibrary, Stitched
 from trainatomy.training.lengths import BatchShape
 
@@ -44,7 +45,33 @@ def with_further_steps(trace: AllocationTrace, settings: AllocatorSettings) -> A
         return trace
     if needed == steps:
         return trace
-    return library.stitch(first, [(_SHAPE,)] * (1 + needed - steps), detailed=True).trace
+    longer = library.stitch(first, [(_SHAPE,)] * (1 + needed - steps), detailed=True)
+    _append_rest(trace, pieces, longer)
+    return longer.trace
+
+
+def _append_rest(trace: AllocationTrace, pieces: CutTrace, longer: Stitched) -> None:
+    """Write what a trace has after its last step at the end of a longer one."""
+    end = max(place for place, mark in enumerate(trace.marks) if mark.name == "step end")
+    marks, copy = trace.marks[end + 1 :], longer.trace
+    if not marks:
+        return
+    numbers = {
+        old: new
+        for olds, news in zip(pieces.kept_last, longer.kept, strict=True)
+        for old, new in zip(olds, news, strict=True)
+    }
+    begin, moved = trace.marks[end].event, len(copy.events) - trace.marks[end].event
+    for event in trace.events[begin : marks[-1].event]:
+        number = event.allocation
+        if event.action == "alloc":
+            numbers[number] = len(copy.origins)
+            copy.origins.append(trace.origins[number])
+            for known, names in ((trace.labels, copy.labels), (trace.choices, copy.choices)):
+                if number in known:
+                    names[numbers[number]] = known[number]  # type: ignore[index]
+        copy.events.append(event._replace(allocation=numbers.get(number, number)))
+    copy.marks += [mark._replace(event=mark.event + moved) for mark in marks]
 
 
 def with_copies(trace: AllocationTrace, count: int) -> AllocationTrace:

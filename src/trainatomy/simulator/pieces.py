@@ -80,11 +80,13 @@ class CutTrace:
         steps: The pieces of each step.
         kept: Numbers of the allocations that each piece of the last step of the beginning keeps.
         ends: Number of events up to the end of each step of the beginning.
+        kept_last: Numbers of what each piece of the last step keeps.
     """
 
     steps: tuple[tuple[Piece, ...], ...]
     kept: tuple[tuple[int, ...], ...]
     ends: tuple[int, ...]
+    kept_last: tuple[tuple[int, ...], ...] = ()
 
 
 def cut(trace: AllocationTrace, begun: int = 1, *, is_kept: bool = False) -> CutTrace:
@@ -125,6 +127,7 @@ def cut(trace: AllocationTrace, begun: int = 1, *, is_kept: bool = False) -> Cut
         tuple(map(tuple, by_step)),
         tuple(tuple(kept[index]) for index, part in enumerate(parts) if part.step == begun - 1),
         tuple(next(part.events.start for part in parts if part.step == step + 1) for step in range(begun)),
+        tuple(tuple(kept[index]) for index, part in enumerate(parts) if part.step == last),
     )
 
 

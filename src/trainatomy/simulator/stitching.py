@@ -59,10 +59,11 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Stitched:
-    """An epoch: its trace, and the number of events at the end of each step."""
+    """An epoch: its trace, the number of events at the end of each step, what each piece of the last one keeps."""
 
     trace: AllocationTrace
     step_ends: tuple[int, ...]
+    kept: tuple[tuple[int, ...], ...] = ()
 
 
 class StepLibrary:
@@ -155,7 +156,7 @@ class StepLibrary:
             for piece in self.pieces(shapes):
                 kept.append(_append(trace, piece, number, kept, before, detailed=detailed))
             ends.append(len(trace.events))
-        return Stitched(trace, tuple(ends))
+        return Stitched(trace, tuple(ends), tuple(kept))
 
 
 def _append(
