@@ -13,7 +13,7 @@ import pytest
 from trainatomy import api
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.results.prediction import Prediction
-from trainatomy.runs import predicting
+from trainatomy.runs import pools, predicting
 from trainatomy.runs.predicting import jobs_for, predict_all
 from trainatomy.workload.schema import Workload
 
@@ -50,15 +50,15 @@ def test_processes_predict_what_this_one_does() -> None:
 
 
 def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicting, "_PRELOADED", ())
+    monkeypatch.setattr(pools, "PRELOADED", ("trainatomy.runs.server",))
     with pytest.raises(TrainatomyError, match=r"was killed, perhaps for lack of host memory; 2 ran in parallel"):
         predict_all(os._exit, [3, 3], 2)  # type: ignore[arg-type, list-item]
 
 
 SCRIPT = """
 import logging, warnings
-from trainatomy.runs import predicting
-predicting._PRELOADED = ()
+from trainatomy.runs import pools, predicting
+pools.PRELOADED = ("trainatomy.runs.server",)
 if __name__ == "__main__":
     logging.disable(logging.ERROR)
     predicting.predict_all(print, ["one", "other"], 2)

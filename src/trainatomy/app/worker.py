@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -11,6 +10,7 @@ from typing import Any
 
 from trainatomy.app.answers import Answer, Answers, Request
 from trainatomy.errors import TrainatomyError
+from trainatomy.processes import ending_blocked, ignore_interrupts
 
 _LESS_URGENT = 10
 """Niceness of processes that search, so that predictions do not wait for them on a machine with few cores."""
@@ -105,7 +105,8 @@ class Worker:
         niceness = 0 if self.is_urgent else _LESS_URGENT
         arguments = (other, self.limits.memory_bytes, niceness)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
+        with ending_blocked():
+            self._process.start()
         other.close()
         return self._connection
 
@@ -114,7 +115,7 @@ def _serve(connection: Connection[Any, Any], memory_bytes: int, niceness: int) -
     """Answer requests until the page ends."""
     import resource
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     os.nice(niceness)
     os.dup2(2, 1)

@@ -44,9 +44,13 @@ def run() -> NoReturn:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     import trainatomy.cli.app
     import trainatomy.cli.exits  # noqa: F401
+    from trainatomy.cli import interrupts
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.exit(main(sys.argv[1:]))
+    interrupts.listen()
+    code = main(sys.argv[1:])
+    if interrupts.exit_code() is not None:
+        interrupts.end(code, silently=DEBUG not in sys.argv)
+    sys.exit(code)
 
 
 def _exit_quietly(*_: object) -> NoReturn:

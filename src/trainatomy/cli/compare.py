@@ -38,7 +38,8 @@ from trainatomy.reporters.json import comparison_to_json
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.results.comparison import Comparison
 from trainatomy.runs.options import PredictOptions, RunOptions
-from trainatomy.runs.predicting import hidden_in_workers, jobs_for
+from trainatomy.runs.pools import hidden_in_workers
+from trainatomy.runs.predicting import jobs_for
 from trainatomy.units import many
 from trainatomy.workload.global_batch import with_effective_batch_size
 from trainatomy.workload.schema import Workload

@@ -5,7 +5,7 @@
 1    also: the output cannot be written
 2    also: an unknown command or option, or an invalid value
 70   a bug of trainatomy (EX_SOFTWARE of sysexits.h)
-130  interrupted (128 + SIGINT)
+130  interrupted by Ctrl-C (128 + SIGINT); by SIGTERM 143, by SIGHUP 129
 141  the reader of the output is gone (128 + SIGPIPE)
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import typer
 
+from trainatomy.cli import interrupts
 from trainatomy.errors import TrainatomyError
 
 BUG = 70
@@ -31,10 +32,15 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def report(error: BaseException, *, debug: bool) -> int:
-    """Report an error on stderr, with a traceback only if ``debug``, and return the exit code."""
+    """Report an error on stderr, with a traceback only if ``debug``, and return the exit code.
+
+    Whatever goes wrong after a signal is its consequence, such as a library that was imported in part.
+    """
     if _is_broken_pipe(error):
         _close_stdout()
         return BROKEN_PIPE
+    if interrupts.exit_code() is not None and not isinstance(error, KeyboardInterrupt):
+        return report(KeyboardInterrupt(), debug=debug)
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     if debug:
@@ -49,10 +55,8 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 
 def explain_exit(code: int) -> int:
-    """Report an interrupt that the command-line parser caught, and return ``code``."""
-    if code == INTERRUPTED:
-        print("interrupted", file=sys.stderr)
-    return code
+    """Report an interrupt that the command-line parser caught, and return its exit code, else ``code``."""
+    return report(KeyboardInterrupt(), debug=False) if code == INTERRUPTED else code
 
 
 def _explained(error: BaseException) -> tuple[int, str]:
@@ -61,7 +65,7 @@ def _explained(error: BaseException) -> tuple[int, str]:
     if isinstance(error, UsageError):
         return 2, _usage(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return INTERRUPTED, "interrupted"
+        return interrupts.exit_code() or INTERRUPTED, "interrupted"
     if isinstance(error, OSError) and error.filename is not None:
         return 1, f"error: {error.filename}: {error.strerror}"
     if _cannot_write(error):

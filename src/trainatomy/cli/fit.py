@@ -48,7 +48,8 @@ from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, shortage_page
 from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
 from trainatomy.runs.options import PredictOptions, RunOptions
-from trainatomy.runs.predicting import jobs_for, start_importing
+from trainatomy.runs.pools import start_importing
+from trainatomy.runs.predicting import jobs_for
 from trainatomy.search.axes import AXES, PERMISSIONS
 from trainatomy.search.maximize import GOALS
 from trainatomy.search.options import SearchOptions

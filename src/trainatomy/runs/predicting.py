@@ -6,20 +6,18 @@ import gc
 import itertools
 import logging
 import os
-import signal
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from multiprocessing import forkserver, get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.runs.executors import SubmitsTasks, open_workers
+from trainatomy.runs.pools import process_pools
 from trainatomy.runs.related import KEPT_RUNS, RelatedProcesses
 from trainatomy.workload.arguments import arguments, is_class_path
 
@@ -35,7 +33,6 @@ Simulated = TypeVar("Simulated")
 
 MAX_JOBS = 8
 """Processes; each holds some hundred MB of the libraries' data."""
-INTERRUPTED = 130
 MAX_IN_ONE_PROCESS = 3
 """Trainings that one process predicts faster than several, each of which has to be set up."""
 _SIMULATIONS: ContextVar[dict[str, Any] | None] = ContextVar("_SIMULATIONS", default=None)
@@ -44,8 +41,6 @@ _COMPARED = (("train", "optim"), ("train", "optim_args"), ("train", "tf32"), ("m
 """Keys in which training runs may differ that recall each other's runs, if those begin alike."""
 _ATTEMPTS = itertools.count()
 _PREDICTIONS_PER_COLLECTION = 4
-_HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
-_PRELOADED = ("trainatomy.runs.preload",)
 
 
 def jobs_for(count: int, wanted: int | None = None) -> int:
@@ -83,42 +78,10 @@ def predict_all(
             return workers.call_all(partial(_attempt, predict), items, jobs)
     if jobs is None or jobs <= 1 or len(items) <= 1:
         return [_attempt(predict, item) for item in items]
-    with _processes(jobs) as (pool,):
-        return list(pool.map(partial(_attempt_in_worker, predict), items))
-
-
-def start_importing(jobs: int | None, hidden: Sequence[str] = ()) -> None:
-    """Let the process that workers are forked from import the libraries, while this one prepares what to predict.
-
-    Args:
-        jobs: Number of processes; 1 is this process.
-        hidden: Modules to hide from the workers.
-    """
-    if jobs is not None and jobs > 1:
-        get_context("forkserver").set_forkserver_preload(list(_PRELOADED))
-        with hidden_in_workers(hidden):
-            forkserver.ensure_running()
-
-
-@contextmanager
-def _processes(*jobs: int) -> Iterator[list[ProcessPoolExecutor]]:
-    """Yield pools of this many processes each, forked from a fresh process that has imported the libraries."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
-    is_quiet = logging.root.manager.disable >= logging.ERROR
-    pools = [ProcessPoolExecutor(each, context, initializer=_start_worker, initargs=(is_quiet,)) for each in jobs]
-    try:
-        yield pools
-    except BrokenProcessPool as error:
-        raise TrainatomyError(
-            f"A process that predicted was killed, perhaps for lack of host memory; {sum(jobs)} ran in parallel. "
-            "Try fewer: jobs=1."
-        ) from error
-    finally:
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-        for pool in pools:
-            pool.shutdown()
+    with process_pools([jobs], _start_worker, _is_quiet()) as (pool,):
+        # not map(), which cancels futures on Ctrl-C that the pool is about to mark as broken
+        futures = [pool.submit(_attempt_in_worker, predict, item) for item in items]
+        return [future.result() for future in futures]
 
 
 class PredictionPool:
@@ -180,7 +143,7 @@ def prediction_pool(
         finally:
             _RECOLLECTIONS.reset(token)
         return
-    with _processes(*[1] * jobs) as pools:
+    with process_pools([1] * jobs, _start_worker, _is_quiet()) as pools:
         yield PredictionPool(predict, RelatedProcesses(pools), jobs)
 
 
@@ -300,20 +263,13 @@ def _attempt_in_worker(predict: Callable[[Item], Any], item: Item) -> Any:
             gc.freeze()  # what is left, such as modules that were imported, need not be searched again
 
 
-@contextmanager
-def hidden_in_workers(modules: Sequence[str]) -> Iterator[None]:
-    """Hide modules from the processes that are started meanwhile (see ``runs/preload.py``)."""
-    os.environ[_HIDDEN] = " ".join(modules)
-    try:
-        yield
-    finally:
-        os.environ.pop(_HIDDEN, None)
+def _is_quiet() -> bool:
+    return logging.root.manager.disable >= logging.ERROR
 
 
 def _start_worker(is_quiet: bool) -> None:
-    """Send what libraries print to stderr, and end without a message on Ctrl-C."""
+    """Send what libraries print to stderr, and leave out what takes time."""
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     _RECOLLECTIONS.set(deque(maxlen=KEPT_RUNS))
     gc.disable()
     if is_quiet:

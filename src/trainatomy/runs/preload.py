@@ -1,6 +1,6 @@
 """Imported first in the process that workers are forked from: imports what predictions need, once for all workers.
 
-Modules that no worker needs are hidden: ``predicting.hidden_in_workers`` names them; see
+Modules that no worker needs are hidden: ``pools.hidden_in_workers`` names them; see
 ``cli.unused_imports`` for why.  So is a GPU of this machine while libraries are imported, since a
 process that has initialised CUDA cannot be forked.
 """

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from trainatomy.errors import SimulationError
+from trainatomy.processes import ENDING
 
 _lock = threading.RLock()  # which only the thread that holds it can release
 _owner: int | None = None
@@ -100,22 +101,24 @@ def _release() -> None:
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Deliver Ctrl-C after the block instead of inside it, so that patches are applied or removed as a whole.
+    """Deliver Ctrl-C and the like after the block instead of inside it, so that patches are applied or removed whole.
 
     Does nothing outside the main thread, which is the only one that Python interrupts.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    handlers = {number: handler for number in ENDING if callable(handler := signal.getsignal(number))}
     pending: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
+    for number in handlers:
+        signal.signal(number, lambda number, frame: pending.append((number, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if pending:
-            handler(*pending[0])
+            handlers[pending[0][0]](*pending[0])
 
 
 Given = TypeVar("Given")

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
+from trainatomy.processes import end_with_parent
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
@@ -48,4 +49,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main(sys.argv[1:]))

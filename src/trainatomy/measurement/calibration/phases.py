@@ -25,6 +25,7 @@ from trainatomy.measurement.calibration.expected import trainings
 from trainatomy.measurement.device.host_load import LoadMeter
 from trainatomy.measurement.device.host_probe import PROBE, launching_threads, probe_seconds
 from trainatomy.measurement.device.thread_waits import ThreadMeter
+from trainatomy.processes import end_with_parent
 from trainatomy.results.host_pace import HostPace
 from trainatomy.training.observer import Silent
 
@@ -156,4 +157,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

@@ -14,7 +14,6 @@ task ``N`` and rank ``R``::
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
@@ -32,6 +31,7 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.process.job import ALLOCATOR_VARIABLES, NVML_CHECK, RUN_VARIABLE, to_plain
 from trainatomy.measurement.process.progress import Reporter
 from trainatomy.measurement.process.worker import FAILED, preload
+from trainatomy.processes import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +40,6 @@ MODULE = "trainatomy.measurement.process.rank"
 POLL_SECONDS = 0.02
 LEFT_EARLY = 75
 """Exit code of a rank that has a result, but left the others waiting for its collectives."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,15 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return FAILED
         write_whole(spool / f"ended-{number}.{rank}", str(code))
     return 0
-
-
-def end_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, however that happens."""
-    parent = os.getppid()
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(FAILED)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -114,9 +104,10 @@ def _start(spool: Path, number: int, *, forks: bool) -> int:
         return os.spawnv(os.P_NOWAIT, sys.executable, command)
     sys.stdout.flush()
     sys.stderr.flush()
+    server = os.getpid()
     pid = os.fork()
     if not pid:
-        end_with_parent()
+        end_with_parent(server)
         _run_and_exit(spool, number)
     return pid
 

@@ -19,6 +19,7 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.libraries import version_of
 from trainatomy.measurement.process.job import NVML_CHECK, Job, set_environment, to_plain
 from trainatomy.measurement.process.progress import Reporter
+from trainatomy.processes import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -111,8 +112,10 @@ def _run_in_child(job: Job, answers: int) -> int:
     """Run ``job`` in a child; return its exit code, negative for a signal."""
     sys.stdout.flush()
     sys.stderr.flush()
+    worker = os.getpid()
     pid = os.fork()
     if not pid:
+        end_with_parent(worker)
         _run_and_exit(job, answers)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -148,4 +151,5 @@ def _run(job: Job, answers: int) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     raise SystemExit(main())

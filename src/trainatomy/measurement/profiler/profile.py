@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.process.job import set_environment, warm_up_steps
+from trainatomy.processes import end_with_parent
 from trainatomy.training.observer import Silent
 from trainatomy.workload.schema import Workload
 
@@ -171,4 +172,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     raise SystemExit(main(sys.argv[1:]))
