@@ -38,10 +38,6 @@ class Overlay:
         self._real_folders: dict[str, str] = {}
         self.writes: dict[str, None] = {}
 
-    def made(self, name: str) -> str:
-        """Return the path of a file or folder of ours, which the script does not write."""
-        return os.path.join(self._folder, name)  # noqa: PTH118
-
     def note(self, path: Any) -> None:
         """List a path that is not written."""
         with suppress(TypeError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -85,9 +86,9 @@ class _Package:
             before = sys.modules.get(name)
             sys.modules[name] = module
             stack.callback(_put_back, name, before)
-        folder = Path(self._stand_ins.files.made("flash-attn"))
+        folder = Path(tempfile.mkdtemp(prefix="flash-attn-"))  # in the folder of the run
         information = folder / f"flash_attn-{_VERSION}.dist-info"
-        information.mkdir(parents=True, exist_ok=True)
+        information.mkdir()
         information.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: flash-attn\nVersion: {_VERSION}\n")
         information.joinpath("top_level.txt").write_text("flash_attn\n")
         stack.enter_context(mock.patch.object(sys, "path", [*sys.path, str(folder)]))
