@@ -36,6 +36,7 @@ from trainatomy.scripts.standins import (
     pretrained,
     processes,
     random_numbers,
+    requested_gpus,
     savers,
     tensors,
     torchscript,
@@ -190,7 +191,7 @@ class Session:
         os.makedirs(temporary, exist_ok=True)  # noqa: PTH103
         stack.enter_context(_temporary_folder(temporary))
         parts = (tensors, random_numbers, pretrained, bitsandbytes, data, generation, processes, savers, machine)
-        for part in (*parts, torchscript):
+        for part in (*parts, torchscript, requested_gpus):
             part.install(self.stand_ins)
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)
         foreign_files.install(self.stand_ins)

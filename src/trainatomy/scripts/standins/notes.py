@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 from trainatomy.alike import alike
@@ -61,6 +61,7 @@ class StandIns:
         is_training: Tells whether a model of the script was called.
         draws: False while weights are read from a file: a run draws none for them.
         is_over: True once the run has ended.
+        repeat: Runs the script again as one of so many ranks on so many machines.
         used: How often each was used.
     """
 
@@ -78,8 +79,18 @@ class StandIns:
     is_training: Callable[[], bool] = lambda: False
     draws: bool = True
     is_over: bool = False
+    repeat: Callable[[int, int], NoReturn] = field(init=False)
     used: Counter[tuple[StandInKind, str]] = field(default_factory=Counter)
     places: dict[tuple[StandInKind, str], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.repeat = self._refuse_ranks
+
+    def _refuse_ranks(self, gpus: int, nodes: int) -> NoReturn:
+        raise SimulationError(
+            f"{current_place(self.script) or 'the script'} asks for {gpus} GPUs, and this machine has "
+            f"{self.process.current.count}: say so, trainatomy run --gpus {gpus}"
+        )
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute of a module or class until the run ends; a function keeps the original's signature.
