@@ -18,8 +18,8 @@ from trainatomy.libraries import installed_versions
 from trainatomy.prediction_inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.prediction_subject import subject_of
 from trainatomy.prediction_tasks import checkpoint_of, evaluation_of, generation_of, restored_of
+from trainatomy.results.notes import Assumption
 from trainatomy.results.prediction import GPUSummary, Prediction, RankPrediction
-from trainatomy.results.subject import Assumption
 from trainatomy.simulator.skipped_steps import peaks_with_skipped_steps
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from torch import nn
 
 from trainatomy.api import predict
 from trainatomy.prediction_subject import subject_of
-from trainatomy.results.subject import Assumption, Subject
+from trainatomy.results.notes import Assumption
+from trainatomy.results.subject import Subject
 from trainatomy.workload.schema import Workload
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}

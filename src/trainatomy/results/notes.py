@@ -2,6 +2,10 @@
 
 
 class Assumption(str):
-    """Note on what was assumed because nobody said it, and changes the answer: it belongs below the headline."""
+    """A note on something that was decided for the user and changes memory or time.
+
+    Anything that adds to the notes of a prediction may add one of these; pages show them above the figures
+    (``Prediction.assumptions``), and other notes at their end.
+    """
 
     __slots__ = ()

@@ -5,16 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-class Assumption(str):
-    """A note on something that was decided for the user and changes memory or time.
-
-    Anything that adds to the notes of a prediction may add one of these; pages show them above the figures
-    (``Prediction.assumptions``), and other notes at their end.
-    """
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Subject:
     """The training that was predicted, as people name it; None, False or empty: there is none, or it is not known.

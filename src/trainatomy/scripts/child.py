@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainatomy.errors import TrainatomyError
+from trainatomy.processes import end_with_parent
 from trainatomy.scripts import wall
 from trainatomy.scripts.job import CRASH, INTERRUPTED, Job, Outcome
 from trainatomy.scripts.programs import programs
@@ -27,7 +28,7 @@ def main(job_file: str, folder: str, parent: str) -> None:
 
     The wall is there before any library starts a thread, which it would not surround.
     """
-    wall.die_with_parent(int(parent))
+    end_with_parent(int(parent))
     job: Job = pickle.loads(Path(job_file).read_bytes())
     _let_interrupts_end(job, folder)
     listen()
@@ -62,7 +63,7 @@ def main(job_file: str, folder: str, parent: str) -> None:
             _write(folder, Outcome(gpu, None, f"{job.command.name} was interrupted on a GPU before", INTERRUPTED))
         elif os.fork() == 0:
             try:
-                wall.die_with_parent(own)
+                end_with_parent(own)
                 wall.end_forks()
                 _let_interrupts_end(job, folder)
                 outcome = _outcome(job, gpu, run_job, eager, folder)

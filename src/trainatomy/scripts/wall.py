@@ -13,7 +13,6 @@ import ctypes
 import os
 import re
 import shutil
-import signal
 import struct
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,8 +23,8 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446
 """System calls of Landlock, which have the same numbers on all processors but Alpha."""
 _ASK_VERSION = 1
 _PATH_BENEATH = 1
-_SET_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38
-"""Options of ``prctl``."""
+_SET_NO_NEW_PRIVILEGES = 38
+"""Option of ``prctl``."""
 _EXECUTE, _WRITE, _TRUNCATE = 1 << 0, 1 << 1, 1 << 14
 _CHANGE_FOLDERS = sum(1 << bit for bit in range(4, 13))
 """Removing and making files, folders, links, sockets, FIFOs and devices."""
@@ -133,10 +132,3 @@ def end_forks() -> None:
         else:
             system.pthread_atfork(None, None, end)
 
-
-def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends; end now if it has ended already (Linux)."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -9,7 +9,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, WorkloadError
-from trainatomy.results.subject import Assumption
+from trainatomy.results.notes import Assumption
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.reporters.text.lengths import lengths_section
 from trainatomy.reporters.text.memory import Breakdown, Timeline, counters, modules_table
 from trainatomy.reporters.text.rendering import bullets, section
-from trainatomy.results.notes import Assumption
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Fact, Prediction
 from trainatomy.results.time import Time
@@ -33,8 +32,6 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits, step=_step(prediction))))
         if prediction.time.communication is not None:
             parts.append(Text(sentences.all_ranks(prediction.time.communication)))
-    assumed = [note for note in prediction.notes if isinstance(note, Assumption)]
-    parts += [Text(f"note: {note}") for note in assumed]
     if prediction.script is not None:
         parts.append(section(SECTIONS["script"], bullets(script_sentences(prediction.script))))
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
@@ -77,8 +74,8 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(section(SECTIONS["step_time"], _time(prediction.time)))
     if prediction.facts:
         parts.append(section(SECTIONS["facts"], _facts(prediction.facts)))
-    if notes := [note for note in prediction.notes if note not in assumed]:
-        parts.append(section(SECTIONS["notes"], bullets(notes)))
+    if prediction.notes:
+        parts.append(section(SECTIONS["notes"], bullets(prediction.notes)))
     taken = f"Predicted in {seconds(prediction.seconds_taken)} without a GPU ({sentences.versions(prediction)})."
     return Group(*parts, Text(), Text(taken, style="dim"))
 
