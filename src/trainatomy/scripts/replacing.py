@@ -1,11 +1,10 @@
-"""Replace functions wherever modules hold them, and let libraries be changed when they are imported."""
+"""Replace functions wherever modules hold them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -35,43 +34,3 @@ def replace_everywhere(stack: ExitStack, replacements: Iterable[tuple[Any, Any]]
             setattr(module, attribute, original)
 
     stack.callback(restore)
-
-
-class LateImports:
-    """A finder of modules that calls a function with each one that was waited for, once it is imported."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, list[Callable[[Any], None]]] = {}
-
-    def install(self, stack: ExitStack) -> None:
-        """Watch imports until ``stack`` closes."""
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
-        stack.callback(sys.meta_path.remove, self)  # type: ignore[arg-type]
-
-    def wait(self, name: str, then: Callable[[Any], None]) -> None:
-        """Call ``then`` with a module: at once if it is there already, else when it is imported."""
-        module = sys.modules.get(name)
-        if module is not None:
-            then(module)
-        else:
-            self._waiting.setdefault(name, []).append(then)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return what the other finders find, with a loader that calls the functions that wait."""
-        if name not in self._waiting:
-            return None
-        waiting = self._waiting.pop(name)
-        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in specs if spec is not None), None)
-        loader: Any = None if spec is None else spec.loader
-        if loader is None:
-            return spec
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            for then in waiting:
-                then(module)
-
-        loader.exec_module = exec_module
-        return spec

@@ -131,4 +131,3 @@ def end_forks() -> None:
             system.__getattr__("__register_atfork")(None, None, end, None)
         else:
             system.pthread_atfork(None, None, end)
-

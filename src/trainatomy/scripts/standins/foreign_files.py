@@ -19,7 +19,7 @@ _IN_MEMORY = (":memory:", "")
 def install(stand_ins: StandIns) -> None:
     """Redirect the functions of the libraries that are imported, and of those that will be."""
     for name, functions in read_yaml("foreign_files.yaml").items():
-        stand_ins.late.wait(name, partial(_redirect, stand_ins, functions))
+        stand_ins.when(name, partial(_redirect, stand_ins, functions))
 
 
 def _redirect(stand_ins: StandIns, functions: Mapping[str, Any], module: Any) -> None:

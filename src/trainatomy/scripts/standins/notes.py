@@ -20,7 +20,6 @@ from trainatomy.results.script import StandIn, StandInKind
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.imports import ImportHook
 from trainatomy.scripts.places import current_place
-from trainatomy.scripts.replacing import LateImports
 from trainatomy.simulator.process import SimulatedProcess
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -57,7 +56,6 @@ class StandIns:
         samples: Rows of synthetic data sets.
         lengths: Words of synthetic texts.
         data: A local file that takes the place of data sets of a hub.
-        late: Calls functions with modules that are imported later.
         is_training: Tells whether a model of the script was called.
         draws: False while weights are read from a file: a run draws none for them.
         is_over: True once the run has ended.
@@ -75,7 +73,6 @@ class StandIns:
     samples: int = 512
     lengths: int = 256
     data: str | None = None
-    late: LateImports = field(default_factory=LateImports)
     is_training: Callable[[], bool] = lambda: False
     draws: bool = True
     is_over: bool = False
@@ -125,9 +122,6 @@ class StandIns:
                 ) from error
 
         self.imports.when(names, call)
-
-    def __post_init__(self) -> None:
-        self.late.install(self.stack)
 
     def note(self, kind: StandInKind, name: str = "") -> None:
         """Note that a stand-in was used, with the script's line at its first use."""

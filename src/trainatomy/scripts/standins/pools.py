@@ -25,11 +25,11 @@ def install(stand_ins: StandIns, refuse: Callable[..., NoReturn]) -> None:
         stand_ins.put(module.BaseProcess, "start", refuse)
 
     for library in _LIBRARIES:
-        stand_ins.late.wait(f"{library}.pool", partial(_install_pool, stand_ins))
-        stand_ins.late.wait(f"{library}.managers", partial(_install_managers, stand_ins))
-        stand_ins.late.wait(f"{library}.process", refuse_processes)
+        stand_ins.when(f"{library}.pool", partial(_install_pool, stand_ins))
+        stand_ins.when(f"{library}.managers", partial(_install_managers, stand_ins))
+        stand_ins.when(f"{library}.process", refuse_processes)
     for name in _EXECUTORS:
-        stand_ins.late.wait(name, partial(_install_executor, stand_ins))
+        stand_ins.when(name, partial(_install_executor, stand_ins))
 
 
 class Done:

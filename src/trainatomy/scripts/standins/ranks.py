@@ -39,8 +39,8 @@ def install(stand_ins: StandIns, commands: Commands) -> None:
 
         replace_everywhere(stand_ins.stack, [(module.launch_agent, launch_agent)])
 
-    stand_ins.late.wait("torch.multiprocessing.spawn", start_ranks)
-    stand_ins.late.wait("torch.distributed.launcher.api", start_agent)
+    stand_ins.when("torch.multiprocessing.spawn", start_ranks)
+    stand_ins.when("torch.distributed.launcher.api", start_agent)
 
 
 class _Ended:
