@@ -241,9 +241,10 @@ def _outcome(job: Job, folder: str, gpu: str, code: int | None) -> Outcome:
 
 
 def crashed_at(text: str) -> str:
-    """Return ``train.py:31`` for the user's innermost line in what ``faulthandler`` wrote; "" if there is none."""
-    from trainatomy.scripts.places import add_libraries, is_users, libraries_in
+    """Return ``train.py:31`` for the user's innermost line in what ``faulthandler`` wrote, or else a library's."""
+    from trainatomy.scripts.places import add_libraries, is_users, libraries_in, line_of_library
 
     add_libraries(libraries_in(os.environ))
-    lines = [(one[1], one[2]) for one in _FRAME.finditer(text) if is_users(one[1])]
-    return f"{Path(lines[0][0]).name}:{lines[0][1]}" if lines else ""
+    frames = [(frame[1], int(frame[2])) for frame in _FRAME.finditer(text)]
+    lines = [(name, line) for name, line in frames if is_users(name)]
+    return f"{Path(lines[0][0]).name}:{lines[0][1]}" if lines else line_of_library(frames)

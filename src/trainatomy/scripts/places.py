@@ -6,7 +6,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -78,6 +78,28 @@ def current_place(script: str = "") -> str:
             first = first or place
         frame = frame.f_back
     return first
+
+
+def any_place_of(error: BaseException) -> str:
+    """Return the user's innermost line in a traceback, or else that of a library: ``filelock/_api.py:231``."""
+    place = place_of(error)
+    if place:
+        return place
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    return line_of_library(frames[::-1])
+
+
+def line_of_library(frames: Iterable[tuple[str, int]]) -> str:
+    """Return the first line of an installed library in frames, the innermost first; else of Python's own.
+
+    Lines of ours are left out.
+    """
+    known = [frame for frame in frames if not frame[0].startswith((_OURS, "<"))]
+    installed = [(name, line) for name, line in known if not _is_of_python(name)]
+    for name, line in [*installed, *known][:1]:
+        path = Path(name)
+        return f"{Path(*path.parts[-2:])}:{line}"
+    return ""
 
 
 def place_of(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, Tra
 from trainatomy.prediction import keep_executed
 from trainatomy.results.script import Ending
 from trainatomy.scripts.job import INTERRUPTED, HandedOver, Job, Outcome
-from trainatomy.scripts.places import place_of
+from trainatomy.scripts.places import any_place_of, place_of
 from trainatomy.scripts.prediction import prediction_of_script, run_of
 from trainatomy.scripts.preload import files_of
 from trainatomy.scripts.session import Session, Settings, TimeIsUp
@@ -131,9 +131,9 @@ def _end(session: Session, job: Job, is_last: bool) -> _End:
     except StepsDone:
         return _End("steps")
     except TimeIsUp as error:
-        return _End("time limit", place=place_of(error))
+        return _End("time limit", place=any_place_of(error))
     except KeyboardInterrupt as error:
-        return _End("interrupted", place=place_of(error))
+        return _End("interrupted", place=any_place_of(error))
     except SystemExit as error:
         return _exit(session, error)
     except HandedOver:
@@ -217,6 +217,12 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
         top = error.name.partition(".")[0]
         package = _PACKAGES.get(top, top)
         return MissingLibrary(f"{place} needs {top}, which is not installed: pip install {package}", library=top)
+    if isinstance(error, PermissionError) or "ermission denied" in text:
+        return SimulationError(
+            f"{place} raised {type(error).__name__}: {text}\n"
+            "In a dry run only Python's functions write, to a temporary folder: code in C neither writes, nor starts "
+            "programs, nor uses the network (--network)"
+        )
     if "device" in text and ("same device" in text or "meta" in text) and isinstance(error, RuntimeError):
         return SimulationError(
             f"{place} computes with tensors of the CPU and of the GPU (or with a model's weights on the CPU): {text}\n"

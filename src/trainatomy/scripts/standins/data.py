@@ -92,7 +92,7 @@ def _put_loading(stand_ins: StandIns, module: Any) -> None:
             known = _schema(path, name)
             if known is None:
                 raise WorkloadError(
-                    f"{current_place(stand_ins.script)}: the data set {path} is not on this machine, and its columns "
+                    f"{current_place(stand_ins.script) or 'the script'}: the data set {path} is not on this machine, and its columns "
                     "are not known.\nName a local file with rows like its own (--data FILE.jsonl), or let the script "
                     "download it (--network)"
                 ) from error

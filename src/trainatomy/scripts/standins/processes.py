@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import getpass
 import io
 import socket
@@ -95,23 +96,34 @@ def _at(stand_ins: StandIns) -> str:
 
 
 def _install_network(stand_ins: StandIns) -> None:
-    """Let every connection to another machine fail at once."""
-    connect, resolve = socket.socket.connect, socket.getaddrinfo
+    """Let every connection fail at once, as the kernel would (``wall``)."""
+    resolve = socket.getaddrinfo
 
     def refuse(host: object) -> OSError:
         return ConnectionRefusedError(f"the network is off in a dry run ({host}); switch it on with --network")
 
-    def connected(self: socket.socket, address: Any) -> Any:
-        if self.family != socket.AF_UNIX and address[0] not in _LOCAL:
-            raise refuse(address[0])
-        return connect(self, address)
+    def connecting(original: Any) -> Any:
+        def connected(self: socket.socket, *rest: Any) -> Any:
+            address = rest[-1]  # of ``sendto``, too
+            if self.family != socket.AF_UNIX:  # nor to this machine: the kernel knows only ports
+                raise refuse(address[0])
+            return original(self, *rest)
+
+        return connected
 
     def resolved(host: Any, *rest: Any, **more: Any) -> Any:
         if host is not None and str(host) not in _LOCAL:
             raise refuse(host)
         return resolve(host, *rest, **more)
 
-    stand_ins.put(socket.socket, "connect", connected)
+    try_to_connect = socket.socket.connect_ex
+
+    def tried(self: socket.socket, address: Any) -> int:
+        return try_to_connect(self, address) if self.family == socket.AF_UNIX else errno.ECONNREFUSED
+
+    for name in ("connect", "sendto"):
+        stand_ins.put(socket.socket, name, connecting(getattr(socket.socket, name)))
+    stand_ins.put(socket.socket, "connect_ex", tried)
     stand_ins.put(socket, "getaddrinfo", resolved)
 
 

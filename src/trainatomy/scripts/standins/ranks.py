@@ -5,6 +5,7 @@ If it is not one of as many, the command is run again as if ``torchrun`` had sta
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,19 @@ def install(stand_ins: StandIns, commands: Commands) -> None:
 
         replace_everywhere(stand_ins.stack, [(module.launch_agent, launch_agent)])
 
+    def count_processes(module: Any) -> None:
+        original = module._validate_launch_command
+
+        def validate(args: Any) -> Any:
+            has_file = args.config_file is not None or os.path.isfile(module.default_config_file)  # noqa: PTH113
+            others = (args.cpu, args.tpu, args.use_deepspeed, args.use_fsdp, args.use_megatron_lm)
+            if (args.num_processes or 1) > 1 and not has_file and not any(others):
+                args.multi_gpu = True  # as accelerate sets it where it finds as many GPUs
+            return original(args)
+
+        stand_ins.put(module, "_validate_launch_command", validate)
+
+    stand_ins.when("accelerate.commands.launch", count_processes)
     stand_ins.when("torch.multiprocessing.spawn", start_ranks)
     stand_ins.when("torch.distributed.launcher.api", start_agent)
 
