@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from trainatomy.errors import WorkloadError
+from trainatomy.scripts import places
 from trainatomy.scripts.command import read_command, with_gpus
 from trainatomy.scripts.job import Job
-from trainatomy.scripts.places import add_user, is_users
+from trainatomy.scripts.places import add_run, is_users, place_of
 from trainatomy.scripts.preload import preload
 from trainatomy.scripts.run import run_job
 
@@ -132,11 +133,28 @@ def test_what_a_package_fails_to_import_is_reported_as_missing(package: Path, wo
     assert "needs no_such_library_of_tests, which is not installed" in found.message
 
 
-def test_lines_of_the_package_that_is_run_are_named(package: Path) -> None:
-    assert not is_users("/usr/lib/python3/site-packages/framework/train.py")
-    add_user("/usr/lib/python3/site-packages/framework")
-    assert is_users("/usr/lib/python3/site-packages/framework/train.py")
-    assert not is_users("/usr/lib/python3/site-packages/other/train.py")
+def test_lines_of_the_package_that_is_run_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not the user's code all the same: libraries start processes for other reasons."""
+    monkeypatch.setattr(places, "_run", ())
+    code = compile("raise ValueError", "/usr/lib/site-packages/framework/train.py", "exec")
+    with pytest.raises(ValueError) as error:
+        exec(code)
+    assert not place_of(error.value).startswith("train.py")
+    add_run("/usr/lib/site-packages/framework")
+    assert place_of(error.value) == "train.py:1"
+    assert not is_users("/usr/lib/site-packages/framework/train.py")
+
+
+def test_a_folder_with_the_name_of_a_command_does_not_hide_it(package: Path, tmp_path: Path) -> None:
+    tmp_path.joinpath("framework-cli").mkdir()
+    assert read_command(["framework-cli"]).file() == package / "cli.py"
+
+
+def test_the_function_of_a_command_may_be_in_a_package(package: Path) -> None:
+    package.joinpath("cli.py").unlink()
+    package.joinpath("cli").mkdir()
+    package.joinpath("cli", "__init__.py").write_text(TRAINS)
+    assert read_command(["framework-cli"]).file() == package / "cli" / "__init__.py"
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,27 @@ class Architecture:
 
 def architecture(name: str) -> Architecture | None:
     """Return the architecture with a hub id or its last part ("gpt2"), ignoring case; None if none ships."""
-    hub_id = _ids_by_name().get(name.strip().lower())
+    hub_id = _ids_by_name().get(original_name(name).strip().lower())
     if hub_id is None:
         return None
     config: dict[str, Any] = json.loads(read_text("architectures", f"{hub_id.replace('/', '--')}.json"))
     entry = _entries()[hub_id]
     return Architecture(entry, config if entry.stored_dtype is None else {**config, "dtype": entry.stored_dtype})
+
+
+def original_name(name: str) -> str:
+    """Return the name of the model of which another is a copy, perhaps with quantised weights; else the name itself."""
+    copies = read_yaml("copies.yaml")["owners"]
+    owner, _, rest = name.strip().partition("/")
+    return name if owner.lower() not in copies else re.sub(copies[owner.lower()], "", rest, flags=re.IGNORECASE)
+
+
+def quantization_of_copy(name: str) -> dict[str, Any] | None:
+    """Return how a copy's weights are stored, by its name; None where they are not quantised."""
+    known = read_yaml("copies.yaml")
+    is_copy = name.partition("/")[0].lower() in known["owners"]
+    found = (content for ending, content in known["endings"].items() if is_copy and name.lower().endswith(ending))
+    return next((dict(content) for content in found), None)
 
 
 def architectures() -> tuple[ArchitectureEntry, ...]:

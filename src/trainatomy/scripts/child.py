@@ -43,7 +43,7 @@ def main(job_file: str, folder: str, parent: str) -> None:
     places.add_libraries(places.libraries_in(os.environ))
     try:
         file = job.command.file()
-        places.add_user(job.command.package())
+        places.add_run(job.command.package())
         os.environ.update(variables(job.command))
         preload()
         job, eager = compiling(job, file)

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 from trainatomy.errors import WorkloadError
-from trainatomy.scripts.console import Entry, installed_command, is_python, module_spec, package_folder
+from trainatomy.scripts.console import Entry, installed_command, is_python, module_file, package_folder
 from trainatomy.workload.launch import read_launch
 from trainatomy.workload.launch_settings import Launch
 
@@ -86,7 +86,7 @@ class Command:
         """
         path = Path(self.target).expanduser()
         is_beside = path.parent.resolve() == Path(sys.executable).parent.resolve()
-        if self.is_module or path.suffix == ".py" or (path.exists() and not is_beside):
+        if self.is_module or path.suffix == ".py" or (path.is_file() and not is_beside):
             return None
         return installed_command(self.target)
 
@@ -115,11 +115,11 @@ class Command:
         if self.is_module:
             if os.getcwd() not in sys.path:  # noqa: PTH109
                 sys.path.insert(0, os.getcwd())  # noqa: PTH109
-            return Path(str(module_spec(self.target).origin))
+            return module_file(self.target)
         entry = self.entry()
         if entry is None:
             return _script(self.target)
-        return Path(str(module_spec(entry.module).origin)) if entry.module else Path(entry.path)
+        return module_file(entry.module, is_main=False) if entry.module else Path(entry.path)
 
     def package(self) -> str:
         """Return the folder of the package whose module or command it is; "" for a script."""

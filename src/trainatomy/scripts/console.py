@@ -85,8 +85,12 @@ def _is_this_python(interpreter: str) -> bool:
     return Path(interpreter).parent.resolve() == Path(sys.executable).parent.resolve()
 
 
-def module_spec(name: str) -> ModuleSpec:
-    """Return the spec of a module, or of the ``__main__`` of a package, without importing its parents.
+def module_file(name: str, *, is_main: bool = True) -> Path:
+    """Return the file of a module, found without importing its parents.
+
+    Args:
+        name: The module.
+        is_main: Whether it is run (``-m``): of a package, its ``__main__``.
 
     Raises:
         WorkloadError: There is none.
@@ -102,11 +106,11 @@ def module_spec(name: str) -> ModuleSpec:
         path = spec.submodule_search_locations
         if path is None and count < len(parts):
             raise WorkloadError(f"-m {name}: {'.'.join(parts[:count])} is no package")
-    if path is not None:
+    if path is not None and is_main:
         spec = _find(f"{name}.__main__", path)
     if spec is None or spec.origin is None:
         raise WorkloadError(f"-m {name}: this is a package without __main__, which cannot be run")
-    return spec
+    return Path(spec.origin)
 
 
 def _find(name: str, path: Any) -> ModuleSpec | None:

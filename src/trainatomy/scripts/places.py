@@ -16,7 +16,7 @@ _OURS = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple({*map(sysconfig.get_path, _LIBRARIES), str(Path(torch.__path__[0]).parent)})
 _STANDARD = tuple({*map(sysconfig.get_path, _LIBRARIES[:2])})
-_users: tuple[str, ...] = ()
+_run: tuple[str, ...] = ()
 _known: dict[str, bool] = {}
 
 
@@ -26,17 +26,20 @@ def is_users(filename: str) -> bool:
     if found is None:
         path = str(Path(filename).resolve())
         installed = path.startswith((_OURS, *_INSTALLED)) or "site-packages" in path
-        found = not filename.startswith("<") and (path.startswith(_users) or not installed)
-        _known[filename] = found
+        found = _known[filename] = not filename.startswith("<") and not installed
     return found
 
 
-def add_user(folder: str) -> None:
-    """Let an installed package count as code of the user: the one whose command or module is run."""
-    global _users
+def add_run(folder: str) -> None:
+    """Let lines of an installed package be named: the one whose command or module is run."""
+    global _run
     if folder:
-        _users = (*_users, str(Path(folder).resolve()))
-        _known.clear()
+        _run = (*_run, str(Path(folder).resolve()))
+
+
+def _is_named(filename: str) -> bool:
+    """Return whether lines of a file are named in messages: of the user's, or of the package that is run."""
+    return is_users(filename) or (bool(_run) and str(Path(filename).resolve()).startswith(_run))
 
 
 def add_libraries(folders: list[str]) -> None:
@@ -71,7 +74,7 @@ def current_place(script: str = "") -> str:
     first = ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if is_users(name):
+        if _is_named(name):
             place = f"{Path(name).name}:{frame.f_lineno}"
             if not script or name == script:
                 return place
@@ -106,5 +109,5 @@ def place_of(error: BaseException) -> str:
     """Return the user's innermost line in the traceback of an exception, ``train.py:31``; "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno or 0}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(frame.filename)]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

@@ -24,6 +24,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from trainatomy.alike import alike
 from trainatomy.errors import MissingLibrary
 from trainatomy.operators.allocation.whole import one_operation
 from trainatomy.simulator.loading import HostTensors
@@ -63,7 +64,12 @@ _FOUR_BITS = ("_nf4", "_fp4")
 
 
 class _Symbol:
-    """A function of the C library, called with tensors where the library gets pointers."""
+    """A function of the C library, called with tensors where the library gets pointers.
+
+    It has the attributes of a function of ``ctypes``, by which Unsloth tells whether the library was loaded.
+    """
+
+    restype = argtypes = None
 
     def __init__(self, name: str) -> None:
         self._kernel = next((each for each in _KERNELS if name.startswith(each.name)), None)
@@ -89,6 +95,44 @@ class _Library:
         if name.startswith("__"):
             raise AttributeError(name)
         return _Symbol(name)
+
+
+class _NativeLibrary(_Library):
+    """The library as others find it: ``bitsandbytes.functional.lib``; its functions for the CPU are its own."""
+
+    compiled_with_cuda = True
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name) if "_cpu" in name else super().__getattr__(name)
+
+    __getitem__ = __getattr__
+
+
+@contextlib.contextmanager
+def native_library() -> Iterator[None]:
+    """Let other libraries find the C library loaded, and call its kernels by themselves, as Unsloth does."""
+    functional = importlib.import_module("bitsandbytes.functional")
+    extension = importlib.import_module("bitsandbytes.cextension")
+    library, get_ptr = _NativeLibrary(extension.lib), functional.get_ptr
+
+    def pointer(tensor: torch.Tensor | None) -> Any:
+        if tensor is None:
+            return get_ptr(None)
+        with torch._C.DisableTorchFunction():
+            is_meta = tensor.is_meta
+        return tensor if is_meta else get_ptr(tensor)
+
+    with contextlib.ExitStack() as stack:
+        for module, name, value in (
+            (extension, "lib", library),
+            (functional, "lib", library),
+            (functional, "get_ptr", alike(get_ptr, pointer)),
+        ):
+            stack.enter_context(mock.patch.object(module, name, value, create=True))
+        yield
 
 
 class _Pointers(TorchFunctionMode):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.libraries import version_of
 from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes
-from trainatomy.simulator.bitsandbytes_kernels import no_shared_code_books, quantised_operators
+from trainatomy.simulator.bitsandbytes_kernels import native_library, no_shared_code_books, quantised_operators
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.packed import packed_weights
 from trainatomy.training.quantization import load_quantised, quantisation_notes
@@ -39,6 +39,7 @@ def _put(stand_ins: StandIns, _: Any) -> None:
     paged = stack.enter_context(simulated_bitsandbytes(process.on_host))
     stack.callback(lambda: process.notes.extend(paged_notes(paged)))
     answering = partial(process.recorder.scalar_reads.true_at_most, 0)
+    stack.enter_context(native_library())
     with contextlib.suppress(MissingLibrary):  # a release before 0.46 has optimizers only
         process.use_functions(quantised_operators(answering, process.on_host, _NO_OUTLIERS))
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from trainatomy.catalog.architectures import architecture, conversation_markers, has_chat_template
+from trainatomy.catalog.architectures import architecture, conversation_markers, has_chat_template, quantization_of_copy
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.standins import bitsandbytes
 from trainatomy.scripts.standins.notes import StandIns
@@ -214,6 +214,9 @@ def _shipped_configuration(stand_ins: StandIns, original: Callable[..., Any]) ->
         config = AutoConfig.for_model(known.entry.model_type, **fields)
         config._name_or_path = str(name)
         config.architectures = [known.class_name]
+        stored = quantization_of_copy(str(name))
+        if stored is not None:
+            config.quantization_config = stored
         unused = {key: value for key, value in options.items() if key not in _HUB and not _set(config, key, value)}
         return (config, unused) if wants_rest else config
 
