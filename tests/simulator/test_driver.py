@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import sys
 import types
 from typing import Any
@@ -81,3 +83,27 @@ def test_a_process_can_be_opened_again(closed: SimulatedProcess) -> None:
         with closed.open():
             torch.ones(256).to("cuda")
     assert [event.bytes for event in closed.trace.events if event.action == "alloc"] == [1024, 1024]
+
+
+def _signatures(module: types.ModuleType) -> dict[str, str]:
+    """Return the signatures of a module's own functions."""
+    found = {}
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and not name.startswith("_"):
+            with contextlib.suppress(TypeError, ValueError):
+                found[name] = str(inspect.signature(value))
+    return found
+
+
+def test_functions_keep_their_signatures(closed: SimulatedProcess) -> None:
+    before = [_signatures(module) for module in (torch.cuda, torch.accelerator)]
+    with closed.open():
+        after = [_signatures(module) for module in (torch.cuda, torch.accelerator)]
+        torch.cuda.set_device(device=0)
+        torch.cuda.set_stream(stream=torch.cuda.current_stream(device=0))
+        assert torch.cuda.get_device_properties(device="cuda:0").multi_processor_count
+        assert torch.cuda.memory_allocated(device=0) == torch.cuda.memory_stats(device=0)["allocated_bytes.all.current"]
+        with torch.cuda.stream(stream=torch.cuda.Stream(device=0, priority=0)):
+            pass
+    for old, new in zip(before, after, strict=True):
+        assert {name: new.get(name) for name in old} == old

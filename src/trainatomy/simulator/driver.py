@@ -6,6 +6,7 @@ The patches apply on a machine with a GPU as well, so that a prediction never to
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch.cuda.amp import common as amp_common
 from torch.nn.parallel import _functions as parallel_functions
 from torch.utils import _foreach_utils, checkpoint
 
+from trainatomy.alike import alike
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.simulator.generators import SimulatedGenerator
@@ -308,16 +310,20 @@ def install_driver(
     def patch(target: Any, name: str, value: Any) -> None:
         stack.enter_context(mock.patch.object(target, name, value, create=True))
 
+    def replace(module: Any, name: str, value: Any) -> None:
+        """Replace a function that users call, and keep its signature."""
+        patch(module, name, value if inspect.isclass(value) else alike(getattr(module, name, None), value))
+
     for name, value in _cuda(properties, current, streams, hooks).items():
-        patch(torch.cuda, name, value)
+        replace(torch.cuda, name, value)
     for name, value in _accelerator(current, streams).items():
         if hasattr(torch.accelerator, name):
-            patch(torch.accelerator, name, value)
+            replace(torch.accelerator, name, value)
     for module in (torch.cuda, torch.cuda.memory, torch.accelerator, torch.accelerator.memory):
         for name, value in hooks.counters.items():
             if hasattr(module, name):
-                patch(module, name, value)
-        patch(module, "empty_cache", hooks.empty_cache)
+                replace(module, name, value)
+        replace(module, "empty_cache", hooks.empty_cache)
     for module in (torch.cuda, torch.cuda.graphs, torch.cuda.memory):
         for name, pool in _PRIVATE_POOLS.items():
             if hasattr(module, name):
