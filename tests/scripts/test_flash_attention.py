@@ -9,6 +9,9 @@ import pytest
 from executed import predicted
 from script_types import RunScript
 
+from trainatomy.catalog.files import read_yaml
+from trainatomy.errors import SimulationError
+from trainatomy.scripts.run import explained
 from trainatomy.scripts.standins.flash_attention import names_flash_attention
 from trainatomy.workload.schema import Workload
 
@@ -149,3 +152,13 @@ def test_it_is_there_only_where_it_is_named(tmp_path: Path, run_script: RunScrip
     assert not names_flash_attention(["--lr", "1"], [script])
     probe = "import importlib.util\nname = 'flash' + '_' + 'attn'\nassert importlib.util.find_spec(name) is None\n"
     assert "ended without training" in run_script(probe).message
+
+
+@pytest.mark.parametrize("name", [*read_yaml("cuda_only.yaml"), "flash_attn.layers.rotary", "apex.optimizers"])
+def test_packages_of_cuda_kernels_are_refused_by_name(name: str) -> None:
+    """Whether they are installed here or not: one that is not is what a laptop has."""
+    error = ModuleNotFoundError(f"No module named {name!r}", name=name)
+    found = explained(error, "train.py")
+    assert isinstance(found, SimulationError)
+    assert f"train.py needs {name}, a package of CUDA kernels that are not simulated: " in str(found)
+    assert "pip install" not in str(found)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainatomy.catalog.calibrations import resolve_calibration
+from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.prediction import keep_executed
@@ -215,6 +216,12 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
         return FactoryError(f"{place} raised {type(error).__name__}: {error.msg}")
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
+        instead = read_yaml("cuda_only.yaml").get(top)
+        if instead is not None:
+            return SimulationError(
+                f"{place} needs {error.name}, a package of CUDA kernels that are not simulated: {instead}.\n"
+                "Or measure the script: trainatomy run --measure"
+            )
         package = _PACKAGES.get(top, top)
         return MissingLibrary(f"{place} needs {top}, which is not installed: pip install {package}", library=top)
     if isinstance(error, PermissionError) or "ermission denied" in text:
