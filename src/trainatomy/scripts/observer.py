@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ class ScriptObserver(PhaseMarker):
         self._modules = self._tensors = 0
         self._loaded = False
         self._task = 0
+        self._is_ahead = False
         self._on_the_cpu = ""
         self.called_models: list[str] = []
         self.models: tuple[TrainedModel, ...] = ()
@@ -258,6 +260,15 @@ class ScriptObserver(PhaseMarker):
         if self._operations.recording:
             self._operations.start(self.steps)
 
+    @contextmanager
+    def looking_ahead(self) -> Iterator[None]:
+        """Execute in the block what may end a step in another way than the script does: no time is taken from it."""
+        before, self._is_ahead = self._is_ahead, True
+        try:
+            yield
+        finally:
+            self._is_ahead = before
+
     def task_begin(self, kind: TaskKind) -> None:
         """Begin a task besides the steps, whose operations belong to none."""
         self._recorder.mark(kind)
@@ -300,7 +311,7 @@ class ScriptObserver(PhaseMarker):
         self.look()
         self.steps = step + 1
         self.micro_steps = self._micro_step + 1
-        if self._operations.recording:
+        if self._operations.recording and not (self._is_ahead and self._complete.operations):
             self._complete = self._operations.operations
         self._operations.stop()
         self._operations.start(step + 1)

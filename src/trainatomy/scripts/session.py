@@ -42,7 +42,7 @@ from trainatomy.scripts.standins import (
     torchscript,
 )
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
-from trainatomy.scripts.tasks import trainer
+from trainatomy.scripts.tasks import lightning, trainer
 from trainatomy.scripts.tasks.planned import Tasks
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.experts import grouped_mm_fallback
@@ -198,6 +198,7 @@ class Session:
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
         self.tasks = Tasks(self.stand_ins, self.observer, self.signals, looks_ahead=settings.looks_ahead)
         trainer.install(self.tasks)
+        lightning.install(self.tasks)
         self._follow_autocast()
         self.stand_ins.when("transformers.trainer", self._follow_trainer)
         self.stand_ins.when("transformers.integrations.moe", self._spread_experts)

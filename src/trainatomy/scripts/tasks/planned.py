@@ -79,7 +79,8 @@ class Tasks:
     def execute(self, kind: TaskKind, run: Callable[[], Any]) -> None:
         """Execute a planned task; if that fails, the training goes on without it."""
         try:
-            run()
+            with self.observer.looking_ahead():
+                run()
         except Exception as error:  # whatever the script's own code raises
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             self._tasks[kind] = replace(self._tasks[kind], executed_after=None, reason=reason)

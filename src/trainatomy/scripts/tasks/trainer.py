@@ -66,10 +66,13 @@ def _at_step_end(tasks: Tasks, original: Callable[..., Any], trainer: Any, *argu
         tasks.plan(
             "evaluation", evaluation, "" if trainer.args.do_eval else "the script may call it after the training"
         )
+    if trainer.args.save_strategy == "best":
+        saving = evaluation
+    saves = saving not in (None, trainer.state.global_step) and tasks.plan("saving", saving)
     if evaluation not in (None, trainer.state.global_step) and tasks.plan("evaluation", evaluation):
         with _no_metrics(trainer):
             tasks.execute("evaluation", lambda: ask("should_evaluate"))
-    if saving not in (None, trainer.state.global_step) and tasks.plan("saving", saving):
+    if saves and tasks.plan("saving", saving):  # unless it was saved as the best model so far
         tasks.execute("saving", lambda: ask("should_save"))
     # Otherwise the best weights come by way of the host, and adapters take less than their gradients did in a step.
     is_gathered = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
