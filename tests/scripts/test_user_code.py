@@ -346,7 +346,8 @@ def test_losses_that_are_kept_with_their_graphs_are_told(run_script: RunScript) 
     assert script.growth.bytes_per_step >= 32 * 500 * 256 * 4  # what the first layer returned
     assert script.growth.operation in ("aten::addmm", "aten::relu")
     healthy = prediction(run_script(kept.format(loss="step(x.repeat(500, 1), y.repeat(500))"))).script
-    assert healthy is not None and healthy.growth is None
+    assert healthy is not None and healthy.growth is not None
+    assert healthy.growth.bytes_per_step == 512  # the losses themselves
 
 
 def test_private_memory_pools_are_refused_by_name(run_script: RunScript) -> None:

@@ -1,68 +1,86 @@
-"""Memory that grows with each step: what earlier steps allocated and nothing ever releases.
+"""Memory that grows with each step: what steps allocate and nothing ever releases.
 
 A loop that keeps losses with their graphs, or outputs, holds more after each step, and runs out of memory long after
-the steps that were simulated.
+the steps that were simulated.  A loader that is some batches ahead also holds more in its first steps, and an average
+of the weights appears once: memory grows for good where each of the last steps adds to it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from trainatomy.allocator.sizes import block_bytes
 from trainatomy.results.script import Growth
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trainatomy.results.trace import AllocationTrace, Origin
 
 _STEPS = 3
-"""Steps that it takes: what two of them left must still be there late in a third, as variables of a loop keep their
-values for one more step."""
-LEAST_BYTES = 1 << 20
-"""Growth per step that is worth telling: less fills no GPU in tens of thousands of steps."""
+"""Steps that it takes: two of them must have added to what the one before them held."""
+_LAST_STEPS = 5
+"""Steps that are looked at, of more."""
+_MOMENTS = ("optimizer end", "backward end", "step end")
+"""Moments at which steps are compared, the first of which they have: a loop holds the same of each step then."""
 
 _STAYS = frozenset({"weight", "buffer", "scale", "gradient", "optimizer_state"})
 """Contents of which more in a later step are none that a loop forgets to release."""
-_Place = tuple[str, str, str]
-"""Operation, module and phase."""
+_Place = tuple[str, str]
+"""Operation and module."""
 
 
 def growth_of(trace: AllocationTrace, spare_bytes: int) -> Growth | None:
     """Return what each step adds to the memory of a training; None if nothing does, or steps are too few to tell.
 
-    That is what the same operations of both steps before the last left.
-
     Args:
         trace: Allocations of its steps.
         spare_bytes: Memory of the GPU that was free after them.
     """
-    steps = sorted({mark.step for mark in trace.marks if mark.step >= 0})
-    if len(steps) < _STEPS:
+    moments = _moments(trace)
+    if len(moments) < _STEPS:
         return None
-    *_, before, previous, last = steps
-    end = max(mark.event for mark in trace.marks if mark.step == last)
-    kept: dict[int, dict[_Place, int]] = {before: defaultdict(int), previous: defaultdict(int)}
-    for allocation, size in _live(trace, end).items():
-        origin = trace.origins[allocation]
-        if origin.step in kept and trace.labels.get(allocation) not in _STAYS:
-            kept[origin.step][_place(origin)] += size
-    both = {place: min(size, kept[previous][place]) for place, size in kept[before].items() if kept[previous][place]}
-    total = sum(both.values())
-    if total < LEAST_BYTES:
+    held = list(_held(trace, list(moments.values())[-_LAST_STEPS:]))
+    added = [{place: later[place] - earlier[place] for place in later} for earlier, later in pairwise(held)]
+    growing = {
+        place: min(one[place] for one in added[-2:])
+        for place in added[-1]
+        if all(one.get(place, 0) > 0 for one in added)
+    }
+    # What takes the place of other memory, as a later batch that of the first, adds nothing.
+    total = min(sum(growing.values()), held[-1].total() - held[-2].total())
+    if total <= 0:
         return None
-    operation, module, _ = max(both, key=lambda place: both[place])
-    return Growth(total, operation, module, len(steps) + max(0, spare_bytes) // total)
+    operation, module = max(growing, key=lambda place: growing[place])
+    return Growth(total, operation, module, len(moments) + max(0, spare_bytes) // total)
+
+
+def _moments(trace: AllocationTrace) -> dict[int, int]:
+    """Return the number of events at the same moment of each step."""
+    for name in _MOMENTS:
+        found = {mark.step: mark.event for mark in trace.marks if mark.name == name and mark.step >= 0}
+        if found:
+            return found
+    return {}
+
+
+def _held(trace: AllocationTrace, moments: list[int]) -> Iterator[Counter[_Place]]:
+    """Yield the bytes of the blocks that are held at each moment, by what allocated them."""
+    held: Counter[_Place] = Counter()
+    sizes: dict[int, int] = {}
+    begin = 0
+    for moment in moments:
+        for event in trace.events[begin:moment]:
+            if event.action == "alloc" and trace.labels.get(event.allocation) not in _STAYS:
+                sizes[event.allocation] = block_bytes(event.bytes, ())
+                held[_place(trace.origins[event.allocation])] += sizes[event.allocation]
+            elif event.action == "free" and event.allocation in sizes:
+                held[_place(trace.origins[event.allocation])] -= sizes.pop(event.allocation)
+        begin = moment
+        yield Counter(held)
 
 
 def _place(origin: Origin) -> _Place:
-    return origin.operation, origin.module, origin.phase
-
-
-def _live(trace: AllocationTrace, end: int) -> dict[int, int]:
-    """Return the bytes of each allocation that is not released before an event."""
-    live: dict[int, int] = {}
-    for event in trace.events[:end]:
-        if event.action == "alloc":
-            live[event.allocation] = event.bytes
-        elif event.action == "free":
-            live.pop(event.allocation, None)
-    return live
+    return origin.operation, origin.module

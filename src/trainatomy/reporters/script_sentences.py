@@ -91,6 +91,24 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
         yield f"optimizer {name}: {said}" if count == 1 else f"{count} optimizers {name}: {said} in all"
 
 
+def fills_later(run: ScriptRun, room_bytes: int) -> str:
+    """Return how a training that fits in its executed steps, with ``{needed}``, runs out of memory later; "" if not."""
+    growth = run.growth
+    if growth is not None and growth.fills_within(run.total_steps):
+        length = "how many it trains is not known" if run.total_steps is None else f"it trains {run.total_steps:,}"
+        return (
+            f"fits for the first {many(run.steps, 'step')} ({{needed}}), then memory grows by "
+            f"{human_bytes(growth.bytes_per_step)} a step: full after about {growth.steps:,} steps; {length}"
+        )
+    task = next((one for one in run.tasks if one.left_bytes > room_bytes), None)
+    if task is None:
+        return ""
+    return (
+        f"fits for {task.batches:,} of {task.of or 0:,} batches of the {task.kind} ({{needed}}); the others keep "
+        f"{human_bytes(task.left_bytes)} more"
+    )
+
+
 def not_reached(run: ScriptRun) -> str:
     """Return what comes after the steps that were executed, and is not in the prediction; "" where nothing is known.
 
@@ -135,8 +153,8 @@ def _growth(growth: Growth) -> str:
     made = f"{growth.operation} in {growth.module}" if growth.module else growth.operation
     return (
         f"memory grows by {human_bytes(growth.bytes_per_step)} with each step, so that this GPU is full after about "
-        f"{growth.steps:,} steps: what {made} made is still held two steps later. A list of losses or outputs holds "
-        "their graphs, too: keep `loss.item()` or `tensor.detach().cpu()`"
+        f"{growth.steps:,} steps: what {made} made stays. A list of losses or outputs holds their graphs, too: keep "
+        "`loss.item()` or `tensor.detach().cpu()`"
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from trainatomy.reporters.labels import BOUNDS, FACTS
-from trainatomy.reporters.script_sentences import not_reached
+from trainatomy.reporters.script_sentences import fills_later, not_reached
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Memory, OutOfMemoryPoint, PeakRange
 from trainatomy.results.operation_breakdown import Claim, Padding
@@ -33,7 +33,10 @@ def fit(prediction: Prediction) -> str:
     gpu, needed = prediction.gpu, human_bytes(prediction.memory.device_bytes)
     asked = any(fact.name == "convolutions" and fact.value == "library" for fact in prediction.facts)
     least = "at least " if prediction.trials and not asked else ""  # only cuDNN's library names what is tried
-    left = not_reached(prediction.script) if prediction.script is not None and prediction.fits else ""
+    run = prediction.script
+    if run is not None and prediction.out_of_memory is None and (later := fills_later(run, prediction.room_bytes)):
+        return f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): {later.format(needed=least + needed)}"
+    left = not_reached(run) if run is not None and prediction.fits else ""
     rest = f"; not reached: {left}" if left else ""
     return f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): needs {least}{needed}, {_headroom(prediction)}{rest}"
 

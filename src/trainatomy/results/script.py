@@ -65,6 +65,10 @@ class UsedOptimizer:
     state_bytes: int
 
 
+MANY_STEPS = 1_000_000
+"""Steps that no training is assumed to take of which nobody knows how long it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Growth:
     """Memory that each step of a training adds and never releases.
@@ -76,6 +80,10 @@ class Growth:
     operation: str
     module: str
     steps: int
+
+    def fills_within(self, total_steps: int | None) -> bool:
+        """Return whether the GPU is full before the end of a training; None: nobody knows how long it is."""
+        return self.steps < (MANY_STEPS if total_steps is None else total_steps)
 
 
 TaskKind = Literal["evaluation", "saving", "loading the best model"]
@@ -128,3 +136,8 @@ class ScriptRun:
     growth: Growth | None = None
     tasks: tuple[ScriptTask, ...] = ()
     total_steps: int | None = None
+
+    def fills(self, room_bytes: int) -> bool:
+        """Return whether the training, which leaves this much room in its executed steps, runs out of memory later."""
+        grows = self.growth is not None and self.growth.fills_within(self.total_steps)
+        return grows or any(task.left_bytes > room_bytes for task in self.tasks)

@@ -269,6 +269,10 @@ class ScriptObserver(PhaseMarker):
         finally:
             self._is_ahead = before
 
+    def go_ahead(self) -> None:
+        """Take the time of no step from now on."""
+        self._is_ahead = True
+
     def task_begin(self, kind: TaskKind) -> None:
         """Begin a task besides the steps, whose operations belong to none."""
         self._recorder.mark(kind)

@@ -133,5 +133,8 @@ def prediction_of_script(
     found = prediction_of(
         workload, simulation, calibration=calibration, timed=timed, timeline=timeline, started=started
     )
-    growth = growth_of(recorder.trace, session.gpu.memory_bytes - found.memory.device_bytes)
-    return replace(found, script=replace(run, growth=growth), seconds_taken=time.perf_counter() - started)
+    if run.ending not in ("finished", "exit"):
+        run = replace(run, growth=growth_of(recorder.trace, found.room_bytes))
+    if found.fits and run.fills(found.room_bytes):
+        found = replace(found, fits=False, verdict="does not fit")
+    return replace(found, script=run, seconds_taken=time.perf_counter() - started)

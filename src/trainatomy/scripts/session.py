@@ -19,6 +19,7 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
+from trainatomy.scripts.ahead import StepsAhead
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.guard import guarded
 from trainatomy.scripts.imports import ImportHook
@@ -87,7 +88,7 @@ class Settings:
         command: The script with its arguments; empty for a block of code.
         folder: Temporary folder of the run; None: the session makes one. Libraries may write to it.
         flash_attention: Whether the script names flash-attn, which is there then.
-        looks_ahead: Whether what comes after the steps is executed: tasks that the configuration plans.
+        looks_ahead: Whether what comes after the steps is looked at: tasks that the configuration plans, and growth.
     """
 
     steps: int = STEPS
@@ -144,7 +145,14 @@ class Session:
         )
         self.process.recorder.operations.wanted = settings.timed
         self.observer = ScriptObserver(self.process, settings.steps, script)
-        self.signals = ScriptSignals(self.observer, settings.steps, check=self._check, plain_inside=settings.compiled)
+        ahead = StepsAhead(self.observer, looks_ahead=settings.looks_ahead)
+        self.signals = ScriptSignals(
+            self.observer,
+            settings.steps,
+            check=self._check,
+            goes_on=ahead.goes_on,
+            plain_inside=settings.compiled,
+        )
         self.tf32: bool | None = None
         self.allocator = ""
         self.uses_trainer = False

@@ -69,6 +69,7 @@ class ScriptSignals(LoopSignals):
         steps: Steps after which ``StepsDone`` is raised.
         modules: Modules that are being called.
         check: Called before each forward with gradients; may raise (a time limit).
+        goes_on: Returns whether another step is executed although the steps are over.
         plain_inside: Leave ``Module.__call__`` as it is within an outermost call, for a compiler that traces it.
     """
 
@@ -78,12 +79,13 @@ class ScriptSignals(LoopSignals):
         steps: int,
         modules: ModuleTracker | None = None,
         check: Callable[[], None] = lambda: None,
+        goes_on: Callable[[], bool] = lambda: False,
         *,
         plain_inside: bool = False,
     ) -> None:
         super().__init__(listener)
         self._script: ScriptListener = listener
-        self._steps, self._modules, self._check = steps, modules, check
+        self._steps, self._modules, self._check, self._goes_on = steps, modules, check, goes_on
         self._expected: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._ended: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those of trainings that another one followed
@@ -208,7 +210,7 @@ class ScriptSignals(LoopSignals):
         return super().around_backward(original, *arguments, **keywords)
 
     def _begin_step(self) -> None:
-        if not self._in_step and self.is_done():
+        if not self._in_step and self.is_done() and not self._goes_on():
             raise StepsDone
         super()._begin_step()
 

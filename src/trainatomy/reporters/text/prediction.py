@@ -29,7 +29,8 @@ def prediction_page(prediction: Prediction) -> Group:
     if prediction.out_of_memory is not None:
         parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
     if prediction.time is not None:
-        parts.append(Text(sentences.step_time(prediction.time, fits=prediction.fits, step=_step(prediction))))
+        runs = prediction.fits or prediction.out_of_memory is None
+        parts.append(Text(sentences.step_time(prediction.time, fits=runs, step=_step(prediction))))
         if prediction.time.communication is not None:
             parts.append(Text(sentences.all_ranks(prediction.time.communication)))
     if prediction.script is not None:

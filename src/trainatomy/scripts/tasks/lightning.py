@@ -16,20 +16,22 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def install(tasks: Tasks) -> None:
-    """Follow Lightning's Trainer, as far as it is imported."""
+    """Follow Lightning's Trainer, once it is imported."""
+
+    def follow(package: str, training: Any, evaluation: Any, trainer: Any) -> None:
+        validation = _Validation(tasks)
+        for owner, name, around in (
+            (training._TrainingEpochLoop, "on_advance_end", functools.partial(_at_batch_end, tasks, package)),
+            (evaluation._EvaluationLoop, "run", validation.run),
+            (evaluation._EvaluationLoop, "_evaluation_step", validation.step),
+            (trainer.Trainer, "save_checkpoint", functools.partial(_saving, tasks)),
+        ):
+            tasks.stand_ins.put(owner, name, _around(getattr(owner, name), around))
+
     for package in _PACKAGES:
-        training: Any = sys.modules.get(f"{package}.loops.training_epoch_loop")
-        evaluation: Any = sys.modules.get(f"{package}.loops.evaluation_loop")
-        trainer: Any = sys.modules.get(f"{package}.trainer.trainer")
-        if training is not None and evaluation is not None and trainer is not None:
-            validation = _Validation(tasks)
-            for owner, name, around in (
-                (training._TrainingEpochLoop, "on_advance_end", functools.partial(_at_batch_end, tasks, package)),
-                (evaluation._EvaluationLoop, "run", validation.run),
-                (evaluation._EvaluationLoop, "_evaluation_step", validation.step),
-                (trainer.Trainer, "save_checkpoint", functools.partial(_saving, tasks)),
-            ):
-                tasks.stand_ins.put(owner, name, _around(getattr(owner, name), around))
+        names = ("loops.training_epoch_loop", "loops.evaluation_loop", "trainer.trainer")
+        modules = tuple(f"{package}.{name}" for name in names)
+        tasks.stand_ins.when(modules, functools.partial(follow, package))
 
 
 def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
