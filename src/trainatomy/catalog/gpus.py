@@ -127,12 +127,12 @@ _NO_NAMES = (
 
 
 def find_gpu(name: str) -> GPU:
-    """Return the GPU with that id or alias, ignoring case, spaces and underscores.
+    """Return the GPU with that id or alias, ignoring case and what separates words and numbers (``RTX4090``).
 
     Raises:
         WorkloadError: No GPU has that name; the message suggests the nearest ones.
     """
-    gpu_id = _ids_by_name().get(_normal(name))
+    gpu_id = _ids_by_name().get(_normal(name)) or _ids_of_joined_names().get(_joined(name))
     if gpu_id is None:
         sizes = [known for known in _ids_by_name() if known.startswith(f"{_normal(name)}-")]  # rtx-4060-ti-16gb
         near = sizes or close_names(_normal(name), _ids_by_name())
@@ -196,6 +196,12 @@ def _normal(name: str) -> str:
     return re.sub(r"^(nvidia-)?((geforce|tesla)-)?", "", words)
 
 
+def _joined(name: str) -> str:
+    """Return a name without what separates its words, and without words that tell nothing apart: ``a10080gb``."""
+    words = re.sub(r"[^a-z0-9]+", "", _normal(name))
+    return re.sub(r"(?<=\d)g$", "gb", re.sub(r"(gpu|generation)$", "", words))
+
+
 def _index() -> Mapping[str, list[Any]]:
     index: Mapping[str, list[Any]] = read_yaml("gpus", "index.yaml")
     return index
@@ -204,6 +210,11 @@ def _index() -> Mapping[str, list[Any]]:
 @lru_cache(maxsize=1)
 def _ids_by_name() -> Mapping[str, str]:
     return {str(name): gpu_id for gpu_id, aliases in _index().items() for name in (gpu_id, *aliases)}
+
+
+@lru_cache(maxsize=1)
+def _ids_of_joined_names() -> Mapping[str, str]:
+    return {_joined(name): gpu_id for name, gpu_id in _ids_by_name().items()}
 
 
 @cache
