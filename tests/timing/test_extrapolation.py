@@ -132,11 +132,15 @@ def eager_seconds(name: str, kind: str) -> float:
 
 @pytest.mark.parametrize("one", [one for one in gpus() if one.capability >= (7, 0)], ids=lambda one: one.id)
 def test_fused_attention_is_no_slower_than_eager(one):
-    """An H20 is left out in fp32: three products of TF32 on its tensor cores take longer than one of fp32."""
-    for kind in ("f16", "f32")[: 1 if one.id == "h20" else 2]:
+    """An H20 is left out in fp32: three products of TF32 on its tensor cores take longer than one of fp32.
+
+    Where tensor cores are no faster in TF32 than others in fp32, they take about as long as eager attention.
+    """
+    slow_cores = one.rates.get("tf32") == one.rates["fp32"]
+    for kind in ("f16", "f32")[: 1 if one.id.startswith("h20-") or one.id == "h20" else 2]:
         q = f"{kind}[8,16,1024,64]"
         fused = f"aten::_scaled_dot_product_efficient_attention({q}*3)->{q},f32[8,16,1024]"
-        assert seconds(fused, one.id) < eager_seconds(one.id, kind), kind
+        assert seconds(fused, one.id) < eager_seconds(one.id, kind) * (1.1 if slow_cores else 1), kind
 
 
 @pytest.mark.parametrize("one", gpus(), ids=lambda one: one.id)
