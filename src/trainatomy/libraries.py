@@ -52,5 +52,8 @@ def import_library(name: str, purpose: str, *, install: str | None = None) -> An
     try:
         return import_module(name)
     except ImportError as error:
-        message = f"{purpose} needs {name}, which is not installed: pip install {install or name}"
+        if isinstance(error, ModuleNotFoundError) and (error.name or name).partition(".")[0] == name.partition(".")[0]:
+            message = f"{purpose} needs {name}, which is not installed: pip install {install or name}"
+        else:
+            message = f"{purpose} needs {name}, which is installed but cannot be imported: {error}"
         raise MissingLibrary(message, library=name) from error

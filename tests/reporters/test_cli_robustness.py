@@ -20,6 +20,7 @@ from trainatomy.cli import main
 from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
 from trainatomy.results.prediction import Prediction
 from trainatomy.workload import Workload
+from trainatomy.workload.arguments import arguments
 
 GPT2 = ["predict", "--model", "gpt2"]
 
@@ -112,6 +113,13 @@ def test_many_steps_are_announced(
         ({"model.id": "somebody/on-the-hub"}, False, "datasets"),
         ({"train.optim": "adamw_bnb_8bit"}, False, "peft torchao datasets"),
         ({"train.optim": "torch.optim.SGD"}, False, ""),
+        *(
+            ({"train.optim": name}, False, "")
+            for name, package in arguments().optimizers.items()
+            if package not in (None, "bitsandbytes", "torchao")
+        ),
+        ({"train.optim": "mine:make"}, False, ""),
+        ({"data.compute_metrics": "mine:metrics"}, False, ""),
         ({"data": {"factory": "a:b"}}, False, ""),
         ({"loop": "sft"}, False, "peft bitsandbytes torchao"),
         ({"loop": "sft", "trl.activation_offloading": True}, False, "torchao"),

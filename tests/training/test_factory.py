@@ -63,6 +63,8 @@ def test_an_error_while_importing_is_the_users(tmp_path: Path, source: str, word
         ("{file}:NUMBER", "not a function"),
         ("{folder}/none.py:build", "no file"),
         ("no_such_package_anywhere.module:build", "no module"),
+        ("subprocess:check_output", "belongs to Python itself"),
+        ("os.path:join", "belongs to Python itself"),
     ],
 )
 def test_missing_names_are_workload_errors(file: Path, reference: str, words: str) -> None:

@@ -20,6 +20,7 @@ from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.process import preload
 from trainatomy.training.run import run
+from trainatomy.workload.arguments import arguments, module_of
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -309,6 +310,19 @@ def test_libraries_of_a_run_can_be_imported_first(describe: Any, monkeypatch: py
     with pytest.raises(MissingLibrary, match="pip install accelerate"):
         preload(describe())
     preload(describe(mode="inference"))
+
+
+@pytest.mark.parametrize("optim", [name for name, package in arguments().optimizers.items() if package])
+def test_the_library_that_an_optimizer_misses_is_named(
+    describe: Any, monkeypatch: pytest.MonkeyPatch, optim: str
+) -> None:
+    """That of the optimizer itself, although some need others in turn."""
+    package = arguments().optimizers[optim]
+    assert package is not None
+    for name in {module_of(package), "bitsandbytes"}:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingLibrary, match=f"{optim} needs {module_of(package)}, .* pip install {package}"):
+        preload(describe(train={"optim": optim}))
 
 
 class Lifetimes(TorchDispatchMode):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.libraries import import_library
 from trainatomy.workload import LoraSpec, TrainSpec, Workload
 from trainatomy.workload.arguments import arguments
 
@@ -125,3 +127,14 @@ def test_keys_of_lora_have_the_defaults_of_peft() -> None:
     theirs = defaults(pytest.importorskip("peft").LoraConfig)
     for name, value in LoraSpec().model_dump().items():
         assert theirs[name] == value, name
+
+
+def test_a_library_that_cannot_be_imported_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_there.py").write_text("import not_there_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingLibrary, match="installed but cannot be imported: No module named 'not_there_at_all'"):
+        import_library("half_there", "this")
+    with pytest.raises(MissingLibrary, match="this needs not_there_at_all, which is not installed: pip install it"):
+        import_library("not_there_at_all", "this", install="it")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainatomy.catalog.architectures import architecture
-from trainatomy.workload.arguments import arguments
+from trainatomy.workload.arguments import arguments, is_own
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
 
@@ -43,7 +43,7 @@ def skip_unused_imports(
     """
     from trainatomy import cli
 
-    if not cli.owns_process or trust_remote_code or any(map(_runs_user_code, workloads)):
+    if not cli.owns_process or trust_remote_code or any(map(_may_import_anything, workloads)):
         return ()
     needed = {*also_needed, *(name for workload in workloads for name in _needed(workload))}
     hidden = tuple(name for name in _OPTIONAL if name not in needed)
@@ -52,8 +52,13 @@ def skip_unused_imports(
     return hidden
 
 
-def _runs_user_code(workload: Workload) -> bool:
-    return bool(workload.model.factory or workload.data.factory or "." in workload.train.optim)
+def _may_import_anything(workload: Workload) -> bool:
+    """Return whether code runs whose imports nobody knows: the user's, or a package of optimizers (GaLore's, …)."""
+    data, optim = workload.data, workload.train.optim
+    metrics = isinstance(data.compute_metrics, str) or data.preprocess_logits_for_metrics is not None
+    package = arguments().package_of(optim)
+    of_user = bool(workload.model.factory or data.factory or metrics or is_own(optim))
+    return of_user or package not in (None, *_OPTIONAL)
 
 
 def _needed(workload: Workload) -> set[str]:

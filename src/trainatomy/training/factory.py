@@ -51,6 +51,8 @@ def load(reference: str, key: str) -> Callable[..., Any]:
         function = getattr(function, part)
     if not callable(function):
         raise WorkloadError(f"{key}: {reference} is not a function but a {type(function).__name__}", key=key)
+    if place.partition(".")[0] in sys.stdlib_module_names:
+        raise WorkloadError(f"{key}: {reference} belongs to Python itself: name a function of your own", key=key)
     return function
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from trainatomy.libraries import import_library
 from trainatomy.training import factory
 from trainatomy.training.optimizer import optimizer_class
 from trainatomy.training.parallel.deepspeed import import_deepspeed
-from trainatomy.workload.arguments import arguments, is_class_path, is_factory
+from trainatomy.workload.arguments import arguments, is_class_path, is_factory, module_of
 from trainatomy.workload.loops import loop_of
 
 if TYPE_CHECKING:
@@ -107,5 +107,4 @@ def preload(workload: Workload) -> None:
         return
     package = arguments().optimizers.get(workload.train.optim)
     if package is not None:
-        with suppress(ImportError):  # choose_optimizer reports what is missing
-            import_module(package)
+        import_library(module_of(package), f"train.optim: {workload.train.optim}", install=package)

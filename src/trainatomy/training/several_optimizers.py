@@ -62,7 +62,11 @@ def optimizers_of(path: str, model: nn.Module) -> torch.optim.Optimizer:
         WorkloadError: There is no such function, it returned no optimizers, or one of them needs a closure.
         FactoryError: Importing or calling it failed.
     """
-    made = factory.call(factory.load(path, _KEY), _KEY, (model,))
+    make = factory.load(path, _KEY)
+    if isinstance(make, type) and issubclass(make, torch.optim.Optimizer):
+        message = f"{_KEY}: {path} is a class of optimizers: write optim: {path.replace(':', '.')}"
+        raise WorkloadError(message, key=_KEY)
+    made = factory.call(make, _KEY, (model,))
     parts = list(made) if isinstance(made, (list, tuple)) else [made]
     if not parts or not all(isinstance(part, torch.optim.Optimizer) for part in parts):
         kind = ", ".join(type(part).__name__ for part in parts) or "an empty list"

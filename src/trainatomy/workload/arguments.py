@@ -82,6 +82,11 @@ class Arguments:
         return (*self.ignored, *self.not_simulated, *self.refused, *self.accepted_values, *self.renamed)
 
 
+def module_of(package: str) -> str:
+    """Return the module of a package of optimizers, which is mostly called like the package."""
+    return {"torch_optimi": "optimi"}.get(package, package)
+
+
 def is_class_path(optim: str) -> bool:
     """Return whether ``optim`` is the path of a class (``package.module.Class``), not a name that the Trainer has."""
     parts = optim.split(".")
