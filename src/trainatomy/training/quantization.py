@@ -19,6 +19,7 @@ from trainatomy.training.model import adapt_and_freeze, add_notes, is_quantised,
 from trainatomy.training.packed_weights import is_packed, parts
 from trainatomy.training.process import isolated_process_settings
 from trainatomy.training.stored_weights import library_of, stored_quantization
+from trainatomy.training.unquantised import is_quantised_layer, unquantised_notes, unquantised_weights
 from trainatomy.workload.defaults import peft_prepares, says_checkpointing
 from trainatomy.workload.quantization import outlier_columns, quantised_problems
 
@@ -55,9 +56,11 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
         model, _wanted(workload) if stored is None else stored, device, stored=stored is not None
     )
     _check_trainable(workload, quantised)
-    decided = tuple(_prepare(workload, quantised)) if peft_prepares(workload) else ()
+    unquantised = unquantised_weights(quantised)
+    notes = list(_prepare(workload, quantised)) if peft_prepares(workload) else []
+    notes += [*unquantised_notes(quantised, unquantised), *model_notes(model)]
     adapted = adapt_and_freeze(quantised, workload.model)
-    add_notes(adapted, (*decided, *model_notes(model), *quantisation_notes(quantised, outlier_columns(workload))))
+    add_notes(adapted, (*notes, *quantisation_notes(quantised, outlier_columns(workload))))
     return adapted
 
 
@@ -117,7 +120,7 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
 def quantisation_notes(model: Any, share: float) -> Iterator[str]:
     """Yield what was decided for the user when the weights were quantised, with a share of outlier columns."""
     settings = model.config.quantization_config
-    layers = sum(_is_quantised_layer(module) for module in model.modules())
+    layers = sum(is_quantised_layer(module) for module in model.modules())
     if settings.quant_method == "torchao":
         kind = type(settings.quant_type).__name__
         yield f"{layers} linear layers have quantised weights ({kind}) by torchao {version_of('torchao')}"
@@ -141,16 +144,12 @@ def quantising_libraries(workload: Workload, model: nn.Module) -> frozenset[str]
     found = {
         "torchao" if is_packed(module._parameters.get("weight")) else "bitsandbytes"
         for module in model.modules()
-        if _is_quantised_layer(module)
+        if is_quantised_layer(module)
     }
     if is_quantised(workload, model):
         spec = workload.model.quantization
         found.add("bitsandbytes" if spec is None else spec.quant_method)
     return frozenset(found)
-
-
-def _is_quantised_layer(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("bitsandbytes.") or is_packed(module._parameters.get("weight"))
 
 
 def _wanted(workload: Workload) -> dict[str, Any]:

@@ -91,9 +91,10 @@ def _put_loading(stand_ins: StandIns, module: Any) -> None:
         except Exception as error:  # not in the cache, and the network is off: a dozen kinds of errors
             known = _schema(path, name)
             if known is None:
+                place = current_place(stand_ins.script) or "the script"
                 raise WorkloadError(
-                    f"{current_place(stand_ins.script) or 'the script'}: the data set {path} is not on this machine, and its columns "
-                    "are not known.\nName a local file with rows like its own (--data FILE.jsonl), or let the script "
+                    f"{place}: the data set {path} is not on this machine, and its columns are not known.\n"
+                    "Name a local file with rows like its own (--data FILE.jsonl), or let the script "
                     "download it (--network)"
                 ) from error
         stand_ins.note("data set", path)
