@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -52,6 +53,28 @@ def checked(library: str, version: Version) -> Checked:
 def oldest_release(library: str) -> Version:
     """Return the oldest release that can be simulated."""
     return min(_releases(library))
+
+
+@dataclass(frozen=True, slots=True)
+class PythonChange:
+    """A change of a part of PyTorch that is written in Python, and runs here in the installed release."""
+
+    part: str
+    since: Version
+    what: str
+    source: str
+
+
+def python_changes(one: Version, other: Version) -> tuple[PythonChange, ...]:
+    """Return the known changes between two releases of torch, in either order."""
+    first, last = sorted((one, other))
+    entries = read_yaml("versions.yaml")["python_parts"]
+    changes = (
+        PythonChange(part, parse_version(entry["since"]), entry["what"], entry["source"])
+        for part, of_part in entries.items()
+        for entry in of_part
+    )
+    return tuple(change for change in changes if first < change.since <= last)
 
 
 def version_note(library: str, version: Version) -> str | None:

@@ -15,6 +15,7 @@ from trainatomy.prediction import prediction_of
 from trainatomy.results.script import Ending, ScriptRun
 from trainatomy.simulator.further_steps import with_further_steps
 from trainatomy.simulator.notes import host_memory_notes, run_notes, trial_notes, version_notes
+from trainatomy.simulator.python_parts import part_notes
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
 
@@ -78,6 +79,9 @@ def workload_of(session: Session, name: str) -> Workload:
     return Workload.from_mapping({**mapping, "train": {}})
 
 
+_DISTRIBUTED = ("torch.distributed",)
+
+
 def _evaluation_notes(seen: ScriptObserver) -> Iterator[str]:
     """Yield a note where a model was evaluated before every step but the first, perhaps for what the step learns."""
     if seen.steps > 1 and seen.evaluated_before.issuperset(range(1, seen.steps)):
@@ -114,6 +118,7 @@ def prediction_of_script(
         stack_bytes=recorder.stack_bytes,
         notes=(
             *version_notes(session.version),
+            *part_notes(session.version, _DISTRIBUTED if session.topology.world_size > 1 else ()),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),
             *run_notes(recorder),
             *_evaluation_notes(seen),

@@ -46,6 +46,7 @@ from trainatomy.simulator.notes import (
     version_notes,
 )
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.python_parts import python_part_notes
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.resuming import continued
 from trainatomy.simulator.saving import CheckpointFiles, ExecutedRestoring, files_without_data
@@ -178,7 +179,7 @@ def simulate(
     trace = with_skipped_steps(process.trace, workload.skipped_steps, after=int(goes_on))
     trace = with_further_steps(trace, process.allocator()) if goes_on else trace
     shapes = batch_shapes(built, workload.batch_size * workload.parallel.devices)
-    return _result(process, trace, described or describe(workload, built), steps, files, shapes)
+    return _result(workload, process, trace, described or describe(workload, built), steps, files, shapes)
 
 
 def _prepare(workload: Workload) -> None:
@@ -285,6 +286,7 @@ def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn
 
 
 def _result(
+    workload: Workload,
     process: SimulatedProcess,
     trace: AllocationTrace,
     described: Description,
@@ -307,6 +309,7 @@ def _result(
         libraries=described.libraries | recorder.loaded,
         notes=(
             *version_notes(version),
+            *python_part_notes(workload),
             *described.notes,
             *trial_notes(recorder.trace.trials, known=process.processor.cudnn is not None),
             *run_notes(recorder),
