@@ -106,7 +106,7 @@ def test_help_is_brief_and_in_the_order_of_importance(capsys: pytest.CaptureFixt
         (["fit", "--model", "gpt2", "--allow", "loar"], "--allow: unknown value 'loar'; did you mean lora?"),
         (["fit", "--model", "gpt2", "--keep", "batch,attn"], "--keep: unknown value 'attn'"),
         (["fit", "--model", "gpt2", "--maximize", "x"], "--maximize: unknown value 'x'; known: batch, sequence-length"),
-        (["gpus", "--for", "--model", "gpt2"], "--for: takes a file, found the option --model"),
+        (["gpus", "--for", "--model", "gpt2"], "--for needs a value (WORKLOAD.yaml), but --model follows it"),
     ],
 )
 def test_errors_name_the_option_as_it_is_typed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -165,3 +166,35 @@ def test_options_are_completed() -> None:
     environment["COMP_WORDS"] = "trainatomy predict --gradient-acc"
     ran = subprocess.run([sys.executable, "-m", "trainatomy"], capture_output=True, text=True, env=environment)
     assert ran.stdout.split() == ["--gradient-accumulation-steps"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ([*GPT2, "--compute-metrics", "--gpu", "t4"], "--compute-metrics"),
+        (["predict", "--model", "--gpu", "t4"], "--model"),
+        ([*GPT2, "--per_device_train_batch_size", "--gpu", "t4"], "--per_device_train_batch_size"),
+        (["fit", "--model", "gpt2", "--allow", "--gpu", "t4"], "--allow"),
+        (["compare", "notebook", "--sweep", "--gpu", "t4"], "--sweep"),
+        (["gpus", "--for", "--gpu"], "--for"),
+        (["history", "--records", "--gpu"], "--records"),
+        (["run", "--script-output", "--gpu", "train.py"], "--script-output"),
+    ],
+)
+def test_an_option_without_its_value_does_not_swallow_the_next_one(
+    arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert re.match(rf"error: {option} needs a value( \(.+\))?, but --gpu follows it\n", capsys.readouterr().err)
+
+
+def test_a_value_may_look_like_an_option_where_that_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GPT2, "--model-class=--gpu"]) == 2
+    assert "has no '--gpu'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["predict", "fit", "compare", "ops"])
+def test_a_stray_word_after_a_switch_is_no_missing_file(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--fp16", "maybe"]) == 2
+    message = "error: --fp16 takes true, false or no value; maybe is none of them, and no file\n"
+    assert capsys.readouterr().err == message

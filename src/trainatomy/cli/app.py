@@ -7,8 +7,9 @@ is imported when it is called or completed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -16,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from trainatomy import __version__
 from trainatomy.cli.exits import UsageError
+from trainatomy.errors import WorkloadError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -57,7 +59,10 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         switches = {name for option in self.params for name in option.opts if option.secondary_opts}
         ignored = {name for option in self.params for name in option.opts if getattr(option, "hidden", False)}
+        ctx.meta[_AFTER_SWITCHES] = dict(_words_after(switches, args))
         try:
+            valued = {name: option.metavar for option in self.params if _takes_value(option) for name in option.opts}
+            refuse_options_as_values(args, valued)
             rest: list[str] = super().parse_args(ctx, canonical(args, switches, ignored))
         except UsageError as error:
             error.ctx = error.ctx or ctx  # the parser knows no context for an option that lacks its value
@@ -67,11 +72,55 @@ class Command(TyperCommand):
             raise
         return rest
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except WorkloadError as error:
+            word = str(getattr(error.__cause__, "filename", ""))
+            if (switch := ctx.meta[_AFTER_SWITCHES].get(word)) is None:
+                raise
+            raise WorkloadError(
+                f"{switch} takes true, false or no value; {word} is none of them, and no file"
+            ) from error
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from trainatomy.cli.manual import command_help
         from trainatomy.cli.output import show
 
         show(command_help(self, ctx.command_path))
+
+
+_AFTER_SWITCHES = "trainatomy.after_switches"
+
+
+def _takes_value(option: Any) -> bool:
+    is_flag = getattr(option, "is_flag", False) or getattr(option, "count", False)
+    return option.param_type_name == "option" and not is_flag and not getattr(option, "hidden", False)
+
+
+def refuse_options_as_values(arguments: Sequence[str], valued: Mapping[str, str | None]) -> None:
+    """Raise ``UsageError`` where an option without its value would swallow the option after it.
+
+    ``--option=--value`` gives a value that looks like an option.
+
+    Args:
+        arguments: The command line.
+        valued: The options that take a value, with what stands for it in help.
+    """
+    for option, following in pairwise(arguments):
+        if option == "--":
+            return
+        name = option.replace("_", "-")
+        if name in valued and following.startswith("--"):
+            what = f" ({valued[name]})" if valued[name] else ""
+            raise UsageError(f"{option} needs a value{what}, but {following} follows it")
+
+
+def _words_after(switches: Collection[str], arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each word that follows a switch and is neither an option nor a value of a switch, with the switch."""
+    for switch, word in pairwise(arguments):
+        if switch.replace("_", "-") in switches and not word.startswith("-") and word.lower() not in _ON | _OFF:
+            yield word, switch
 
 
 class Commands(TyperGroup):

@@ -11,7 +11,6 @@ from trainatomy.catalog.gpus import find_gpu as find
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.options import Debug, Jobs, Json, in_run
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
-from trainatomy.cli.values import refuse_option_as_value
 from trainatomy.reporters.json import comparison_to_json, gpus_to_json
 from trainatomy.reporters.text.catalog import gpu_page, gpus_table
 from trainatomy.units import many
@@ -36,12 +35,9 @@ def gpus(
 ) -> None:
     """List the known GPUs, or show one with the source of every figure.
 
-    With `--for`, predict a training as it is on each of them; `trainatomy fit --gpu all` also finds the best settings
-    for each.
+    With `--for`, predict a training as it is on each of them; `trainatomy compare --gpu all` does so for one that
+    options describe, and `trainatomy fit --gpu all` also finds the best settings for each.
     """
-    refuse_option_as_value(
-        "--for", workload, "to describe the training by options, use trainatomy compare --gpu all --model NAME"
-    )
     if workload is not None:
         _show_for(workload, [gpu] if gpu else None, jobs, json=json, debug=debug)
         return

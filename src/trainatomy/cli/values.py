@@ -82,12 +82,6 @@ def refuse_unknown(option: str, given: Sequence[str], known: Collection[str]) ->
             raise WorkloadError(f"{option}: unknown value {value!r}{hint}")
 
 
-def refuse_option_as_value(option: str, value: str | None, instead: str) -> None:
-    """Raise ``WorkloadError`` if an option swallowed the next one as its value."""
-    if value is not None and value.startswith("-"):
-        raise WorkloadError(f"{option}: takes a file, found the option {value}; {instead}")
-
-
 def refuse_together(given: Mapping[str, bool]) -> None:
     """Raise ``BadParameter`` if more than one of several options is given that exclude each other."""
     both = [name for name, is_given in given.items() if is_given]

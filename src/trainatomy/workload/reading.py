@@ -82,8 +82,8 @@ def _text(path: FilePath) -> str:
         )
     try:
         return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise WorkloadError(f"{path}: no such file{_model_hint(path)}") from None
+    except FileNotFoundError as error:
+        raise WorkloadError(f"{path}: no such file{_model_hint(path)}") from error
     except IsADirectoryError:
         raise WorkloadError(f"{path}: is a folder; a workload is a YAML file") from None
     except UnicodeDecodeError:
