@@ -8,6 +8,16 @@ GIB = 1024**3
 TIB = 1024**4
 
 
+CONTROLS = frozenset(map(chr, (*range(32), *range(127, 160)))) - {"\n", "\t"}
+"""Characters that a terminal obeys instead of showing them: escapes begin with one, in one byte or in two."""
+_WITHOUT_CONTROLS = dict.fromkeys(map(ord, CONTROLS))
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters: names, modules and errors are foreign, and a terminal obeys them."""
+    return text.translate(_WITHOUT_CONTROLS)
+
+
 def human_bytes(count: int) -> str:
     """Format a size: ``9797894144`` -> ``9.12 GiB``.
 

@@ -49,7 +49,7 @@ def test_nothing_is_drawn_into_a_file() -> None:
 
 def test_a_prediction_shows_stage_and_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = terminal()
-    monkeypatch.setattr(output, "Console", lambda **_: paper)
+    monkeypatch.setattr(output, "error_paper", lambda: paper)
     with output.progress("simulating net") as tell:
         tell("order 1 of 3 [seed]")
     text = drawn(paper)
@@ -59,7 +59,7 @@ def test_a_prediction_shows_stage_and_host_memory(monkeypatch: pytest.MonkeyPatc
 
 def test_a_search_counts_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = terminal()
-    monkeypatch.setattr("trainatomy.cli.progress.Console", lambda **_: paper)
+    monkeypatch.setattr("trainatomy.cli.progress.error_paper", lambda: paper)
     with SearchProgress("net") as view:
         found: Any = None
         view.executed(3, found)

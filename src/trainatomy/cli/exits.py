@@ -22,6 +22,7 @@ import typer
 
 from trainatomy.cli import interrupts
 from trainatomy.errors import TrainatomyError
+from trainatomy.units import printable
 
 BUG = 70
 INTERRUPTED = 130
@@ -50,7 +51,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     code, message = _explained(error)
     if message:
         with contextlib.suppress(OSError):
-            print(message, file=sys.stderr)
+            print(printable(message), file=sys.stderr)
     return code
 
 

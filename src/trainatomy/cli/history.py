@@ -15,6 +15,7 @@ from trainatomy.records.store import Store
 from trainatomy.reporters.json import history_to_json
 from trainatomy.reporters.openmetrics import openmetrics as openmetrics_text
 from trainatomy.reporters.text.history import history_page
+from trainatomy.units import printable
 
 
 def _condition(name: str, help: str, **more: Any) -> Any:
@@ -69,7 +70,7 @@ def history(
         raise TrainatomyError(f"There is no folder {records}; `trainatomy measure` creates it with the first record.")
     found = store.history(query)
     if openmetrics:
-        print(openmetrics_text(found), end="")
+        print(printable(openmetrics_text(found)), end="")
     elif json:
         show_json(history_to_json(found))
     else:

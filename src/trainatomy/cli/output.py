@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
-from trainatomy.reporters.text.rendering import console, render
+from trainatomy.reporters.text.rendering import console, error_paper, render
+from trainatomy.units import CONTROLS, printable
 
 _QUIET_LIBRARIES = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -23,6 +24,10 @@ _QUIET_LIBRARIES = {
     "BITSANDBYTES_NOWELCOME": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
+
+
+_ESCAPED = {ord(control): f"\\u{ord(control):04x}" for control in CONTROLS}
+"""Control characters in JSON; ``json`` escapes those below the blank itself."""
 
 
 def show(drawing: RenderableType) -> None:
@@ -36,12 +41,17 @@ def show(drawing: RenderableType) -> None:
 
 def show_json(value: dict[str, Any]) -> None:
     """Print one JSON object on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2, ensure_ascii=False).translate(_ESCAPED))
+
+
+def say(message: str) -> None:
+    """Print a line on stderr."""
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 def note(message: str) -> None:
     """Print something on stderr that the user should know and that is not data."""
-    print(f"note: {message}", file=sys.stderr)
+    say(f"note: {message}")
 
 
 @contextmanager
@@ -50,7 +60,7 @@ def progress(message: str) -> Iterator[Callable[[str], None]]:
 
     Yields a function that tells the stage.
     """
-    paper = Console(stderr=True, highlight=False)
+    paper = error_paper()
     if not paper.is_terminal:
         yield lambda stage: None
         return

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,8 +17,9 @@ from rich.progress import (
 )
 
 from trainatomy.cli.live import live_line
-from trainatomy.cli.output import note
+from trainatomy.cli.output import note, say
 from trainatomy.reporters.text.comparison import run_line
+from trainatomy.reporters.text.rendering import error_paper
 from trainatomy.results.plan import total_rate
 from trainatomy.runs.plan import Finished, Plan, RunObserver
 from trainatomy.search.explore import Observer
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 @contextmanager
 def follow_measurement() -> Iterator[Tell]:
     """Yield a function that shows the progress of one measurement."""
-    paper = Console(stderr=True, highlight=False)
+    paper = error_paper()
     if not paper.is_terminal:
         yield _print_stages()
         return
@@ -80,7 +79,7 @@ def _print_stages() -> Tell:
             return
         printed.add((progress.run, progress.stage))
         held = "" if progress.device_bytes is None else f" ({human_bytes(progress.device_bytes)} on the GPU)"
-        print(f"{progress.run} run: {progress.stage}{held}", file=sys.stderr, flush=True)
+        say(f"{progress.run} run: {progress.stage}{held}")
 
     return tell
 
@@ -89,7 +88,7 @@ class SearchProgress(Observer):
     """Line on a terminal with the number of executed candidates and the best one so far; a context manager."""
 
     def __init__(self, name: str) -> None:
-        self._paper = Console(stderr=True, highlight=False)
+        self._paper = error_paper()
         self._line = live_line(self._paper) if self._paper.is_terminal else None
         self._task = TaskID(0)
         self._name = name
@@ -123,7 +122,7 @@ class ComparisonProgress(RunObserver):
 
     def __init__(self) -> None:
         self.finished_runs: list[Finished] = []
-        self._paper = Console(stderr=True, highlight=False)
+        self._paper = error_paper()
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._plan = Plan((), "")
@@ -182,7 +181,7 @@ class ComparisonProgress(RunObserver):
         if self._bar is not None:
             self._paper.print(line, markup=False)
         else:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
     def _name(self, row: int, repeat: int) -> str:
         name = self._plan.workloads[row].name or f"training {row + 1}"

@@ -20,6 +20,7 @@ from trainatomy.reporters import search_sentences
 from trainatomy.reporters import settings as words
 from trainatomy.training.model import build_model
 from trainatomy.training.stored_weights import stored_quantization
+from trainatomy.units import printable
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def best_settings(
     for note in dict.fromkeys([*notes, *changed, *best.prediction.notes]):
         warnings.warn(f"the settings that fit: {note}", RuntimeWarning, stacklevel=3)
     if print:
-        builtins.print(f"trainatomy: {search_sentences.fit_answer(found, best)}")
+        builtins.print(printable(f"trainatomy: {search_sentences.fit_answer(found, best)}"))
     return best
 
 

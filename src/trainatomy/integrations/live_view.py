@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from trainatomy.reporters.text.rendering import error_paper
 from trainatomy.units import human_bytes, seconds
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class LiveView:
             paper: Where to draw (default: stderr).
         """
         self._name, self._steps = name, steps
-        self._paper = paper or Console(stderr=True, highlight=False)
+        self._paper = paper or error_paper()
         self._bars: Progress | None = None
         self._task = TaskID(0)
         self._updated = self._began = 0.0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from trainatomy.units import CONTROLS, printable
 
 WIDEST = 120
 NARROWEST = 60
@@ -19,15 +22,30 @@ _UNKNOWN_TERMINAL = (100, 24)
 _GAP = 2
 
 
-def console() -> Console:
+class Paper(Console):
+    """A console that shows foreign text and lets none of it command the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render without the control characters of texts; those of live lines and colours stay."""
+        for segment in super().render(renderable, options):
+            is_clean = segment.control or CONTROLS.isdisjoint(segment.text)
+            yield segment if is_clean else segment._replace(text=printable(segment.text))
+
+
+def error_paper() -> Paper:
+    """Return a console for standard error: progress and live views."""
+    return Paper(stderr=True, highlight=False)
+
+
+def console() -> Paper:
     """Return a console for standard output, as wide as the terminal up to ``WIDEST`` columns."""
     width = shutil.get_terminal_size(_UNKNOWN_TERMINAL).columns
-    return Console(width=max(NARROWEST, min(width, WIDEST)), highlight=False, soft_wrap=False)
+    return Paper(width=max(NARROWEST, min(width, WIDEST)), highlight=False, soft_wrap=False)
 
 
 def render(drawing: RenderableType, width: int = 80) -> str:
     """Return ``drawing`` as plain text, without colour and trailing blanks."""
-    buffer = Console(file=io.StringIO(), width=width, highlight=False, color_system=None, legacy_windows=False)
+    buffer = Paper(file=io.StringIO(), width=width, highlight=False, color_system=None, legacy_windows=False)
     with buffer.capture() as capture:
         buffer.print(drawing)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
