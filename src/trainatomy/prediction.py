@@ -18,7 +18,7 @@ from trainatomy.libraries import installed_versions
 from trainatomy.prediction_inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.prediction_subject import subject_of
 from trainatomy.prediction_tasks import checkpoint_of, evaluation_of, generation_of, restored_of
-from trainatomy.results.notes import Assumption
+from trainatomy.results.notes import LeadingNote
 from trainatomy.results.prediction import GPUSummary, Prediction, RankPrediction
 from trainatomy.simulator.skipped_steps import peaks_with_skipped_steps
 
@@ -104,8 +104,8 @@ def prediction_of(
             memory,
         ),
         facts=facts_of(workload, simulation),
-        notes=tuple(note for note in simulation.notes if not isinstance(note, Assumption)),
-        assumptions=tuple(str(note) for note in simulation.notes if isinstance(note, Assumption)),
+        notes=tuple(note for note in simulation.notes if not isinstance(note, LeadingNote)),
+        assumptions=tuple(str(note) for note in simulation.notes if isinstance(note, LeadingNote)),
         subject=subject_of(workload, simulation),
         out_of_memory=analysis.out_of_memory,
         timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainatomy.api import predict
 from trainatomy.prediction_subject import subject_of
-from trainatomy.results.notes import Assumption
+from trainatomy.results.notes import LeadingNote
 from trainatomy.results.subject import Subject
 from trainatomy.workload.schema import Workload
 
@@ -97,7 +97,7 @@ def test_a_module_of_the_users_is_known_by_its_class_and_its_batch() -> None:
 )
 def test_the_head_of_pre_training_is_no_surprise(model: dict[str, Any], usual: str | None) -> None:
     workload = Workload.from_mapping({"model": model, "train": {"per_device_train_batch_size": 2}, "gpu": "h100"})
-    noted = [note for note in simulated(workload).notes if isinstance(note, Assumption)]
+    noted = [note for note in simulated(workload).notes if isinstance(note, LeadingNote)]
     assert [usual in note for note in noted] == ([True] if usual else [])
     prediction = predicted(workload)
     assert prediction.assumptions == tuple(noted) and not set(noted) & set(prediction.notes)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from executed import simulated
 
-from trainatomy.results.notes import Assumption
+from trainatomy.results.notes import LeadingNote
 from trainatomy.workload import Workload
 
 pytest.importorskip("bitsandbytes")
@@ -28,7 +28,7 @@ def noted(name: str, config: dict[str, Any], quantization: dict[str, Any]) -> li
     lora = {"r": 4, "target_modules": ["q_proj"]}
     described = {"model": {**model, "lora": lora}, "data": {"sequence_length": 8}, "steps": 1}
     notes = simulated(Workload.from_mapping(described)).notes
-    return [note for note in notes if isinstance(note, Assumption) and "are not quantised" in note]
+    return [note for note in notes if isinstance(note, LeadingNote) and "are not quantised" in note]
 
 
 @pytest.mark.parametrize("name", MIXTURES)

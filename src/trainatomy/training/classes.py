@@ -9,7 +9,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, WorkloadError
-from trainatomy.results.notes import Assumption
+from trainatomy.results.notes import LeadingNote
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ _FINE_TUNED = {
 """Tables of the classes that are mostly fine-tuned, by the main input of the model."""
 
 
-def head_note(config: PreTrainedConfig, built: Any, name: str | None) -> Assumption | None:
+def head_note(config: PreTrainedConfig, built: Any, name: str | None) -> LeadingNote | None:
     """Return that a model has the head of its pre-training, where nobody named a class and others are fine-tuned."""
     from transformers.models.auto import modeling_auto
 
@@ -88,7 +88,7 @@ def head_note(config: PreTrainedConfig, built: Any, name: str | None) -> Assumpt
     usual = getattr(modeling_auto, table, {}).get(config.model_type)
     if name is not None or usual is None or not built.__name__.endswith(_OF_PRETRAINING):
         return None
-    return Assumption(
+    return LeadingNote(
         f"{built.__name__} is the class of the checkpoint, with the head of its pre-training; for {purpose}: "
         f"--model-class {usual} (model.class in a file)"
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.libraries import import_library, version_of
-from trainatomy.results.notes import Assumption
+from trainatomy.results.notes import LeadingNote
 from trainatomy.training.model import adapt_and_freeze, add_notes, is_quantised, model_notes
 from trainatomy.training.packed_weights import is_packed, parts
 from trainatomy.training.process import isolated_process_settings
@@ -261,7 +261,7 @@ def _prepare(workload: Workload, model: nn.Module) -> Iterator[str]:
         ) from error
     if not is_said:
         how = " (with use_reentrant: false, as DDP needs)" if kwargs else ""
-        yield Assumption(
+        yield LeadingNote(
             f"gradient checkpointing is on{how}, as peft's prepare_model_for_kbit_training switches it on by default; "
             "train.gradient_checkpointing: false (--no-gradient-checkpointing) leaves it off"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from trainatomy.results.notes import Assumption
+from trainatomy.results.notes import LeadingNote
 from trainatomy.training.packed_weights import is_packed, parts
 from trainatomy.units import human_bytes
 
@@ -73,7 +73,7 @@ def unquantised_notes(model: Any, found: Iterable[UnquantisedWeights]) -> Iterat
                 f". peft's prepare_model_for_kbit_training casts them to {kind} ({human_bytes(held)}); "
                 "model.quantization.prepare_model_for_kbit_training: false leaves them"
             )
-        yield Assumption(note)
+        yield LeadingNote(note)
 
 
 def _bytes(parameters: Iterable[torch.Tensor]) -> int:
