@@ -123,7 +123,7 @@ trainatomy needs Python 3.11 or newer, torch 2.9 or newer and transformers 5 or 
 and *simulates* the release of torch that `software.torch` in a [workload](workload.md) names, or the installed one:
 allocator, kernels and library workspaces differ between releases. A release that is not listed is simulated by the
 rules of the nearest older one, with a note. A release older than the oldest in the list is refused.
-What PyTorch does in Python (FSDP, DTensor, checkpointing, pipelines) is that of the installed release, and a note says so
+What PyTorch does in Python (FSDP, DTensor, checkpointing, pipelines) is that of the installed release; a note says so
 where a training uses it.
 
 All differences between releases are entries in [versions.yaml](../src/trainatomy/catalog/versions.yaml), each with its

@@ -168,3 +168,28 @@ def test_math_is_the_function(is_causal: bool) -> None:
     torch.testing.assert_close(
         got, torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     )
+
+
+@pytest.mark.parametrize(
+    ("processor", "dtype", "grouped", "misses"),
+    [
+        (A100, FP32, True, True),
+        (T4, FP16, True, True),
+        (A100, FP32, False, False),
+        (A100, BF16, True, False),
+        (A100, FP64, True, False),
+    ],
+)
+def test_attention_that_a_mask_would_spare_its_scores(
+    processor: Processor, dtype: torch.dtype, grouped: bool, misses: bool
+) -> None:
+    """float64 has no fused kernel at all."""
+    query, key = heads(8, dtype), heads(2 if grouped else 8, dtype)
+    found: list[bool] = []
+    arguments: dict[str, Any] = {"processor": processor, "flags": SdpFlags()}
+    sdpa(query, key, key, enable_gqa=grouped, **arguments, misses_a_mask=lambda: found.append(True))
+    assert bool(found) is misses
+    repeated = heads(8, dtype)
+    mask = torch.ones(2, 1, 128, 128, dtype=torch.bool, device="meta")
+    sdpa(query, repeated, repeated, mask, **arguments, misses_a_mask=lambda: found.append(True))
+    assert len(found) == misses

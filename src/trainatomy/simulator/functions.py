@@ -211,11 +211,14 @@ def dropout(input: torch.Tensor, p: float = 0.5, train: bool = True) -> torch.Te
     return torch.native_dropout(input, p, train)[0]
 
 
-def composites(processor: Processor) -> dict[Any, Function]:
-    """Return what CUDA runs in place of functions that differ above autograd, by the builtin that Python calls."""
+def composites(processor: Processor, misses_a_mask: Callable[[], object]) -> dict[Any, Function]:
+    """Return what CUDA runs in place of functions that differ above autograd, by the builtin that Python calls.
+
+    ``misses_a_mask`` is called where attention stores all its scores for want of a mask.
+    """
 
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return sdpa(*args, **kwargs, processor=processor, flags=SdpFlags.current())
+        return sdpa(*args, **kwargs, processor=processor, flags=SdpFlags.current(), misses_a_mask=misses_a_mask)
 
     return {
         torch.dropout: dropout,

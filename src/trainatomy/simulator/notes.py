@@ -9,6 +9,7 @@ from torch import nn
 from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.cudnn.library import EXTRA
+from trainatomy.results.notes import LeadingNote
 from trainatomy.results.plan import fsdp_version
 from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
@@ -184,6 +185,19 @@ def _attention_notes(workload: Workload) -> Iterator[str]:
     """Yield a note where attention is that of a library that is not run."""
     if workload.model.attn_implementation == FLASH_ATTENTION:
         yield FLASH_ATTENTION_NOTE
+
+
+def mask_notes(workload: Workload) -> Iterator[str]:
+    """Yield a note where attention stores all its scores because samples of equal length need no mask."""
+    if workload.data.factory is not None:
+        return
+    by_trl = workload.mode == "training" and loop_of(workload).settings is not None
+    keys = "data.lengths" if by_trl else "data.padding: true or data.lengths"
+    yield LeadingNote(
+        "attention stores all its scores: all samples are taken to have one length, so that there is no mask, and "
+        "without one PyTorch has no fused kernel for grouped queries in this precision on this GPU. Beside the mask of "
+        f"samples that differ in length it has one, which takes less memory: describe them by {keys}"
+    )
 
 
 def _precision_notes(workload: Workload, model: nn.Module) -> Iterator[str]:

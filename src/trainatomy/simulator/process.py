@@ -64,6 +64,7 @@ class SimulatedProcess:
             (operator, whether backward runs).
         topology: Place of the process in a training on several GPUs.
         notes: Sentences for the reader about what happened in the process.
+        misses_a_mask: Whether attention stored all its scores, and would not have done so beside a mask.
         allocator: Returns the settings of the process's allocator, for what it says of its memory.
     """
 
@@ -77,6 +78,7 @@ class SimulatedProcess:
     allocator: Callable[[], AllocatorSettings] = AllocatorSettings
 
     def __post_init__(self) -> None:
+        self.misses_a_mask = False
         self.current = CurrentDevice(self.topology)
         self.tuning = Tuning(self.processor.l2_bytes)
         self.storages = Storages()
@@ -253,7 +255,10 @@ class SimulatedProcess:
         return found
 
     def _composites(self) -> dict[Any, Callable[..., Any]]:
-        return {**composites(self.processor), **grouped_mm_fallback()}
+        return {**composites(self.processor, self._attention_misses_a_mask), **grouped_mm_fallback()}
+
+    def _attention_misses_a_mask(self) -> None:
+        self.misses_a_mask = True
 
     def _flagged(self, functions: Iterable[Any], flag: str) -> dict[Any, Handler]:
         """Return handlers that set a flag of the recorder while one of ``functions`` runs."""

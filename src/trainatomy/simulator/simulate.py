@@ -40,6 +40,7 @@ from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.loading import loading
 from trainatomy.simulator.notes import (
     host_memory_notes,
+    mask_notes,
     run_notes,
     selection_notes,
     trial_notes,
@@ -173,6 +174,8 @@ def simulate(
             calls, settings = process.recorder.operations.operations.calls, settings_of_plans(processor)
             say_plans(calls, processor.cudnn, gpu.capability, **settings)
     process.notes.extend(selection_notes(tuple(selections)))
+    if process.misses_a_mask and make_batch is None:
+        process.notes.extend(mask_notes(workload))
     if workload.parallel.enable_expert_parallel:
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
     goes_on = workload.mode == "training" and workload.steps is None and watch is Watcher and not workload.pauses

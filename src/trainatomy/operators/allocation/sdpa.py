@@ -13,9 +13,11 @@ import torch
 
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.arguments import is_half
-from trainatomy.operators.allocation.sdpa_choice import Backend, SdpFlags, choose_sdpa
+from trainatomy.operators.allocation.sdpa_choice import Backend, SdpFlags, choose_sdpa, is_fused_beside_a_mask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trainatomy.operators.allocation.plan import Processor
 
 _aten = torch.ops.aten
@@ -35,14 +37,20 @@ def sdpa(
     *,
     processor: Processor,
     flags: SdpFlags,
+    misses_a_mask: Callable[[], object] = lambda: None,
 ) -> torch.Tensor:
-    """Return attention [B, H, S, Dv] of query [B, H, S, D], key [B, Hk, T, D] and value [B, Hk, T, Dv]."""
+    """Return attention [B, H, S, Dv] of query [B, H, S, D], key [B, Hk, T, D] and value [B, Hk, T, Dv].
+
+    ``misses_a_mask`` is called where all scores are stored, and would not be beside a mask.
+    """
     if query.is_nested or key.is_nested or value.is_nested:
         raise SimulationError("scaled_dot_product_attention of nested tensors cannot be simulated; use padded tensors")
     with_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     backend = choose_sdpa(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, processor, with_gradient, flags
     )
+    if backend == "math" and enable_gqa and attn_mask is None and is_fused_beside_a_mask(query, processor, flags):
+        misses_a_mask()
     mask = _additive(attn_mask, query.dtype, backend)
     if backend == "flash":
         return _flash(query, key, value, dropout_p, is_causal, scale)

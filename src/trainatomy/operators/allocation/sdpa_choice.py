@@ -104,6 +104,16 @@ def choose_sdpa(
     )
 
 
+def is_fused_beside_a_mask(query: torch.Tensor, processor: Processor, flags: SdpFlags) -> bool:
+    """Return whether attention with grouped queries, which no fused kernel takes, is fused where there is a mask.
+
+    Beside a mask, models of transformers repeat keys and values for each query head (``use_gqa_in_sdpa``, 5.17), so
+    that they have the shape of the query.
+    """
+    repeated = _Attention(query, query, query, None, 0.0, False, False, query.requires_grad, processor, flags)
+    return _efficient(repeated)
+
+
 def _order(processor: Processor, flags: SdpFlags) -> tuple[Backend, ...]:
     """Return the priorities: cuDNN first on compute capability 9 and 10 with cuDNN above 9.15.
 
