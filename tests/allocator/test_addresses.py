@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainatomy.allocator import AllocatorSettings, CachingAllocator
 from trainatomy.allocator.addresses import NewestFirst, Scattered
 from trainatomy.allocator.sizes import MIB
 
@@ -98,3 +99,13 @@ def test_ranges_never_overlap(steps: list[tuple[bool, int]], seed: int | None) -
             live.append((address, size))
         else:
             policy.give_back(*live.pop(value % len(live)))
+
+
+def test_blocks_of_trainings_that_fit_nowhere_are_found_again() -> None:
+    """300 TiB, more than the 47 bits of a driver's addresses hold."""
+    allocator = CachingAllocator(AllocatorSettings())
+    for _ in range(3):
+        blocks = [allocator.malloc(100 * 2**40) for _ in range(3)]
+        for block in blocks:
+            allocator.free(block)
+    assert allocator.peak_reserved_bytes == 300 * 2**40

@@ -462,3 +462,32 @@ def test_label_smoothing_keeps_the_decoder_inputs(describe: Any, name: str) -> N
     assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
     assert "decoder_input_ids" not in batch_of(describe(name))
     assert "decoder_input_ids" not in batch_of(describe("GPT2LMHeadModel", train=train))
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "BertForMaskedLM", "ViTForImageClassification", "CLIPModel"])
+def test_a_batch_that_fills_no_gpu_takes_no_host_memory(
+    describe: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """One sample stands for all: the shapes are those of any batch, and every row is the same memory."""
+    whole = batch_of(describe(name))
+    monkeypatch.setattr("trainatomy.training.batch.LARGEST_BATCH_BYTES", 1)
+    repeated = batch_of(describe(name))
+    assert shapes(repeated) == shapes(whole)
+    assert all(value.stride(0) == 0 for value in repeated.values() if isinstance(value, torch.Tensor))
+    many = batch_of(describe(name, train={"per_device_train_batch_size": 1_000_000}))
+    assert {value.shape[0] for value in many.values() if isinstance(value, torch.Tensor)} == {1_000_000}
+
+
+def test_repeated_samples_are_predicted_as_others(describe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = describe("LlamaForCausalLM", train={"per_device_train_batch_size": 8}, steps=2)
+    sizes = []
+    for limit in (2**30, 1):
+        monkeypatch.setattr("trainatomy.training.batch.LARGEST_BATCH_BYTES", limit)
+        trace = simulate(workload, workload.resolve_gpu()).trace
+        sizes.append([event.bytes for event in trace.events])
+    assert sizes[0] == sizes[1]
+
+
+def test_more_samples_than_can_be_joined_are_refused(describe: Any) -> None:
+    with pytest.raises(WorkloadError, match="is too large for any GPU: 10,000,000 samples"):
+        describe("ResNetForImageClassification", train={"per_device_train_batch_size": 10_000_000}, data={})

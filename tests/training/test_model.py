@@ -380,3 +380,10 @@ def test_lists_by_layer_of_a_part_follow_its_depth() -> None:
     config = {"text_config": {"num_hidden_layers": 4}}
     spec = ModelSpec.model_validate({"class": "Qwen3_5ForConditionalGeneration", "config": config})
     assert len(build_configuration(spec).text_config.layer_types) == 4
+
+
+def test_layers_that_would_take_hours_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"n_layer: 100,000 layers would take hours"):
+        on_meta({"model": {"id": "gpt2", "config": {"n_layer": 100_000}}})
+    with pytest.raises(WorkloadError, match=r"n_layer: 100,000 layers would take hours"):
+        on_meta({"model": {"id": stored(tmp_path, n_layer=100_000)}})

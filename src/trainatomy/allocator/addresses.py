@@ -37,8 +37,10 @@ from typing import Final, Protocol
 from trainatomy.allocator.sizes import MIB, SMALL_SEGMENT_BYTES, round_up
 
 RESERVATION_BYTES: Final = 32 * MIB
-TOP_ADDRESS: Final = 0x7F00_0000_0000
-"""Start of the context's range; later reservations lie below.  Arbitrary: only the order of addresses matters."""
+TOP_ADDRESS: Final = 1 << 52
+"""Start of the context's range; later reservations lie below.  Arbitrary: only the order of addresses matters.
+
+Higher than a driver's, so that trainings of thousands of TiB, which fit nowhere, have room below it."""
 CONTEXT_RANGE_BYTES: Final = 414 * MIB
 SPARE_ADDRESS: Final = TOP_ADDRESS + 480 * MIB
 SPARE_BYTES: Final = 24 * MIB

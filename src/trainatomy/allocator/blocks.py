@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from trainatomy.allocator.expandable import ExpandableSegment
 
-ADDRESS_BITS: Final = 48
+ADDRESS_BITS: Final = 53
 ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
 
 FREE: Final = 0
@@ -57,7 +57,7 @@ class Pool:
     """Free blocks of one kind and stream, and the unmapped ranges of its expandable segments.
 
     Attributes:
-        keys: Sorted keys of the free blocks; ``size << 48 | address`` orders as the pair does.
+        keys: Sorted keys of the free blocks; ``size << ADDRESS_BITS | address`` orders as the pair does.
         blocks: Free blocks by address.
         unmapped: Unmapped blocks by address.
         min_rest: Smallest remainder that is split off a block.

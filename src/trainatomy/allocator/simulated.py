@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trainatomy.results.trace import DriverAction
 
 UNBOUNDED = 1 << 62
-UNBOUNDED_ADDRESSES = 1 << 42
+UNBOUNDED_ADDRESSES = 1 << 48
 """Address space of an expandable segment on a GPU of unknown size: 4 TiB."""
 
 

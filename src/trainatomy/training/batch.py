@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
-from trainatomy.errors import FactoryError
+from trainatomy.errors import FactoryError, WorkloadError
 from trainatomy.training import factory
 from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_inputs, draw_labels
 from trainatomy.training.lengths import LengthBatch, orders
@@ -26,6 +26,7 @@ from trainatomy.training.positions import lengths
 from trainatomy.training.samples import PADDED_SHARE, draw_inputs
 from trainatomy.training.shape import Shape, refuse_unused_lengths, refuse_varying_lengths, shape_of
 from trainatomy.training.throughput import samples_per_step
+from trainatomy.units import human_bytes
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
@@ -196,6 +197,8 @@ def _of_lengths(workload: Workload, model: nn.Module, size: int, batches: Sequen
 
     def make(samples: Sequence[Any]) -> Batch:
         batch = next(following)
+        if len(batch.lengths) * batch.padded * _BYTES_OF_TOKEN > LARGEST_BATCH_BYTES:
+            raise _too_large(len(batch.lengths))
         if batch.is_joined:
             return _joined([draw.of_length(index, length) for index, length in enumerate(batch.lengths)])
         drawn = [draw.of_length(index, batch.padded) for index in range(len(batch.lengths))]
@@ -204,6 +207,10 @@ def _of_lengths(workload: Workload, model: nn.Module, size: int, batches: Sequen
         return collate(drawn)
 
     return SyntheticDataset(size, lambda index: _Placeholder(), make)
+
+
+_BYTES_OF_TOKEN = 24
+"""Bytes that a token has in a batch: its id, its label and its mask."""
 
 
 def _joined(samples: Sequence[Sample]) -> Batch:
@@ -227,6 +234,8 @@ POOL_BYTES = 256 * 2**20
 """Host memory for samples that are kept to be used again."""
 POOL_SAMPLES = 4096
 """Most samples that are drawn; larger batches repeat them, as drawing takes longer than all else done for a sample."""
+LARGEST_BATCH_BYTES = 2**30
+"""Host memory of a batch; a larger one, which no GPU trains on, is one sample that stands for all of them."""
 
 
 class _Drawing:
@@ -301,6 +310,9 @@ class _Collation:
         self.asks_for_loss = "return_loss" in shape.parameters and "labels" not in shape.parameters
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
+        count = len(samples)
+        if count > 1 and count * sum(value.nbytes for value in tree_leaves(samples[0])) > LARGEST_BATCH_BYTES:
+            return {name: self._repeated(name, value, count) for name, value in self(samples[:1]).items()}
         apart = {name for name, value in samples[0].items() if isinstance(value, dict) or name in _LISTED}
         joined = [{name: value for name, value in sample.items() if name not in apart} for sample in samples]
         batch: Batch = default_collate(joined)
@@ -310,6 +322,22 @@ class _Collation:
         if self.asks_for_loss:
             batch["return_loss"] = True
         return batch
+
+    def _repeated(self, name: str, value: Any, count: int) -> Any:
+        """Return what a batch of one sample holds under a name as that of ``count`` samples, without copies of it."""
+        if isinstance(value, list):
+            return value * count
+        if not isinstance(value, Tensor):
+            return value
+        if name in self.joined:
+            raise _too_large(count)
+        return value.expand(count, *value.shape[1:])
+
+
+def _too_large(count: int) -> WorkloadError:
+    key = "train.per_device_train_batch_size"
+    limit = human_bytes(LARGEST_BATCH_BYTES)
+    return WorkloadError(f"{key}: a batch of {count:,} samples takes more than {limit} of host memory", key=key)
 
 
 def _input_dtype(workload: Workload, model: nn.Module) -> torch.dtype:

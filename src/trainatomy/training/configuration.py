@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _EXPERTS, _EXPERTS_KINDS = "experts_implementation", ("eager", "batched_mm", "grouped_mm")
 """Setting that chooses how a mixture computes its experts; a configuration takes it and does not keep it."""
 
+MOST_LAYERS = 2_000
+"""Layers of a model that are executed; the deepest that are trained have some hundred."""
+
 Raw = dict[str, Any]
 """The content of a ``config.json``."""
 
@@ -309,6 +312,12 @@ def _merge(raw: Raw, overrides: Raw) -> Raw:
         if key in overrides and (type(overrides[key]) is not int or overrides[key] < 0):
             raise WorkloadError(
                 f"model.config.{key}: must be a number of layers, found {overrides[key]!r}", key=f"model.config.{key}"
+            )
+        if isinstance(depth := merged.get(key), int) and depth > MOST_LAYERS:
+            raise WorkloadError(
+                f"model.config.{key}: {depth:,} layers would take hours to execute, one by one: at most "
+                f"{MOST_LAYERS:,}",
+                key=f"model.config.{key}",
             )
         if key in raw and key in overrides:
             merged.update(_fit_layer_lists(raw, overrides, int(raw[key]), int(overrides[key])))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.errors import WorkloadError
 from trainatomy.training.labels import IGNORED
 from trainatomy.training.lengths import LengthBatch, orders
 from trainatomy.training.model import unwrap
@@ -49,6 +50,18 @@ def make_tokenizer(model: nn.Module) -> Any:
     )
 
 
+MOST_TOKENS = 2**25
+"""Tokens of all samples of a training with TRL, which takes them as lists of numbers, of 36 bytes each."""
+
+
+def check_size(tokens: int) -> None:
+    """Raise ``WorkloadError`` for samples that would fill the host's memory before a step runs."""
+    if tokens > MOST_TOKENS:
+        key = "train.per_device_train_batch_size"
+        message = f"{tokens:,} tokens are more than are made for TRL's trainers ({MOST_TOKENS:,}): use fewer samples"
+        raise WorkloadError(f"{key}: {message}", key=key)
+
+
 def trained_lengths(
     workload: Workload, model: nn.Module, steps: int, batches: BatchesOfLengths | None = None
 ) -> list[int]:
@@ -58,6 +71,7 @@ def trained_lengths(
     """
     if not workload.data.varies:
         length, rows = sequence_length(workload, model), samples_per_step(workload) * steps
+        check_size(length * rows)
         return [length] * batching_of(workload).samples_of(rows, length)
     return [length for batch in trained_batches(workload, steps, batches) for length in batch.lengths]
 
@@ -73,7 +87,9 @@ def trained_batches(workload: Workload, steps: int, batches: BatchesOfLengths | 
 
 def evaluated_lengths(workload: Workload, model: nn.Module) -> list[int]:
     """Return the tokens of each sample of an evaluation."""
-    return [sequence_length(workload, model)] * workload.eval_samples
+    length = sequence_length(workload, model)
+    check_size(length * workload.eval_samples)
+    return [length] * workload.eval_samples
 
 
 def tokenised_samples(workload: Workload, model: nn.Module, lengths: Sequence[int]) -> Any:
@@ -167,6 +183,7 @@ def prompts(workload: Workload, model: nn.Module, size: int) -> Any:
     from datasets import Dataset
 
     length = sequence_length(workload, model)
+    check_size(length * size)
     words, drawn = vocabulary(model)[len(_SPECIAL) :], random.Random(0)
     return Dataset.from_dict({"prompt": [" ".join(drawn.choices(words, k=length)) for _ in range(size)]})
 

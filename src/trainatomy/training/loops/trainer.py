@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import build_dataset
+from trainatomy.training.batch import POOL_SAMPLES, build_dataset
 from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.evaluation import Evaluation, evaluation_of
 from trainatomy.training.loops.generation import special_tokens
@@ -54,6 +54,8 @@ def train(
         arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
         with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):
             evaluation = evaluation_of(workload, model, make_batch)
+            if workload.batch_size > POOL_SAMPLES:
+                arguments.remove_unused_columns = False  # there are none, and to look at each sample takes seconds
             if _is_transformers_model(model):
                 _run(workload, model, arguments, dataset, observer, evaluation)
             else:
