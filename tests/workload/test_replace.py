@@ -70,7 +70,11 @@ def test_one_key_needs_no_mapping_and_the_gpu_follows() -> None:
         ("per_device_train_batch_size", 8, "unknown key here; it belongs under `train`"),
         ("train.per_device_train_batch_size", "many", "must be a whole number, found 'many'"),
         ("train.per_device_train_batch_size", 10**9, "is too large for any GPU: 1,000,000,000 samples"),
-        ("train.gradient_accumulation_steps", 10**6, "1,000,000 micro-batches are more than are simulated"),
+        (
+            "train.gradient_accumulation_steps",
+            10**6,
+            "1,000,000 micro-batches are more than are simulated in a step (10,000): use larger ones",
+        ),
         ("train", 3, "must be a mapping of names to values, found 3"),
         ("steps", 10_000_000, f"must be at most {MAX_STEPS}, found 10000000"),
         ("software.torch", "1.0", "torch 1.0 cannot be simulated: rules are known from torch 1.10 on"),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import WorkloadError
 from trainatomy.workload import GPUOverride, LoraSpec, ModelSpec, TrainSpec, Workload
+from trainatomy.workload.overlay import set_key
 from trainatomy.workload.overrides import merge
+from trainatomy.workload.section import leaves
 
 GPT2: dict[str, Any] = {"model": {"id": "gpt2"}}
 
@@ -299,3 +302,19 @@ def test_the_trainers_name_for_every_nth_layer_means_the_same() -> None:
     assert found == Workload.from_mapping({"model": {"id": "gpt2"}, "train": ours})
     kept = found.replace("train.gradient_checkpointing_kwargs", {"every_n_layers": 2, "use_reentrant": True})
     assert kept.train.gradient_checkpointing_kwargs == {"use_reentrant": True}
+
+
+@pytest.mark.parametrize("value", ["", [], {}, None, -1, "x\0"], ids=repr)
+def test_no_message_is_pydantics(value: Any) -> None:
+    for path, _ in leaves(Workload):
+        mapping: dict[str, Any] = {"model": {"id": "gpt2"}}
+        set_key(mapping, path, value)
+        try:
+            Workload.from_mapping(mapping)
+        except WorkloadError as error:
+            assert not re.search("Value error|Value should|Input should|after validation", str(error)), path
+
+
+def test_an_empty_name_is_said_to_be_empty() -> None:
+    with pytest.raises(WorkloadError, match="--model: is empty"):
+        merge(None, {"model": ""})

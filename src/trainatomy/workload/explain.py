@@ -109,14 +109,14 @@ def _message(detail: ErrorDetails, path: Path, root: type[Section]) -> str:
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return f"must be {words} {context[bound]:g}, {_found(found)}"
-    if kind == "string_too_short":
+    if kind in ("string_too_short", "too_short"):
         return "is empty"
     if kind == "finite_number":
         return f"must be a finite number, {_found(found)}"
     expected = _KINDS.get(kind.partition("_")[0])
     if expected is not None and kind != "optim_args":
         return f"must be {expected}, {_found(found)}"
-    return detail["msg"]
+    return detail["msg"].removeprefix("Value error, ")
 
 
 def _unknown(name: str, section: Path, root: type[Section]) -> str:
