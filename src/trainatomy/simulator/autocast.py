@@ -70,14 +70,19 @@ class Autocast:
         storages: Location of tensors: only those on the GPU are cast.
         torch_version: Version of PyTorch that is simulated.
         on_copy: Called with each copy that enters the cache.
+        cache: The cache: weights and their copies, by the identity of the weight.
     """
 
     def __init__(
-        self, storages: Storages, torch_version: tuple[int, int], on_copy: Callable[[torch.Tensor], None]
+        self,
+        storages: Storages,
+        torch_version: tuple[int, int],
+        on_copy: Callable[[torch.Tensor], None],
+        cache: dict[int, tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
         self._storages = storages
         self._on_copy = on_copy
-        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._cache = cache
         later = ["rms_norm"] if behaviour("autocast_runs_rms_norm_in_fp32", torch_version) else []
         self._lower = _functions(_with_composites(LOWER_PRECISION))
         self._fp32 = _functions([*_with_composites(FP32), *later])

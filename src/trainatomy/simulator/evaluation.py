@@ -62,7 +62,6 @@ class RepeatedBatches:
         if self._inputs is None:
             return
         self._open = self._calls.begin(self._inputs), self._host_state()
-        self._recorder.operations.begin_recording(self._recorder.step)
 
     def end(self, outputs: Any) -> None:
         """End a batch that was executed: compare it with the one before."""
@@ -70,7 +69,6 @@ class RepeatedBatches:
         if opened is None:
             return
         window, state = opened
-        window.recording = self._recorder.operations.end_recording()
         self._calls.end(window, outputs)
         unchanged = self._host_state() == state
         before, self._before = self._before, window if unchanged else None

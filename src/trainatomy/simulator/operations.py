@@ -169,11 +169,10 @@ class OperationWriter:
             if index is None:
                 index = self._add_call(key, call)
             self._order.note_last(len(written), one.stream)
-            written.append(
-                Operation(
-                    one.event + events, index, one.phase, one.module, self.micro_step, self.repeats, held, one.stream
-                )
+            copy = Operation(
+                one.event + events, index, one.phase, one.module, self.micro_step, self.repeats, held, one.stream
             )
+            written.append(copy._replace(generated=True) if self.generating else copy)
         for counted, counts in zip(self._counted(), recording.counts, strict=True):
             for phase, count in counts.items():
                 counted[phase] = counted.get(phase, 0) + count * self.repeats

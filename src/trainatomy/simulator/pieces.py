@@ -172,7 +172,7 @@ def _piece(
         if event.action == "alloc":
             own[number] = place = len(own)
             origin = trace.origins[number]
-            piece.origins.append(origin._replace(step=origin.step - part.step))
+            piece.origins.append(Origin(*origin[:3], origin.step - part.step))
             if number in trace.labels:
                 piece.labels[place] = trace.labels[number]
             if number in trace.choices:

@@ -87,7 +87,10 @@ class SimulatedProcess:
         self.recorder = self._recorder(parts)
         self.counters = MemoryCounters(self.recorder.trace, self.allocator, self.total_memory)
         self.autocast = Autocast(
-            self.storages, self.processor.torch_version, lambda copy: self.recorder.label(copy, "weight_copy")
+            self.storages,
+            self.processor.torch_version,
+            lambda copy: self.recorder.label(copy, "weight_copy"),
+            self.recorder.weight_copies,
         )
         self.placement = self._placement(
             self.current, self.storages, self._arrived, self.on_host, self._known, self._wait

@@ -47,6 +47,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
     See ``TraceWriter`` for what it writes to.
 
     Attributes:
+        weight_copies: Weights and their copies in 16 bits that autocast keeps, by the identity of the weight.
         values: Values of tensors that are known.
         scalar_reads: Answers where Python reads a value.
         mixed: Runs or refuses operations on tensors of the host and of the GPU.
@@ -96,6 +97,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         self.step_before: Operations | None = None
         self.restored: dict[RestoringPurpose, range] = {}
         self.largest_read = 0
+        self.weight_copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.values = Values()
         self.scalar_reads = ScalarReads(self.values)
         self.mixed = MixedDevices(storages, self.scalar_reads)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
@@ -18,9 +18,10 @@ from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
-_OWN, _INPUT, _OLDER = "own", "input", "older"
+_OWN, _INPUT, _WEIGHT, _OLDER = "own", "input", "weight", "older"
 Name = tuple[str, int]
-"""Allocation as a call refers to it: its own, by number; of its inputs, by place; an older one, by its number."""
+"""Allocation as a call refers to it: its own, by number; of its inputs or its module, by place; an older one, by its
+number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,25 @@ class Inputs:
     places: dict[int, int]
 
 
+class Module(NamedTuple):
+    """The module whose forward a call is: its path, and the allocations of its weights."""
+
+    path: str = ""
+    weights: tuple[int, ...] = ()
+
+
+_NO_MODULE = Module()
+
+
 @dataclass(slots=True)
 class Window:
-    """Trace and outputs of one executed call; ``path``: the module whose forward it is, if it is one."""
+    """Trace and outputs of one executed call."""
 
     inputs: Inputs
+    module: Module
     event: int
     numbers: range
     functions: list[Any]
-    path: str = ""
     entries: Sequence[tuple[Any, ...]] = ()
     outputs: tuple[list[Any], TreeSpec] | None = None
     recording: Recording | None = None
@@ -60,8 +71,10 @@ class Window:
         """Return how this call refers to an allocation."""
         if number in self.numbers:
             return _OWN, number - self.numbers.start
-        places = self.inputs.places
-        return (_INPUT, places[number]) if number in places else (_OLDER, number)
+        if number in self.inputs.places:
+            return _INPUT, self.inputs.places[number]
+        weights = self.module.weights
+        return (_WEIGHT, weights.index(number)) if number in weights else (_OLDER, number)
 
     def did_as(self, other: Window) -> bool:
         """Return whether another call had the same inputs and did the same."""
@@ -83,6 +96,7 @@ class RepeatedCalls:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._functions: list[Any] | None = None
+        self._records = False
 
     @property
     def are_followed(self) -> bool:
@@ -105,21 +119,32 @@ class RepeatedCalls:
                     shapes.append((type(leaf), leaf))
                 else:
                     return None
-        return Inputs((str(structure), tuple(shapes)), places)
+        return Inputs((structure, tuple(shapes)), places)
 
-    def begin(self, inputs: Inputs, path: str = "") -> Window:
-        """Begin to follow a call that is executed."""
+    def begin(self, inputs: Inputs, module: Module = _NO_MODULE, *, records: bool = True) -> Window:
+        """Begin to follow a call that is executed; ``records``: whether its operations are recorded for copies."""
         recorder = self._recorder
         start = len(recorder.trace.origins)
         self._functions, recorder.functions = recorder.functions, []
-        return Window(inputs, len(recorder.trace.events), range(start, start), recorder.functions, path)
+        self._records = records
+        if records:
+            recorder.operations.begin_recording(recorder.step)
+        return Window(inputs, module, len(recorder.trace.events), range(start, start), recorder.functions)
 
     def end(self, window: Window, outputs: Any) -> None:
         """End a call that was executed."""
+        if self._records:
+            window.recording = self._recorder.operations.end_recording()
         self._recorder.functions, self._functions = self._functions, None
         window.numbers = range(window.numbers.start, len(self._recorder.trace.origins))
         window.entries = tuple(self._entries(window))
         window.outputs = self._outputs(window, outputs)
+
+    def abandon(self) -> None:
+        """Follow a call no further that ended with an error."""
+        if self._records:
+            self._recorder.operations.end_recording()
+        self._recorder.functions, self._functions = self._functions, None
 
     def may_repeat(self, window: Window, *, frees_inputs: bool = False) -> bool:
         """Return whether a call left its outputs behind and nothing else, and no outputs share memory.
@@ -136,14 +161,14 @@ class RepeatedCalls:
         released = {_OWN, _INPUT} if frees_inputs else {_OWN}
         return survivors == set(kept) and len(kept) == len(survivors) and all(name[0] in released for name in freed)
 
-    def write_again(self, template: Window, inputs: Inputs, given: Any, path: str = "") -> Any:
+    def write_again(self, template: Window, inputs: Inputs, given: Any, to: Module = _NO_MODULE) -> Any:
         """Write a call once more and return its outputs.
 
         Args:
             template: The call.
             inputs: Description of the inputs of the copy.
             given: These inputs themselves.
-            path: The module whose forward it is, if it is one.
+            to: The module whose forward it is, if it is one.
         """
         recorder, trace, leaves = self._recorder, self._recorder.trace, tree_leaves(given)
         assert template.outputs is not None
@@ -152,33 +177,36 @@ class RepeatedCalls:
 
         def number_of(name: Name) -> int:
             kind, number = name
-            return {_OWN: start + number, _INPUT: numbers.get(number, -1), _OLDER: number}[kind]
+            if kind == _OWN:
+                return start + number
+            if kind == _INPUT:
+                return numbers[number]
+            return to.weights[number] if kind == _WEIGHT else number
 
-        for entry in template.entries:
-            action, name, size, stream = entry[:4]
-            number = number_of(name) if name[1] >= 0 else -1
+        for action, name, size, stream, *rest in template.entries:
+            number = number_of(name)
             trace.events.append(Event(action, number, size, stream))
             if action == "free" and name[0] == _INPUT:
                 with torch._C.DisableTorchFunction():
                     recorder.ledger.take(leaves[name[1]].untyped_storage())
-            if action != "alloc":
+            if not rest:
                 continue
-            operation, is_inside, module, phase, label, choice = entry[4:]
-            module = path + module if is_inside else module
-            trace.origins.append(Origin(operation, module, phase, recorder.step))
+            operation, is_inside, module, phase, label, choice = rest
+            trace.origins.append(Origin(operation, to.path + module if is_inside else module, phase, recorder.step))
             if label is not None:
                 trace.labels[number] = label
             if choice is not None:
                 trace.choices[number] = choice
-        if template.recording is not None:
-            operations = template.recording.operations
-            held = [tuple(number_of(template.name(number)) for number in each.outputs) for each in operations]
-            recorder.operations.write_again(template.recording, first_event - template.event, held)
+        if (recording := template.recording) is not None:
+            held = [tuple(number_of(template.name(number)) for number in each.outputs) for each in recording.operations]
+            recorder.operations.write_again(
+                _moved(recording, template.module.path, to.path), first_event - template.event, held
+            )
         kept, structure = template.outputs
         return tree_unflatten([self._output(each, start, leaves) for each in kept], structure)
 
     def _entries(self, window: Window) -> Iterator[tuple[Any, ...]]:
-        trace = self._recorder.trace
+        trace, path = self._recorder.trace, window.module.path
         for index in range(window.event, len(trace.events)):
             action, number, size, stream = trace.events[index]
             name = window.name(number)
@@ -187,8 +215,8 @@ class RepeatedCalls:
                 continue
             origin = trace.origins[number]
             labels = trace.labels.get(number), trace.choices.get(number)
-            is_inside = origin.module.startswith(window.path)
-            module = origin.module[len(window.path) :] if is_inside else origin.module
+            is_inside = origin.module.startswith(path)
+            module = origin.module[len(path) :] if is_inside else origin.module
             yield action, name, size, stream, origin.operation, is_inside, module, origin.phase, *labels
 
     def _outputs(self, window: Window, outputs: Any) -> tuple[list[Any], TreeSpec] | None:
@@ -204,7 +232,7 @@ class RepeatedCalls:
                 if number is None or number < 0:
                     return None
                 name = window.name(number)
-                if name[0] == _OLDER:
+                if name[0] not in (_OWN, _INPUT):
                     return None
                 elements = leaf.untyped_storage().nbytes() // leaf.itemsize
                 offset = int(leaf.storage_offset())
@@ -222,3 +250,14 @@ class RepeatedCalls:
                 return leaves[number].detach().as_strided(*layout)
             size = torch.Size([output.elements])
             return self._recorder.ledger.stand_in(size, (1,), output.dtype, start + number).as_strided(*layout)
+
+
+def _moved(recording: Recording, path: str, to: str) -> Recording:
+    """Return the operations of a module as those of another one."""
+    if path == to:
+        return recording
+    operations = [
+        each._replace(module=to + each.module[len(path) :]) if each.module.startswith(path) else each
+        for each in recording.operations
+    ]
+    return Recording(operations, recording.calls, recording.counts)

@@ -11,6 +11,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import wraps
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from torch import nn
 
 from trainatomy.simulator.phases import host_states
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.repeated_calls import RepeatedCalls, Window
+from trainatomy.simulator.repeated_calls import Module, RepeatedCalls, Window
+from trainatomy.training.packed_weights import numbers
+from trainatomy.training.quantization import scales
 
 _EXECUTED = 2
 """Tokens after the prompts for which all layers are executed."""
@@ -27,6 +30,8 @@ _FEWEST = 3
 _PLAIN = (bool, int, float, str, type(None))
 _OWN_NUMBER = ("layer", "block", "idx", "index")
 """Parts of the names of attributes that hold the number of a layer."""
+_OF_ANOTHER = object()
+"""Stands for a weight that is none of a layer's; such a call is never repeated."""
 _OF_TWO_CACHES = ("self_attention_cache", "cross_attention_cache")
 
 
@@ -35,13 +40,18 @@ class Layer:
 
     Attributes:
         module: The module.
+        parameters: The places of its parameters, by their identities.
         numbers: Numbers of the layer's entries in a cache, as its modules know them.
+        weights: Allocations of its weights.
         windows: Calls that were executed to be compared, one for each token.
         kind: Number of its kind; None before it is known, or where no other layer does the same.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, number_of: Callable[[torch.Tensor], int | None]) -> None:
         self.module = module
+        self.parameters = {id(parameter): place for place, parameter in enumerate(module.parameters())}
+        held = (*map(numbers, module.parameters()), *module.buffers(), *scales(module))
+        self.weights = tuple(number for tensor in held if (number := number_of(tensor)) is not None and number >= 0)
         found = (vars(each).get("layer_idx") for each in module.modules())
         self.numbers = {number for number in found if isinstance(number, int)}
         self.windows: list[Window] = []
@@ -76,9 +86,13 @@ class RepeatedLayers:
 
     Args:
         recorder: Recorder of the run.
+
+    Attributes:
+        model: The model that generates; None between two calls.
     """
 
     def __init__(self, recorder: Recorder) -> None:
+        self.model: nn.Module | None = None
         self._recorder = recorder
         self._calls = RepeatedCalls(recorder)
         self._layers: list[Layer] = []
@@ -90,13 +104,15 @@ class RepeatedLayers:
 
     def begin(self, model: nn.Module) -> None:
         """Begin to follow the layers of a model."""
-        self._layers, self._token = [Layer(module) for module in _layers_of(model)], 0
+        self.model = model
+        self._layers, self._token = [Layer(module, self._recorder.number_of) for module in _layers_of(model)], 0
         self._own = [vars(layer.module).get("forward") for layer in self._layers]
         for layer in self._layers:
             layer.module.forward = self._forward(layer, layer.module.forward)
 
     def end(self) -> None:
         """Let the layers be as they were."""
+        self.model = None
         for layer, forward in zip(self._layers, self._own, strict=True):
             if forward is None:
                 del layer.module.forward
@@ -106,7 +122,7 @@ class RepeatedLayers:
         self._templates.clear()
 
     def token_begin(self) -> None:
-        """Begin a further token."""
+        """Begin a further token of a call of ``generate()``."""
         self._token += 1
         self._templates.clear()
         if self._token == 1:
@@ -141,26 +157,30 @@ class RepeatedLayers:
         def forward(*args: Any, **kwargs: Any) -> Any:
             recorder = self._recorder
             follows = layer.kind is not None or 0 < self._token <= _EXECUTED
-            if not follows or recorder.operations.recording or torch.is_grad_enabled() or not self._calls.are_followed:
+            if not follows or torch.is_grad_enabled() or not self._calls.are_followed:
                 return original(*args, **kwargs)
             entries = _entries_of(layer, args, kwargs)
-            inputs = None if entries is None else self._calls.describe(_given(args, kwargs, entries))
+            inputs = None if entries is None else self._calls.describe(self._given(layer, args, kwargs, entries))
             if entries is None or inputs is None:
                 return original(*args, **kwargs)
-            path = recorder.module
+            module = Module(recorder.module, layer.weights)
             template = None if layer.kind is None else self._templates.get(layer.kind)
             if template is not None and template.inputs.shapes == inputs.shapes:
-                given = _given(args, kwargs, entries)
-                result, kept = self._calls.write_again(template, inputs, given, path)
-                for entry, values in zip(entries, kept, strict=True):
+                given = self._given(layer, args, kwargs, entries)
+                result, changes, copies = self._calls.write_again(template, inputs, given, module)
+                for entry, values in zip(entries, changes, strict=True):
                     vars(entry).update(values)
+                self._keep_copies(layer, copies)
                 return result
-            before = [_attributes(entry) for entry in entries]
-            window = self._calls.begin(inputs, path)
-            result = original(*args, **kwargs)
-            self._calls.end(
-                window, (result, [_changed(entry, known) for entry, known in zip(entries, before, strict=True)])
-            )
+            before, kept = [_attributes(entry) for entry in entries], len(recorder.weight_copies)
+            window = self._calls.begin(inputs, module, records=recorder.operations.recording)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                self._calls.abandon()
+                raise
+            changes = [_changed(entry, known) for entry, known in zip(entries, before, strict=True)]
+            self._calls.end(window, (result, changes, self._new_copies(layer, kept)))
             if layer.kind is None:
                 layer.windows.append(window)
             elif self._may_repeat(window):
@@ -168,6 +188,26 @@ class RepeatedLayers:
             return result
 
         return forward
+
+    def _given(self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], entries: list[Any]) -> Any:
+        """Return the inputs of a layer: arguments, its part of the cache, and copies that autocast keeps of weights."""
+        copies = self._recorder.weight_copies
+        return (
+            [None if _is_cache(value) else value for value in args],
+            {name: None if _is_cache(value) else value for name, value in kwargs.items()},
+            [(type(entry).__name__, dict(vars(entry))) for entry in entries],
+            [(place, copies[key][1]) for key, place in layer.parameters.items() if key in copies],
+        )
+
+    def _new_copies(self, layer: Layer, before: int) -> list[Any]:
+        """Return the places of weights that autocast has copied, and the copies, in their order."""
+        added = islice(self._recorder.weight_copies.items(), before, None)
+        return [(layer.parameters.get(key, _OF_ANOTHER), copy) for key, (_, copy) in added]
+
+    def _keep_copies(self, layer: Layer, copies: list[Any]) -> None:
+        parameters = list(layer.module.parameters())
+        for place, copy in copies:
+            self._recorder.weight_copies[id(parameters[place])] = parameters[place], copy
 
 
 def _layers_of(model: nn.Module) -> Iterator[nn.Module]:
@@ -201,13 +241,6 @@ def _entries_of(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _is_cache(value: Any) -> bool:
     is_object = not isinstance(value, (torch.Tensor, *_PLAIN))
     return is_object and (hasattr(value, "layers") or any(hasattr(value, name) for name in _OF_TWO_CACHES))
-
-
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any], entries: list[Any]) -> Any:
-    """Return the inputs of a layer: its arguments, and what its part of the cache holds."""
-    plain = [None if _is_cache(value) else value for value in args]
-    named = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
-    return plain, named, [(type(entry).__name__, dict(vars(entry))) for entry in entries]
 
 
 def _attributes(entry: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainatomy.errors import SimulationError
-from trainatomy.results.trace import AllocationTrace, Event, Mark
+from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator.pieces import CutTrace, Piece
 from trainatomy.training.lengths import BatchShape
 
@@ -179,7 +179,7 @@ def _append(
             events.append(Event(action, before[other][place], size, stream))
         else:
             events.append(Event(action, -1, size, stream))
-    trace.origins += [one._replace(step=step + one.step) for one in piece.origins] if detailed else piece.origins
+    trace.origins += [Origin(*one[:3], step + one.step) for one in piece.origins] if detailed else piece.origins
     trace.labels.update({start + place: label for place, label in piece.labels.items()})
     trace.choices.update({start + place: choice + _APART for place, choice in piece.choices.items()})
     trace.marks += [Mark(begin + offset, name, step) for offset, name in piece.marks]
