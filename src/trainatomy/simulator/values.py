@@ -236,15 +236,18 @@ class Values:
         self._remember(drawn, LazyValue(run, 0, drawn.shape, from_data=is_data, origins=origins))
 
     def _starts_anew(self, target: torch.Tensor, source: Any = None) -> bool:
-        """Return whether known values overwrite all of a tensor whose values were unknown or assumed."""
-        if not target.is_meta or target.nbytes != target.untyped_storage().nbytes():
-            return False
-        if isinstance(source, torch.Tensor) and source.is_meta and self._entry(source) is None:
+        """Return whether known values overwrite a tensor whose own were unknown, or all of one whose were assumed.
+
+        Other views of its storage may overlap, and are not known any more.
+        """
+        if not target.is_meta or (isinstance(source, torch.Tensor) and source.is_meta and self._entry(source) is None):
             return False
         entry = self._entry(target)
-        if isinstance(entry, LazyValue) and (entry.from_data or entry.origins):
-            self.forget(target)
-        return self.unknown(target)
+        is_assumed = isinstance(entry, LazyValue) and (entry.from_data or bool(entry.origins))
+        if entry is not None and not (is_assumed and target.nbytes == target.untyped_storage().nbytes()):
+            return False
+        self.forget(target)
+        return True
 
     def _forget_all(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
