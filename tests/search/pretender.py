@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from trainatomy.errors import SimulationError, TrainatomyError
-from trainatomy.results.memory import Components
+from trainatomy.results.memory import Components, TimelinePoint
 from trainatomy.results.prediction import Prediction
 from trainatomy.workload.schema import Workload
 
@@ -55,6 +55,60 @@ class Model:
         cache = 0.1 * memory * ("expandable" not in workload.allocator)
         return static, memory, cache, micro_steps * compute + update
 
+    def held(self, workload: Workload) -> tuple[list[tuple[str, dict[str, float]]], float, float]:
+        """Return the phases with what each holds at its peak, the cache, and seconds."""
+        static, memory, cache, seconds = self.step(workload)
+        return [("backward", {"weights": static, "activations": memory})], cache, seconds
+
+
+STATES = {"adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adamw_bnb_8bit": 0.5, "adafactor": 0.02}
+"""Optimizer states as multiples of what is trained; those of others take none."""
+
+
+@dataclass
+class Phased(Model):
+    """A training whose peak may be in forward, at the end of backward, in the optimizer or in an evaluation.
+
+    Sizes are in GiB: of the weights, of a sample's activations and logits, of what an evaluation gathers.  ``adapted``
+    is the share of activations that a training of adapters saves, ``kept`` the share that checkpointing keeps of the
+    activations of the whole training.
+    """
+
+    weights: float = 4.0
+    logits: float = 0.2
+    adapted: float = 0.6
+    kept: float = 0.1
+    gathered: float = 0.0
+    foreach: float = 0.3
+
+    def held(self, workload: Workload) -> tuple[list[tuple[str, dict[str, float]]], float, float]:
+        train, model = workload.train, workload.model
+        bits = 0.28 if model.quantization and model.quantization.load_in_4bit else 0.55 if model.quantization else 1.0
+        trained = self.weights * (0.01 if model.lora else 1.0)
+        always = {"weights": self.weights * bits, "optimizer_states": trained * STATES.get(train.optim, 0.0)}
+        tokens = train.per_device_train_batch_size * (workload.data.sequence_length or 256) / 256
+        share = 1 / train.gradient_checkpointing_every if train.gradient_checkpointing else 0.0
+        saved = (1 - share) * (self.adapted if model.lora else 1.0) + share * self.kept
+        saved *= self.sample * tokens * (1 + self.eager * (model.attn_implementation == "eager"))
+        phases = [
+            ("forward", {**always, "activations": saved, "temporary": self.logits * tokens}),
+            ("backward", {**always, "activations": 0.05 * saved, "gradients": trained}),
+            ("optimizer", {**always, "gradients": trained, "temporary": self.foreach * trained}),
+            ("evaluation", {**always, "gathered_outputs": self.gathered}),
+        ]
+        compute = (self.launch + self.arithmetic * tokens) * (1 + self.recompute * share)
+        compute *= (0.75 if model.lora else 1.0) * (1.2 if model.quantization else 1.0)
+        compute *= 1 + self.eager * (model.attn_implementation == "eager")
+        slower = self.implementation if train.optim != "adamw_torch_fused" else 0.0
+        seconds = train.gradient_accumulation_steps * compute + self.update * (1 + slower) * trained / self.weights
+        return phases, 0.05 * saved * ("expandable" not in workload.allocator), seconds
+
+    def needed(self, workload: Workload) -> tuple[float, float]:
+        """Return the memory that a training takes, and seconds for each token of a sample."""
+        phases, cache, seconds = self.held(workload)
+        most = max(sum(parts.values()) for _, parts in phases)
+        return most + cache, seconds / (workload.data.sequence_length or 256)
+
 
 @dataclass
 class Pretender:
@@ -83,10 +137,12 @@ class Pretender:
         return future
 
     def prediction(self, workload: Workload) -> Prediction:
-        static, activations, cache, seconds = self.model.step(workload)
+        phases, cache, seconds = self.model.held(workload)
         gpu = workload.resolve_gpu()
-        sizes = {"weights": static, "activations": activations, "cache": cache}
-        components = Components.from_dict({name: round(size * GIB) for name, size in sizes.items()})
+        sizes = [(phase, {name: round(size * GIB) for name, size in parts.items()}) for phase, parts in phases]
+        timeline = tuple(TimelinePoint(0, 1, phase, parts) for phase, parts in sizes)
+        peak = max((parts for _, parts in sizes), key=lambda parts: sum(parts.values()))
+        components = Components.from_dict({**peak, "cache": round(cache * GIB)})
         device = components.total_bytes
         memory = replace(self.like.memory, components=components, device_bytes=device)
         samples = workload.train.per_device_train_batch_size * workload.train.gradient_accumulation_steps
@@ -104,5 +160,5 @@ class Pretender:
         fits = device <= gpu.memory_bytes
         return replace(
             self.like, workload=workload.to_mapping(), memory=memory, time=time, fits=fits, card=card,
-            room_bytes=gpu.memory_bytes - device,
+            timeline=timeline, room_bytes=gpu.memory_bytes - device,
         )  # fmt: skip

@@ -111,7 +111,7 @@ def _of_workload(what: Workload, request: SearchRequest) -> Iterator[tuple[Workl
     workload = with_settings(what, {**request.settings, **optimizer}, request.gpu)
     if request.batch is not None:
         raise WorkloadError("batch: only a module takes one; name data.factory in the workload", key="data")
-    options = replace(request.predict_options.for_workloads([workload]), layouts=False)
+    options = replace(request.predict_options.for_workloads([workload]), layouts=False, timeline=True)
     with prediction_pool(
         partial(predict_candidate, partial(predict_row, options)), request.jobs, request.executor
     ) as pool:
@@ -133,7 +133,7 @@ def _of_module(module: nn.Module, request: SearchRequest) -> tuple[Workload, Pre
     if isinstance(batch, Mapping) and "per_device_train_batch_size" not in settings:
         rows = next(len(value) for value in batch.values() if getattr(value, "ndim", 0))
         workload = workload.replace("train.per_device_train_batch_size", rows)
-    options = replace(request.predict_options.for_workloads([workload]), layouts=False)
+    options = replace(request.predict_options.for_workloads([workload]), layouts=False, timeline=True)
     return workload, PredictionPool(
         partial(predict_candidate, partial(predict_module, module, make_batch, options)), None, 1
     )

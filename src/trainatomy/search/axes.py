@@ -134,7 +134,7 @@ def checkpointing_axis(workload: Workload) -> Axis:
     ]
     every = train.gradient_checkpointing_every
     given = "off" if not train.gradient_checkpointing else "on" if every == 1 else f"every_{every}"
-    return axis_of("gradient_checkpointing", options, given)
+    return axis_of("gradient_checkpointing", options, given, leanest="on")
 
 
 def _optimizer_implementation(workload: Workload) -> Axis:
@@ -161,7 +161,7 @@ def _optimizer_implementation(workload: Workload) -> Axis:
         options.insert(0, option("fused", "adamw_torch_fused"))
     elif train.optim in _HAS_FUSED:
         options.insert(0, option("fused", train.optim, "fused=True"))
-    return axis_of(name, options, given)
+    return axis_of(name, options, given, leanest="fused" if options[0].name == "fused" else "for_loop")
 
 
 def _without(optim_args: str | None, names: tuple[str, ...]) -> str:
@@ -177,7 +177,8 @@ def _attention(workload: Workload) -> Axis:
     """
     given = workload.model.attn_implementation or "default"
     names = () if workload.model.factory else ("eager",) if given == "default" else ("sdpa", "eager")
-    return axis_of("attention", [Option(name, {"model.attn_implementation": name}) for name in names], given)
+    options = [Option(name, {"model.attn_implementation": name}) for name in names]
+    return axis_of("attention", options, given, leanest="sdpa" if given == "eager" else "")
 
 
 def _allocator(workload: Workload) -> Axis:
@@ -200,7 +201,8 @@ def _empty_cache(workload: Workload) -> Axis:
 
 def _precision(workload: Workload, gpu: GPU) -> Axis:
     """Return the axis of precisions: those for which the GPU has arithmetic units."""
-    return axis_of("precision", list(_precisions(workload, gpu)), precision_of(workload), "precision")
+    options = list(_precisions(workload, gpu))
+    return axis_of("precision", options, precision_of(workload), "precision", leanest="bf16_weights")
 
 
 def _precisions(workload: Workload, gpu: GPU) -> Iterator[Option]:
@@ -247,7 +249,7 @@ def _optimizer(workload: Workload) -> Axis:
         given = optim.rpartition(":")[2]
     given = next((name for name, value in names.items() if value == optim), given)
     options = [Option(name, {"train.optim": value, "train.optim_args": None}) for name, value in names.items()]
-    return axis_of("optimizer", options, given, "optimizer")
+    return axis_of("optimizer", options, given, "optimizer", leanest="sgd")
 
 
 def _lora(workload: Workload) -> Axis:
@@ -258,7 +260,7 @@ def _lora(workload: Workload) -> Axis:
         Option(f"r{rank}", {"model.lora": {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}})
         for rank in _LORA_RANKS
     ]
-    return axis_of("lora", adapters if not workload.model.freeze else [], "none", "lora")
+    return axis_of("lora", adapters if not workload.model.freeze else [], "none", "lora", leanest=f"r{_LORA_RANKS[0]}")
 
 
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -268,15 +270,18 @@ _UNPREPARED = {"prepare_model_for_kbit_training": False}
 
 
 def _quantization(workload: Workload) -> Axis:
-    """Return the axis of quantised weights, which only a training of adapters on one GPU can have."""
-    model, kinds = workload.model, list[Option]()
-    if model.lora is not None and model.factory is None and workload.parallel.world_size == 1 and not workload.era:
+    """Return the axis of quantised weights; ``Space.is_valid`` lets only a training of adapters have them."""
+    model, parallel, kinds = workload.model, workload.parallel, list[Option]()
+    if model.factory is None and not model.freeze and not workload.era:
         is_fp16 = "bf16" not in workload.resolve_gpu().rates or model.dtype == "float16" or workload.train.fp16
         dtype = "float16" if is_fp16 else "bfloat16"
-        kinds.append(Option("nf4", {"model.quantization": {**_NF4, "bnb_4bit_compute_dtype": dtype, **_UNPREPARED}}))
+        in_4_bits: dict[str, object] = {**_NF4, "bnb_4bit_compute_dtype": dtype, **_UNPREPARED}
+        if parallel.world_size > 1:
+            in_4_bits["bnb_4bit_quant_storage"] = dtype  # which FSDP2 shards
+        kinds.append(Option("nf4", {"model.quantization": in_4_bits}))
         kinds.append(Option("int8", {"model.quantization": {"load_in_8bit": True, **_UNPREPARED}}))
     if model.quantization is None:
-        return axis_of("quantization", kinds, "none", "quantization")
+        return axis_of("quantization", kinds, "none", "quantization", leanest="nf4")
     given = Option("given")
     return Axis("quantization", (given,), given.name, "quantization")
 
@@ -287,4 +292,5 @@ def _sequence_length(workload: Workload) -> Axis:
     given = str(workload.data.sequence_length or "default")
     shorter = [length // part for part in _SHORTER if length // part >= _SHORTEST]
     options = [] if workload.data.factory else [Option(str(each), {"data.sequence_length": each}) for each in shorter]
-    return axis_of("sequence_length", options, given, "sequence-length")
+    shortest = options[-1].name if options else ""
+    return axis_of("sequence_length", options, given, "sequence-length", leanest=shortest)

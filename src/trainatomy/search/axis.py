@@ -25,12 +25,14 @@ class Axis:
         options: What it can be; names are unique.
         given: Name of the option that the workload has.
         permission: What the user has to allow before the search varies it; empty if the same is trained either way.
+        leanest: Name of the option that should take the least memory; empty for the given one.
     """
 
     name: str
     options: tuple[Option, ...]
     given: str
     permission: Permission = ""
+    leanest: str = ""
 
     def option(self, name: str) -> Option:
         """Return the option of that name."""
@@ -41,7 +43,10 @@ class Axis:
         return Change(self.name, name, self.option(name).settings, self.permission)
 
 
-def axis_of(name: str, options: list[Option], given: str, permission: Permission = "") -> Axis:
-    """Return an axis whose option ``given`` changes nothing; it is added if it is not among ``options``."""
+def axis_of(name: str, options: list[Option], given: str, permission: Permission = "", *, leanest: str = "") -> Axis:
+    """Return an axis whose option ``given`` changes nothing; it is added if it is not among ``options``.
+
+    ``leanest`` counts only if it is an option.
+    """
     named = {option.name: option for option in options} | {given: Option(given)}
-    return Axis(name, tuple(named.values()), given, permission)
+    return Axis(name, tuple(named.values()), given, permission, leanest if leanest in named else "")

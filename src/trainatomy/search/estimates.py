@@ -1,24 +1,30 @@
 """Estimates of candidates that were not executed, from those that were.
 
-Memory and time of a training change with each axis in nearly the same way whatever the other axes are set to: memory
-has a part that does not depend on the batch and one that is proportional to it, and an option multiplies the time that
-the GPU is busy and the time that the CPU is; the longer of the two is the time of a step.  So the effect of an option
-is read off two executed candidates that differ in nothing else, and an unknown candidate is an executed one with the
-effects of the options in which they differ.  Between batch sizes, both times are linear in the number of micro-batches.
+An option changes time and memory in nearly the same way whatever the other axes are set to: it multiplies the time
+that the GPU is busy and the time that the CPU is, the longer of which is the time of a step, and it makes parts of the
+memory smaller or larger (``footprint.py``).  So the effect of an option is read off two executed candidates that differ
+in nothing else, and an unknown candidate is an executed one with the effects of the options in which they differ.
+Between batch sizes, both times are linear in the number of micro-batches, and parts of the memory in the batch size.
 
-Estimates decide only what to execute next and what to leave out; no estimate is ever shown.  Each carries a margin,
-which widens with the number of effects and with the distance between the batch sizes.  The tests compare what is left
-out with whole spaces (``tests/search/test_exploration.py``), and so does ``trainatomy fit --exhaustive``.
+Estimates decide only what to execute next and what to leave out; no estimate is ever shown.  Times carry a margin,
+which widens with the number of effects and with the distance between the batch sizes.  Memory is the least that is
+plausible: of two changes of one part it is not known whether their savings add or multiply, so the smaller result
+counts; and what an option adds to a part counts only if that part was as large where the option was seen.  The tests
+compare what is left out with whole spaces (``tests/search/test_exploration.py``, ``test_peaks.py``), and so does
+``trainatomy fit --exhaustive``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from trainatomy.results.prediction import Prediction
+from trainatomy.search.footprint import Footprint, footprint_of, grows_with_batch
 from trainatomy.search.space import Point, Space
 
 TIME_MARGIN = 0.02
@@ -29,8 +35,12 @@ MEMORY_MARGIN = 0.05
 """Margin of the memory that depends on the batch, for each effect that is carried over."""
 MEMORY_MARGIN_BYTES = 256 * 2**20
 """Further margin of the memory: what the allocator's rounding and cached blocks may add or save."""
-
-_STATIC = ("weights", "optimizer_states", "gradients", "functionality", "context")
+_ALIKE = 0.1
+"""Share by which a part may differ between two candidates in which an option adds the same to it."""
+_SAVING_BYTES = 16 * 2**20
+"""What an option must save in some part to count as one that saves memory."""
+_AS_NEAR = 0.5
+"""Distance up to which further candidates count as near as the nearest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +53,7 @@ class Outcome:
         seconds: Duration of a step, for each token of a sample where the sequence length varies.
         gpu_seconds: Time that the GPU is busy, per token where ``seconds`` is.
         cpu_seconds: Time that the CPU is busy, likewise.
-        static_bytes: Device memory that does not depend on the batch.
-        batch_bytes: Device memory that does.
+        footprint: What it holds at the moments that may become its peak.
         floor_bytes: Device memory if the allocator held no cache.
         fits: Whether it fits with the headroom.
     """
@@ -54,15 +63,14 @@ class Outcome:
     seconds: float
     gpu_seconds: float
     cpu_seconds: float
-    static_bytes: int
-    batch_bytes: int
+    footprint: Footprint
     floor_bytes: int
     fits: bool
 
     @property
     def device_bytes(self) -> int:
         """Device memory at the peak."""
-        return self.static_bytes + self.batch_bytes
+        return self.prediction.memory.device_bytes
 
 
 def outcome_of(point: Point, prediction: Prediction, usable_bytes: int, *, per_token: bool) -> Outcome:
@@ -70,7 +78,7 @@ def outcome_of(point: Point, prediction: Prediction, usable_bytes: int, *, per_t
 
     Args:
         point: The candidate.
-        prediction: Its prediction, with a time.
+        prediction: Its prediction, with a time and a timeline.
         usable_bytes: The limit of device memory.
         per_token: Whether times are per token, so that sequences of different lengths can be ranked.
     """
@@ -79,47 +87,65 @@ def outcome_of(point: Point, prediction: Prediction, usable_bytes: int, *, per_t
     tokens = 1.0
     if per_token and time.tokens_per_second:
         tokens = time.tokens_per_second / time.samples_per_second
-    static = sum(memory.components[name] for name in (*_STATIC, *memory.components.others))
     return Outcome(
         point=point,
-        prediction=prediction,
+        prediction=replace(prediction, timeline=()),
         seconds=time.step_seconds / tokens,
         gpu_seconds=time.gpu_seconds / tokens,
         cpu_seconds=time.host_seconds / tokens,
-        static_bytes=static,
-        batch_bytes=memory.device_bytes - static,
+        footprint=footprint_of(prediction),
         floor_bytes=memory.device_bytes - memory.components.cache,
         fits=prediction.fits and memory.device_bytes <= usable_bytes,
     )
 
 
 class Effect(NamedTuple):
-    """The effect of one option instead of another.
+    """The effect of one option instead of another, in two executed candidates that differ in nothing else.
 
-    Logarithms of the factors of the GPU's and the CPU's time, and bytes: independent of the batch, and per sample.
-    ``batch`` is the batch size at which it was observed.
+    Logarithms of the factors of the GPU's and the CPU's time, the bytes of each part before and after, the batch size,
+    and the candidate before.
     """
 
     log_gpu: float
     log_cpu: float
-    static_bytes: float
-    sample_bytes: float
+    before: Mapping[str, float]
+    after: Mapping[str, float]
     batch: int
+    seen_at: Point
 
     @property
     def is_slower(self) -> bool:
         """True if the option takes at least as much of the GPU's and of the CPU's time as the other."""
         return self.log_gpu >= 0 and self.log_cpu >= 0
 
+    def sizes(self, part: str, batch: int) -> tuple[float, float]:
+        """Return the bytes of a part before and after, at a batch size."""
+        scale = batch / self.batch if grows_with_batch(part) else 1.0
+        return self.before.get(part, 0.0) * scale, self.after.get(part, 0.0) * scale
+
+    def adds_to(self, part: str) -> bool:
+        """Return whether the option makes a part larger."""
+        return self.after.get(part, 0.0) > self.before.get(part, 0.0)
+
+    @property
+    def saves_memory(self) -> bool:
+        """True if the option makes some part smaller, whether that is at the peak or not."""
+        return any(size - self.after.get(part, 0.0) > _SAVING_BYTES for part, size in self.before.items())
+
 
 class Estimate(NamedTuple):
-    """Estimated figures of a candidate, with margins as absolute values."""
+    """Estimated figures of a candidate, memory at the least, with margins as absolute values."""
 
     seconds: float
     device_bytes: float
     floor_bytes: float
     seconds_margin: float
     bytes_margin: float
+
+    @property
+    def least_bytes(self) -> float:
+        """The least device memory that is plausible."""
+        return self.device_bytes - self.bytes_margin
 
     @property
     def shortest(self) -> float:
@@ -140,22 +166,40 @@ class Estimator:
     space: Space
     prior: Estimator | None = None
     outcomes: dict[Point, Outcome] = field(default_factory=dict)
+    _families: dict[Point, list[Outcome]] = field(default_factory=dict)
     _effects: dict[tuple[int, str, str], list[Effect]] = field(default_factory=dict)
     _estimates: dict[Point, Estimate | None] = field(default_factory=dict)
 
     def add(self, outcome: Outcome) -> None:
         """Add an executed candidate."""
         self.outcomes[outcome.point] = outcome
+        insort(self._families.setdefault(outcome.point[1:], []), outcome, key=lambda each: self.space.batch(each.point))
         self._effects.clear()
         self._estimates.clear()
 
     def estimate(self, point: Point) -> Estimate | None:
         """Return the estimate of a candidate, or ``None`` if the effect of one of its options is unknown."""
         if point not in self._estimates:
-            near = sorted(self.outcomes.values(), key=lambda outcome: self._distance(outcome.point, point))
-            found = (self._from(outcome, point) for outcome in near)
-            self._estimates[point] = next((estimate for estimate in found if estimate is not None), None)
+            self._estimates[point] = self._estimated(point)
         return self._estimates[point]
+
+    def _estimated(self, point: Point) -> Estimate | None:
+        """Return the estimate from the nearest candidate, with the least memory by one that is about as near."""
+        distances = (
+            (self.distance(each.point, point), place, each) for place, each in enumerate(self.outcomes.values())
+        )
+        found: Estimate | None = None
+        limit = math.inf
+        for distance, _, outcome in sorted(distances):
+            if distance > limit:
+                break
+            if (estimate := self._from(outcome, point)) is None:
+                continue
+            if found is None:
+                found, limit = estimate, distance + _AS_NEAR
+            elif estimate.least_bytes < found.least_bytes:
+                found = estimate._replace(seconds=found.seconds, seconds_margin=found.seconds_margin)
+        return found
 
     def is_dominated(self, point: Point, fitting: Outcome) -> bool:
         """Return whether a candidate cannot be faster than a fitting one with the same batch size.
@@ -164,16 +208,27 @@ class Estimator:
         """
         if fitting.point[0] != point[0]:
             return False
-        effects = [
-            self.effect(axis, fitting.point[axis], point[axis], point) for axis in self._differing(fitting, point)
-        ]
-        return all(effect is not None and effect.is_slower for effect in effects)
+        return all(effect is not None and effect.is_slower for effect in self._effects_between(fitting, point))
+
+    def needs_as_much(self, point: Point, other: Outcome) -> bool:
+        """Return whether a candidate cannot need less than another one: no option in which they differ saves memory."""
+        if self.space.batch(point) < self.space.batch(other.point):
+            return False
+        return all(effect is not None and not effect.saves_memory for effect in self._effects_between(other, point))
+
+    def _effects_between(self, outcome: Outcome, point: Point) -> Iterator[Effect | None]:
+        """Yield the effect of each option in which a point differs from an executed one."""
+        for axis in self._differing(outcome, point):
+            yield self.effect(axis, outcome.point[axis], point[axis], point)
 
     def effect(self, axis: int, old: str, new: str, near: Point) -> Effect | None:
-        """Return the effect of an option, observed at the batch size nearest to that of a point."""
+        """Return the effect of an option, seen in the candidates nearest to a point."""
         if observed := self._observed(axis, old, new):
-            return min(observed, key=lambda effect: abs(math.log2(effect.batch / self.space.batch(near))))
-        return self._interpolated(axis, old, new)
+            return self._nearest(observed, near)
+        return self._interpolated(axis, old, new, near)
+
+    def _nearest(self, observed: Sequence[Effect], point: Point) -> Effect:
+        return min(observed, key=lambda effect: self.distance(effect.seen_at, point))
 
     def _differing(self, outcome: Outcome, point: Point) -> list[int]:
         pairs = enumerate(zip(outcome.point, point, strict=True))
@@ -192,27 +247,28 @@ class Estimator:
             ] or (self.prior._observed(axis, old, new) if self.prior else [])
         return self._effects[key]
 
-    def _interpolated(self, axis: int, old: str, new: str) -> Effect | None:
+    def _interpolated(self, axis: int, old: str, new: str, near: Point) -> Effect | None:
         """Return the effect of checkpointing every n-th layer: that share of the effect of checkpointing all layers."""
         if self.space.axes[axis].name != "gradient_checkpointing":
             return None
         if not (observed := self._observed(axis, "off", "on")):
             return None
-        found, more, less = observed[0], checkpointed_share(new), checkpointed_share(old)
+        seen, more, less = self._nearest(observed, near), checkpointed_share(new), checkpointed_share(old)
 
         def part(log_factor: float) -> float:
             slower = math.expm1(log_factor)
             return math.log1p(more * slower) - math.log1p(less * slower)
 
-        return Effect(
-            part(found.log_gpu),
-            part(found.log_cpu),
-            (more - less) * found.static_bytes,
-            (more - less) * found.sample_bytes,
-            found.batch,
+        def held(share: float) -> dict[str, float]:
+            before, after = seen.before, seen.after
+            return {name: (1 - share) * before.get(name, 0) + share * after.get(name, 0) for name in {*before, *after}}
+
+        return seen._replace(
+            log_gpu=part(seen.log_gpu), log_cpu=part(seen.log_cpu), before=held(less), after=held(more)
         )
 
-    def _distance(self, known: Point, point: Point) -> float:
+    def distance(self, known: Point, point: Point) -> float:
+        """Return how much two candidates differ: in how many options, and by how many factors of two in the batch."""
         differing = sum(own != other for own, other in zip(known[1:], point[1:], strict=True))
         return differing + 0.3 * abs(math.log2(self.space.batch(known) / self.space.batch(point)))
 
@@ -221,48 +277,76 @@ class Estimator:
         old, new = self.space.batch(near.point), self.space.batch(point)
         log_gpu = math.log(near.gpu_seconds) + self._batch_effect(near.point, new)
         log_cpu = math.log(near.cpu_seconds * self._cpu_factor(near.point, new))
-        static, sample = float(near.static_bytes), near.batch_bytes / old
-        octaves, count = abs(math.log2(new / old)), 0
-        if slope := self._slope(near.point):
-            static, sample = near.device_bytes - slope * old, slope
-        for axis in self._differing(near, point):
-            effect = self.effect(axis, near.point[axis], point[axis], point)
+        octaves, effects = abs(math.log2(new / old)), list[Effect]()
+        for effect in self._effects_between(near, point):
             if effect is None:
                 return None
             log_gpu += effect.log_gpu
             log_cpu += effect.log_cpu
-            static += effect.static_bytes
-            sample += effect.sample_bytes
             octaves += abs(math.log2(new / effect.batch))
-            count += 1
+            effects.append(effect)
         overlap = near.seconds / max(near.gpu_seconds, near.cpu_seconds)
         seconds = overlap * math.exp(max(log_gpu, log_cpu))
-        variable = max(sample * new, 0.0)
-        share_of_floor = near.floor_bytes / near.device_bytes
+        need, count = near.footprint.resized(self._sizes(near, point, effects)), len(effects)
         return Estimate(
             seconds=seconds,
-            device_bytes=static + variable,
-            floor_bytes=(static + variable) * share_of_floor,
+            device_bytes=need.held_bytes + need.cache_bytes,
+            floor_bytes=need.held_bytes,
             seconds_margin=seconds * (TIME_MARGIN * count + TIME_MARGIN_PER_OCTAVE * octaves),
-            bytes_margin=MEMORY_MARGIN * (count + (new != old)) * variable + MEMORY_MARGIN_BYTES,
+            bytes_margin=MEMORY_MARGIN * (count + (new != old)) * need.by_batch_bytes + MEMORY_MARGIN_BYTES,
         )
+
+    def _sizes(self, near: Outcome, point: Point, effects: Sequence[Effect]) -> dict[str, float]:
+        """Return the least that each part may take: what it takes in a near candidate, with another batch and effects.
+
+        What options save multiplies.  Of what they add, only the most that is known counts.
+        """
+        batch = self.space.batch(point)
+        sizes = self._with_batch(near, batch)
+        for part in {*sizes, *(part for effect in effects for part in effect.after)}:
+            size, factor, added = sizes.get(part, 0.0), 1.0, 0.0
+            for effect in effects:
+                before, after = effect.sizes(part, batch)
+                if after <= before:
+                    factor *= after / before if before else 1.0
+                elif self._adds_as_much(effect, near, point, part, effects):
+                    added = max(added, min(after - before, size * (after / before - 1)) if before else after)
+            sizes[part] = (size + added) * factor
+        return sizes
+
+    def _adds_as_much(self, effect: Effect, near: Outcome, point: Point, part: str, effects: Sequence[Effect]) -> bool:
+        """Return whether an option adds to a part what it added where it was seen, or more.
+
+        It does where nothing else differs, or where it was seen in the near candidate and everything else adds to the
+        part, too.  Otherwise another option may leave less of the part, which need not show where the effects were
+        seen: of activations that are recomputed anyway, LoRA saves none.  Only parts that no batch makes larger are as
+        independent as they look.
+        """
+        if sum(own != other for own, other in zip(effect.seen_at[1:], point[1:], strict=True)) == 1:
+            return True
+        if effect.seen_at[1:] == near.point[1:] and all(other.adds_to(part) for other in effects):
+            return True
+        before, size = effect.before.get(part, 0.0), near.footprint.largest.get(part, 0.0)
+        return not grows_with_batch(part) and before > 0 and abs(size - before) <= _ALIKE * max(size, before)
+
+    def _with_batch(self, near: Outcome, batch: int) -> dict[str, float]:
+        """Return what each part takes with another batch size: by the line through two sizes that were executed."""
+        old, sizes = self.space.batch(near.point), near.footprint.largest
+        if batch == old:
+            return dict(sizes)
+        known = sorted(self._family(near.point), key=lambda other: abs(self.space.batch(other.point) - old))
+        if len(known) < 2:
+            return {part: size * (batch / old if grows_with_batch(part) else 1.0) for part, size in sizes.items()}
+        other, run = known[1].footprint.largest, batch - old
+        per_sample = {
+            part: (other.get(part, 0.0) - size) / (self.space.batch(known[1].point) - old)
+            for part, size in sizes.items()
+        }
+        return {part: max(size + per_sample[part] * run, 0.0) for part, size in sizes.items()}
 
     def _family(self, point: Point) -> list[Outcome]:
         """Return the executed candidates that differ from a point in the batch size at most, by batch size."""
-        same = [outcome for outcome in self.outcomes.values() if outcome.point[1:] == point[1:]]
-        return sorted(same, key=lambda outcome: self.space.batch(outcome.point))
-
-    def _slope(self, point: Point) -> float | None:
-        """Return the bytes per sample between the two nearest batch sizes that were executed, if there are two."""
-        family = self._family(point)
-        if len(family) < 2:
-            return None
-        batch = self.space.batch(point)
-        near = sorted(family, key=lambda outcome: abs(self.space.batch(outcome.point) - batch))[:2]
-        first, second = sorted(near, key=lambda outcome: self.space.batch(outcome.point))
-        return (second.device_bytes - first.device_bytes) / (
-            self.space.batch(second.point) - self.space.batch(first.point)
-        )
+        return self._families.get(point[1:], [])
 
     def _batch_effect(self, point: Point, new: int) -> float:
         """Return the logarithm of the factor by which the GPU's time for a step changes with the batch size.
@@ -299,7 +383,7 @@ class Estimator:
     def _series(self, point: Point) -> list[Outcome]:
         """Return candidates that differ in the batch size alone: those of a point, or else the longest series."""
         series = self._family(point)
-        return series if len(series) > 1 else max(map(self._family, self.outcomes), key=len, default=[])
+        return series if len(series) > 1 else max(self._families.values(), key=len, default=[])
 
 
 def checkpointed_share(option: str) -> float:
@@ -313,9 +397,10 @@ def _effect(before: Outcome, after: Outcome, batch: int) -> Effect:
     return Effect(
         math.log(after.gpu_seconds / before.gpu_seconds),
         math.log(after.cpu_seconds / before.cpu_seconds),
-        after.static_bytes - before.static_bytes,
-        (after.batch_bytes - before.batch_bytes) / batch,
+        before.footprint.largest,
+        after.footprint.largest,
         batch,
+        before.point,
     )
 
 

@@ -1,14 +1,15 @@
 """Best-first exploration of a space: execute the candidate that promises most until no other one can win.
 
 First the workload is executed at two batch sizes, at the largest one that should fit, and at smaller ones, which may be
-faster.  At the fastest of them, every option is tried on its own, which shows what it does to memory and time.  From
-then on the candidate with the shortest estimated step is executed, unless it is left out for one of these reasons:
+faster.  If it fits at none, the search begins at the candidate with all that saves memory.  At the fastest batch size,
+every option is tried on its own, which shows what it does to memory and time.  From then on the candidate with the
+shortest estimated step is executed, unless it is left out for one of these reasons:
 
-- *too large*: its estimated memory exceeds the limit by more than the margin (``estimates.py``);
+- *too large*: the least memory that it may need by its estimate exceeds the limit (``estimates.py``);
 - *slower*: its estimated step takes longer than the best one that fits, by more than the margin;
 - *dominated*: it differs from a fitting candidate of the same batch size only in options that were at least as slow
   where they were tried, so it cannot be faster; or an option that was at least as slow as another one of its axis, and
-  needed no less memory, is not tried again.
+  saved no memory, at the peak or elsewhere, is not tried again.
 
 Allocator settings and emptying the cache are tried only where the plain candidate does not fit, and only if its tensors
 alone would.
@@ -123,7 +124,9 @@ class Exploration:
             TrainatomyError: The workload itself cannot be predicted.
         """
         first = self.first_point()
-        if first in self.outcomes and self.outcomes[first].fits:
+        if not self._fits(first):
+            first = self._with_all_that_saves(first)
+        if self._fits(first):
             given = {axis.name: {option} for axis, option in zip(self.space.axes[1:], first[1:], strict=True)}
             self._run(partial(self._promising, self.live | given), self._near_best(self._alternatives))
             first = min(self.fitting, key=lambda outcome: outcome.seconds).point
@@ -158,6 +161,26 @@ class Exploration:
         smallest = self._at(given, batches[0])
         self.execute([smallest])
         return smallest
+
+    def _with_all_that_saves(self, smallest: Point) -> Point:
+        """Execute the candidate that should need the least memory, and return it.
+
+        If it cannot be predicted, what saves memory is added one by one, and what cannot be is left out.
+        """
+        leanest = self.space.leanest()
+        self.execute([leanest])
+        if leanest in self.outcomes:
+            return leanest
+        point = smallest
+        for axis, option in zip(self.space.axes, leanest, strict=True):
+            changed = self.space.replaced(point, axis.name, option)
+            if self.space.is_valid(changed):
+                self.execute([changed])
+                point = changed if changed in self.outcomes else point
+        return point
+
+    def _fits(self, point: Point) -> bool:
+        return point in self.outcomes and self.outcomes[point].fits
 
     def execute(
         self,
@@ -221,12 +244,12 @@ class Exploration:
         return not estimate or estimate.device_bytes <= self.usable_bytes
 
     def _alternatives(self, point: Point) -> Iterator[Point]:
-        """Yield a point with every other option of its free axes, one at a time."""
+        """Yield a point with every other option of its free axes, one at a time, and with what that option needs."""
         for axis in self.space.axes[1:]:
             if axis.name in RESCUES or self._is_known(axis.name):
                 continue
             for option in self.space.options(axis):
-                changed = self.space.replaced(point, axis.name, option)
+                changed = self.space.changed(point, axis.name, option)
                 if option not in DERIVED and self.space.is_valid(changed):
                     yield changed
 
@@ -243,23 +266,32 @@ class Exploration:
             if not place or axis.name in RESCUES:
                 continue
             live = self.live[axis.name]
-            live -= {point[place] for point in self.errors if point[place] != axis.given}
+            live -= {
+                point[place] for point in self.errors if point[place] != axis.given and self._is_to_blame(point, place)
+            }
             for option in sorted(live - {axis.given}):
                 if any(self._beats(place, other, option) for other in live - {option}):
                     live.discard(option)
 
+    def _is_to_blame(self, failed: Point, place: int) -> bool:
+        """Return whether a candidate that cannot be predicted could be with another option of one axis."""
+        return any(
+            point[:place] == failed[:place] and point[place + 1 :] == failed[place + 1 :] for point in self.outcomes
+        )
+
     def _beats(self, place: int, better: str, worse: str) -> bool:
         near = next(iter(self.outcomes))
         effect = self.estimator.effect(place, better, worse, near)
-        if effect is None:
-            return False
-        return effect.is_slower and effect.static_bytes + effect.sample_bytes * effect.batch >= 0
+        return effect is not None and effect.is_slower and not effect.saves_memory
 
     def _promising(self, live: Mapping[str, set[str]]) -> Point | None:
-        """Return the candidate of these options with the shortest estimated step that may win, or ``None``."""
+        """Return the candidate of these options with the shortest estimated step that may win, or ``None``.
+
+        One with an option that was never seen comes first, that which differs least from the best one.
+        """
         chosen: tuple[float, Point] | None = None
         known = {*self.outcomes, *self.errors, *self._running.values()}
-        fitting, best = self.fitting, self.best
+        fitting, best, unseen = self.fitting, self.best, list[Point]()
         self.reasons.clear()
         for point in self.space.points(live):
             if point in known:
@@ -267,34 +299,50 @@ class Exploration:
             plain = self._plain(point)
             estimate = self.estimator.estimate(plain)
             if estimate is None:
-                return point
+                unseen += [plain] * (plain not in known)
+                continue
             reason = self._reason_against(point, plain, estimate, fitting, best)
             if reason is not None:
                 self.reasons[point] = reason
             elif chosen is None or estimate.seconds < chosen[0]:
                 chosen = estimate.seconds, point
+        if unseen:
+            near = best.point if best is not None else next(iter(self.outcomes))
+            return min(unseen, key=lambda point: self.estimator.distance(near, point))
         return chosen[1] if chosen else None
 
     def _reason_against(
         self, point: Point, plain: Point, estimate: Estimate, fitting: list[Outcome], best: Outcome | None
     ) -> Reason | None:
         """Return why a candidate is left out, or ``None`` if it may be the best one."""
-        needed, margin = estimate.device_bytes, estimate.bytes_margin
+        least = estimate.least_bytes
         if point != plain:
             executed = self.outcomes.get(plain)
-            if executed.fits if executed else needed - margin <= self.usable_bytes:
+            if executed.fits if executed else least <= self.usable_bytes and not self._exceeds_another(plain):
                 return "dominated"
-            needed = float(executed.floor_bytes) if executed else estimate.floor_bytes
-            margin = 0.0 if executed else margin
-        if needed - margin > self.usable_bytes:
+            least = executed.floor_bytes if executed else estimate.floor_bytes - estimate.bytes_margin
+        if least > self.usable_bytes:
             return "too_large"
-        if best is None:
-            return None
-        if estimate.shortest >= best.seconds:
+        if best is not None and estimate.shortest >= best.seconds:
             return "slower"
+        if self._exceeds_another(point):
+            return "too_large"
         if any(self.estimator.is_dominated(plain, outcome) for outcome in fitting):
             return "dominated"
         return None
+
+    def _exceeds_another(self, point: Point) -> bool:
+        """Return whether a candidate cannot need less than an executed one that does not fit.
+
+        What is of use only where memory is short saves no more than the cache.
+        """
+        rescues = [place for place, axis in enumerate(self.space.axes) if axis.name in RESCUES]
+        return any(
+            self.estimator.needs_as_much(point, outcome)
+            for outcome in self.outcomes.values()
+            if outcome.floor_bytes > self.usable_bytes
+            or (not outcome.fits and all(outcome.point[place] == point[place] for place in rescues))
+        )
 
     def _plain(self, point: Point) -> Point:
         """Return a point without the options that are of use only where memory is short."""

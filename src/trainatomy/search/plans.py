@@ -19,7 +19,7 @@ def plan_axis(workload: Workload) -> Axis:
     if parallel.data_parallel_size == 1:
         return Axis(NAME, (Option("given"),), "given")
     by_loop = _plain(workload) if workload.loop == "pytorch" else _of_trainer(workload)
-    return axis_of(NAME, list(by_loop), plan_of(workload))
+    return axis_of(NAME, list(by_loop), plan_of(workload), leanest="fsdp2")
 
 
 def plan_of(workload: Workload) -> str:

@@ -12,7 +12,7 @@ from trainatomy.search.fewer_gpus import search_counts_of_gpus
 from trainatomy.search.fitting import search
 from trainatomy.search.maximize import GOALS, maximize
 from trainatomy.search.options import SearchOptions
-from trainatomy.search.remedies import remedied, smallest_point
+from trainatomy.search.remedies import remedied
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.schema import Workload
 
@@ -44,8 +44,6 @@ def run(
         found, exploration = search(workload, options, executor, observer)
     if found.best is not None or found.interrupted:
         return found
-    point = smallest_point(exploration.space)
-    exploration.execute([point])
     smallest = min(exploration.outcomes.values(), key=lambda outcome: outcome.device_bytes)
     shortage = remedied(exploration, options, smallest.point)
     counts = replace(found.counts, seconds=time.perf_counter() - began)

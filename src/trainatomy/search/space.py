@@ -21,6 +21,8 @@ _EXCLUSIVE = (
 """Axes of which a candidate changes one at most.  Another optimizer has no other implementation.  To unmap expandable
 segments after every step and map them again took 25 to 60 % of the step on an H200 (benchmarks/fit/records/h200.jsonl),
 which the timing model does not know."""
+_DEPENDENT = frozenset({"lora", "quantization"})
+"""Axes of which the second needs the first: quantised weights cannot be trained, adapters can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Space:
     @property
     def size(self) -> int:
         """Number of combinations, without those that contradict each other."""
-        paired = [axis for axis in self.axes if any(axis.name in pair for pair in _EXCLUSIVE)]
+        paired = [axis for axis in self.axes if any(axis.name in pair for pair in (*_EXCLUSIVE, _DEPENDENT))]
         given = self.point()
 
         def is_valid(options: tuple[str, ...]) -> bool:
@@ -71,9 +73,35 @@ class Space:
                 yield point
 
     def is_valid(self, point: Point) -> bool:
-        """Return whether a point combines no two options that exclude each other (``_EXCLUSIVE``)."""
-        changed = {axis.name for axis, option in zip(self.axes, point, strict=True) if option != axis.given}
-        return not any(pair <= changed for pair in _EXCLUSIVE)
+        """Return whether no two options of a point exclude each other, and none lacks another that it needs."""
+        options = {axis.name: option for axis, option in zip(self.axes, point, strict=True)}
+        changed = {axis.name for axis in self.axes if options[axis.name] != axis.given}
+        if any(pair <= changed for pair in _EXCLUSIVE):
+            return False
+        return "quantization" not in changed or options.get("lora") != "none"
+
+    def changed(self, point: Point, name: str, option: str) -> Point:
+        """Return a point with another option of one axis, and what that needs of the others.
+
+        Axes that exclude this one go back to their given option, and quantised weights come with adapters.
+        """
+        changed = self.replaced(point, name, option)
+        for axis in self.axes:
+            if axis.name != name and any({axis.name, name} == pair for pair in _EXCLUSIVE):
+                changed = changed if self.is_valid(changed) else self.replaced(changed, axis.name, axis.given)
+        lora = self.axis("lora")
+        if self.is_valid(changed) or lora is None or not self.is_free(lora):
+            return changed
+        return self.replaced(changed, "lora", lora.leanest)
+
+    def leanest(self) -> Point:
+        """Return the candidate that should need the least memory: the smallest batch, with all that saves memory."""
+        point = (str(self.batches[0]), *self.point()[1:])
+        for axis in sorted(self.axes[1:], key=lambda axis: not axis.permission):  # what saves most comes first
+            changed = self.replaced(point, axis.name, axis.leanest)
+            if axis.leanest in self.options(axis) and self.is_valid(changed):
+                point = changed
+        return point
 
     def axis(self, name: str) -> Axis | None:
         """Return the axis of that name, if the workload has it."""
