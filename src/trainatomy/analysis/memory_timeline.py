@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from trainatomy.analysis.memory import COMPONENTS
@@ -16,24 +15,31 @@ def memory_timeline(
 ) -> tuple[TimelinePoint, ...]:
     """Return about ``points`` instants of a whole run, at most.
 
-    The events are divided into stretches and the highest instant of each is kept, so that no peak is lost.
+    The events are divided into stretches and the highest instant of each is kept, so that no peak is lost, nor the
+    most temporary buffers of a phase.
     """
     stretch = max(1, len(trace.events) // points)
-    locate = _Locator(trace)
-    kept: list[TimelinePoint] = []
+    step, phase = -1, "load"
+    kept: dict[int, TimelinePoint] = {}
+    busiest: dict[str, TimelinePoint] = {}
     best: TimelinePoint | None = None
     highest = -1
     for index, totals in component_bytes_over_time(trace, purposes, sizes):
+        if trace.events[index].action == "alloc":
+            origin = trace.origins[trace.events[index].allocation]
+            step, phase = origin.step, origin.phase
         total = sum(totals.values())
         if total > highest:
-            step, phase = locate.at(index)
             best, highest = TimelinePoint(index, step, phase, dict(totals)), total
+        if phase not in busiest or totals["temporary"] > busiest[phase].components["temporary"]:
+            busiest[phase] = TimelinePoint(index, step, phase, dict(totals))
         if (index + 1) % stretch == 0 and best is not None:
-            kept.append(best)
+            kept[best.event] = best
             best, highest = None, -1
     if best is not None:
-        kept.append(best)
-    return tuple(kept)
+        kept[best.event] = best
+    kept |= {point.event: point for point in busiest.values() if point.components["temporary"]}
+    return tuple(kept[event] for event in sorted(kept))
 
 
 def component_bytes_over_time(
@@ -51,21 +57,3 @@ def component_bytes_over_time(
             totals[purposes[allocation].component] -= sizes[allocation]
         if index >= start:
             yield index, totals
-
-
-class _Locator:
-    """Lookup of the step and phase of an event: those of the latest allocation up to it."""
-
-    def __init__(self, trace: AllocationTrace) -> None:
-        self._trace = trace
-        allocations = [(i, e.allocation) for i, e in enumerate(trace.events) if e.action == "alloc"]
-        self._indices = [index for index, _ in allocations]
-        self._allocations = [allocation for _, allocation in allocations]
-
-    def at(self, index: int) -> tuple[int, str]:
-        """Return step and phase of the event of that index."""
-        position = bisect_right(self._indices, index) - 1
-        if position < 0:
-            return -1, "load"
-        origin = self._trace.origins[self._allocations[position]]
-        return origin.step, origin.phase
