@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from trainatomy.cli.options import Debug, Json, in_output, in_run, time_limit_option
+from trainatomy.cli.options import Debug, Json, in_run, output_file, time_limit_option
 from trainatomy.cli.output import note, quiet_libraries, show, show_json
 from trainatomy.reporters.text.catalog import calibration_page
 
 Output = Annotated[
     Path,
-    in_output("--output", "File for the calibration (default: calibration.json).", metavar="FILE", dir_okay=False),
+    output_file("--output", "File for the calibration (default: calibration.json).", "FILE"),
 ]
 TimeLimit = Annotated[
     float,

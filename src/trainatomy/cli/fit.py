@@ -20,8 +20,8 @@ from trainatomy.cli.options import (
     TrustRemoteCode,
     check_option,
     command_line,
-    in_output,
     in_run,
+    output_file,
     plot_option,
 )
 from trainatomy.cli.output import note, quiet_libraries, show, show_json
@@ -116,7 +116,7 @@ Plot = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    in_output("--output", "Write the best settings to this workload file.", metavar="FILE.yaml", dir_okay=False),
+    output_file("--output", "Write the best settings to this workload file.", "FILE.yaml"),
 ]
 Check = Annotated[bool, check_option("nothing fits")]
 

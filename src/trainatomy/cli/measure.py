@@ -13,8 +13,8 @@ from trainatomy.cli.options import (
     Records,
     TrustRemoteCode,
     command_line,
-    in_output,
     in_run,
+    output_file,
     time_limit_option,
 )
 from trainatomy.cli.output import note, quiet_libraries, show, show_json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 AllocationTrace = Annotated[
     Path | None,
-    in_output("--trace", "File for the allocation trace of the recorded run.", metavar="FILE", dir_okay=False),
+    output_file("--trace", "File for the allocation trace of the recorded run.", "FILE"),
 ]
 TimeLimit = Annotated[float | None, time_limit_option("Stop after this many seconds.")]
 Components = Annotated[

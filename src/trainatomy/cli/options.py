@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from trainatomy.cli.exits import UsageError
 
 
 def in_run(name: str, help: str, **more: Any) -> Any:
@@ -25,9 +28,36 @@ def check_option(case: str) -> Any:
     return in_output("--check", f"Exit with code 8 if {case}.")
 
 
+def output_file(name: str, help: str, metavar: str) -> Any:
+    """Return an option that takes one or several files to write, which are checked before the work begins."""
+    return in_output(name, help, metavar=metavar, callback=_writable)
+
+
+def _writable(parameter: typer.CallbackParam, value: Any) -> Any:
+    """Return the files of an option; raise ``UsageError`` if one cannot be written."""
+    for file in value if isinstance(value, list) else [] if value is None else [value]:
+        check_writable(parameter.opts[0], file)
+    return value
+
+
+def check_writable(option: str, file: Path) -> None:
+    """Raise ``UsageError`` if a file cannot be written when the work is done."""
+    folder = file.absolute().parent
+    if file.is_dir():
+        problem = "is a folder; name a file"
+    elif not folder.is_dir():
+        problem = f"{file.parent} is no folder" if folder.exists() else f"there is no folder {file.parent}"
+    elif file.exists():
+        problem = "" if os.access(file, os.W_OK) else "the file cannot be written"
+    else:
+        problem = "" if os.access(folder, os.W_OK | os.X_OK) else f"the folder {file.parent} cannot be written"
+    if problem:
+        raise UsageError(f"{option} {file}: {problem}")
+
+
 def plot_option(help: str) -> Any:
     """Return the option ``--plot``."""
-    return in_output("--plot", help, metavar="FILE.svg|FILE.png", dir_okay=False)
+    return output_file("--plot", help, "FILE.svg|FILE.png")
 
 
 def time_limit_option(help: str, *, min: int = 0) -> Any:

@@ -22,14 +22,12 @@ def check_plots(files: Sequence[Path]) -> tuple[Path, ...]:
     """Return the files, after checking before hours of measuring that they can be drawn.
 
     Raises:
-        typer.BadParameter: The format is unknown, or the folder does not exist.
+        typer.BadParameter: The format is unknown.
         MissingLibrary: matplotlib is not installed.
     """
     for file in files:
         if file.suffix.lower().removeprefix(".") not in FORMATS:
             raise typer.BadParameter(f"--plot {file}: the suffix must be one of .{', .'.join(FORMATS)}")
-        if not file.absolute().parent.is_dir():
-            raise typer.BadParameter(f"--plot {file}: there is no folder {file.parent}")
     if files:
         _require_matplotlib()
     return tuple(files)

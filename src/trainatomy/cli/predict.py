@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from trainatomy.cli.options import CalibrationFile, Debug, File, Json, TrustRemoteCode, check_option, in_output, in_run
+from trainatomy.cli.options import (
+    CalibrationFile,
+    Debug,
+    File,
+    Json,
+    TrustRemoteCode,
+    check_option,
+    in_output,
+    in_run,
+    plot_option,
+)
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.plots import check_plots, draw_lengths
-from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_folder, check_report, write_exports, write_report
+from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_report, write_exports, write_report
 from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
 from trainatomy.cli.values import whole_numbers
 from trainatomy.cli.workload_options import with_workload_options
@@ -38,7 +48,7 @@ Ranks = Annotated[
 ]
 Plot = Annotated[
     Path | None,
-    in_output("--plot", "With data.lengths: draw reserved memory over the steps of some orders.", metavar="FILE"),
+    plot_option("With data.lengths: draw reserved memory over the steps of some orders."),
 ]
 JsonVersion = Annotated[
     int, in_output("--json-version", "Version of the JSON; 2 is a draft.", min=1, max=2, hidden=True)
@@ -74,8 +84,6 @@ def predict(
     if not why_oom:
         skip_unused_imports([workload], trust_remote_code=trust_remote_code)
     files, page = check_plots([plot] if plot is not None else []), check_report(html, open_report)
-    check_folder("--trace", trace)
-    check_folder("--snapshot", snapshot)
     with progress(f"simulating {workload.display_name}") as tell, quiet_libraries(debug=debug):
         from trainatomy import api
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainatomy.cli.options import command_line, in_output
+from trainatomy.cli.options import command_line, in_output, output_file
 from trainatomy.cli.output import note
 from trainatomy.errors import TrainatomyError
 
@@ -20,43 +20,32 @@ if TYPE_CHECKING:
 
 Trace = Annotated[
     Path | None,
-    in_output("--trace", "Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", metavar="FILE.json"),
+    output_file("--trace", "Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", "FILE.json"),
 ]
 Snapshot = Annotated[
     Path | None,
-    in_output(
+    output_file(
         "--snapshot",
         "Write every allocation as a memory snapshot of PyTorch (for pytorch.org/memory_viz).",
-        metavar="FILE.pickle",
+        "FILE.pickle",
     ),
 ]
 _SUFFIXES = (".html", ".htm")
 
 Html = Annotated[
     Path | None,
-    in_output("--html", "Write a report to this file: charts and tables, without a network.", metavar="FILE.html"),
+    output_file("--html", "Write a report to this file: charts and tables, without a network.", "FILE.html"),
 ]
 Open = Annotated[bool, in_output("--open", "Open the report in the browser; without --html, a temporary file.")]
 
 
 def check_report(html: Path | None, is_opened: bool) -> Path | None:
-    """Return the file to write, None for none, after checking before a long run that it can be written.
-
-    Raises:
-        typer.BadParameter: The suffix is not that of HTML, or the folder does not exist.
-    """
+    """Return the file of the report, None for none; raise ``BadParameter`` if its suffix is not that of HTML."""
     if html is None:
         return Path(tempfile.mkdtemp(prefix="trainatomy-")) / "report.html" if is_opened else None
     if html.suffix.lower() not in _SUFFIXES:
         raise typer.BadParameter(f"--html {html}: the suffix must be .html")
-    check_folder("--html", html)
     return html
-
-
-def check_folder(option: str, file: Path | None) -> None:
-    """Raise ``BadParameter`` if the folder of a file that is to be written does not exist."""
-    if file is not None and not file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"{option} {file}: there is no folder {file.parent}")
 
 
 def write_report(

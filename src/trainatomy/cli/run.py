@@ -17,10 +17,11 @@ from trainatomy.cli.options import (
     command_line,
     in_output,
     in_run,
+    output_file,
     time_limit_option,
 )
 from trainatomy.cli.output import note, progress, show, show_json
-from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_folder, check_report, write_exports, write_report
+from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_report, write_exports, write_report
 from trainatomy.cli.script_words import DEFAULT_GPU, ScriptCommand, passed_on
 from trainatomy.cli.values import several_gpus
 from trainatomy.errors import DoesNotFit, TrainatomyError, WorkloadError
@@ -73,9 +74,7 @@ Timeline = Annotated[bool, in_output("--timeline", "Show memory by component ove
 Check = Annotated[bool, check_option("the training does not fit")]
 ScriptOutput = Annotated[
     Path | None,
-    in_output(
-        "--script-output", "File for the output of the script (default: stderr).", metavar="FILE", dir_okay=False
-    ),
+    output_file("--script-output", "File for the output of the script (default: stderr).", "FILE"),
 ]
 
 
@@ -133,8 +132,6 @@ def run(
     optimizer steps. Files that it writes are listed but not kept, and the network is off.
     """
     page = check_report(html, open_report)
-    check_folder("--trace", trace)
-    check_folder("--snapshot", snapshot)
     command = read_command(script)
     caution = passed_on(command, context)
     job = Job(
@@ -239,8 +236,10 @@ def _measure(
 
     if outcome.message:
         note(f"the dry run ended by an error: {outcome.message}")
+    store = Store(records)
+    store.check()
     measured = compared(measure_script(job, output), outcome.prediction)
-    note(f"recorded in {Store(records).write(make_record(measured, outcome.prediction, command_line()))}")
+    note(f"recorded in {store.write(make_record(measured, outcome.prediction, command_line()))}")
     write_report(page, measured, is_opened=is_opened, prediction=outcome.prediction)
     if json:
         show_json(measurement_to_json(measured, outcome.prediction))
