@@ -28,7 +28,7 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.cli.app import COMMANDS, load
 from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
 from trainatomy.cli.manual import Entry, panels, paragraphs, usage
-from trainatomy.reporters import schema
+from trainatomy.reporters import list_schemas, schema
 from trainatomy.workload.reference import reference as workload_page
 
 HERE = Path(__file__).parent
@@ -159,6 +159,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "schema/fit-across.schema.json": _json(schema.fit_across_schema),
     "schema/shortage.schema.json": _json(schema.shortage_schema),
     "schema/diagnosis.schema.json": _json(schema.diagnosis_schema),
+    "schema/gpus.schema.json": _json(list_schemas.gpus_schema),
+    "schema/architectures.schema.json": _json(list_schemas.architectures_schema),
+    "schema/history.schema.json": _json(list_schemas.history_schema),
+    "schema/difference.schema.json": _json(list_schemas.difference_schema),
+    "schema/error.schema.json": _json(list_schemas.error_schema),
 }
 
 

@@ -276,7 +276,9 @@ def test_every_error_has_its_code(
     failing(monkeypatch, kind("what was asked, what was found, what to do"))
     assert main(["predict", workload, "--json"]) == kind.exit_code
     captured = capsys.readouterr()
-    assert captured.out == ""
+    message = "what was asked, what was found, what to do"
+    error = {"exit_code": kind.exit_code, "kind": kind.__name__, "message": message}
+    assert json.loads(captured.out) == {"schema": "trainatomy/error/1", "error": error}
     assert captured.err == "error: what was asked, what was found, what to do\n"
 
 

@@ -33,6 +33,7 @@ from trainatomy.results.prediction import Prediction
 from trainatomy.workload.schema import Workload
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
+RECORDS = Path(__file__).parents[1] / "records" / "data"
 
 
 def strict(schema: Any) -> Any:
@@ -246,3 +247,52 @@ def test_a_search_on_several_gpus_follows_its_schema(across: FitAcross) -> None:
     assert [each["best"] is None for each in value["options"]] == [False, False, True]
     assert value["options"][0]["cost_per_million_samples"] == pytest.approx(3.0 / 3600 / 40 * 1e6)
     assert value["options"][2]["missing_bytes"] == 2 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (gpus_to_json(gpus()), "gpus"),
+        (architectures_to_json(architectures()), "architectures"),
+    ],
+)
+def test_lists_follow_their_schemas(value: dict[str, Any], name: str) -> None:
+    check(value, name)
+
+
+@pytest.mark.parametrize(("command", "name"), [(["history"], "history"), (["diff", "3da9", "c6fa"], "difference")])
+def test_records_follow_their_schemas(command: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--records", str(RECORDS), "--json"]) == 0
+    check(json.loads(capsys.readouterr().out), name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind"),
+    [
+        (["predict", "--json", "missing.yaml"], 2, "WorkloadError"),
+        (["fit", "--model", "gpt2", "--gpu", "none", "--json"], 2, "WorkloadError"),
+        (["compare", "--json", "--bogus"], 2, "UsageError"),
+        (["predict", "--model", "--json"], 2, "UsageError"),
+        (["run", "--json", "missing.py"], 2, "WorkloadError"),
+        (["show", "--json", "none"], 1, "TrainatomyError"),
+        (["gpus", "none", "--json"], 2, "WorkloadError"),
+    ],
+)
+def test_a_command_that_fails_prints_its_error_as_json(
+    arguments: list[str], code: int, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    check(found, "error")
+    assert found["error"]["exit_code"] == code
+    assert found["error"]["kind"] == kind
+    assert captured.err.startswith(f"error: {found['error']['message']}")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["predict", "missing.yaml"], ["run", "missing.py", "--json"], ["run", "-m", "missing", "--json"]]
+)
+def test_stdout_stays_empty_without_json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) != 0
+    assert capsys.readouterr().out == ""

@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 DEBUG = "--debug"
 owns_process = False
 """True if this process runs one command and ends; False where ``main`` is called from Python."""
+has_shown_json = False
+"""True if the command has printed its JSON object; an error after that is told by its exit code and on stderr."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command, report any error on stderr, and return the exit code (docs/exit-codes.md)."""
+    global has_shown_json
+    has_shown_json, json = False, wants_json(arguments)
     try:
         from trainatomy.cli.app import app
 
@@ -25,10 +29,19 @@ def main(arguments: Sequence[str]) -> int:
     except BaseException as error:
         from trainatomy.cli.exits import report
 
-        return report(error, debug=DEBUG in arguments)
+        return report(error, debug=DEBUG in arguments, json=json)
     from trainatomy.cli.exits import explain_exit
 
-    return explain_exit(outcome if isinstance(outcome, int) else 0)
+    return explain_exit(outcome if isinstance(outcome, int) else 0, json=json)
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Return whether ``--json`` is among the options of a command, and not among those of a script that it runs."""
+    own = list(arguments)
+    if own[:1] == ["run"]:
+        script = next((place for place, word in enumerate(own) if word in ("-m", "--") or word.endswith(".py")), None)
+        own = own[:script]
+    return "--json" in own
 
 
 def run() -> NoReturn:

@@ -16,10 +16,11 @@ import errno
 import os
 import sys
 import traceback
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
+from trainatomy import cli
 from trainatomy.cli import interrupts
 from trainatomy.errors import TrainatomyError
 from trainatomy.units import printable
@@ -27,69 +28,100 @@ from trainatomy.units import printable
 BUG = 70
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+_INTERRUPTION = "Interrupted"
 
 # Typer carries its own copy of click and exports one of its usage errors; its base is what every wrong option raises.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
 
-def report(error: BaseException, *, debug: bool) -> int:
+def report(error: BaseException, *, debug: bool, json: bool = False) -> int:
     """Report an error on stderr, with a traceback only if ``debug``, and return the exit code.
 
     Whatever goes wrong after a signal is its consequence, such as a library that was imported in part.
+
+    Args:
+        error: The error.
+        debug: Whether to show a traceback.
+        json: Whether to print it on stdout as a JSON object too, if nothing else was printed there.
     """
     if _is_broken_pipe(error):
         _close_stdout()
         return BROKEN_PIPE
     if interrupts.exit_code() is not None and not isinstance(error, KeyboardInterrupt):
-        return report(KeyboardInterrupt(), debug=debug)
+        return report(KeyboardInterrupt(), debug=debug, json=json)
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     if _cannot_write(error):
         _close_stdout()
-    code, message = _explained(error)
-    if message:
-        with contextlib.suppress(OSError):
-            print(printable(message), file=sys.stderr)
-    return code
+    found = _explained(error)
+    with contextlib.suppress(OSError):
+        if found.message:
+            print(printable(found.text), file=sys.stderr)
+        if found.message and json and not cli.has_shown_json:
+            _show_json(found)
+    return found.code
 
 
-def explain_exit(code: int) -> int:
+def _show_json(found: Explained) -> None:
+    from trainatomy.cli.output import show_json
+    from trainatomy.reporters.json import error_to_json
+
+    show_json(error_to_json(found.code, found.kind, found.message))
+    sys.stdout.flush()
+
+
+class Explained(NamedTuple):
+    """An error in words: its exit code, its kind, what is wrong, and where to read more."""
+
+    code: int
+    kind: str
+    message: str
+    hint: str = ""
+
+    @property
+    def text(self) -> str:
+        """What standard error shows."""
+        return self.message if self.kind == _INTERRUPTION else f"error: {self.message}{self.hint}"
+
+
+def explain_exit(code: int, *, json: bool = False) -> int:
     """Report an interrupt that the command-line parser caught, and return its exit code, else ``code``."""
-    return report(KeyboardInterrupt(), debug=False) if code == INTERRUPTED else code
+    return report(KeyboardInterrupt(), debug=False, json=json) if code == INTERRUPTED else code
 
 
-def _explained(error: BaseException) -> tuple[int, str]:
+def _explained(error: BaseException) -> Explained:
+    kind = type(error).__name__
     if isinstance(error, TrainatomyError):
-        return error.exit_code, f"error: {error}"
+        return Explained(error.exit_code, kind, str(error))
     if isinstance(error, UsageError):
-        return 2, _usage(error)
+        return _usage(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return interrupts.exit_code() or INTERRUPTED, "interrupted"
+        return Explained(interrupts.exit_code() or INTERRUPTED, _INTERRUPTION, "interrupted")
     if isinstance(error, OSError) and error.filename is not None:
-        return 1, f"error: {error.filename}: {error.strerror}"
+        return Explained(1, kind, f"{error.filename}: {error.strerror}")
     if _cannot_write(error):
-        return 1, f"error: the output cannot be written: {getattr(error, 'strerror', None) or error}"
+        return Explained(1, kind, f"the output cannot be written: {getattr(error, 'strerror', None) or error}")
     if isinstance(error, MemoryError):
-        return 1, "error: this machine is out of memory; a prediction needs little, so another process holds it"
-    return BUG, _bug(error)
+        return Explained(
+            1, kind, "this machine is out of memory; a prediction needs little, so another process holds it"
+        )
+    return Explained(BUG, "Bug", _bug(error))
 
 
-def _usage(error: BaseException) -> str:
-    """Return what is wrong with the command line; an empty string where help was shown instead of a command."""
-    message = getattr(error, "format_message", error.__str__)().strip()
-    if not message:
-        return ""
+def _usage(error: BaseException) -> Explained:
+    """Return what is wrong with the command line; an empty message where help was shown instead of a command."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "trainatomy"
-    return f"error: {message}\nTry '{command} --help'."
+    message = getattr(error, "format_message", error.__str__)().strip()
+    return Explained(2, "UsageError", message, f"\nTry '{command} --help'.")
 
 
 def _bug(error: BaseException) -> str:
     said = str(error).strip().splitlines()
     what = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
-    return f"error: this is a bug in trainatomy ({what}); run again with --debug and report the output"
+    return f"this is a bug in trainatomy ({what}); run again with --debug and report the output"
 
 
 def _cannot_write(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from trainatomy import cli
 from trainatomy.reporters.text.rendering import console, error_paper, render
 from trainatomy.units import CONTROLS, printable
 
@@ -41,6 +42,7 @@ def show(drawing: RenderableType) -> None:
 
 def show_json(value: dict[str, Any]) -> None:
     """Print one JSON object on stdout."""
+    cli.has_shown_json = True
     print(json.dumps(value, indent=2, ensure_ascii=False).translate(_ESCAPED))
 
 

@@ -40,6 +40,7 @@ OPERATIONS = "trainatomy/operations/1"
 GPUS = "trainatomy/cards/1"
 LOADER = "trainatomy/loader/1"
 ARCHITECTURES = "trainatomy/architectures/1"
+ERROR = "trainatomy/error/1"
 
 SPREADS = (*TOTALS, "step_seconds", "samples_per_second", "tokens_per_second")
 """The figures whose spread over the repeats a measured comparison gives."""
@@ -232,6 +233,11 @@ def gpus_to_json(gpus: Sequence[GPU]) -> dict[str, Any]:
 def architectures_to_json(entries: Sequence[ArchitectureEntry]) -> dict[str, Any]:
     """Return architectures under ``rows``."""
     return {"schema": ARCHITECTURES, "rows": [to_plain(entry) for entry in entries]}
+
+
+def error_to_json(exit_code: int, kind: str, message: str) -> dict[str, Any]:
+    """Return what went wrong: the exit code, the kind of error (docs/exit-codes.md), and the message."""
+    return {"schema": ERROR, "error": {"exit_code": exit_code, "kind": kind, "message": message}}
 
 
 def _predicted(prediction: Prediction) -> dict[str, Any]:

@@ -43,52 +43,52 @@ Schema = dict[str, Any]
 def prediction_schema() -> Schema:
     """Return the schema of ``predict --json``."""
     definitions: Schema = {}
-    body = _tagged(Prediction, PREDICTION, definitions)
+    body = tagged(Prediction, PREDICTION, definitions)
     body["properties"]["shortage"] = {"type": "object", "description": "With --why-oom: as `fit --why-oom --json`."}
-    return _document("A prediction", body, definitions)
+    return document("A prediction", body, definitions)
 
 
 def prediction_schema_v2() -> Schema:
     """Return the schema of ``predict --json --json-version 2``, which is a draft."""
     definitions: Schema = {}
-    body = renamed_v2(_tagged(PredictionV2, PREDICTION_2, definitions))
-    return _document("A prediction (draft of version 2)", body, renamed_v2(definitions))
+    body = renamed_v2(tagged(PredictionV2, PREDICTION_2, definitions))
+    return document("A prediction (draft of version 2)", body, renamed_v2(definitions))
 
 
 def comparison_schema() -> Schema:
     """Return the schema of ``compare --json``; keys of measured comparisons are not required."""
     definitions: Schema = {}
-    definitions["Measurement"] = _tagged(Measurement, MEASUREMENT, definitions)
-    spread = _reference(Spread, definitions)
+    definitions["Measurement"] = tagged(Measurement, MEASUREMENT, definitions)
+    spread = reference_to(Spread, definitions)
     more: Schema = {
         "status": {"enum": list(get_args(RowStatus))},
-        "measured": _object({name: {"anyOf": [spread, _NULL]} for name in SPREADS}),
-        "gap": _object({name: {"type": ["number", "null"]} for name in TOTALS}),
+        "measured": object_of({name: {"anyOf": [spread, _NULL]} for name in SPREADS}),
+        "gap": object_of({name: {"type": ["number", "null"]} for name in TOTALS}),
         "measurements": {"type": "array", "items": {"$ref": "#/$defs/Measurement"}},
         "errors": {"type": "array", "items": {"type": "string"}},
         "prediction_error": {"type": "string"},
     }
     more |= {**_spreading(definitions), "cost_per_million_samples": {"type": ["number", "null"]}}
-    row = _tagged(Prediction, PREDICTION, definitions)
+    row = tagged(Prediction, PREDICTION, definitions)
     row["properties"] |= more
-    unpredicted = _object({"name": _STRING, "workload": {"type": "object"}, "prediction_error": _STRING})
+    unpredicted = object_of({"name": _STRING, "workload": {"type": "object"}, "prediction_error": _STRING})
     unpredicted["properties"] |= more
     definitions |= {"Row": row, "UnpredictedRow": unpredicted}
     rows = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Row"}, {"$ref": "#/$defs/UnpredictedRow"}]}}
     sizes, times = ({"type": "array", "items": {"type": [kind, "null"]}} for kind in ("integer", "number"))
-    published = _object({"source": {"type": "string"}, "memory_bytes": sizes})
+    published = object_of({"source": {"type": "string"}, "memory_bytes": sizes})
     published["properties"] |= {"samples": {"type": "integer"}, "seconds": times}
-    body = _object(
+    body = object_of(
         {"schema": {"const": COMPARISON}, "subject": _STRING, "rows": rows, "published": {"anyOf": [published, _NULL]}}
     )
     body["properties"] |= {"group": {"type": "string"}, "repeats": {"type": "integer"}}
-    return _document("A comparison", body, definitions)
+    return document("A comparison", body, definitions)
 
 
 def _spreading(definitions: Schema) -> Schema:
     """Return what a row says of several GPUs."""
     rates = dict.fromkeys(("samples_per_second", "samples_per_second_per_gpu"), _NUMBER)
-    scaling = _object({**rates, "efficiency": {"type": ["number", "null"]}})
+    scaling = object_of({**rates, "efficiency": {"type": ["number", "null"]}})
     return {"plan": _plan(definitions), "scaling": _or_null(scaling)}
 
 
@@ -103,110 +103,112 @@ def _plan(definitions: Schema) -> Schema:
 def measurement_schema() -> Schema:
     """Return the schema of ``measure --json``."""
     definitions: Schema = {}
-    definitions["Prediction"] = _tagged(Prediction, PREDICTION, definitions)
-    body = _tagged(Measurement, MEASUREMENT, definitions)
+    definitions["Prediction"] = tagged(Prediction, PREDICTION, definitions)
+    body = tagged(Measurement, MEASUREMENT, definitions)
     shares = {"type": ["object", "null"], "additionalProperties": {"type": "number"}}
     compared: Schema = {name: {"type": ["number", "null"]} for name in TOTALS}
-    gap = _object({**compared, "components": shares})
-    gap["properties"]["ranks"] = {"type": "object", "additionalProperties": _object(compared)}
+    gap = object_of({**compared, "components": shares})
+    gap["properties"]["ranks"] = {"type": "object", "additionalProperties": object_of(compared)}
     maybe: Schema = {"type": ["number", "null"]}
-    at_pace = _object({"pace": _NUMBER, "step_seconds": maybe, "gap": maybe, "quiet_step_seconds": _NUMBER})
+    at_pace = object_of({"pace": _NUMBER, "step_seconds": maybe, "gap": maybe, "quiet_step_seconds": _NUMBER})
     body["properties"] |= {
         "prediction": {"anyOf": [{"$ref": "#/$defs/Prediction"}, _NULL]},
         "gap": {"anyOf": [gap, _NULL]},
         "at_host_pace": _or_null(at_pace),
     }
     body["required"] += ["prediction", "gap", "at_host_pace"]
-    return _document("A measurement", body, definitions)
+    return document("A measurement", body, definitions)
 
 
 def record_schema() -> Schema:
     """Return the schema of a record's file and of ``show --json``."""
     definitions: Schema = {}
-    return _document("A record", _tagged(Record, RECORD, definitions), definitions)
+    return document("A record", tagged(Record, RECORD, definitions), definitions)
 
 
 def loader_schema() -> Schema:
     """Return the schema of ``data --json``."""
     definitions: Schema = {}
-    return _document("A timed loader", _tagged(LoaderReport, LOADER, definitions), definitions)
+    return document("A timed loader", tagged(LoaderReport, LOADER, definitions), definitions)
 
 
 def operations_schema() -> Schema:
     """Return the schema of ``ops --json``."""
     definitions: Schema = {}
-    body = _tagged(OperationBreakdown, OPERATIONS, definitions)
+    body = tagged(OperationBreakdown, OPERATIONS, definitions)
     for name, key in (("Claim", "sentence"), ("Padding", "how")):
         definitions[name]["properties"][key] = {"type": "string"}
         definitions[name]["required"].append(key)
-    return _document("The operations of a step", body, definitions)
+    return document("The operations of a step", body, definitions)
 
 
 def diagnosis_schema() -> Schema:
     """Return the schema of ``doctor --json``."""
     definitions: Schema = {}
-    body = _tagged(Diagnosis, DIAGNOSIS, definitions)
+    body = tagged(Diagnosis, DIAGNOSIS, definitions)
     body["properties"]["healthy"] = _BOOLEAN
     body["required"].append("healthy")
     for name, keys in (("Cost", ("sentence",)), ("Finding", ("found", "means", "fix"))):
         definitions[name]["properties"] |= dict.fromkeys(keys, _STRING)
         definitions[name]["required"] += keys
-    return _document("What is wrong with a machine", body, definitions)
+    return document("What is wrong with a machine", body, definitions)
 
 
 def fit_schema() -> Schema:
     """Return the schema of ``fit --json``."""
     definitions: Schema = {}
     short, whole = _candidate(definitions, whole=False), _candidate(definitions, whole=True)
-    change, listed = {"$ref": "#/$defs/Change"}, _array(short)
+    change, listed = {"$ref": "#/$defs/Change"}, array_of(short)
     figures = {"device_bytes": _INTEGER, "step_seconds": _NUMBER}
-    prices = _object({"change": change, "candidate": _or_null(short), "allowed": _BOOLEAN, **figures, "error": _STRING})
-    maximum = _or_null(_reference(Maximum, definitions))
+    prices = object_of(
+        {"change": change, "candidate": _or_null(short), "allowed": _BOOLEAN, **figures, "error": _STRING}
+    )
+    maximum = _or_null(reference_to(Maximum, definitions))
     limits = {"gpu_memory_bytes": _INTEGER, "headroom": _NUMBER, "usable_bytes": _INTEGER, "maximum": maximum}
-    texts = _object(dict.fromkeys(("training_arguments", "yaml", "flags"), _STRING) | {"launch": _or_null(_STRING)})
+    texts = object_of(dict.fromkeys(("training_arguments", "yaml", "flags"), _STRING) | {"launch": _or_null(_STRING)})
     compared = {"type": ["object", "null"], "description": "The measured candidates, as `compare --measure --json`."}
     body = {
         "schema": {"const": FIT},
         "name": _STRING,
         "subject": _STRING,
         "workload": {"type": "object"},
-        "gpu": _reference(GPUSummary, definitions),
+        "gpu": reference_to(GPUSummary, definitions),
         "goal": {"enum": list(get_args(Goal))},
         "effective_batch_size": _INTEGER,
-        "allowed": _array({"enum": list(get_args(Permission))}),
+        "allowed": array_of({"enum": list(get_args(Permission))}),
         "best": _or_null(whole),
         "given": _or_null(short),
         "candidates": listed,
         "by_gpus": listed,
         "ties": listed,
-        "prices": _array(prices),
-        "remedies": _array(_remedy(definitions)),
+        "prices": array_of(prices),
+        "remedies": array_of(_remedy(definitions)),
         "front": listed,
         "too_large": listed,
-        "limits": _object(limits),
-        "counts": _reference(SearchCounts, definitions),
+        "limits": object_of(limits),
+        "counts": reference_to(SearchCounts, definitions),
         "settings": _or_null(texts),
         "measured": compared,
-        "notes": _array(_STRING),
+        "notes": array_of(_STRING),
         "interrupted": _BOOLEAN,
         "versions": {"type": "object", "additionalProperties": _STRING},
     }
-    return _document("Settings that fit a GPU", _object(body), definitions)
+    return document("Settings that fit a GPU", object_of(body), definitions)
 
 
 def fit_across_schema() -> Schema:
     """Return the schema of ``fit --gpu all --json``."""
     definitions: Schema = {}
     option = {
-        "gpu": _reference(GPUSummary, definitions),
+        "gpu": reference_to(GPUSummary, definitions),
         "usable_bytes": _INTEGER,
         "best": _or_null(_candidate(definitions, whole=True)),
         "smallest": _or_null(_candidate(definitions, whole=False)),
         "missing_bytes": {"type": ["integer", "null"]},
         "cost_per_hour": {"type": ["number", "null"]},
         "cost_per_million_samples": {"type": ["number", "null"]},
-        "counts": _reference(SearchCounts, definitions),
-        "notes": _array(_STRING),
+        "counts": reference_to(SearchCounts, definitions),
+        "notes": array_of(_STRING),
     }
     body = {
         "schema": {"const": FIT_ACROSS},
@@ -214,13 +216,13 @@ def fit_across_schema() -> Schema:
         "workload": {"type": "object"},
         "effective_batch_size": _INTEGER,
         "headroom": _NUMBER,
-        "allowed": _array({"enum": list(get_args(Permission))}),
-        "options": _array(_object(option)),
-        "refused": _array(_STRING),
+        "allowed": array_of({"enum": list(get_args(Permission))}),
+        "options": array_of(object_of(option)),
+        "refused": array_of(_STRING),
         "seconds": _NUMBER,
         "interrupted": _BOOLEAN,
     }
-    return _document("Settings that fit several GPUs", _object(body), definitions)
+    return document("Settings that fit several GPUs", object_of(body), definitions)
 
 
 def shortage_schema() -> Schema:
@@ -229,26 +231,26 @@ def shortage_schema() -> Schema:
     body = {
         "schema": {"const": SHORTAGE},
         "name": _STRING,
-        "gpu": _reference(GPUSummary, definitions),
+        "gpu": reference_to(GPUSummary, definitions),
         "given": _candidate(definitions, whole=True),
-        "out_of_memory": _or_null(_reference(OutOfMemoryPoint, definitions)),
+        "out_of_memory": _or_null(reference_to(OutOfMemoryPoint, definitions)),
         "usable_bytes": _INTEGER,
         "missing_bytes": _INTEGER,
         "headroom": _NUMBER,
-        "remedies": _array(_remedy(definitions)),
+        "remedies": array_of(_remedy(definitions)),
         "seconds": _NUMBER,
         "interrupted": _BOOLEAN,
         "versions": {"type": "object", "additionalProperties": _STRING},
     }
-    return _document("What a training needs that does not fit", _object(body), definitions)
+    return document("What a training needs that does not fit", object_of(body), definitions)
 
 
 def _remedy(definitions: Schema) -> Schema:
-    return _object(
+    return object_of(
         {
             "kind": {"enum": list(get_args(RemedyKind))},
-            "gpu": _reference(GPUSummary, definitions),
-            "changes": _array({"$ref": "#/$defs/Change"}),
+            "gpu": reference_to(GPUSummary, definitions),
+            "changes": array_of({"$ref": "#/$defs/Change"}),
             "candidate": _candidate(definitions, whole=False),
             "device_bytes": _INTEGER,
             "step_seconds": {"type": ["number", "null"]},
@@ -258,24 +260,24 @@ def _remedy(definitions: Schema) -> Schema:
 
 def _candidate(definitions: Schema, *, whole: bool) -> Schema:
     """Add the schema of a candidate, with its whole memory breakdown or three totals, and return a reference to it."""
-    _reference(Change, definitions)
+    reference_to(Change, definitions)
     definitions["Change"]["properties"]["may_change"] = _STRING
     definitions["Change"]["required"].append("may_change")
-    time = _reference(Time, definitions)
+    time = reference_to(Time, definitions)
     interval = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
     definitions["Time"]["properties"]["samples_per_second_interval"] = interval
     definitions["Time"]["required"].append("samples_per_second_interval")
-    totals = _object(dict.fromkeys(TOTALS, _INTEGER))
+    totals = object_of(dict.fromkeys(TOTALS, _INTEGER))
     name = "Best" if whole else "Candidate"
-    definitions[name] = _object(
+    definitions[name] = object_of(
         {
-            "changes": _array({"$ref": "#/$defs/Change"}),
+            "changes": array_of({"$ref": "#/$defs/Change"}),
             "workload": {"type": "object"},
             "plan": _plan(definitions),
             "fits": _BOOLEAN,
             "verdict": {"enum": list(get_args(Verdict))},
             "room_bytes": _INTEGER,
-            "memory": _reference(Memory, definitions) if whole else totals,
+            "memory": reference_to(Memory, definitions) if whole else totals,
             "time": _or_null(time),
             "samples_per_second": _or_null(_NUMBER),
         }
@@ -287,7 +289,7 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, _NULL]}
 
 
-def _array(items: Schema) -> Schema:
+def array_of(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
@@ -299,7 +301,7 @@ class _Generator(GenerateJsonSchema):
         made["description"] = re.sub(r"\s+", " ", inspect.getdoc(schema["cls"]) or "").replace("``", "`")
         if schema["cls"] is Components:
             integer = {"type": "integer"}
-            made |= {**_object(dict.fromkeys(STANDARD_COMPONENTS, integer)), "additionalProperties": integer}
+            made |= {**object_of(dict.fromkeys(STANDARD_COMPONENTS, integer)), "additionalProperties": integer}
         return made
 
     def field_is_required(self, field: Any, total: bool) -> bool:
@@ -326,17 +328,17 @@ def _without_titles(value: Any) -> Any:
     return {key: _without_titles(item) for key, item in value.items() if key != "title" or not isinstance(item, str)}
 
 
-def _reference(kind: type, definitions: Schema) -> Schema:
+def reference_to(kind: type, definitions: Schema) -> Schema:
     definitions[kind.__name__] = _dataclass(kind, definitions)
     return {"$ref": f"#/$defs/{kind.__name__}"}
 
 
-def _document(title: str, body: Schema, definitions: Schema) -> Schema:
+def document(title: str, body: Schema, definitions: Schema) -> Schema:
     draft = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": draft, "title": title, **body, "$defs": dict(sorted(definitions.items()))}
 
 
-def _tagged(kind: type, name: str, definitions: Schema) -> Schema:
+def tagged(kind: type, name: str, definitions: Schema) -> Schema:
     """Return the schema of a dataclass with its ``schema`` key in front."""
     body = _dataclass(kind, definitions)
     body["properties"] = {"schema": {"const": name}, **body["properties"]}
@@ -355,5 +357,5 @@ def _subject(definitions: Schema) -> Schema:
     return _or_null({"$ref": "#/$defs/Subject"})
 
 
-def _object(properties: Schema) -> Schema:
+def object_of(properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}

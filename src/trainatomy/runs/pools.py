@@ -82,7 +82,7 @@ def _start_server() -> None:
 
 def _end_with_server(initializer: Callable[..., None], *arguments: Any) -> None:
     """Prepare a worker, which must not keep its server alive: that one ends when nobody holds its pipe any more."""
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     if (alive := server._forkserver_alive_fd) is not None:
         server._forkserver_alive_fd = None
         os.close(alive)
@@ -104,7 +104,7 @@ def _end(pools: Sequence[ProcessPoolExecutor]) -> None:
 
 def _kill_server() -> None:
     """End the process that workers are forked from at once, whatever it imports; the next pool starts another."""
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         with suppress(OSError):
             os.kill(server._forkserver_pid, signal.SIGKILL)
