@@ -57,3 +57,45 @@ def test_copies_of_models_are_known_by_the_originals(name: str, original: str, i
     assert original_name(name) == original
     assert architecture(name) is not None
     assert (quantization_of_copy(name) is not None) == is_packed
+
+
+@pytest.mark.parametrize(("options", "is_left_out"), [("", True), (", quantization_config=settings", False)])
+def test_quantised_weights_that_are_asked_for_and_not_made_are_noted(
+    run_script: RunScript, options: str, is_left_out: bool
+) -> None:
+    found = run_script(
+        f"""
+        import torch
+        from transformers import BitsAndBytesConfig, GPT2Config, GPT2LMHeadModel
+        settings = BitsAndBytesConfig(load_in_4bit=True)
+        config = GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=100)
+        model = GPT2LMHeadModel.from_pretrained("nobody/tiny", config=config, dtype=torch.bfloat16{options}).cuda()
+        optimizer = torch.optim.SGD([one for one in model.parameters() if one.is_floating_point()], 0.1)
+        for _ in range(5):
+            model(torch.ones(2, 8, dtype=torch.long, device="cuda")).logits.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """
+    )
+    assert found.prediction is not None, found.message
+    assert any("no layer has them" in note for note in found.prediction.notes) == is_left_out
+
+
+def test_a_module_keeps_its_signature_and_may_take_any_name(run_script: RunScript) -> None:
+    found = run_script(
+        """
+        import inspect
+        import torch
+        class Model(torch.nn.Linear):
+            def forward(self, module, self_weight=None):
+                return super().forward(module)
+        assert "args" in inspect.signature(torch.nn.Module.__call__).parameters
+        model = Model(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            model(module=torch.ones(2, 8, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """
+    )
+    assert found.message == ""

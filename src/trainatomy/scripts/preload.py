@@ -14,6 +14,11 @@ _OF_TORCH = ("torch._dynamo", "torch.utils.cpp_extension", "torch.utils.data", "
 
 Libraries need no such care: their stand-ins are put in place when they are imported (``imports``).
 """
+_TALKATIVE = (
+    "bitsandbytes", "torch._dynamo", "torch.distributed.elastic", "torch.utils._pytree", "torch.utils.cpp_extension",
+    "torchao",
+)  # fmt: skip
+"""Loggers that warn of a GPU's libraries that are not here."""
 _MOST_FILES = 200
 
 
@@ -49,7 +54,7 @@ def _local_files(folder: Path, name: str) -> list[Path]:
 
 def preload() -> None:
     """Import what keeps PyTorch's own functions."""
-    for name in ("bitsandbytes", "torch._dynamo", "torch.distributed.elastic", "torch.utils._pytree", "torchao"):
+    for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

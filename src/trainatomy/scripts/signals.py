@@ -8,6 +8,7 @@ training, unless one of those steps again.  In a loop that updates its weights b
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -163,7 +164,8 @@ class ScriptSignals(LoopSignals):
     def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``Module.__call__`` that sees which calls are outermost."""
 
-        def call(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+        @functools.wraps(original)
+        def call(module: nn.Module, /, *arguments: Any, **keywords: Any) -> Any:
             if self._depth or torch._C._current_graph_task_id() != -1:
                 return original(module, *arguments, **keywords)
             self._depth += 1

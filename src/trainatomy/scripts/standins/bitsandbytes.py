@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.libraries import version_of
+from trainatomy.scripts.places import current_place
 from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes
 from trainatomy.simulator.bitsandbytes_kernels import native_library, no_shared_code_books, quantised_operators
 from trainatomy.simulator.loading import loading
@@ -31,6 +32,26 @@ def install(stand_ins: StandIns) -> None:
     if version_of("torchao") is not None:
         stand_ins.stack.enter_context(packed_weights(stand_ins.process))
     stand_ins.when("bitsandbytes", partial(_put, stand_ins))
+    stand_ins.when("transformers.utils.quantization_config", partial(_put_check, stand_ins))
+
+
+def _put_check(stand_ins: StandIns, module: Any) -> None:
+    """Say it where a script asks for quantised weights and gets others: a library may leave them out silently."""
+    original, notes = module.BitsAndBytesConfig.__init__, stand_ins.process.notes
+    asked: list[str] = []
+
+    def make(self: Any, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        bits = 4 if self.load_in_4bit else 8 if self.load_in_8bit else 0
+        if bits and not asked:
+            asked.append(f"weights of {bits} bits are asked for at {current_place(stand_ins.script) or 'the script'}")
+
+    def check() -> None:
+        if asked and not any("quantised weights" in note for note in notes):
+            notes.append(f"{asked[0]}, and no layer has them: the figures are those of weights in 16 or 32 bits")
+
+    stand_ins.put(module.BitsAndBytesConfig, "__init__", make)
+    stand_ins.stack.callback(check)
 
 
 def _put(stand_ins: StandIns, _: Any) -> None:
