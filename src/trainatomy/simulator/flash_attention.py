@@ -230,9 +230,9 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor | None, packed: Tensor, starts: Tensor | None, how: _Settings) -> Tensor:
         ctx.shape, ctx.has_queries = packed.shape, q is not None
-        parts = packed.detach().unbind(-3)
-        given = parts if q is None else (q, *parts)
-        return _Attention.forward(ctx, *given, starts, None, how)
+        parts = list(packed.detach().unbind(-3))
+        queries = parts.pop(0) if q is None else q
+        return _Attention.forward(ctx, queries, parts[0], parts[1], starts, None, how)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
