@@ -125,6 +125,13 @@ def test_a_missing_module_is_named(package: Path, name: str, message: str) -> No
         read_command(["-m", name]).file()
 
 
+def test_a_module_that_an_installed_release_lacks_is_named(package: Path) -> None:
+    package.joinpath("__init__.py").write_text("import json.no_such_module\n")
+    preload()
+    found = run_job(Job(read_command(["framework-cli"]), ("h100-sxm",)), "h100-sxm")
+    assert "needs json.no_such_module, which the installed json does not have" in found.message
+
+
 @pytest.mark.parametrize("words", [["framework-cli"], ["-m", "framework_of_tests.cli"]])
 def test_what_a_package_fails_to_import_is_reported_as_missing(package: Path, words: list[str]) -> None:
     package.joinpath("__init__.py").write_text("import no_such_library_of_tests\n")

@@ -118,6 +118,11 @@ def _find(name: str, path: Any) -> ModuleSpec | None:
     return next((spec for spec in found if spec is not None), None)
 
 
+def is_installed(package: str) -> bool:
+    """Return whether a top-level package or module is there."""
+    return _find(package, None) is not None
+
+
 def package_folder(module: str) -> str:
     """Return the folder of the package that a module belongs to, or its file."""
     spec = _find(module.partition(".")[0], None)

@@ -17,8 +17,10 @@ from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, TrainatomyError, WorkloadError
+from trainatomy.libraries import version_of
 from trainatomy.prediction import keep_executed
 from trainatomy.results.script import Ending
+from trainatomy.scripts.console import is_installed
 from trainatomy.scripts.job import INTERRUPTED, HandedOver, Job, Outcome
 from trainatomy.scripts.places import any_place_of, place_of
 from trainatomy.scripts.prediction import prediction_of_script, run_of
@@ -223,6 +225,13 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
                 "Or measure the script: trainatomy run --measure"
             )
         package = _PACKAGES.get(top, top)
+        if top != error.name and is_installed(top):
+            release = f"{package} {version_of(package) or ''}".rstrip()
+            return MissingLibrary(
+                f"{place} needs {error.name}, which the installed {release} does not have: install the release that "
+                "it was written for",
+                library=top,
+            )
         return MissingLibrary(f"{place} needs {top}, which is not installed: pip install {package}", library=top)
     if isinstance(error, PermissionError) or "ermission denied" in text:
         return SimulationError(
