@@ -51,3 +51,23 @@ def test_a_template_that_is_not_there_cannot_be_applied() -> None:
         else:
             with pytest.raises(ValueError, match="chat_template is not set"):
                 tokenizer.apply_chat_template(messages)
+
+
+def test_options_of_from_pretrained_are_kept() -> None:
+    """sentence-transformers passes ``max_seq_length`` as one."""
+    known = architecture("distilbert/distilbert-base-uncased")
+    assert known is not None
+    options = {
+        "model_max_length": 300,
+        "padding_side": "left",
+        "pad_token": "w5",
+        "chat_template": "{{ messages }}",
+        "use_fast": True,
+        "trust_remote_code": True,
+        "revision": "main",
+    }
+    tokenizer = made_tokenizer(known.config, known.hub_id, options)
+    assert (tokenizer.model_max_length, tokenizer.padding_side) == (300, "left")
+    assert (tokenizer.pad_token, tokenizer.chat_template) == ("w5", "{{ messages }}")
+    assert len(tokenizer("memory " * 400, truncation=True).input_ids) == 300
+    assert made_tokenizer(known.config, known.hub_id).model_max_length == 512

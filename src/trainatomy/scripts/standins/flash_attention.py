@@ -6,11 +6,13 @@ because some frameworks choose it by themselves where it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -129,7 +131,12 @@ class _Package:
         functions = {one.__name__: self._noting(one) for one in (dense, varlen)}
         functions |= {name: self._noting(one) for name, one in packed_functions(multiprocessors).items()}
         functions["flash_attn_with_kvcache"] = _refuse_cache
-        padding = {one.__name__: one for one in (index_first_axis, index_put_first_axis, unpad_input, pad_input)}
+        padding: dict[str, Any] = {
+            one.__name__: one for one in (index_first_axis, index_put_first_axis, unpad_input, pad_input)
+        }
+        with contextlib.suppress(ImportError):  # some import these from it
+            einops: Any = import_module("einops")
+            padding |= {"rearrange": einops.rearrange, "repeat": einops.repeat}
         package = _module("flash_attn", functions | {"__version__": _VERSION})
         package.__path__ = []
         found = {"flash_attn_interface": _module("flash_attn.flash_attn_interface", functions)}

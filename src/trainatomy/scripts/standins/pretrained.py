@@ -255,11 +255,13 @@ def _tokenizer(stand_ins: StandIns, original: Callable[..., Any]) -> Callable[..
             if known is None:
                 raise
         stand_ins.note("tokenizer", str(name))
-        return made_tokenizer(known.config, str(name))
+        return made_tokenizer(known.config, str(name), options)
 
     return read
 
 
+_OF_FILES = _HUB | {"config", "use_fast", "tokenizer_type", "tokenizer_file", "vocab_file", "merges_file", "gguf_file"}
+"""Options of ``from_pretrained`` that say where a tokenizer's files are, and of which kind they are."""
 _SPECIAL = ("[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<|endoftext|>")
 _CHAT = (
     "{% for m in messages %}<s> {{ m['role'] }} {{ m['content'] }} </s> {% endfor %}"
@@ -267,10 +269,11 @@ _CHAT = (
 )
 
 
-def made_tokenizer(config: Any, name: str) -> Any:
+def made_tokenizer(config: Any, name: str, options: Mapping[str, Any] | None = None) -> Any:
     """Return a tokenizer whose words are the vocabulary's numbers (``w17``), one token for each word of a text.
 
-    It has a chat template where the model's own has one: libraries take texts for messages then.
+    It has a chat template where the model's own has one: libraries take texts for messages then.  ``options`` are those
+    of ``from_pretrained``, such as ``model_max_length`` and ``padding_side``.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -288,14 +291,16 @@ def made_tokenizer(config: Any, name: str) -> Any:
         )
     end = "[SEP]" if is_encoder else "<|endoftext|>"
     longest = int(config.get("max_position_embeddings") or config.get("n_positions") or 2048)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
-        bos_token="<s>", eos_token=end, model_max_length=longest, name_or_path=name,
-        **({"pad_token": "[PAD]"} if is_encoder or config.get("pad_token_id") is not None else {}),
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "bos_token": "<s>",
+        "eos_token": end, "model_max_length": longest, "name_or_path": name,
+    }  # fmt: skip
+    if is_encoder or config.get("pad_token_id") is not None:
+        settings["pad_token"] = "[PAD]"
     if has_chat_template(name):
-        tokenizer.chat_template = _CHAT
-    return tokenizer
+        settings["chat_template"] = _CHAT
+    settings |= {key: value for key, value in (options or {}).items() if key not in _OF_FILES}
+    return PreTrainedTokenizerFast(tokenizer_object=made, **settings)
 
 
 # -- diffusers ---------------------------------------------------------------------------------------------------------
