@@ -68,3 +68,12 @@ def test_made_images_are_as_many_as_the_real_ones(
     made = _MadeImages("data", *arguments, **options)
     assert len(made) == len(made.targets) == len(made.data) == count
     assert made.data.shape[1] == _IMAGES[name].side
+
+
+def test_prompts_completions_and_labels_of_preferences() -> None:
+    made = rows("trl-lib/kto-mix-14k")["train"]
+    first = made[0]
+    assert [one["role"] for one in first["prompt"]] == ["user"]
+    assert [one["role"] for one in first["completion"]] == ["assistant"]
+    assert {row["label"] for row in made} == {True, False}
+    assert [one["role"] for one in rows("trl-lib/Capybara")["train"][0]["messages"]] == ["user", "assistant"]

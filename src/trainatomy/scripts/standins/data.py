@@ -162,6 +162,10 @@ def words(row: int, count: int) -> str:
     return " ".join(f"w{(row * 31 + number) % 20000}" for number in range(count))
 
 
+_ROLES = {"messages": ("user", "assistant"), "prompt": ("user",), "completion": ("assistant",)}
+"""Who speaks in the conversations of a column, by its kind."""
+
+
 def _cell(kind: Any, row: int, length: int) -> Any:
     if isinstance(kind, int):  # classes
         return row % kind
@@ -173,11 +177,12 @@ def _cell(kind: Any, row: int, length: int) -> Any:
         return words(row, max(1, length // 2))
     if kind == "short text":
         return words(row, 12)
-    if kind == "messages":
-        return [
-            {"role": "user", "content": words(row, max(1, length // 2))},
-            {"role": "assistant", "content": words(row + 7, max(1, length // 2))},
-        ]
+    if kind in _ROLES:
+        texts = (words(row, max(1, length // 2)), words(row + 7, max(1, length // 2)))
+        said = dict(zip(_ROLES["messages"], texts, strict=True))
+        return [{"role": role, "content": said[role]} for role in _ROLES[kind]]
+    if kind == "flag":
+        return row % 2 == 0
     if kind in ("number", "score"):
         return row
     if kind == "answers":  # the first word of the context
@@ -194,7 +199,7 @@ def _feature(datasets: Any, kind: Any) -> Any:
         return datasets.ClassLabel(names=[str(number) for number in range(kind)])
     if kind == "image":
         return datasets.Image()
-    if kind == "messages":
+    if kind in _ROLES:
         return datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
     if kind == "tokens":
         return datasets.List(datasets.Value("string"))
@@ -202,7 +207,7 @@ def _feature(datasets: Any, kind: Any) -> Any:
         return {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
     if isinstance(kind, tuple):
         return datasets.Translation(languages=kind)
-    return datasets.Value({"number": "int64", "score": "float32"}.get(kind, "string"))
+    return datasets.Value({"number": "int64", "score": "float32", "flag": "bool"}.get(kind, "string"))
 
 
 # -- torchvision -------------------------------------------------------------------------------------------------------
