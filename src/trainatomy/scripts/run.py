@@ -89,6 +89,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
         folder=folder,
         flash_attention=names_flash_attention(job.command.arguments, files_of(file)),
         looks_ahead=job.looks_ahead,
+        part=job.gpus[0] if job.handovers else gpu_id,  # what the commands before wrote is found on every GPU
     )
     session = Session(gpu, settings, "" if job.command.entry() else str(file))
     try:
@@ -264,7 +265,8 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
         return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")
     if isinstance(error, EOFError):
         return SimulationError(f"{place} asks for input, and nobody answers in a dry run; pass it as an argument")
-    if isinstance(error, ConnectionError | TimeoutError) or "network is off" in text or "offline" in text.lower():
+    is_of_network = isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, BrokenPipeError)
+    if is_of_network or "network is off" in text or "offline" in text.lower():
         return WorkloadError(
             f"{place} needs the network: {type(error).__name__}: {text}\n"
             "Switch it on with --network, or load what it asks for into the cache before"

@@ -89,6 +89,7 @@ class Settings:
         folder: Temporary folder of the run; None: the session makes one. Libraries may write to it.
         flash_attention: Whether the script names flash-attn, which is there then.
         looks_ahead: Whether what comes after the steps is looked at: tasks that the configuration plans, and growth.
+        part: Name of a folder in it for what the script writes.
     """
 
     steps: int = STEPS
@@ -106,6 +107,7 @@ class Settings:
     folder: str | None = None
     flash_attention: bool = True
     looks_ahead: bool = True
+    part: str = "script"
 
 
 class Session:
@@ -166,7 +168,7 @@ class Session:
         with folders as folder, isolated(), contextlib.ExitStack() as stack:
             forget_device()
             stack.callback(forget_device)
-            self.files = RedirectedFiles(folder, self.gpu.id)
+            self.files = RedirectedFiles(folder, self.settings.part)
             stack.enter_context(self.process.open())
             torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
             self._install(stack, folder)

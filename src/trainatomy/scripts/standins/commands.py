@@ -92,7 +92,8 @@ class Commands:
             for each in commands:
                 variables = {**self._added(environment), **each.variables}
                 self._check(each, variables, where, text, by_user=by_user)
-            if all(map(is_question, commands)) or (not by_user and shutil.which(commands[0].words[0]) is None):
+            is_missing = launched(commands[0]) is None and shutil.which(commands[0].words[0]) is None
+            if all(map(is_question, commands)) or (is_missing and not by_user):
                 return True
             if self._accompanies(commands[0]):
                 return False
@@ -188,10 +189,14 @@ class Commands:
                 f"{self._place()} starts `{shlex.join(words)[:_MOST_CHARACTERS]}` with DeepSpeed: scripts that "
                 "accelerate starts with DeepSpeed are not simulated; describe the training by a workload"
             )
-        files = self._stand_ins.files
-        found = tuple(files.found(word) or word if "/" in word else word for word in words)
+        found = tuple(self._only_written(word) if word.endswith(".py") else word for word in words)
         added = {name: value for name, value in variables.items() if name not in _OF_RANKS}
-        raise HandedOver(Handover(found, added, files.found(folder) or folder))
+        raise HandedOver(Handover(found, added, self._only_written(folder)))
+
+    def _only_written(self, path: str) -> str:
+        """Return where a path is that the script wrote, if the machine has none of that name."""
+        files = self._stand_ins.files
+        return path if files.is_below(os.path.abspath(path)) else files.found(path) or path  # noqa: PTH100
 
     def _accompanies(self, command: Words) -> bool:
         """Return whether a command is a process that cleans up after this one, which is not needed."""

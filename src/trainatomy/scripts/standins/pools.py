@@ -17,6 +17,9 @@ _LIBRARIES = ("multiprocessing", "multiprocess")
 """Python's own, and the copy that ``datasets`` uses."""
 _EXECUTORS = ("concurrent.futures.process", "joblib.externals.loky.process_executor", "loky.process_executor")
 
+_TRACKERS = ("multiprocessing.resource_tracker", "multiprocess.resource_tracker")
+_TRACKERS += ("joblib.externals.loky.backend.resource_tracker", "loky.backend.resource_tracker")
+
 
 def install(stand_ins: StandIns, refuse: Callable[..., NoReturn]) -> None:
     """Put them in place; refuse processes that are no pool's."""
@@ -30,6 +33,8 @@ def install(stand_ins: StandIns, refuse: Callable[..., NoReturn]) -> None:
         stand_ins.when(f"{library}.process", refuse_processes)
     for name in _EXECUTORS:
         stand_ins.when(name, partial(_install_executor, stand_ins))
+    for name in _TRACKERS:
+        stand_ins.when(name, partial(_install_tracker, stand_ins))
 
 
 class Done:
@@ -166,3 +171,13 @@ def _install_executor(stand_ins: StandIns, module: Any) -> None:
         return future
 
     stand_ins.put(module.ProcessPoolExecutor, "submit", submit)
+
+
+def _install_tracker(stand_ins: StandIns, module: Any) -> None:
+    """Let nothing be told to the process that removes what dead processes leave."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    for name in ("ensure_running", "_send"):
+        stand_ins.put(module.ResourceTracker, name, nothing)
