@@ -6,7 +6,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -55,6 +55,14 @@ def is_called_by_user() -> bool:
     while frame is not None and _is_of_python(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code.co_filename)
+
+
+def callers() -> Iterator[str]:
+    """Yield the names of the packages whose code is running, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        frame = frame.f_back
 
 
 def _is_of_python(filename: str) -> bool:

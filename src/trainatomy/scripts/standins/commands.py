@@ -22,7 +22,7 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.guard import passing
 from trainatomy.scripts.job import HandedOver, Handover
-from trainatomy.scripts.places import current_place, is_called_by_user
+from trainatomy.scripts.places import callers, current_place, is_called_by_user
 from trainatomy.scripts.programs import (
     NOTHING,
     SHELL,
@@ -55,12 +55,16 @@ class Commands:
         self._before = dict(os.environ)
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse to start a process."""
-        raise SimulationError(
-            f"{self._place()} starts another process, and a dry run follows one.\n"
-            "Run the script as one process (without --multiprocessing-distributed, mp.spawn or the like); "
-            "`trainatomy run torchrun --nproc-per-node N …` simulates one rank of several"
+        """Refuse to start a process, and say what to do instead."""
+        known: Mapping[str, str] = read_yaml("programs.yaml")["without_processes"]
+        library = next((name for name in callers() if name in known), None)
+        advice = (
+            "Run the script as one process (without --multiprocessing-distributed, multiprocessing.Process or the "
+            "like); `trainatomy run torchrun --nproc-per-node N …` simulates one rank of several"
+            if library is None
+            else f"{library} needs none: {known[library]}"
         )
+        raise SimulationError(f"{self._place()} starts another process, and a dry run follows one.\n{advice}")
 
     def is_run(self, command: Any, *, shell: bool, environment: Any = None, folder: Any = None) -> bool:
         """Return whether a command is run as it is; else it does nothing.

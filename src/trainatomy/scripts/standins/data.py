@@ -30,7 +30,6 @@ def install(stand_ins: StandIns) -> None:
     """Put them in place, each when its library is imported."""
     stand_ins.when("datasets.load", partial(_put_loading, stand_ins))
     stand_ins.when("datasets.fingerprint", partial(_put_hash, stand_ins))
-    stand_ins.when("datasets.arrow_dataset", partial(_put_mapping, stand_ins))
     stand_ins.when("torchvision.datasets", partial(_put_images, stand_ins))
     stand_ins.when(("torchvision.datasets", "timm.data.dataset_factory"), partial(_put_images_in_timm, stand_ins))
     stand_ins.when("torchvision.utils", partial(_put_saving, stand_ins))
@@ -108,20 +107,8 @@ def _put_hash(stand_ins: StandIns, fingerprint: Any) -> None:
     stand_ins.put(fingerprint.Hasher, "hash", classmethod(_random_hash))
 
 
-def _put_mapping(stand_ins: StandIns, module: Any) -> None:
-    stand_ins.put(module.Dataset, "map", _in_one_process(module.Dataset.map))
-
-
 def _random_hash(cls: Any, value: Any) -> str:
     return uuid4().hex[:16]
-
-
-def _in_one_process(original: Callable[..., Any]) -> Callable[..., Any]:
-    def mapped(self: Any, *arguments: Any, **options: Any) -> Any:
-        options.pop("num_proc", None)
-        return original(self, *arguments, **options)
-
-    return mapped
 
 
 def _of_file(original: Callable[..., Any], datasets: Any, file: str, split: Any) -> Any:
