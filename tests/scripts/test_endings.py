@@ -11,6 +11,9 @@ from script_types import RunScript
 
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
 from trainatomy.reporters.script_sentences import ending, script_sentences
+from trainatomy.scripts.command import read_command
+from trainatomy.scripts.job import Job
+from trainatomy.scripts.run import run_job
 
 LOOP = """
 import torch
@@ -219,6 +222,22 @@ def test_the_time_limit_is_raised_again(run_script: RunScript) -> None:
     found = run_script(LOOP + MODEL + "train(model, optimizer, 1)\nimport time\n" + text, time_limit=0.5).prediction
     assert found is not None and found.script is not None
     assert (found.script.ending, found.script.place) == ("time limit", "train.py:21")
+
+
+@pytest.mark.parametrize(
+    "wait", ["queue.Queue().get()", "threading.Event().wait()", "concurrent.futures.Future().result()"]
+)
+def test_the_time_limit_names_the_line_that_waits(run_script: RunScript, wait: str) -> None:
+    text = f"import concurrent.futures, queue, threading\n{wait}\n"
+    assert run_script(text, time_limit=0.5).message.endswith("within 0.5 s (--time-limit) (it was at train.py:2)")
+
+
+def test_the_time_limit_names_the_line_of_a_library_where_there_is_none_of_the_user(tmp_path: Path) -> None:
+    module = tmp_path / "site-packages/of_a_test.py"
+    module.parent.mkdir()
+    module.write_text("import threading\nthreading.Event().wait()\n")
+    job = Job(read_command([str(module)]), ("t4",), time_limit=0.5)
+    assert run_job(job, "t4").message.endswith("(it was at site-packages/of_a_test.py:2)")
 
 
 def test_a_model_may_be_called_on_the_cpu_before_it_moves(run_script: RunScript) -> None:

@@ -24,6 +24,7 @@ _open, _os_open, _stat, _getcwd = builtins.open, os.open, os.stat, os.getcwd
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _ANONYMOUS = getattr(os, "O_TMPFILE", 0)
 _READING = ("stat", "lstat", "statvfs", "readlink", "getxattr", "listxattr", "pathconf")
+_OF_LINKS = ("lstat", "readlink")
 _CHANGING = ("chmod", "lchmod", "chown", "lchown", "utime", "setxattr", "removexattr", "chflags", "lchflags")
 
 
@@ -62,6 +63,10 @@ class RedirectedFiles(Overlay):
         swapped += [(builtins.open, self._opened), (io.open_code, self._reading(io.open_code))]
         swapped += [(shutil.rmtree, self._remove_tree), (mmap.mmap, self._mapping())]
         replace_everywhere(stack, swapped)
+        for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+            also = {new for original, new in swapped if original in supported}
+            supported |= also
+            stack.callback(supported.difference_update, also)
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -132,9 +137,11 @@ class RedirectedFiles(Overlay):
     # -- finding -------------------------------------------------------------------------------------------------------
 
     def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        follows = original.__name__ not in _OF_LINKS
+
         def read(path: Any, *rest: Any, **more: Any) -> Any:
             if isinstance(path, str | bytes | os.PathLike):
-                path = self.to_read(path, more.get("dir_fd"))
+                path = self.to_read(path, more.get("dir_fd"), follows=follows and more.get("follow_symlinks", True))
             found = original(path, *rest, **more)
             return self.named(found) if isinstance(found, str) else found
 
@@ -150,7 +157,7 @@ class RedirectedFiles(Overlay):
         if not self._any or isinstance(path, int):
             return self._os["listdir"](path)
         given = "." if path is None else path
-        wanted = absolute(given, None)
+        wanted = self.real(absolute(given, None))
         if self.is_ours(wanted) or (self.found(wanted) is None and not self._gone):
             return self._os["listdir"](self.to_read(given))
         self.to_read(given)  # raises where it was removed
@@ -161,7 +168,7 @@ class RedirectedFiles(Overlay):
         if not self._any or isinstance(path, int | bytes):
             return self._os["scandir"](path)
         given = "." if path is None else os.fspath(path)
-        wanted = absolute(given, None)
+        wanted = self.real(absolute(given, None))
         if self.is_ours(wanted) or (self.found(wanted) is None and not self._gone):
             return self._os["scandir"](self.to_read(given))
         self.to_read(given)
@@ -292,6 +299,7 @@ class RedirectedFiles(Overlay):
         goal = os.path.normpath(goal)
         place = self.to_write(target, dir_fd, is_new=True)
         self._os["symlink"](self.found(goal) or goal, place)
+        self._has_links = True
         self._forget_links()
 
     def _link(

@@ -35,6 +35,7 @@ class Overlay:
         self._root = os.path.join(self._folder, "written", part)  # noqa: PTH118
         self._any = self._exists(self._root)  # by a command before this one
         self._gone: set[str] = set()
+        self._has_links = self._any
         self._real_folders: dict[str, str] = {}
         self.writes: dict[str, None] = {}
 
@@ -63,8 +64,8 @@ class Overlay:
         """Return where to write instead of ``path``, whose folder exists; list the path."""
         return self.to_write(path)
 
-    def to_read(self, path: Any, folder: int | None = None) -> Any:
-        """Return the path to give to a function that reads.
+    def to_read(self, path: Any, folder: int | None = None, *, follows: bool = True) -> Any:
+        """Return the path to give to a function that reads, and follows links or not.
 
         Raises:
             FileNotFoundError: The script has removed it.
@@ -74,12 +75,15 @@ class Overlay:
         wanted = absolute(path, folder)
         if self.is_ours(wanted):
             return path
-        if (target := self.found(wanted)) is None:
+        target = self.found(wanted)
+        if target is not None and follows and (goal := self._goal(target)) is not None and self.is_below(goal):
+            return self.to_read(goal)
+        if target is None:
             if self._is_gone(wanted):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            if folder is not None or not self._is_inside():
+            if not self._has_links and (folder is not None or not self._is_inside()):
                 return path
-            target = wanted
+            target = self._place(wanted)
         return os.fsencode(target) if isinstance(path, bytes) else target
 
     def to_write(
@@ -120,7 +124,7 @@ class Overlay:
 
     def is_below(self, path: str) -> bool:
         """Return whether there is a file of the machine's that the script has not removed."""
-        return self._exists(path) and not self._is_gone(path)
+        return self._exists(self._place(path)) and not self._is_gone(path)
 
     def is_there(self, path: str) -> bool:
         """Return whether the script finds something at an absolute path."""
@@ -134,7 +138,7 @@ class Overlay:
         self._forget_links()
 
     def names(self, path: str) -> list[str]:
-        """Return what the script finds in a folder, by an absolute path."""
+        """Return what the script finds in a folder, by an absolute path without links."""
         target = self.found(path)
         names = dict.fromkeys(_listdir(target) if target is not None else ())
         if self.is_below(path):
@@ -172,19 +176,19 @@ class Overlay:
     def _place(self, path: str) -> str:
         """Return an absolute path whose folders are no links."""
         folder, name = os.path.split(path)
-        return os.path.join(self._real(folder), name)  # noqa: PTH118
+        return os.path.join(self.real(folder), name)  # noqa: PTH118
 
-    def _real(self, folder: str) -> str:
-        """Return a folder without links."""
+    def real(self, folder: str) -> str:
+        """Return the absolute path of a folder without links."""
         known = self._real_folders.get(folder)
         if known is None:
             parent, name = os.path.split(folder)
-            known = os.path.join(self._real(parent), name) if name else folder  # noqa: PTH118
+            known = os.path.join(self.real(parent), name) if name else folder  # noqa: PTH118
             self._real_folders[folder] = known  # ends a circle of links
             for link in (self._root + known, known):
                 with suppress(OSError):
                     goal = os.path.normpath(os.path.join(os.path.dirname(link), _readlink(link)))  # noqa: PTH118, PTH120
-                    known = self._real_folders[folder] = self._real(self.named(goal))
+                    known = self._real_folders[folder] = self.real(self.named(goal))
                     break
         return known
 

@@ -265,7 +265,9 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
         return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")
     if isinstance(error, EOFError):
         return SimulationError(f"{place} asks for input, and nobody answers in a dry run; pass it as an argument")
-    is_of_network = isinstance(error, ConnectionError | TimeoutError) and not isinstance(error, BrokenPipeError)
+    is_of_network = type(error) is TimeoutError or (
+        isinstance(error, ConnectionError) and not isinstance(error, BrokenPipeError)
+    )
     if is_of_network or "network is off" in text or "offline" in text.lower():
         return WorkloadError(
             f"{place} needs the network: {type(error).__name__}: {text}\n"
