@@ -25,6 +25,7 @@ from trainatomy.measurement.step.environment import driver_version, is_out_of_me
 from trainatomy.results.measurement import Measurement, Status
 from trainatomy.scripts.job import Job
 from trainatomy.scripts.places import place_of
+from trainatomy.scripts.samples import SampleCounter
 from trainatomy.scripts.signals import ScriptSignals, StepsDone
 from trainatomy.training.observer import Silent
 
@@ -39,15 +40,19 @@ class StepClock(Silent):
 
     Attributes:
         seconds: Seconds of each step.
-        samples: Samples of a step's first micro-batch.
+        samples: Counter of the samples of a step.
+        micro_steps: Micro-batches of the last step.
     """
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.samples = 0
+        self.samples = SampleCounter()
+        self.micro_steps = self._micro_step = 0
         self._began = 0.0
 
     def step_begin(self, step: int) -> None:
+        self.samples.step_begin()
+        self._micro_step = 0
         if not self.seconds:
             torch.cuda.synchronize()
             self._began = time.perf_counter()
@@ -57,16 +62,19 @@ class StepClock(Silent):
         now = time.perf_counter()
         self.seconds.append(now - self._began)
         self._began = now
+        self.micro_steps = self._micro_step + 1
+
+    def micro_step_begin(self, micro_step: int) -> None:
+        self._micro_step = micro_step
 
     def evaluated(self) -> None:
+        self.samples.evaluated()
         torch.cuda.synchronize()
         self._began = time.perf_counter()
 
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Count samples."""
-        first = next((one for one in (*arguments, *keywords.values()) if isinstance(one, torch.Tensor)), None)
-        if not self.samples and first is not None and first.dim():
-            self.samples = len(first)
+        self.samples.trains(arguments, keywords)
 
     def tick(self) -> None: ...
     def called(self, model: nn.Module) -> None: ...
@@ -101,6 +109,7 @@ def measure_here(job: Job) -> Measurement:
     after = utilization(torch.cuda.current_device())
     timed = clock.seconds[1:] or clock.seconds  # the first includes what a process does once
     seconds = statistics.median(timed) if timed else None
+    samples = clock.samples.in_step(clock.micro_steps)
     device = None if after.context_bytes is None else torch.cuda.max_memory_reserved() + after.context_bytes
     return Measurement(
         name=job.command.name,
@@ -124,14 +133,14 @@ def measure_here(job: Job) -> Measurement:
         message=message,
         tape_file=None,
         timed_step_seconds=tuple(timed),
-        samples_per_second=clock.samples / seconds if seconds and clock.samples else None,
+        samples_per_second=samples / seconds if seconds and samples else None,
     )
 
 
 def _run(job: Job, clock: StepClock) -> tuple[Status, str]:
     """Run the script; return whether it ran out of memory, and the message of an error."""
     try:
-        with ScriptSignals(clock, job.steps).attached():
+        with clock.samples.attached(), ScriptSignals(clock, job.steps).attached():
             job.command.execute()
     except StepsDone:
         pass

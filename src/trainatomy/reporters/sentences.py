@@ -90,10 +90,14 @@ def _operation(operation: str) -> str:
     return f"scratch memory of {scratch['operator']}" if scratch else operation
 
 
-def step_time(time: Time, *, fits: bool = True, step: str = "") -> str:
+def step_time(time: Time, *, fits: bool = True, step: str = "", counted: str = "samples") -> str:
     """Return the time of a step in one line; for a training that does not fit, on a GPU with enough memory.
 
-    ``step``: what the time is of, if not of a step with the samples that it says.
+    Args:
+        time: The time.
+        fits: Whether the training fits.
+        step: What the time is of, if not of a step with the samples that it says.
+        counted: What the rate counts.
     """
     low, high = time.interval_seconds
     tokens = "" if time.tokens_per_second is None else f", {rate(time.tokens_per_second)} tokens/s"
@@ -101,7 +105,7 @@ def step_time(time: Time, *, fits: bool = True, step: str = "") -> str:
     takes = f"{step} takes" if fits else f"with enough memory, {step} would take"
     return (
         f"{takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
-        f"{rate(time.samples_per_second)} samples/s{tokens}; {BOUNDS[time.bound_by]}"
+        f"{rate(time.samples_per_second)} {counted}/s{tokens}; {BOUNDS[time.bound_by]}"
     )
 
 

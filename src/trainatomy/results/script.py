@@ -120,8 +120,9 @@ class ScriptRun:
 
     ``command`` is the script with its arguments as they were typed. ``message`` says why it ended where it ended by an
     error, and ``place`` is the script's line. ``writes`` are the paths that it would have written to, and did not.
-    ``growth`` is None where memory stays the same from step to step. ``total_steps`` are those of the whole training,
-    and ``tasks`` what it does besides them, where a framework's configuration says so.
+    ``growth`` is None where memory stays the same from step to step. Rates count what ``counted`` says: batches where
+    nobody knows how many samples they have. ``total_steps`` are those of the whole training, and ``tasks`` what it does
+    besides them, where a framework's configuration says so.
     """
 
     command: tuple[str, ...]
@@ -134,6 +135,7 @@ class ScriptRun:
     message: str = ""
     place: str = ""
     growth: Growth | None = None
+    counted: Literal["samples", "batches"] = "samples"
     tasks: tuple[ScriptTask, ...] = ()
     total_steps: int | None = None
 

@@ -21,6 +21,7 @@ from trainatomy.results.operations import Operations
 from trainatomy.results.script import TaskKind, TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
 from trainatomy.scripts.places import current_place
+from trainatomy.scripts.samples import SampleCounter
 from trainatomy.simulator.phases import PhaseMarker
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
@@ -57,8 +58,7 @@ class ScriptObserver(PhaseMarker):
     """Observer of a script of at most ``steps`` optimizer steps.
 
     Attributes:
-        samples: Samples of the first micro-batch of a step.
-        tokens: Tokens of each of them; None where they are no text.
+        samples: Counter of the samples of a step.
         micro_steps: Micro-batches of the last step.
         called_models: Classes of all models that were called.
         models, optimizers: Those that train, as they were after the last step.
@@ -90,8 +90,7 @@ class ScriptObserver(PhaseMarker):
         self.optimizers: tuple[UsedOptimizer, ...] = ()
         self.optimizer_class: type[torch.optim.Optimizer] | None = None
         self.dtype = torch.float32
-        self.samples = 0
-        self.tokens: int | None = None
+        self.samples = SampleCounter()
         self.micro_steps = self._micro_step = 0
         self.autocast: torch.dtype | None = None
         self.steps = 0
@@ -209,16 +208,10 @@ class ScriptObserver(PhaseMarker):
     # -- events of the loop --------------------------------------------------------------------------------------------
 
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        """Label the inputs of a model, and count the samples of a step's first one."""
+        """Label the inputs of a model, and count samples."""
         tensors = [one for one in tree_leaves((arguments, dict(keywords))) if isinstance(one, torch.Tensor)]
         self._label(tensors, "input")
-        if self.samples or not tensors:
-            return
-        first = keywords.get("input_ids", tensors[0])
-        if isinstance(first, torch.Tensor) and first.dim() > 0:
-            self.samples = first.shape[0]
-            if first.dim() == 2 and not first.is_floating_point():
-                self.tokens = first.shape[1]
+        self.samples.trains(arguments, keywords)
 
     def _mark_loaded(self, model: nn.Module) -> None:
         """Mark when the last tensor of the first model came to the GPU; its first batch came after it."""
@@ -254,6 +247,7 @@ class ScriptObserver(PhaseMarker):
 
     def evaluated(self) -> None:
         """Leave out the operations since the last step: they evaluate, and the next step begins after them."""
+        self.samples.evaluated()
         if self._task:
             return
         self.evaluated_before.add(self.steps)
@@ -285,6 +279,7 @@ class ScriptObserver(PhaseMarker):
         self._recorder.mark(f"{kind} end")
         self._set_stage("other")
         self._task -= 1
+        self.samples.evaluated()
         if not self._task and self.steps:
             self._operations.start(self.steps)
 
@@ -303,6 +298,7 @@ class ScriptObserver(PhaseMarker):
 
     def step_begin(self, step: int) -> None:
         super().step_begin(step)
+        self.samples.step_begin()
         self._micro_step = 0
 
     def micro_step_begin(self, micro_step: int) -> None:

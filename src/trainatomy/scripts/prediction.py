@@ -42,6 +42,7 @@ def run_of(session: Session, command: tuple[str, ...], ending: Ending, message: 
         writes=tuple(session.files.writes),
         message=message,
         place=place,
+        counted="batches" if seen.samples.in_step(max(1, seen.micro_steps)) is None else "samples",
         tasks=session.tasks.listed(),
         total_steps=session.tasks.total_steps,
     )
@@ -50,8 +51,11 @@ def run_of(session: Session, command: tuple[str, ...], ending: Ending, message: 
 def workload_of(session: Session, name: str) -> Workload:
     """Return a workload that says what was seen of a script: the basis of its times and of its rule of thumb."""
     seen, train = session.observer, dict[str, Any]()
-    train["per_device_train_batch_size"] = max(1, seen.samples)
-    train["gradient_accumulation_steps"] = max(1, seen.micro_steps)
+    micro_steps = max(1, seen.micro_steps)
+    samples = seen.samples.in_step(micro_steps) or micro_steps  # a batch counts where nobody knows how many it has
+    is_even = samples % micro_steps == 0
+    train["per_device_train_batch_size"] = samples // micro_steps if is_even else samples
+    train["gradient_accumulation_steps"] = micro_steps if is_even else 1
     if seen.autocast in _PRECISIONS:
         train[_PRECISIONS[seen.autocast]] = True
     if session.tf32 is not None:
@@ -92,6 +96,15 @@ def _evaluation_notes(seen: ScriptObserver) -> Iterator[str]:
         )
 
 
+def _sample_notes(run: ScriptRun) -> Iterator[str]:
+    """Yield a note where nobody knows how many samples a step has."""
+    if run.counted == "batches":
+        yield (
+            "how many samples a step has is not known: no DataLoader fetched them, and the shapes of the model's "
+            "inputs do not agree. Batches are counted in their place"
+        )
+
+
 def _dtype(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     return name if name in ("float16", "bfloat16") else "float32"
@@ -122,11 +135,12 @@ def prediction_of_script(
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),
             *run_notes(recorder),
             *_evaluation_notes(seen),
+            *_sample_notes(run),
             *session.process.notes,
             *host_memory_notes(session.process.storages.host_memory),
         ),
         operations=operations,
-        tokens_per_sample=seen.tokens,
+        tokens_per_sample=seen.samples.tokens_of_sample(max(1, seen.micro_steps)),
         trials=len(recorder.trace.trials),
         weights_dtype=_dtype(seen.dtype),
         models=tuple(dict.fromkeys(model.name for model in run.models)),

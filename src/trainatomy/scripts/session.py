@@ -172,6 +172,7 @@ class Session:
             stack.enter_context(self.process.open())
             torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
             self._install(stack, folder)
+            stack.enter_context(self.observer.samples.attached())
             stack.enter_context(self.signals.attached())
             self._began = time.monotonic()
             try:

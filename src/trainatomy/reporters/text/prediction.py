@@ -30,7 +30,9 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True)))
     if prediction.time is not None:
         runs = prediction.fits or prediction.out_of_memory is None
-        parts.append(Text(sentences.step_time(prediction.time, fits=runs, step=_step(prediction))))
+        counted = "samples" if prediction.script is None else prediction.script.counted
+        step = sentences.step_time(prediction.time, fits=runs, step=_step(prediction), counted=counted)
+        parts.append(Text(step))
         if prediction.time.communication is not None:
             parts.append(Text(sentences.all_ranks(prediction.time.communication)))
     if prediction.script is not None:
