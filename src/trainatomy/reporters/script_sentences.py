@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
-from trainatomy.results.script import Ending, Growth, ScriptRun, ScriptTask, StandIn, StandInKind
+from trainatomy.results.script import BatchLengths, Ending, Growth, ScriptRun, ScriptTask, StandIn, StandInKind
 from trainatomy.units import human_bytes, many
 
 _ENDINGS: dict[Ending, str] = {
@@ -78,6 +79,8 @@ def _what_ran(run: ScriptRun) -> Iterator[str]:
         yield run.message
     if run.growth:
         yield _growth(run.growth)
+    if run.lengths:
+        yield _lengths(run.lengths)
     yield from map(_task, run.tasks)
     for model, count in Counter(run.models).items():
         frozen = "" if model.trainable_parameters == model.parameters else f", {model.trainable_parameters:,} trained"
@@ -116,11 +119,27 @@ def not_reached(run: ScriptRun) -> str:
     """
     if run.ending != "steps":
         return ""
+    left = [] if run.lengths is None or run.lengths.longest else [f"batches larger than {_shape(run.lengths.seen)}"]
     if run.total_steps is None and not run.tasks:
-        return f"whatever follows step {run.steps} (an evaluation, saving)"
-    left = [_when(task) for task in run.tasks if task.executed_after is None]
+        return " and ".join([*left, f"whatever follows step {run.steps} (an evaluation, saving)"])
+    left += [_when(task) for task in run.tasks if task.executed_after is None]
     left += [f"{_rest(task)} of the {task.kind}" for task in run.tasks if task.is_cut]
     return " and ".join(left)
+
+
+def _lengths(lengths: BatchLengths) -> str:
+    """Return how far the batches of the steps differ, and which sample was looked for."""
+    said = f"batches differ in size: inputs of up to {_shape(lengths.seen)} in the steps"
+    if lengths.longest is None:
+        return f"{said}; larger ones were not reached: {lengths.reason}"
+    of_all = f"{lengths.samples:,}" if lengths.read >= lengths.samples else f"{lengths.read:,} of {lengths.samples:,}"
+    if prod(lengths.longest) <= prod(lengths.seen):
+        return f"{said}, as large as with the longest of {of_all} samples"
+    return f"{said}; a further step had the longest of {of_all} samples: {_shape(lengths.longest)}"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " × ".join(f"{size:,}" for size in shape)
 
 
 def _when(task: ScriptTask) -> str:

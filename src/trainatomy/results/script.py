@@ -115,6 +115,22 @@ class ScriptTask:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLengths:
+    """Batches of a training that differ in length.
+
+    ``seen`` is the shape of the largest input of a model in the steps that were asked for, ``longest`` that in a
+    further step with the longest of ``read`` samples, of ``samples`` in the data set; None where there was no such
+    step, for the ``reason``.
+    """
+
+    seen: tuple[int, ...]
+    longest: tuple[int, ...] | None
+    read: int = 0
+    samples: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptRun:
     """A script that ran without a GPU.
 
@@ -122,7 +138,7 @@ class ScriptRun:
     error, and ``place`` is the script's line. ``writes`` are the paths that it would have written to, and did not.
     ``growth`` is None where memory stays the same from step to step. Rates count what ``counted`` says: batches where
     nobody knows how many samples they have. ``total_steps`` are those of the whole training, and ``tasks`` what it does
-    besides them, where a framework's configuration says so.
+    besides them, where a framework's configuration says so. ``lengths`` is None where batches do not differ.
     """
 
     command: tuple[str, ...]
@@ -138,6 +154,7 @@ class ScriptRun:
     counted: Literal["samples", "batches"] = "samples"
     tasks: tuple[ScriptTask, ...] = ()
     total_steps: int | None = None
+    lengths: BatchLengths | None = None
 
     def fills(self, room_bytes: int) -> bool:
         """Return whether the training, which leaves this much room in its executed steps, runs out of memory later."""

@@ -1,6 +1,7 @@
 """Steps beyond those that were asked for, where they decide what comes later.
 
-Memory that has grown in each step may go on growing, or be a loader that fills its queue: further steps show which.
+A later batch may hold the longest sample of the data set (``longest.py``).  Memory that has grown in each step may go
+on growing, or be a loader that fills its queue: further steps show which.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class StepsAhead:
 
     def goes_on(self) -> bool:
         """Return whether another step is executed; called when one is about to begin after all that were asked for."""
+        if self._observer.longest.goes_on():
+            self._observer.go_ahead()
+            return True
         if not self._left or growth_of(self._observer.recorder.trace, 0) is None:
             return False
         self._left -= 1

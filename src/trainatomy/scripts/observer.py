@@ -20,6 +20,7 @@ from trainatomy.errors import SimulationError
 from trainatomy.results.operations import Operations
 from trainatomy.results.script import TaskKind, TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
+from trainatomy.scripts.longest import LongestSample
 from trainatomy.scripts.places import current_place
 from trainatomy.scripts.samples import SampleCounter
 from trainatomy.simulator.phases import PhaseMarker
@@ -59,6 +60,7 @@ class ScriptObserver(PhaseMarker):
 
     Attributes:
         samples: Counter of the samples of a step.
+        longest: Follower of batches that differ in length.
         micro_steps: Micro-batches of the last step.
         called_models: Classes of all models that were called.
         models, optimizers: Those that train, as they were after the last step.
@@ -69,7 +71,7 @@ class ScriptObserver(PhaseMarker):
         evaluated_before: Steps before which a model that trains was evaluated.
     """
 
-    def __init__(self, process: SimulatedProcess, steps: int, script: str = "") -> None:
+    def __init__(self, process: SimulatedProcess, steps: int, script: str = "", *, looks_ahead: bool = True) -> None:
         self._script = script
         super().__init__(process.recorder)
         self._process = process
@@ -83,7 +85,7 @@ class ScriptObserver(PhaseMarker):
         self._modules = self._tensors = 0
         self._loaded = False
         self._task = 0
-        self._is_ahead = False
+        self._is_ahead = self._is_first_call = False
         self._on_the_cpu = ""
         self.called_models: list[str] = []
         self.models: tuple[TrainedModel, ...] = ()
@@ -91,6 +93,7 @@ class ScriptObserver(PhaseMarker):
         self.optimizer_class: type[torch.optim.Optimizer] | None = None
         self.dtype = torch.float32
         self.samples = SampleCounter()
+        self.longest = LongestSample(self.go_ahead, looks_ahead=looks_ahead)
         self.micro_steps = self._micro_step = 0
         self.autocast: torch.dtype | None = None
         self.steps = 0
@@ -212,6 +215,8 @@ class ScriptObserver(PhaseMarker):
         tensors = [one for one in tree_leaves((arguments, dict(keywords))) if isinstance(one, torch.Tensor)]
         self._label(tensors, "input")
         self.samples.trains(arguments, keywords)
+        self.longest.trains(arguments, keywords, is_first=self._is_first_call)
+        self._is_first_call = False
 
     def _mark_loaded(self, model: nn.Module) -> None:
         """Mark when the last tensor of the first model came to the GPU; its first batch came after it."""
@@ -248,6 +253,7 @@ class ScriptObserver(PhaseMarker):
     def evaluated(self) -> None:
         """Leave out the operations since the last step: they evaluate, and the next step begins after them."""
         self.samples.evaluated()
+        self.longest.evaluated()
         if self._task:
             return
         self.evaluated_before.add(self.steps)
@@ -280,6 +286,7 @@ class ScriptObserver(PhaseMarker):
         self._set_stage("other")
         self._task -= 1
         self.samples.evaluated()
+        self.longest.evaluated()
         if not self._task and self.steps:
             self._operations.start(self.steps)
 
@@ -299,6 +306,7 @@ class ScriptObserver(PhaseMarker):
     def step_begin(self, step: int) -> None:
         super().step_begin(step)
         self.samples.step_begin()
+        self._is_first_call = True
         self._micro_step = 0
 
     def micro_step_begin(self, micro_step: int) -> None:

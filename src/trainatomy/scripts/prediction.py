@@ -45,6 +45,7 @@ def run_of(session: Session, command: tuple[str, ...], ending: Ending, message: 
         counted="batches" if seen.samples.in_step(max(1, seen.micro_steps)) is None else "samples",
         tasks=session.tasks.listed(),
         total_steps=session.tasks.total_steps,
+        lengths=seen.longest.lengths(),
     )
 
 

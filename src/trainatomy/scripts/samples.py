@@ -90,7 +90,7 @@ def batch_size(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[i
     tensors agree: the first, or the second of sequences that come first.
     """
     text = keywords.get("input_ids")
-    tensors = [one for one in _leaves((*arguments, *keywords.values())) if one.dim()]
+    tensors = [one for one in tensors_in((*arguments, *keywords.values())) if one.dim()]
     first = text if isinstance(text, torch.Tensor) else next(iter(tensors), None)
     has_tokens = first is not None and first.dim() == 2 and not first.is_floating_point()
     tokens = first.numel() if first is not None and has_tokens else None
@@ -102,13 +102,13 @@ def batch_size(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[i
     return (_agreed(images, 0) if images else _agreed_in_any(tensors)), tokens
 
 
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested containers, also in mappings that are no dictionaries."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif isinstance(leaf, Mapping):
-            yield from _leaves(list(leaf.values()))
+            yield from tensors_in(list(leaf.values()))
 
 
 def _listed(arguments: Sequence[Any]) -> int | None:

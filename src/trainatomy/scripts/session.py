@@ -88,7 +88,8 @@ class Settings:
         command: The script with its arguments; empty for a block of code.
         folder: Temporary folder of the run; None: the session makes one. Libraries may write to it.
         flash_attention: Whether the script names flash-attn, which is there then.
-        looks_ahead: Whether what comes after the steps is looked at: tasks that the configuration plans, and growth.
+        looks_ahead: Whether what comes after the steps is looked at: tasks that the configuration plans,
+            the longest sample, growth.
         part: Name of a folder in it for what the script writes.
     """
 
@@ -146,7 +147,7 @@ class Session:
             allocator=self._allocator_settings,
         )
         self.process.recorder.operations.wanted = settings.timed
-        self.observer = ScriptObserver(self.process, settings.steps, script)
+        self.observer = ScriptObserver(self.process, settings.steps, script, looks_ahead=settings.looks_ahead)
         ahead = StepsAhead(self.observer, looks_ahead=settings.looks_ahead)
         self.signals = ScriptSignals(
             self.observer,
@@ -173,6 +174,7 @@ class Session:
             torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
             self._install(stack, folder)
             stack.enter_context(self.observer.samples.attached())
+            stack.enter_context(self.observer.longest.attached(self.signals.is_done))
             stack.enter_context(self.signals.attached())
             self._began = time.monotonic()
             try:

@@ -158,14 +158,14 @@ def patched(
 
 def _preserve_state(stack: contextlib.ExitStack) -> None:
     """Let the stack restore the state of the process that training code is known to change."""
-    keepers = (_keep_random_numbers, _keep_environment, _keep_log_levels, _keep_torch_settings, _keep_accelerate_state)
+    keepers = (keep_random_numbers, _keep_environment, _keep_log_levels, _keep_torch_settings, _keep_accelerate_state)
     for keep in keepers:
         stack.callback(keep())
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")  # about a GPU that does not exist
 
 
-def _keep_random_numbers() -> Callable[[], None]:
+def keep_random_numbers() -> Callable[[], None]:
     """Keep the states of the random number generators of Python, PyTorch and, where it is imported, NumPy."""
     python, cpu = random.getstate(), torch.get_rng_state()
     numpy: Any = sys.modules.get("numpy")
