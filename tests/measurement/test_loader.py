@@ -135,8 +135,20 @@ def test_what_a_dataset_may_be() -> None:
     assert loader_of(lambda: [torch.zeros(1)] * 4, 2).batch_size == 2
     with pytest.raises(WorkloadError, match="batch_size"):
         loader_of(Slow(), None)
-    with pytest.raises(FactoryError, match="not int"):
-        loader_of(lambda: 5, 2)
+    assert loader_of(Slow, 2).batch_size == 2
+
+
+@pytest.mark.parametrize(
+    "made", [5, "/home/me", b"x", {"a": 1}, (torch.zeros(3), torch.zeros(3)), None, iter([1]), {1, 2}, torch]
+)
+def test_what_is_no_data_set_is_refused(made: object) -> None:
+    with pytest.raises(FactoryError, match=f"gives {type(made).__name__}, which is no data set"):
+        loader_of(lambda: made, 2)
+
+
+def test_a_function_of_the_standard_library_is_no_data_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "--dataset", "os:getcwd", "--model", "gpt2"]) == FactoryError.exit_code
+    assert "getcwd gives str, which is no data set" in capsys.readouterr().err
 
 
 def test_a_workload_is_timed_with_its_own_batches() -> None:

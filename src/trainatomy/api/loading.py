@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,21 +106,33 @@ def loader_of(what: Any, batch_size: int | None) -> DataLoader[Any]:
         WorkloadError: A dataset has no batch size.
         FactoryError: The function raised, or returned something else.
     """
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.data import DataLoader
 
     from trainatomy.training import factory
 
-    is_data = isinstance(what, DataLoader | Dataset) or hasattr(what, "__getitem__") or hasattr(what, "__iter__")
-    if callable(what) and not is_data:
-        what = factory.call(what, f"dataset: {getattr(what, '__name__', what)}", ())
-        is_data = hasattr(what, "__getitem__") or hasattr(what, "__iter__")
+    name = getattr(what, "__name__", type(what).__name__)
+    if callable(what) and (isinstance(what, type) or not _is_data(what)):
+        what = factory.call(what, f"dataset: {name}", ())
     if isinstance(what, DataLoader):
         return what
-    if not is_data:
-        raise FactoryError(f"dataset: a dataset or a DataLoader is needed, not {type(what).__name__}")
+    if not _is_data(what):
+        raise FactoryError(
+            f"dataset: {name} gives {type(what).__name__}, which is no data set: return a torch Dataset, a list of "
+            "samples or a DataLoader"
+        )
     if batch_size is None:
         raise WorkloadError("batch_size: a dataset alone does not say it; give it, or a workload", key="batch_size")
     return DataLoader(what, batch_size=batch_size)
+
+
+def _is_data(what: Any) -> bool:
+    """Return whether something is a data set or a loader: texts, tables by name and pairs are none."""
+    from torch.utils.data import DataLoader, Dataset
+
+    if isinstance(what, DataLoader | Dataset):
+        return True
+    is_sequence = hasattr(what, "__getitem__") and hasattr(what, "__len__")
+    return is_sequence and not isinstance(what, str | bytes | bytearray | tuple | Mapping | type)
 
 
 def _step_of(
