@@ -130,7 +130,7 @@ def _end(session: Session, job: Job, is_last: bool) -> _End:
     """Run the script, and return how it ended."""
     command = job.command
     try:
-        with _interruptible(is_last), _limited(session.settings.time_limit):
+        with _interruptible(is_last), _limited(session):
             command.execute()
     except StepsDone:
         return _End("steps")
@@ -152,6 +152,9 @@ def _end(session: Session, job: Job, is_last: bool) -> _End:
         gc.collect()
     if message := session.observer.only_on_the_cpu():
         return _End("error", SimulationError(message))
+    if session.threads.failed is not None and not session.observer.steps:
+        failed = session.threads.failed
+        return _End("error", explained(failed, command.name), place_of(failed))
     return _End("finished")
 
 
@@ -178,8 +181,8 @@ def _interruptible(is_last: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raise ``TimeIsUp`` in the block after this many seconds, wherever the script is.
+def _limited(session: Session) -> Iterator[None]:
+    """Raise ``TimeIsUp`` in the block at the time limit, wherever the script is, or what ended it in a thread.
 
     It is raised again every second, as a bare ``except:`` of the script may catch it.
     """
@@ -188,10 +191,10 @@ def _limited(seconds: float) -> Iterator[None]:
         return
 
     def time_is_up(*_: object) -> None:
-        raise TimeIsUp
+        raise session.threads.ending or TimeIsUp
 
     before = signal.signal(signal.SIGALRM, time_is_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, session.settings.time_limit, 1.0)
     try:
         yield
     finally:

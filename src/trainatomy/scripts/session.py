@@ -25,7 +25,7 @@ from trainatomy.scripts.guard import guarded
 from trainatomy.scripts.imports import ImportHook
 from trainatomy.scripts.observer import ScriptObserver
 from trainatomy.scripts.run_folder import run_folder
-from trainatomy.scripts.signals import ScriptSignals
+from trainatomy.scripts.signals import ScriptSignals, StepsDone
 from trainatomy.scripts.standins import (
     bitsandbytes,
     compiler,
@@ -45,6 +45,7 @@ from trainatomy.scripts.standins import (
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
 from trainatomy.scripts.tasks import lightning, trainer
 from trainatomy.scripts.tasks.planned import Tasks
+from trainatomy.scripts.threads import Threads
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.isolation import isolated
@@ -121,6 +122,7 @@ class Session:
         files: What the script would have written.
         signals: The signals of the loop.
         tasks: What the training does besides its steps.
+        threads: The script's threads.
         tf32: Whether fp32 matrix products used tensor cores at the end; None where nothing was set.
         uses_trainer: Whether transformers' Trainer runs the loop.
         allocator: Settings of PyTorch's allocator that the script or the environment set.
@@ -156,6 +158,7 @@ class Session:
             goes_on=ahead.goes_on,
             plain_inside=settings.compiled,
         )
+        self.threads = Threads(self.process, (StepsDone, TimeIsUp, TrainatomyError))
         self.tf32: bool | None = None
         self.allocator = ""
         self.uses_trainer = False
@@ -173,6 +176,7 @@ class Session:
             stack.enter_context(self.process.open())
             torch.ones((1, 1)).to("cuda")  # a measurement begins so: with the context and the first segment
             self._install(stack, folder)
+            stack.enter_context(self.threads.followed())
             stack.enter_context(self.observer.samples.attached())
             stack.enter_context(self.observer.longest.attached(self.signals.is_done))
             stack.enter_context(self.signals.attached())
