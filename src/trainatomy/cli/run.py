@@ -41,7 +41,7 @@ Script = Annotated[
     list[str],
     typer.Argument(
         metavar="SCRIPT ARGUMENTS…",
-        help="The script with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as they are typed. "
+        help="The script (or notebook) with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as typed. "
         "Everything from the script on belongs to it: options of `trainatomy run` stand before it.",
         show_default=False,
     ),

@@ -38,6 +38,7 @@ _STAND_INS: dict[StandInKind, str] = {
     "metric": "the metric {name} is not on this machine and computes nothing",
     "monitor": "{name} describes the simulated GPU: memory in use is what PyTorch has reserved, without the CUDA "
     "context; temperature, power and utilisation are those of an idle GPU",
+    "notebook": "lines of the notebook for IPython or a shell were left out: {name}",
     "pretrained weights": "{name} was built from its configuration, without pretrained weights",
     "random numbers": "weights take more random numbers than are drawn here: what the host draws after them, such as "
     "the order of samples, differs from a run",

@@ -22,6 +22,7 @@ StandInKind = Literal[
     "launch",
     "metric",
     "monitor",
+    "notebook",
     "pretrained weights",
     "random numbers",
     "sample lengths",

@@ -17,6 +17,7 @@ from unittest import mock
 
 from trainatomy.errors import WorkloadError
 from trainatomy.scripts.console import Entry, installed_command, is_python, module_file, package_folder
+from trainatomy.scripts.notebook import run_file
 from trainatomy.workload.launch import read_launch
 from trainatomy.workload.launch_settings import Launch
 
@@ -137,8 +138,7 @@ class Command:
             elif entry is not None and entry.module:
                 sys.exit(attrgetter(entry.function)(import_module(entry.module))())
             else:
-                with mock.patch.object(sys, "path", [str(file.parent), *sys.path]):
-                    runpy.run_path(str(file), run_name="__main__")
+                run_file(file)
 
 
 def read_command(words: Sequence[str]) -> Command:

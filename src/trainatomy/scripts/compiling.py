@@ -11,6 +11,7 @@ from typing import Any
 
 from trainatomy.errors import SimulationError, TrainatomyError
 from trainatomy.scripts.job import Job
+from trainatomy.scripts.notebook import source_of
 from trainatomy.scripts.preload import files_of
 
 _NAMED = re.compile(r"(?<!\bre)\.compile\b|torch_?compile|dynamo", re.IGNORECASE)
@@ -52,5 +53,5 @@ def names_compiler(job: Job, file: Path) -> bool:
     """Return whether a script's files, its arguments or accelerate's variables name the compiler."""
     if os.environ.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO":
         return True
-    texts = [*job.command.arguments, *(one.read_text(encoding="utf-8", errors="replace") for one in files_of(file))]
+    texts = [*job.command.arguments, *map(source_of, files_of(file))]
     return any(_NAMED.search(text) for text in texts)

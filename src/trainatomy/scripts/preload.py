@@ -9,6 +9,8 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 
+from trainatomy.scripts.notebook import source_of
+
 _OF_TORCH = ("torch._dynamo", "torch.utils.cpp_extension", "torch.utils.data", "torch.optim.swa_utils")
 """Modules of PyTorch that keep tables of its functions, or look for CUDA's compiler, while they are imported.
 
@@ -35,7 +37,7 @@ def files_of(script: Path, *, package: Path | None = None) -> list[Path]:
 def _imported(file: Path) -> list[str]:
     """Return the dotted names that a file imports anywhere; [] where it cannot be parsed."""
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
+        tree = ast.parse(source_of(file))
     except (OSError, SyntaxError, ValueError):
         return []
     names: list[str] = []

@@ -22,6 +22,7 @@ from trainatomy.prediction import keep_executed
 from trainatomy.results.script import Ending
 from trainatomy.scripts.console import is_installed
 from trainatomy.scripts.job import INTERRUPTED, HandedOver, Job, Outcome
+from trainatomy.scripts.notebook import SUFFIX, read_notebook
 from trainatomy.scripts.places import any_place_of, place_of
 from trainatomy.scripts.prediction import prediction_of_script, run_of
 from trainatomy.scripts.preload import files_of
@@ -129,6 +130,9 @@ def topology_of(command: Command) -> Topology:
 def _end(session: Session, job: Job, is_last: bool) -> _End:
     """Run the script, and return how it ended."""
     command = job.command
+    file = command.file()
+    if file.suffix == SUFFIX and (left_out := read_notebook(file).left_out):
+        session.stand_ins.note("notebook", ", ".join(f"`{line}`" for line in left_out))
     try:
         with _interruptible(is_last), _limited(session):
             command.execute()
