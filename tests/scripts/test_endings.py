@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from script_types import RunScript
 
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
-from trainatomy.reporters.script_sentences import ending, script_sentences
+from trainatomy.reporters.script_sentences import ending, not_reached, script_sentences
 from trainatomy.scripts.command import read_command
 from trainatomy.scripts.job import Job
 from trainatomy.scripts.run import run_job
@@ -62,6 +62,25 @@ def test_a_failure_keeps_what_ran_and_names_the_line(run_script: RunScript) -> N
     assert found.prediction is not None
     assert found.prediction.script is not None
     assert found.prediction.script.ending == "error"
+    assert not_reached(found.prediction.script) == "whatever follows step 1, after which it failed"
+
+
+@pytest.mark.parametrize(
+    ("text", "handles"),
+    [
+        ("try: train(model, optimizer, 5)\nexcept torch.cuda.OutOfMemoryError: train(model, optimizer, 9)\n", True),
+        ("train(model, optimizer, 5)\n", False),
+    ],
+)
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_script_that_handles_errors_of_memory_is_told(
+    run_script: RunScript, text: str, handles: bool, fits: bool
+) -> None:
+    loop = LOOP if fits else LOOP.replace("torch.randn(8, 16", "torch.randn(10**9, 16")
+    found = run_script(loop + MODEL + text).prediction
+    assert found is not None and found.script is not None and found.fits is fits
+    noted = [one.name for one in found.script.stand_ins if one.kind == "out of memory"]
+    assert noted == (["OutOfMemoryError"] if handles and not fits else [])
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ STAYS = {
     "    if number == 1: average = torch.optim.swa_utils.AveragedModel(model)\n"
     "    if average: average.update_parameters(model)\n",
     "cycles": "for x in batches(1):\n    loop = [step(x), x]\n    loop.append(loop)\n",
+    "pool": "for x in batches(1):\n    step(x)\n    kept[:] = [*kept, x][-20:]\n",
     "last": "kept = collections.deque(maxlen=2)\nfor x in batches(1):\n    step(x)\n    kept.append(model(x))\n",
 }
 
@@ -81,6 +82,7 @@ def test_a_training_that_fills_the_gpu_later_does_not_fit(run_script: RunScript,
     assert least <= growth.bytes_per_step < 3 * least
     assert growth.steps == steps + found.room_bytes // growth.bytes_per_step
     assert not found.fits and found.out_of_memory is None
+    assert steps > 3
     assert f"fits for the first {steps} steps" in verdict_line(found).plain
     assert f"full after about {growth.steps:,} steps; how many it trains is not known" in verdict_line(found).plain
 

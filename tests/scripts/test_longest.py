@@ -93,6 +93,15 @@ NOT_REACHED = {
 SAME = {
     "equal": "rows = [row[:20] for row in rows]\nfor batch in DataLoader(rows, 8, collate_fn=padded): step(batch)",
     "cut": "for batch in DataLoader(rows, 8, collate_fn=lambda rows: padded([row[:20] for row in rows])): step(batch)",
+    "networks in turn": """
+other = Model().cuda()
+second = torch.optim.AdamW(other.parameters())
+for number in range(99):
+    step(rows[0][None])
+    other(rows[1][None].cuda()).backward()
+    second.step()
+    second.zero_grad()
+""",
     "last of an epoch": "rows = [row[:20] for row in rows[:20]]\nwhile True:\n"
     "    for batch in DataLoader(rows, 8, collate_fn=padded): step(batch)",
 }

@@ -57,6 +57,17 @@ def growth_of(trace: AllocationTrace, spare_bytes: int) -> Growth | None:
     return Growth(total, operation, module, len(moments) + max(0, spare_bytes) // total)
 
 
+def live_bytes(trace: AllocationTrace) -> int:
+    """Return the bytes that are allocated at the end of a trace."""
+    sizes: dict[int, int] = {}
+    for event in trace.events:
+        if event.action == "alloc":
+            sizes[event.allocation] = event.bytes
+        elif event.action == "free":
+            sizes.pop(event.allocation, None)
+    return sum(sizes.values())
+
+
 def _moments(trace: AllocationTrace) -> dict[int, int]:
     """Return the number of events at the same moment of each step."""
     for name in _MOMENTS:

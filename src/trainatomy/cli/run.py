@@ -41,8 +41,8 @@ Script = Annotated[
     list[str],
     typer.Argument(
         metavar="SCRIPT ARGUMENTS…",
-        help="The script (or notebook) with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as typed. "
-        "Everything from the script on belongs to it: options of `trainatomy run` stand before it.",
+        help="The script or notebook with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as they "
+        "are typed. Everything from there on is the script's: options of `trainatomy run` stand before it.",
         show_default=False,
     ),
 ]

@@ -18,6 +18,11 @@ _ENDINGS: dict[Ending, str] = {
     "interrupted": "was interrupted{place} after {steps}; what it held until then is below",
     "time limit": "reached the time limit{place} after {steps}; what it held until then is below",
 }
+_ENDED: dict[Ending, str] = {
+    "error": "failed",
+    "interrupted": "was interrupted",
+    "time limit": "reached the time limit",
+}
 _MOST_WRITES = 5
 
 _STAND_INS: dict[StandInKind, str] = {
@@ -38,6 +43,8 @@ _STAND_INS: dict[StandInKind, str] = {
     "metric": "the metric {name} is not on this machine and computes nothing",
     "monitor": "{name} describes the simulated GPU: memory in use is what PyTorch has reserved, without the CUDA "
     "context; temperature, power and utilisation are those of an idle GPU",
+    "out of memory": "the script handles errors of the GPU's memory ({name}) and may go on with less; a dry run raises "
+    "none, so this is its first attempt",
     "notebook": "lines of the notebook for IPython or a shell were left out: {name}",
     "pretrained weights": "{name} was built from its configuration, without pretrained weights",
     "random numbers": "weights take more random numbers than are drawn here: what the host draws after them, such as "
@@ -118,8 +125,10 @@ def not_reached(run: ScriptRun) -> str:
 
     Where a framework's configuration says what comes, that was executed.
     """
-    if run.ending != "steps":
+    if run.ending in ("finished", "exit"):
         return ""
+    if (ended := _ENDED.get(run.ending)) is not None:
+        return f"whatever follows step {run.steps}, after which it {ended}"
     left = [] if run.lengths is None or run.lengths.longest else [f"batches larger than {_shape(run.lengths.seen)}"]
     if run.total_steps is None and not run.tasks:
         return " and ".join([*left, f"whatever follows step {run.steps} (an evaluation, saving)"])

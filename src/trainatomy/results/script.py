@@ -23,6 +23,7 @@ StandInKind = Literal[
     "metric",
     "monitor",
     "notebook",
+    "out of memory",
     "pretrained weights",
     "random numbers",
     "sample lengths",

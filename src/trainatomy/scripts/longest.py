@@ -76,7 +76,7 @@ class LongestSample:
         self._is_done: Callable[[], bool] = lambda: False
         self._loaded: dict[int, _Loaded] = {}
         self._pending: list[_Loaded] = []
-        self._inputs: set[tuple[Shape, ...]] = set()
+        self._inputs: dict[int, set[tuple[Shape, ...]]] = {}
         self._steps_left = _MOST_STEPS
         self._wanted = 0  # elements of the largest tensor of a batch that is to be trained on
         self._largest: Shape = ()
@@ -92,8 +92,8 @@ class LongestSample:
         with wrapped(kind, "fetch", self._around_fetch):
             yield
 
-    def trains(self, arguments: Sequence[Any], keywords: Mapping[str, Any], *, is_first: bool) -> None:
-        """Note a call of a model with gradients, which may be the first one of its step."""
+    def trains(self, model: int, arguments: Sequence[Any], keywords: Mapping[str, Any], *, is_first: bool) -> None:
+        """Note a call of a model with gradients, which may be its first one in the step."""
         for loaded in self._pending:
             loaded.trains = True
         self._pending.clear()
@@ -104,7 +104,7 @@ class LongestSample:
         elif not self._is_done():
             self._largest = max(self._largest, shape, key=prod)
             if is_first:
-                self._inputs.add(shapes)
+                self._inputs.setdefault(model, set()).add(shapes)
 
     def evaluated(self) -> None:
         """Note a call of a model that evaluates."""
@@ -121,8 +121,7 @@ class LongestSample:
         """Return what is known of batches that differ; None where those of the steps do not."""
         trained = [one for one in self._loaded.values() if one.trains]
         # A loader's last batch of an epoch has fewer samples; what a loop takes by itself may have any number.
-        inputs = {tuple(shape[1:] for shape in one) for one in self._inputs} if trained else self._inputs
-        if len(inputs) < 2 and not any(one.differs for one in trained):
+        if not self._inputs_differ(1 if trained else 0) and not any(one.differs for one in trained):
             return None
         if self._longest:
             return BatchLengths(self._largest, self._longest, *self._read)
@@ -133,6 +132,11 @@ class LongestSample:
         else:
             reason = "no DataLoader fetches them from a data set with a length"
         return BatchLengths(self._largest, None, *self._read, self._reason or reason)
+
+    def _inputs_differ(self, dimension: int) -> bool:
+        """Return whether a model's inputs had different shapes from a dimension on."""
+        cut = [{tuple(shape[dimension:] for shape in one) for one in inputs} for inputs in self._inputs.values()]
+        return any(len(shapes) > 1 for shapes in cut)
 
     # -- loaders -------------------------------------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class LongestSample:
             return False
         if loaded.is_budgeted or count < max(loaded.shapes):
             return False
-        return loaded.differs or (len(self._inputs) > 1 and not loaded.has_tensors)
+        return loaded.differs or (self._inputs_differ(0) and not loaded.has_tensors)
 
     def _longest_of(self, dataset: Any) -> int | None:
         """Return the index of the longest sample, as far as lengths can be read in time."""

@@ -30,18 +30,13 @@ from trainatomy.simulator.storages import storage_of
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel.deepspeed import part_of
 from trainatomy.training.quantization import parameter_count, scales
-from trainatomy.training.seeds import host_states
 
 _ON_THE_GPU = (
     "A dry run predicts GPU memory; move the model there (model.to('cuda')), or check the option of the script that "
     "chooses the device"
 )
-
-
 _STAGES: dict[TaskKind, str] = {"evaluation": "evaluation", "saving": "saving", "loading the best model": "restoring"}
 """Stages of the recorder by the task that runs."""
-_PLAIN = (bool, int, float, str)
-
 _WRAPPERS = {"OptimizedModule": "_orig_mod", "_FabricModule": "_forward_module"} | dict.fromkeys(
     ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"), "module"
 )
@@ -85,7 +80,9 @@ class ScriptObserver(PhaseMarker):
         self._modules = self._tensors = 0
         self._loaded = False
         self._task = 0
-        self._is_ahead = self._is_first_call = False
+        self._is_ahead = False
+        self._called = 0
+        self._called_in_step: set[int] = set()
         self._on_the_cpu = ""
         self.called_models: list[str] = []
         self.models: tuple[TrainedModel, ...] = ()
@@ -108,6 +105,7 @@ class ScriptObserver(PhaseMarker):
 
     def called(self, model: nn.Module) -> None:
         """Label the tensors of a model that is called for the first time, or that has moved since."""
+        self._called = id(model)
         if id(model) not in self._models:
             self._models[id(model)] = model
             self.called_models.append(type(model).__name__)
@@ -215,8 +213,9 @@ class ScriptObserver(PhaseMarker):
         tensors = [one for one in tree_leaves((arguments, dict(keywords))) if isinstance(one, torch.Tensor)]
         self._label(tensors, "input")
         self.samples.trains(arguments, keywords)
-        self.longest.trains(arguments, keywords, is_first=self._is_first_call)
-        self._is_first_call = False
+        is_first = self._called not in self._called_in_step
+        self._called_in_step.add(self._called)
+        self.longest.trains(self._called, arguments, keywords, is_first=is_first)
 
     def _mark_loaded(self, model: nn.Module) -> None:
         """Mark when the last tensor of the first model came to the GPU; its first batch came after it."""
@@ -290,23 +289,13 @@ class ScriptObserver(PhaseMarker):
         if not self._task and self.steps:
             self._operations.start(self.steps)
 
-    def host_state_of(self, model: nn.Module) -> Callable[[], Any]:
-        """Return the function that returns what a batch may change on the host: random numbers, counters of modules."""
-        modules = list(model.modules())
-
-        def state() -> Any:
-            plain = [value for module in modules for value in vars(module).values() if type(value) in _PLAIN]
-            return hash(tuple(host_states().values())), plain
-
-        return state
-
     def tick(self) -> None:
         """Do nothing: no time passes here."""
 
     def step_begin(self, step: int) -> None:
         super().step_begin(step)
         self.samples.step_begin()
-        self._is_first_call = True
+        self._called_in_step.clear()
         self._micro_step = 0
 
     def micro_step_begin(self, micro_step: int) -> None:

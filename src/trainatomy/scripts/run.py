@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,10 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.prediction import keep_executed
-from trainatomy.results.script import Ending
+from trainatomy.results.script import Ending, StandIn
 from trainatomy.scripts.console import is_installed
 from trainatomy.scripts.job import INTERRUPTED, HandedOver, Job, Outcome
-from trainatomy.scripts.notebook import SUFFIX, read_notebook
+from trainatomy.scripts.notebook import SUFFIX, read_notebook, source_of
 from trainatomy.scripts.places import any_place_of, place_of
 from trainatomy.scripts.prediction import prediction_of_script, run_of
 from trainatomy.scripts.preload import files_of
@@ -47,6 +48,8 @@ _PACKAGES = {
     "yaml": "pyyaml",
 }
 """Names under which libraries are installed, where they are imported by other names."""
+_HANDLERS = re.compile(r"\b(OutOfMemoryError|find_executable_batch_size|auto_find_batch_size|auto_scale_batch_size)\b")
+"""Names by which scripts, accelerate, transformers' Trainer and Lightning try a smaller batch."""
 _LONGEST = 600
 """Characters of a message that are kept."""
 
@@ -108,15 +111,27 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
         return Outcome(gpu_id, None, message or _nothing(session, job, end), code or WorkloadError.exit_code)
     code = 0 if end.error is None else code
     run = run_of(session, job.typed or job.command.typed, end.ending, message, end.place)
+    handler = handler_of_memory(file, job.command.arguments)
     calibration = resolve_calibration(job.calibration)
     with keep_executed() as executed:
         prediction = prediction_of_script(
             session, run, job.command.name, timeline=job.timeline, calibration=calibration, started=started
         )
+    if handler and prediction.out_of_memory is not None and prediction.script is not None:
+        handles = StandIn("out of memory", handler)
+        run = replace(prediction.script, stand_ins=(handles, *prediction.script.stand_ins))
+        prediction = replace(prediction, script=run)
     detail = None
     if job.detail:
         detail = detail_of_executed(executed[-1], calibration, timed=prediction.time is not None)
     return Outcome(gpu_id, prediction, message, code, detail=detail)
+
+
+def handler_of_memory(file: Path, arguments: Sequence[str]) -> str:
+    """Return the name by which a script, or a library at its wish, handles that memory runs out; "" if it does not."""
+    texts = [*arguments, *map(source_of, files_of(file))]
+    found = (match[0] for text in texts for match in _HANDLERS.finditer(text))
+    return next(found, "")
 
 
 def topology_of(command: Command) -> Topology:

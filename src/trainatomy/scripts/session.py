@@ -150,7 +150,7 @@ class Session:
         )
         self.process.recorder.operations.wanted = settings.timed
         self.observer = ScriptObserver(self.process, settings.steps, script, looks_ahead=settings.looks_ahead)
-        ahead = StepsAhead(self.observer, looks_ahead=settings.looks_ahead)
+        ahead = StepsAhead(self.observer, gpu.memory_bytes, looks_ahead=settings.looks_ahead)
         self.signals = ScriptSignals(
             self.observer,
             settings.steps,

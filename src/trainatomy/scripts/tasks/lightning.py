@@ -50,13 +50,13 @@ def _at_batch_end(tasks: Tasks, package: str, original: Callable[..., Any], loop
     with tasks.observer.looking_ahead():  # to validate ends the step, before the next batch is fetched
         original(*arguments)
     trainer = loop.trainer
-    tasks.total_steps = _whole(trainer.estimated_stepping_batches)
+    tasks.total_steps = whole(trainer.estimated_stepping_batches)
     if not tasks.become_due() or tasks.total_steps == trainer.global_step:
         return
-    epoch = _steps(trainer, trainer.num_training_batches)
+    epoch = steps_of(trainer, trainer.num_training_batches)
     saves = bool(trainer.checkpoint_callbacks) and tasks.plan("saving", epoch)
     if trainer.enable_validation and not loop.val_loop.skip:
-        after = _first_validation(trainer, epoch)
+        after = first_validation(trainer, epoch)
         if (after is None or after <= (tasks.total_steps or math.inf)) and tasks.plan("evaluation", after):
             tasks.execute("evaluation", lambda: _validate(loop, package))
     if saves:
@@ -64,20 +64,20 @@ def _at_batch_end(tasks: Tasks, package: str, original: Callable[..., Any], loop
         tasks.execute("saving", lambda: trainer.save_checkpoint(path))
 
 
-def _whole(number: float) -> int | None:
+def whole(number: float) -> int | None:
     """Return a number of steps; None if it is infinite, or -1 for no limit."""
     return int(number) if math.isfinite(number) and number >= 0 else None
 
 
-def _steps(trainer: Any, batches: float) -> int | None:
+def steps_of(trainer: Any, batches: float) -> int | None:
     """Return the optimizer steps that batches of one epoch take."""
-    return _whole(math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else batches)
+    return whole(math.ceil(batches / trainer.accumulate_grad_batches) if math.isfinite(batches) else batches)
 
 
-def _first_validation(trainer: Any, epoch: int | None) -> int | None:
+def first_validation(trainer: Any, epoch: int | None) -> int | None:
     """Return the step after which Lightning validates first; None if the length of an epoch is not known."""
     batches = trainer.num_training_batches if math.isinf(trainer.val_check_batch) else trainer.val_check_batch
-    inside, before = _steps(trainer, batches), (trainer.check_val_every_n_epoch or 1) - 1
+    inside, before = steps_of(trainer, batches), (trainer.check_val_every_n_epoch or 1) - 1
     if inside is None or (before and epoch is None):
         return None
     return inside + before * (epoch or 0)
@@ -119,7 +119,7 @@ class _Validation:
         with ExitStack() as stack:
             loop.setup_data()
             if not loop.skip:
-                batches = _whole(sum(loop.max_batches))
+                batches = whole(sum(loop.max_batches))
                 self._followed = stack.enter_context(self._tasks.evaluating(batches))
             try:
                 return original()

@@ -53,8 +53,8 @@ class Tasks:
         self.total_steps: int | None = None
 
     def listed(self) -> tuple[ScriptTask, ...]:
-        """Return the tasks that were planned or executed."""
-        return tuple(self._tasks.values())
+        """Return the tasks that were planned or executed, in the order in which the training comes to them."""
+        return tuple(sorted(self._tasks.values(), key=lambda task: (task.after is None, task.after or 0, task.kind)))
 
     @property
     def steps(self) -> int:

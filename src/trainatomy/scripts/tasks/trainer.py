@@ -12,9 +12,11 @@ from unittest import mock
 
 from trainatomy.scripts.tasks.planned import EvaluationBatches, Tasks
 from trainatomy.simulator.evaluation import RepeatedBatches, arrays_without_data
+from trainatomy.training.seeds import host_states
 
 _PREDICTION = "Prediction"
 """Description of the evaluation loop of ``predict()``, whose arrays the script uses."""
+_PLAIN = (bool, int, float, str)
 _LARGE = 1 << 24
 """Elements from which on gathered arrays have no data."""
 
@@ -132,11 +134,22 @@ def _evaluation(
     recorder = tasks.observer.recorder
     batches = _length(dataloader)
     with tasks.evaluating(batches) as followed, arrays_without_data(recorder, above=_LARGE):
-        repeated = RepeatedBatches(recorder, tasks.observer.host_state_of(trainer.model))
+        repeated = RepeatedBatches(recorder, _host_state_of(trainer.model))
         step = _step(tasks, trainer.prediction_step, repeated, followed)
         with mock.patch.object(trainer, "prediction_step", step):
             loader = dataloader if description == _PREDICTION else _Shortened(dataloader, followed)
             return original(loader, description, *arguments, **keywords)
+
+
+def _host_state_of(model: Any) -> Callable[[], Any]:
+    """Return the function that returns what a batch may change on the host: random numbers, counters of modules."""
+    modules = list(model.modules())
+
+    def state() -> Any:
+        plain = [value for module in modules for value in vars(module).values() if type(value) in _PLAIN]
+        return hash(tuple(host_states().values())), plain
+
+    return state
 
 
 def _step(
