@@ -132,7 +132,7 @@ def prediction_of_script(
         stack_bytes=recorder.stack_bytes,
         notes=(
             *version_notes(session.version),
-            *part_notes(session.version, _DISTRIBUTED if session.topology.world_size > 1 else ()),
+            *part_notes(session.version, _DISTRIBUTED if session.settings.topology.world_size > 1 else ()),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),
             *run_notes(recorder),
             *_evaluation_notes(seen),
