@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -24,6 +26,8 @@ def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
     ``before`` are the words of a launcher, ``eager`` why nothing is compiled.
     """
     monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(ImportError):  # as in the process of a script; else the hub is asked again and again
+        monkeypatch.setattr(import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
 
     def run(
         text: str,
