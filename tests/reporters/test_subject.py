@@ -123,7 +123,7 @@ def test_the_line_stands_below_the_verdict_with_what_was_decided_for_the_user(pr
     shown = replace(prediction, subject=BERT, assumptions=("one image of 224 × 224 for each sample",))
     lines = render(prediction_page(shown), 120).splitlines()
     assert lines[1:3] == [subject_line(shown), "• one image of 224 × 224 for each sample"]
-    assert list(page_of(shown).answer)[1:3] == [subject_line(shown), "one image of 224 × 224 for each sample"]
+    assert list(page_of(shown).subject) == [subject_line(shown), "one image of 224 × 224 for each sample"]
     assert to_json(shown)["subject"]["line"] == subject_line(shown)
     assert to_json(shown)["assumptions"] == ["one image of 224 × 224 for each sample"]
 

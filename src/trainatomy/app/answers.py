@@ -50,6 +50,7 @@ class Answer:
         verdict: "fits", "tight", "does not fit", or nothing for a search.
         tone: Of the verdict, as in reports.
         sentence: The answer in words.
+        subject: What was predicted, and what was decided for the visitor.
         figures: Title, value and remark of each figure.
         report: The report, a whole HTML document; empty for a bill.
         exports: The settings as Python code, workload file and options, by those names; of a search, the best ones.
@@ -60,6 +61,7 @@ class Answer:
     verdict: str = ""
     tone: str = ""
     sentence: str = ""
+    subject: tuple[str, ...] = ()
     figures: tuple[tuple[str, str, str], ...] = ()
     report: str = ""
     exports: tuple[str, str, str] = ("", "", "")
@@ -100,8 +102,9 @@ class Answers:
             page.verdict,
             page.tone,
             page.answer[0] if page.answer else "",
+            tuple(page.subject),
             tuple((figure.title, figure.value, figure.remark) for figure in page.figures),
-            render(page) if in_detail else "",
+            render(page, is_framed=True) if in_detail else "",
             _exports(settings, workload),
             prediction.memory.device_bytes,
         )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import html
+import socket
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from trainatomy.app.answers import Answer, Request
 from trainatomy.app.estimate import estimated_bytes
 from trainatomy.app.fields import form_fields, suit, values_of
 from trainatomy.app.form import Form
+from trainatomy.app.gate import Gate
 from trainatomy.app.refusals import in_terms_of_the_page
 from trainatomy.app.turns import Turns
 from trainatomy.app.worker import Limits
@@ -53,10 +57,19 @@ CSS = """
 .ta-figures dt { font-size: .8rem; color: var(--body-text-color); opacity: .7; }
 .ta-figures dd { margin: 0; font-size: 1.2rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 .ta-figures small { display: block; font-size: .78rem; font-weight: 400; color: var(--body-text-color); opacity: .7; }
-.ta-report { width: 100%; height: min(1100px, 88vh); border: 1px solid var(--border-color-primary);
-  border-radius: 12px; background: #fff; }
+.ta-report { width: 100%; height: 88vh; border: 0; background: transparent; }
+.ta-subject { font-size: .86rem; color: var(--body-text-color); opacity: .8; }
 .ta-wait { color: var(--body-text-color); opacity: .7; }
 """
+
+
+HEAD = """<script>
+addEventListener("message", ({ source, data }) => {
+  const frame = [...document.querySelectorAll(".ta-report")].find((each) => each.contentWindow === source);
+  if (frame && data && data.trainatomyHeight > 0) frame.style.height = `${Math.ceil(data.trainatomyHeight)}px`;
+});
+</script>"""
+"""Makes the frame of a report as high as the report, so that the page scrolls and the frame does not."""
 
 
 def launch(
@@ -66,19 +79,41 @@ def launch(
 
     Raises:
         MissingLibrary: Gradio is not installed.
-        TrainatomyError: The port is in use.
+        TrainatomyError: The address is none of this machine's, or the port is in use.
     """
     import_library("gradio", "the app", install="'trainatomy[app]'")
+    check_address(host, port)
     workers = Workers(limits or Limits())
     workers.start()
     try:
         build(workers).queue(max_size=WAITING).launch(
-            server_name=host, server_port=port, inbrowser=is_opened, css=CSS, show_error=True, footer_links=[]
+            server_name=host,
+            server_port=port,
+            inbrowser=is_opened,
+            css=CSS,
+            head=HEAD,
+            show_error=True,
+            footer_links=[],
+            max_file_size=0,
+            app_kwargs={"middleware": [import_module("starlette.middleware").Middleware(Gate, host=host)]},
         )
     except OSError as error:
         raise TrainatomyError(f"--port {port}: cannot be used: {error}") from error
     finally:
         workers.close()
+
+
+def check_address(host: str, port: int | None) -> None:
+    """Raise ``TrainatomyError`` if nothing can be served on an address: Gradio would try every port of a wrong host."""
+    try:
+        families = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        with socket.socket(families[0][0], socket.SOCK_STREAM) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(families[0][4])
+    except OSError as error:
+        is_name = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        option = f"--host {host}: no address of this machine" if is_name else f"--port {port}: cannot be used"
+        raise TrainatomyError(f"{option}: {error.strerror or error}") from error
 
 
 def build(workers: Workers) -> Any:
@@ -128,13 +163,13 @@ def _searches(gr: Any, workers: Workers, inputs: list[Any]) -> Any:
     with gr.Tab("What fits"):
         gr.Markdown("Searches the fastest settings with the same effective batch size. This may take a minute.")
         allow = gr.CheckboxGroup(list(MAY_CHANGE), label="The search may also change")
-        find = gr.Button("Find settings that fit this GPU")
+        find = gr.Button("Find settings that fit this GPU", variant="primary")
         use = gr.Button("Use these settings in the form", visible=False)
         found, best = gr.HTML("", elem_id="ta-fit"), gr.State()
         find.click(_fits(gr, workers), [allow, *inputs], [found, best, use], concurrency_id="fit", **limits)
     with gr.Tab("GPUs"):
         gr.Markdown("Predicts this training, as it is, on every GPU that is known. This may take a minute.")
-        compare = gr.Button("Predict on every GPU")
+        compare = gr.Button("Predict on every GPU", variant="primary")
         on_all = gr.HTML("", elem_id="ta-gpus")
         compare.click(_on_all_gpus(workers), inputs, on_all, concurrency_id="gpus", **limits)
     return use.click(lambda best: values_of(gr, best), best, inputs, show_progress="hidden")
@@ -240,9 +275,10 @@ def card(found: Answer) -> str:
         f"<div><dt>{html.escape(title)}</dt><dd>{html.escape(value)}<small>{html.escape(remark)}</small></dd></div>"
         for title, value, remark in found.figures
     )
+    subject = "".join(f'<p class="ta-subject">{html.escape(line)}</p>' for line in found.subject)
     return (
         f'<div class="ta-card" role="status"><span class="ta-verdict {found.tone}">{html.escape(found.verdict)}</span>'
-        f'<p>{html.escape(found.sentence)}</p><dl class="ta-figures">{figures}</dl></div>'
+        f'<p>{html.escape(found.sentence)}</p>{subject}<dl class="ta-figures">{figures}</dl></div>'
     )
 
 

@@ -7,7 +7,7 @@ FIT_MARKS = {
     "tie": "may be as fast",
     "fits": "fits",
     "too_large": "does not fit",
-    "front": "none is faster with less memory",
+    "front": "Pareto front: none is faster with less memory",
     "interval": "90 % interval",
 }
 """Legend of the chart of a search."""

@@ -16,7 +16,11 @@ _ITSELF = "(itself)"
 
 
 def component_bars(
-    name: str, rows: Mapping[str, Components], summary: str, limits: Sequence[tuple[str, int]] = ()
+    name: str,
+    rows: Mapping[str, Components],
+    summary: str,
+    limits: Sequence[tuple[str, int]] = (),
+    marks: Sequence[Mapping[str, Any]] = (),
 ) -> ChartBlock:
     """Return stacked bars of memory by component, one for each row.
 
@@ -25,6 +29,7 @@ def component_bars(
         rows: Components by the row's name.
         summary: What it shows, in a sentence.
         limits: Lines across all bars: names and bytes.
+        marks: Figures of others beside the bars, as those of ``bars``.
     """
     names = list(dict.fromkeys(each for components in rows.values() for each in components.as_dict()))
     series = [
@@ -36,7 +41,7 @@ def component_bars(
         for each in names
         if any(components[each] for components in rows.values())
     ]
-    return bars(name, list(rows), series, summary, unit="bytes", limits=limits)
+    return bars(name, list(rows), series, summary, unit="bytes", limits=limits, marks=marks)
 
 
 def bars(
@@ -48,6 +53,8 @@ def bars(
     unit: str,
     limits: Sequence[tuple[str, float]] = (),
     is_stacked: bool = True,
+    axis: str = "",
+    marks: Sequence[Mapping[str, Any]] = (),
 ) -> ChartBlock:
     """Return horizontal bars.
 
@@ -59,6 +66,8 @@ def bars(
         unit: ``bytes``, ``seconds``, ``share`` or ``rate``.
         limits: Lines across all bars: names and values.
         is_stacked: Whether the parts of a row are stacked, or lie side by side.
+        axis: Title of the axis of figures; empty where their units say it.
+        marks: ``name`` and ``values`` of figures that are marked beside the bars.
     """
     data = {
         "rows": list(rows),
@@ -66,6 +75,8 @@ def bars(
         "unit": unit,
         "limits": [{"name": title, "value": value} for title, value in limits],
         "stacked": is_stacked,
+        "axis": axis,
+        "marks": list(marks),
     }
     lines = 1 if is_stacked else max(len(series), 1)
     return ChartBlock(name, "stack", summary, data, _FRAME_PIXELS + _ROW_PIXELS * len(rows) * min(lines, 2))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from trainatomy.reporters.html.charts import bars, component_bars
 from trainatomy.reporters.html.from_text import sections_of
 from trainatomy.reporters.html.labels import REPORT
 from trainatomy.reporters.html.prediction import bill_table
-from trainatomy.reporters.html.values import Block, KeyFigure, Page, Section
-from trainatomy.reporters.labels import COLUMNS, COMPONENTS, SECTIONS, THROUGHPUT
+from trainatomy.reporters.html.values import Block, KeyFigure, ListBlock, Page, Section, TextBlock
+from trainatomy.reporters.labels import AXES, COLUMNS, COMPONENTS, MARKS, SECTIONS, THROUGHPUT
+from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.memory import Components
@@ -21,7 +25,8 @@ _MEASURED_COLOUR = COMPONENTS["activations"].colour
 def comparison_report(comparison: Comparison) -> Page:
     """Return the report of a comparison."""
     others = sections_of(comparison_page(comparison))
-    tables = [block for section in others[:1] for block in section.blocks]
+    subject = [line for line in (shared_subject(comparison.predictions), *_assumed(comparison)) if line]
+    tables = [block for section in others[:1] for block in section.blocks if not _says(block, subject)]
     memory = _memory(comparison)
     sections = [Section(SECTIONS["peak"], (*memory, *tables)), *_speeds(comparison), *others[1:]]
     sections += [
@@ -37,9 +42,22 @@ def comparison_report(comparison: Comparison) -> Page:
         verdict="",
         tone="",
         answer=[REPORT["fitting"].format(fitting, len(comparison.predictions)), *_remarks(comparison)],
+        subject=subject,
         figures=_figures(comparison),
         sections=[section for section in sections if section.blocks],
     )
+
+
+def _assumed(comparison: Comparison) -> list[str]:
+    """Return what was decided for the user in any of the rows."""
+    return list(dict.fromkeys(text for each in comparison.predictions for text in each.assumptions))
+
+
+def _says(block: Block, subject: Sequence[str]) -> bool:
+    """Return whether a block says what the head of the report says already."""
+    if isinstance(block, TextBlock):
+        return block.text in subject
+    return isinstance(block, ListBlock) and set(block.items) <= set(subject)
 
 
 def _remarks(comparison: Comparison) -> list[str]:
@@ -60,7 +78,17 @@ def _memory(comparison: Comparison) -> tuple[Block, ...]:
             rows[f"{name}, {COLUMNS['measured']}"] = row.typical.memory.components
     gpus = {each.gpu.name: each.gpu.memory_bytes for each in comparison.predictions}
     limits = list(gpus.items()) if len(gpus) == 1 else []
-    return (component_bars("memory", rows, REPORT["comparison_summary"], limits),) if rows else ()
+    if not rows:
+        return ()
+    return (component_bars("memory", rows, REPORT["comparison_summary"], limits, _published(comparison, list(rows))),)
+
+
+def _published(comparison: Comparison, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the published sizes as marks beside the bars; none of a measured comparison, which has more of them."""
+    values = [row.published and row.published.memory_bytes for row in comparison.rows if row.prediction is not None]
+    if comparison.measured or not any(values) or len(values) != len(names):
+        return []
+    return [{"name": MARKS["published"], "values": values}]
 
 
 def _speeds(comparison: Comparison) -> list[Section]:
@@ -73,7 +101,8 @@ def _speeds(comparison: Comparison) -> list[Section]:
     series = [{"name": COLUMNS["predicted"], "colour": THROUGHPUT, "values": predicted}]
     if any(measured):
         series.append({"name": COLUMNS["measured"], "colour": _MEASURED_COLOUR, "values": measured})
-    chart = bars("speed", names, series, REPORT["speed_summary"], unit="rate", is_stacked=False)
+    axis = AXES["throughput"]
+    chart = bars("speed", names, series, REPORT["speed_summary"], unit="rate", is_stacked=False, axis=axis)
     return [Section(REPORT["speeds"], (chart,))]
 
 

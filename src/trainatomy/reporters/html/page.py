@@ -67,12 +67,19 @@ def page_of(
     return operations_report(value)
 
 
-def render(page: Page, command: str = "") -> str:
-    """Return a page as HTML."""
+def render(page: Page, command: str = "", *, is_framed: bool = False) -> str:
+    """Return a page as HTML.
+
+    Args:
+        page: The page.
+        command: The command line that made it.
+        is_framed: True for a part of another page, which has the answer already and is told the height.
+    """
     charts = [block for section in page.sections for block in section.blocks if isinstance(block, ChartBlock)]
     data = {chart.name: {"chart": chart.chart, **chart.data} for chart in charts}
     return _template().render(
         page=page,
+        is_framed=is_framed,
         command=command or page.command,
         labels=REPORT,
         # "<" as an escape: no text of the data can close the element that it is in

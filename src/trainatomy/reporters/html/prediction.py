@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from trainatomy.reporters import sentences
 from trainatomy.reporters.html.charts import component_bars, module_tree
 from trainatomy.reporters.html.from_text import sections_of
@@ -14,7 +12,6 @@ from trainatomy.reporters.html.values import (
     Block,
     Cell,
     KeyFigure,
-    ListBlock,
     Page,
     Section,
     TableBlock,
@@ -23,6 +20,7 @@ from trainatomy.reporters.html.values import (
 )
 from trainatomy.reporters.labels import DEVICE_TOTAL, LIMITS, SECTIONS, component
 from trainatomy.reporters.settings import rank_name
+from trainatomy.reporters.subject_sentences import subject_line
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.results.detail import Detail
@@ -43,7 +41,8 @@ def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
     """Return the report of a prediction; without a detail it has no timeline and no operations."""
     memory = prediction.memory
     answer, *others = sections_of(prediction_page(prediction))
-    first_lines = list(_lines(answer))
+    subject = [line for line in (subject_line(prediction), *prediction.assumptions) if line]
+    first_lines = [block.text for block in answer.blocks if isinstance(block, TextBlock) and block.text not in subject]
     sections = [Section(SECTIONS["peak"], bill(prediction))]
     if len(prediction.ranks) > 1:
         sections.append(Section(SECTIONS["ranks"], _ranks(prediction)))
@@ -62,19 +61,11 @@ def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
         verdict=prediction.verdict,
         tone=TONES[prediction.verdict],
         answer=[first_lines[0].removeprefix(prediction.verdict).strip(), *first_lines[1:]] if first_lines else [],
+        subject=subject,
         figures=_figures(prediction),
         sections=merged(sections, others),
         origin=f"Predicted in {seconds(prediction.seconds_taken)} without a GPU ({sentences.versions(prediction)}).",
     )
-
-
-def _lines(answer: Section) -> Iterator[str]:
-    """Yield the sentences above the first title."""
-    for block in answer.blocks:
-        if isinstance(block, TextBlock):
-            yield block.text
-        elif isinstance(block, ListBlock):
-            yield from block.items
 
 
 def merged(own: list[Section], others: list[Section]) -> list[Section]:

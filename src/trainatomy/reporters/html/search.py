@@ -52,7 +52,7 @@ def across_report(across: FitAcross) -> Page:
         charts.append(component_bars("memory", rows, REPORT["across_memory"]))
         rates = [best.samples_per_second for best in found.values()]
         series = [{"name": REPORT["throughput"], "colour": THROUGHPUT, "values": rates}]
-        charts.append(bars("speed", list(found), series, REPORT["across_speed"], unit="rate"))
+        charts.append(bars("speed", list(found), series, REPORT["across_speed"], unit="rate", axis=AXES["throughput"]))
     count = many(len(across.options), "GPU")
     return Page(
         title=across.name,

@@ -150,7 +150,7 @@ def _held(detail: Detail) -> TableBlock:
     return TableBlock(rows, head, caption)
 
 
-_HEAD = ("holds", "module", "operation", "made_in", "size", "share")
+_HEAD = ("holds", "size", "share", "module", "operation", "made_in")
 
 
 def _row(source: Source, size: int, count: int, total: int) -> tuple[Cell, ...]:
@@ -159,9 +159,9 @@ def _row(source: Source, size: int, count: int, total: int) -> tuple[Cell, ...]:
     phase = PHASES.get(source.phase, source.phase)
     return (
         Cell(f"{label.title}: {source.line}" if source.line != label.title else label.title, colour=label.colour),
+        Cell(f"{count} × {human_bytes(size)}" if count > 1 else human_bytes(size), is_number=True),
+        Cell(percent(size * count, total), is_number=True),
         Cell(source.module or "–"),
         Cell(source.operation),
         Cell(phase if source.step < 0 else f"step {source.step + 1}, {phase}"),
-        Cell(f"{count} × {human_bytes(size)}" if count > 1 else human_bytes(size), is_number=True),
-        Cell(percent(size * count, total), is_number=True),
     )

@@ -110,6 +110,7 @@ class Page:
         verdict: The answer in a word or two, empty if there is none.
         tone: How the verdict stands out.
         answer: Sentences that follow it.
+        subject: What was predicted, and what was decided for the user.
         figures: Figures that stand out.
         sections: The parts.
         command: The command that made it, empty if none did.
@@ -121,6 +122,7 @@ class Page:
     verdict: str
     tone: Tone
     answer: Sequence[str]
+    subject: Sequence[str] = ()
     figures: Sequence[KeyFigure] = ()
     sections: Sequence[Section] = field(default_factory=tuple)
     command: str = ""

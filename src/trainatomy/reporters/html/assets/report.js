@@ -75,34 +75,35 @@
   function stack(box, spec) {
     const format = units[spec.unit];
     const totals = spec.rows.map((_, row) => spec.series.reduce((sum, one) => spec.stacked ? sum + (one.values[row] || 0) : Math.max(sum, one.values[row] || 0), 0));
-    const most = Math.max(...totals);
+    const most = Math.max(...totals, ...spec.marks.flatMap((each) => each.values.map((value) => value || 0)));
     const limits = spec.limits.filter((limit) => limit.value <= 4 * most);
     const end = Math.max(most, ...limits.map((limit) => limit.value));
     const one = spec.rows.length === 1 && !spec.rows[0];
     const base = common();
     const chart = start(box);
-    const withLegend = !one && spec.series.length > 1;
+    const withLegend = !one && spec.series.length + spec.marks.length > 1;
     chart.setOption({
       ...base,
       legend: { ...base.legend, show: withLegend },
-      grid: { left: one ? 4 : 8, right: 24, top: withLegend ? 44 : 26, bottom: 8, containLabel: true },
+      grid: { left: one ? 4 : 8, right: 24, top: withLegend ? 44 : 26, bottom: spec.axis ? 26 : 8, containLabel: true },
       tooltip: {
         ...base.tooltip, trigger: "axis", axisPointer: { type: "shadow", shadowStyle: { opacity: 0.06 } },
         formatter: (rows) => {
           const parts = rows.filter((row) => row.value).map((row) => `<div class="row"><span>${row.marker}${escape(row.seriesName)}</span><b>${format(row.value)}</b></div>`);
-          const total = spec.stacked && spec.series.length > 1 ? `<div class="row part"><span></span><b>${format(totals[rows[0].dataIndex])}</b></div>` : "";
+          const total = spec.stacked && spec.series.length > 1 && !spec.marks.length ? `<div class="row part"><span></span><b>${format(totals[rows[0].dataIndex])}</b></div>` : "";
           return `<b>${escape(rows[0].name)}</b>${parts.join("")}${total}`;
         },
       },
       xAxis: {
         ...axisStyle(), type: "value", ...(spec.unit === "bytes" ? byteTicks(end) : {}),
         axisLabel: { ...axisStyle().axisLabel, formatter: format },
+        name: spec.axis, nameLocation: "middle", nameGap: 28,
       },
       yAxis: {
         ...axisStyle(), type: "category", inverse: true, data: spec.rows,
-        axisLabel: { ...axisStyle().axisLabel, color: css("--ink"), show: !one, width: isNarrow(box) ? 110 : 260, overflow: "truncate" },
+        axisLabel: { ...axisStyle().axisLabel, color: css("--ink"), show: !one, width: isNarrow(box) ? 130 : 260, overflow: "break", lineHeight: 14, fontSize: isNarrow(box) ? 11 : 12 },
       },
-      series: spec.series.map((each, place) => ({
+      series: [...spec.series.map((each, place) => ({
         name: each.name, type: "bar", stack: spec.stacked ? "all" : undefined, data: each.values, barMaxWidth: 30,
         itemStyle: { color: each.colour, borderColor: css("--card"), borderWidth: spec.stacked ? 1 : 0 },
         emphasis: { disabled: true },
@@ -113,7 +114,10 @@
             data: limits.map((limit) => ({ name: `${limit.name}: ${format(limit.value)}`, xAxis: limit.value, label: { align: limit.value > 0.6 * end ? "right" : "center" } })),
           },
         } : {}),
-      })),
+      })), ...spec.marks.map((each) => ({
+        name: each.name, type: "scatter", symbol: "diamond", symbolSize: 12, data: each.values, z: 5,
+        itemStyle: { color: css("--ink"), borderColor: css("--card"), borderWidth: 1 },
+      }))],
     });
     return chart;
   }
@@ -389,7 +393,7 @@
         head.scope = "row"; head.append(swatch, one.holds);
         row.append(head);
         const size = count > 1 ? `${count} × ${bytes(one.bytes)}` : bytes(one.bytes);
-        for (const [text, number] of [[count > 1 ? folded(one.module) : one.module], [one.operation], [one.made], [size, 1], [`${((100 * together) / sum).toFixed(1)} %`, 1]]) {
+        for (const [text, number] of [[size, 1], [`${((100 * together) / sum).toFixed(1)} %`, 1], [count > 1 ? folded(one.module) : one.module], [one.operation], [one.made]]) {
           const cell = document.createElement("td");
           cell.append(...breakable(text));
           if (number) cell.className = "number";
@@ -491,7 +495,8 @@
   });
   const redraw = () => drawn.forEach((again) => again());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  document.getElementById("theme").onclick = () => {
+  const theme = document.getElementById("theme");
+  if (theme) theme.onclick = () => {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
     redraw();
@@ -516,4 +521,6 @@
     copy.onclick = () => navigator.clipboard?.writeText(block.querySelector("code").textContent);
     block.append(copy);
   });
+  // A page that shows this one in a frame makes it as high as this.
+  if (parent !== window) new ResizeObserver(() => parent.postMessage({ trainatomyHeight: document.body.scrollHeight }, "*")).observe(document.body);
 })();
