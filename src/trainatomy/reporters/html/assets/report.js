@@ -522,5 +522,9 @@
     block.append(copy);
   });
   // A page that shows this one in a frame makes it as high as this.
-  if (parent !== window) new ResizeObserver(() => parent.postMessage({ trainatomyHeight: document.body.scrollHeight }, "*")).observe(document.body);
+  if (parent !== window) {
+    const tell = () => parent.postMessage({ trainatomyHeight: document.body.scrollHeight }, "*");
+    addEventListener("load", tell); // browsers observe nothing in a frame that is out of sight
+    new ResizeObserver(tell).observe(document.body);
+  }
 })();
