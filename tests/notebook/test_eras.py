@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from executed import predicted
 from torch import nn
 
 from trainatomy.simulator.eras import attention_of_2022, functions_of, software_of
 from trainatomy.training.adamw_hf import AdamW
+from trainatomy.workload.notebook import notebook
+from trainatomy.workload.schema import Workload
 
 
 def saved(function: object, *arguments: object) -> list[tuple[torch.Size, torch.dtype]]:
@@ -93,3 +96,10 @@ def test_adamw_of_transformers_decays_after_its_step() -> None:
     parameter.grad = torch.zeros(1)
     AdamW([parameter], lr=0.1, weight_decay=0.5).step()
     assert parameter.item() == pytest.approx(1 - 0.1 * 0.5)
+
+
+def test_the_option_alone_predicts_what_the_comparison_does() -> None:
+    alone = Workload.from_mapping({**notebook()[0].to_mapping(), "era": "2022", "gpu": "v100-16gb"})
+    found, compared = predicted(alone), predicted(notebook("2022")[0])
+    assert found.memory == compared.memory
+    assert found.assumptions == compared.assumptions and "era 2022" in found.assumptions[0]

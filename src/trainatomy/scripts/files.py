@@ -204,7 +204,9 @@ class RedirectedFiles(Overlay):
             if target is not None:
                 return original(target, *rest, **more)
             self.to_read(path, folder)
-            return self.note(wanted) if self.is_below(wanted) else original(wanted, *rest, **more)
+            if not self.is_below(wanted):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            return self.note(wanted)
 
         return change
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainatomy.results.plan import fsdp_version
+from trainatomy.workload.eras import era_problems
 from trainatomy.workload.generation import GenerationSpec
 from trainatomy.workload.loops import LOOPS, unsupported_settings
 from trainatomy.workload.quantization import quantised_problems
@@ -45,6 +46,7 @@ def contradictions(workload: Workload) -> list[Problem]:
         *_skipped_steps(workload),
         *_offloading(workload),
         *_compiled(workload),
+        *era_problems(workload),
     ]
 
 

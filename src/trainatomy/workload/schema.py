@@ -29,6 +29,7 @@ from trainatomy.workload.defaults import (
     says_checkpointing,
     with_loop_defaults,
 )
+from trainatomy.workload.eras import state_era, with_era
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.generation import GenerationSpec
 from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
@@ -113,7 +114,9 @@ class Workload(Section):
         default=None, description="optimizer steps to execute (default: as many as the peak needs)"
     )
     era: Annotated[Literal["2022"], BeforeValidator(number_as_text)] | None = Field(
-        default=None, description='`"2022"`: emulate the libraries of January 2022 (default: today\'s)'
+        default=None,
+        description='`"2022"`: emulate the libraries of January 2022: PyTorch 1.10, eager attention, AdamW of '
+        "transformers, gradients filled with zeros, reentrant checkpointing; keys that are set stay (default: today's)",
     )
 
     _places: dict[Path, str] = PrivateAttr(default_factory=dict)
@@ -127,10 +130,10 @@ class Workload(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _fill_in_defaults(cls, raw: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Fill in defaults that ``TrainingArguments`` does not have: those of the loop, and what peft switches on."""
+        """Fill in defaults that ``TrainingArguments`` does not have: those of the loop and the era, and what peft switches on."""
         if not isinstance(raw, dict):
             return handler(raw)
-        raw = with_loop_defaults(raw)
+        raw = with_loop_defaults(with_era(raw))
         workload, train = handler(raw), raw.get("train") or {}
         if says_checkpointing(workload) or not default_checkpointing(workload) or not isinstance(train, Mapping):
             return workload
@@ -271,6 +274,7 @@ class Workload(Section):
             said = {CHECKPOINTING: self.train.gradient_checkpointing} if says_checkpointing(self) else {}
             rest = {name: value for name, value in mapping.get("train", {}).items() if name != CHECKPOINTING}
             mapping["train"] = {**rest, **said}
+        state_era(self, mapping)
         return {key: value for key, value in mapping.items() if value != {} or key not in _SECTIONS}
 
     def to_raw_mapping(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def install(stand_ins: StandIns) -> None:
     policy = commands.install(stand_ins)
     pools.install(stand_ins, policy.refuse)
     ranks.install(stand_ins, policy)
+    stand_ins.repeat = policy.repeat
     _install_questions(stand_ins)
     _install_extensions(stand_ins)
     if not stand_ins.network:
