@@ -125,6 +125,11 @@ class ScriptObserver(PhaseMarker):
             if self._last == 0:
                 self._operations.start(0)
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a model on the GPU was called with gradients: frameworks call one on the CPU to learn of it."""
+        return bool(self._trained)
+
     def made(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer."""
         self._made.append(weakref.ref(optimizer))

@@ -200,7 +200,7 @@ class Session:
             settings.samples,
             settings.lengths,
             settings.data,
-            is_training=lambda: bool(self.observer.called_models),
+            is_training=lambda: self.observer.has_trained,
         )
         stack.callback(setattr, self.stand_ins, "is_over", True)
         stack.enter_context(imports.installed())

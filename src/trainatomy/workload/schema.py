@@ -130,7 +130,7 @@ class Workload(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _fill_in_defaults(cls, raw: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Fill in defaults that ``TrainingArguments`` does not have: those of the loop and the era, and what peft switches on."""
+        """Fill in defaults that ``TrainingArguments`` does not have: of the loop, the era, and peft's preparation."""
         if not isinstance(raw, dict):
             return handler(raw)
         raw = with_loop_defaults(with_era(raw))
