@@ -259,6 +259,16 @@ def test_the_time_limit_names_the_line_of_a_library_where_there_is_none_of_the_u
     assert run_job(job, "t4").message.endswith("(it was at site-packages/of_a_test.py:2)")
 
 
+def test_the_end_of_the_steps_is_no_error_in_the_log(run_script: RunScript, caplog: pytest.LogCaptureFixture) -> None:
+    text = (
+        "import logging\nlogging.error('before')\ntry:\n    train(model, optimizer, 9)\n"
+        "except BaseException as error:\n    logging.error('terminating due to %s', error)\n    raise\n"
+    )
+    found = run_script(LOOP + MODEL + text).prediction
+    assert found is not None and found.script is not None and found.script.ending == "steps"
+    assert caplog.messages == ["before"]
+
+
 def test_a_model_may_be_called_on_the_cpu_before_it_moves(run_script: RunScript) -> None:
     text = MODEL.replace("model.cuda()", "with torch.no_grad():\n    model(torch.ones(3, 16)).mean()\nmodel.cuda()")
     found = run_script(LOOP + text + "train(model, optimizer, 5)\n")

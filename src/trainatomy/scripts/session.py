@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from trainatomy.scripts.ahead import StepsAhead
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.guard import guarded
 from trainatomy.scripts.imports import ImportHook
+from trainatomy.scripts.job import HandedOver
 from trainatomy.scripts.observer import ScriptObserver
 from trainatomy.scripts.run_folder import run_folder
 from trainatomy.scripts.signals import ScriptSignals, StepsDone
@@ -220,6 +223,7 @@ class Session:
         self.stand_ins.when("transformers.trainer", self._follow_trainer)
         self.stand_ins.when("transformers.integrations.moe", self._spread_experts)
         self.stand_ins.when(KERNELS_OF_TRL, lambda _: stack.enter_context(simulated_trl()))
+        self._log_no_end()
         self.files.install(stack)
         stack.enter_context(guarded(self.files.is_ours, self.script, everywhere=settings.folder is not None))
 
@@ -246,6 +250,16 @@ class Session:
 
         self.stand_ins.put(module.Trainer, "training_step", training_step)
         self.stand_ins.put(module.Trainer, "floating_point_ops", lambda trainer, inputs: 0)
+
+    def _log_no_end(self) -> None:
+        """Keep loops that log every exception (ignite's) from logging the end of the run as an error."""
+        handle = logging.Logger.handle
+
+        def handled(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if not isinstance(sys.exc_info()[1], StepsDone | TimeIsUp | HandedOver):
+                handle(logger, record)
+
+        self.stand_ins.put(logging.Logger, "handle", handled)
 
     def _look(self) -> None:
         """Note the state of the process at the end, before it is put back."""
