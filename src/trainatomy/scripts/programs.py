@@ -103,7 +103,7 @@ def _begins(arguments: Sequence[str], words: Sequence[str]) -> bool:
     return tuple(arguments[: len(words)]) == tuple(words)
 
 
-def _after_options_of_git(arguments: Sequence[str]) -> Sequence[str]:
+def _after_options_of_git(arguments: tuple[str, ...]) -> tuple[str, ...]:
     while arguments and arguments[0].startswith("-") and arguments[0] != "--version":
         arguments = arguments[2 if arguments[0] in ("-C", "-c") else 1 :]
     return arguments

@@ -15,10 +15,9 @@ from trainatomy.scripts.standins.notes import StandIns
 
 _LIBRARIES = ("multiprocessing", "multiprocess")
 """Python's own, and the copy that ``datasets`` uses."""
-_EXECUTORS = ("concurrent.futures.process", "joblib.externals.loky.process_executor", "loky.process_executor")
-
-_TRACKERS = ("multiprocessing.resource_tracker", "multiprocess.resource_tracker")
-_TRACKERS += ("joblib.externals.loky.backend.resource_tracker", "loky.backend.resource_tracker")
+_LOKY = ("joblib.externals.loky", "loky")
+_EXECUTORS = ("concurrent.futures.process", *(f"{library}.process_executor" for library in _LOKY))
+_TRACKERS = tuple(f"{library}.resource_tracker" for library in (*_LIBRARIES, *(f"{each}.backend" for each in _LOKY)))
 
 
 def install(stand_ins: StandIns, refuse: Callable[..., NoReturn]) -> None:
