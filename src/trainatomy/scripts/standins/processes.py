@@ -80,7 +80,7 @@ def _install_own_group(stand_ins: StandIns) -> None:
     if not torch.distributed.is_available():
         return
     rendezvous: Any = import_module("torch.distributed.rendezvous")
-    store_of_one: Any = torch.distributed.distributed_c10d.HashStore  # type: ignore[attr-defined]
+    distributed: Any = torch.distributed
 
     def store(host: str, port: int, rank: int, world_size: int, *_: Any, **__: Any) -> Any:
         if world_size > 1:
@@ -88,7 +88,7 @@ def _install_own_group(stand_ins: StandIns) -> None:
                 f"{_at(stand_ins)} joins a group of {world_size} processes, and there is one.\n"
                 f"Say how many GPUs it has: trainatomy run --gpus {world_size} …"
             )
-        return store_of_one()
+        return distributed.HashStore()
 
     stand_ins.put(rendezvous, "_create_c10d_store", store)
 
