@@ -134,7 +134,7 @@ def spawned_in_c(words):
 ends = {}
 for kind, ways in json.load(open("ways.json")).items():
     for number, (name, way) in enumerate(ways.items()):
-        MARK = f"{kind}-{number}"
+        MARK = f"{kind}-{number}-"
         CODE = f"open({MARK!r}, 'w')"
         try:
             exec(compile(way, __file__, 'exec'))
@@ -179,11 +179,12 @@ def test_no_process_runs_and_no_file_is_written_by_any_way(tmp_path: Path, monke
         for kind, ways in WAYS.items()
     }
     for kind in ("process", "file"):
-        made = [name for name, number in ways[kind].items() if list(tmp_path.glob(f"{kind}-{number}*"))]
+        made = [name for name, number in ways[kind].items() if list(tmp_path.glob(f"{kind}-{number}-*"))]
         assert made == []
     assert [name for name in ways["change"] if (tmp_path / "victim" / name).read_text() != "mine"] == []
-    assert sorted(each.name for each in (tmp_path / "victim").iterdir()) == sorted(CHANGES)
-    assert not {each.name for each in tmp_path.iterdir()} - FOLDER
+    if wall.is_there():
+        assert sorted(each.name for each in (tmp_path / "victim").iterdir()) == sorted(CHANGES)
+        assert not {each.name for each in tmp_path.iterdir()} - FOLDER
     assert not list(Path("/dev/shm").glob("file-*"))
 
     said = [*script.writes, *(each.name for each in script.stand_ins if each.kind == "command")]
@@ -191,7 +192,7 @@ def test_no_process_runs_and_no_file_is_written_by_any_way(tmp_path: Path, monke
         name
         for kind, numbers in ways.items()
         for name, number in numbers.items()
-        if not ends[f"{kind}: {name}"] and not any(f"{kind}-{number}" in each or name in each for each in said)
+        if not ends[f"{kind}: {name}"] and not any(f"{kind}-{number}-" in each or name in each for each in said)
     ]
     assert set(silent) <= OF_THE_WALL  # everything else was refused, or is listed
 
