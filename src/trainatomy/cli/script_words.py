@@ -60,8 +60,8 @@ def passed_on(command: Script, context: typer.Context) -> str:
             f"trainatomy run --check {command.without(words)}\n"
             f"If it is meant for the script, say so: trainatomy run -- {command.text}"
         )
-    words = [command.spelled(name, takes_value=takes_value) for name, takes_value in options.items()]
-    found = ", ".join(filter(None, words))
+    spelled = (command.spelled(name, takes_value=takes_value) for name, takes_value in options.items())
+    found = ", ".join(filter(None, spelled))
     return found and f"{found}: for the script, not for trainatomy run, whose options stand before the script"
 
 

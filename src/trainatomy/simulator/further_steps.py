@@ -67,9 +67,10 @@ def _append_rest(trace: AllocationTrace, pieces: CutTrace, longer: Stitched) -> 
         if event.action == "alloc":
             numbers[number] = len(copy.origins)
             copy.origins.append(trace.origins[number])
-            for known, names in ((trace.labels, copy.labels), (trace.choices, copy.choices)):
-                if number in known:
-                    names[numbers[number]] = known[number]  # type: ignore[index]
+            if number in trace.labels:
+                copy.labels[numbers[number]] = trace.labels[number]
+            if number in trace.choices:
+                copy.choices[numbers[number]] = trace.choices[number]
         copy.events.append(event._replace(allocation=numbers.get(number, number)))
     copy.marks += [mark._replace(event=mark.event + moved) for mark in marks]
 
