@@ -16,22 +16,25 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def install(tasks: Tasks) -> None:
-    """Follow Lightning's Trainer, once it is imported."""
-
-    def follow(package: str, training: Any, evaluation: Any, trainer: Any) -> None:
-        validation = _Validation(tasks)
-        for owner, name, around in (
-            (training._TrainingEpochLoop, "on_advance_end", functools.partial(_at_batch_end, tasks, package)),
-            (evaluation._EvaluationLoop, "run", validation.run),
-            (evaluation._EvaluationLoop, "_evaluation_step", validation.step),
-            (trainer.Trainer, "save_checkpoint", functools.partial(_saving, tasks)),
-        ):
-            tasks.stand_ins.put(owner, name, _around(getattr(owner, name), around))
-
+    """Follow Lightning's Trainer once it is imported, under whatever name."""
     for package in _PACKAGES:
-        names = ("loops.training_epoch_loop", "loops.evaluation_loop", "trainer.trainer")
-        modules = tuple(f"{package}.{name}" for name in names)
-        tasks.stand_ins.when(modules, functools.partial(follow, package))
+        names = (
+            f"{package}.loops.training_epoch_loop",
+            f"{package}.loops.evaluation_loop",
+            f"{package}.trainer.trainer",
+        )
+        tasks.stand_ins.when(names, functools.partial(_follow, tasks, package))
+
+
+def _follow(tasks: Tasks, package: str, training: Any, evaluation: Any, trainer: Any) -> None:
+    validation = _Validation(tasks)
+    for owner, name, around in (
+        (training._TrainingEpochLoop, "on_advance_end", functools.partial(_at_batch_end, tasks, package)),
+        (evaluation._EvaluationLoop, "run", validation.run),
+        (evaluation._EvaluationLoop, "_evaluation_step", validation.step),
+        (trainer.Trainer, "save_checkpoint", functools.partial(_saving, tasks)),
+    ):
+        tasks.stand_ins.put(owner, name, _around(getattr(owner, name), around))
 
 
 def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,9 +22,9 @@ _LARGE = 1 << 24
 
 
 def install(tasks: Tasks) -> None:
-    """Follow the Trainer, once it is imported."""
+    """Follow the Trainer once it is imported."""
 
-    def put(module: Any) -> None:
+    def follow(module: Any) -> None:
         for name, around in (
             ("_maybe_log_save_evaluate", _at_step_end),
             ("evaluation_loop", _evaluation),
@@ -33,7 +33,7 @@ def install(tasks: Tasks) -> None:
         ):
             tasks.stand_ins.put(module.Trainer, name, _around(tasks, getattr(module.Trainer, name), around))
 
-    tasks.stand_ins.when("transformers.trainer", put)
+    tasks.stand_ins.when("transformers.trainer", follow)
 
 
 def _around(tasks: Tasks, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
