@@ -49,6 +49,7 @@ def said(prediction: Prediction | None) -> str:
         ("eval_strategy='steps', eval_steps=7, save_steps=9", [("evaluation", 7), ("saving", 9)]),
         ("eval_strategy='steps', eval_steps=0.5, save_strategy='no', max_steps=16", [("evaluation", 8)]),
         ("eval_strategy='epoch', eval_delay=2, save_strategy='epoch'", [("evaluation", 20), ("saving", 10)]),
+        ("eval_strategy='epoch', eval_on_start=True, save_strategy='no'", [("evaluation", 10)]),
         ("save_steps=500", [("evaluation", None), ("saving", 30)]),
         ("do_eval=True, save_strategy='no'", [("evaluation", 30)]),
         ("eval_strategy='no', save_strategy='no', eval_dataset=None", []),
@@ -113,6 +114,11 @@ def test_an_evaluation_that_fails_is_not_reached(run_script: RunScript) -> None:
     assert not_reached(outcome.prediction.script) == "evaluation after step 10"
     assert "evaluation after step 10: not reached: ValueError: no such column" in said(outcome.prediction)
     assert "saving: executed after step 3, as the script would after step 10" in said(outcome.prediction)
+
+
+def test_an_evaluation_after_a_training_that_ends_is_the_scripts_own(run_script: RunScript) -> None:
+    text = "trainer = train(max_steps=2, save_strategy='no')\nassert trainer.evaluate()['eval_loss'] == 0\n"
+    assert tasks_of(run_script(TRAINER + text)) == [("evaluation", 2, 2)]
 
 
 def test_batches_that_show_nothing_new_are_left_out(run_script: RunScript) -> None:

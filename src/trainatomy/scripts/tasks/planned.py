@@ -69,12 +69,16 @@ class Tasks:
         return True
 
     def plan(self, kind: TaskKind, after: int | None, reason: str = "") -> bool:
-        """Note that a task comes first after a step; return whether it has not been executed.
+        """Note that a task comes after a step; return whether it has not been executed since the first step.
 
         Without a step it comes after the training, and is not executed, for the ``reason``.
         """
-        task = self._tasks.setdefault(kind, ScriptTask(kind, after, reason=reason))
-        return task.executed_after is None
+        task = self._tasks.get(kind)
+        if task is not None and task.executed_after:
+            return False
+        if task is None or task.executed_after == 0:
+            self._tasks[kind] = ScriptTask(kind, after, reason=reason)
+        return True
 
     def execute(self, kind: TaskKind, run: Callable[[], Any]) -> None:
         """Execute a planned task; if that fails, the training goes on without it."""

@@ -17,7 +17,7 @@ from trainatomy.training.seeds import host_states
 _PREDICTION = "Prediction"
 """Description of the evaluation loop of ``predict()``, whose arrays the script uses."""
 _PLAIN = (bool, int, float, str)
-_LARGE = 1 << 24
+_LARGE = 1 << 26
 """Elements from which on gathered arrays have no data."""
 
 
@@ -191,6 +191,7 @@ class _Shortened:
         for batch in self._loader:
             yield batch
             if self._followed.is_enough():
+                getattr(self._loader, "end", lambda: None)()  # accelerate's, which counts the loaders that are read
                 return
 
 
