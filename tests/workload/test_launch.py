@@ -61,7 +61,7 @@ def test_a_plain_loop_wraps_the_classes_that_the_launcher_names(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("limit_all_gathers", False, "fsdp_limit_all_gathers: false: is simulated with loop: trainer only"),
+        ("limit_all_gathers", False, "fsdp_limit_all_gathers: false: is simulated with loop: trainer"),
         ("activation_checkpointing_offload", True, "fsdp_activation_checkpointing_offload: true: is not simulated"),
         ("param_init_fn", "mine", "fsdp_param_init_fn: not known to loop: pytorch"),
     ],
@@ -242,8 +242,17 @@ def test_mistakes_in_commands_of_deepspeed_are_named(command: str, message: str)
         read_launch(command)
 
 
+@pytest.mark.parametrize("loop", ["sft", "dpo", "kto", "reward"])
+def test_trainers_of_trl_take_what_launchers_say(tmp_path: Path, loop: str) -> None:
+    prompt = {"prompt_length": 8} if loop in ("dpo", "kto") else {}
+    flags = {"model": "gpt2", "loop": loop, **prompt, "launch": written(tmp_path, **DEEPSPEED)}
+    workload = merge(None, flags)
+    assert workload.train.deepspeed is not None
+    assert workload.parallel.gpus > 1
+
+
 def test_a_plain_loop_has_no_deepspeed(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="DeepSpeed is simulated with loop: trainer only"):
+    with pytest.raises(WorkloadError, match="DeepSpeed is simulated with loop: trainer and those of TRL only"):
         merge(None, {"model": "gpt2", "loop": "pytorch", "launch": written(tmp_path, **DEEPSPEED)})
 
 

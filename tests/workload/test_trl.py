@@ -81,7 +81,25 @@ def test_a_default_that_is_switched_off_stays_off_when_the_workload_is_written()
         ("grpo", {"train": {"eval_strategy": "steps"}}, "train.eval_strategy: is not simulated with TRL"),
         ("sft", {"train": {"predict_with_generate": True}}, "train.predict_with_generate: is not simulated with TRL"),
         ("sft", {"data": {"compute_metrics": True}}, "data.compute_metrics: is not simulated with loop: sft"),
-        ("sft", {"parallel": {"gpus": 2}}, "parallel: TRL's trainers are simulated on one GPU"),
+        ("sft", {"parallel": {"gpus": 2, "tp_size": 2}}, "parallel.tp_size: is not simulated with TRL's trainers"),
+        (
+            "dpo",
+            {"parallel": {"gpus": 2, "strategy": "dp"}},
+            "parallel.strategy: DataParallel is not simulated with TRL",
+        ),
+        ("dpo", {"parallel": {"gpus": 2, "strategy": "fsdp2"}}, "parallel.strategy: belongs to loop: pytorch"),
+        (
+            "grpo",
+            {"parallel": {"gpus": 2}, "train": {"fsdp": True}},
+            "train.fsdp: loop: grpo is simulated .* with DDP only",
+        ),
+        (
+            "dpo",
+            {"parallel": {"gpus": 2}, "train": {"fsdp": True}, "trl": {"precompute_ref_log_probs": True}},
+            "trl.precompute_ref_log_probs: with FSDP",
+        ),
+        ("dpo", {"data": {"sequence_length": 2048, "prompt_length": 1024}}, "leaves out those that are all prompt"),
+        ("reward", {"data": {"sequence_length": 2048}}, "leaves out samples of more than 1024 tokens"),
     ],
 )
 def test_what_is_not_simulated_is_refused_by_name(loop: str, sections: dict[str, Any], message: str) -> None:

@@ -154,7 +154,8 @@ def read_command(words: Sequence[str]) -> Command:
     begin, count = _launcher(rest)
     if begin == ("deepspeed",):
         raise WorkloadError(
-            "deepspeed: scripts that DeepSpeed launches are not simulated; describe the training by a workload"
+            "deepspeed: its launcher is not simulated: write `trainatomy run --gpus N SCRIPT`, where the script names "
+            "DeepSpeed's configuration (TrainingArguments), or a workload with train.deepspeed"
         )
     if begin:
         own, rest = _after_launcher(rest[count:])

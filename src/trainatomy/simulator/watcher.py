@@ -25,7 +25,6 @@ from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.saving import ExecutedSaving
 from trainatomy.training.loops.generation import cache_size
 from trainatomy.training.optimizer import states_of
-from trainatomy.training.packed_weights import numbers
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
 
@@ -86,7 +85,7 @@ class Watcher(PhaseMarker):
 
     def _label_again(self, model: nn.Module, label: str) -> None:
         """Label the tensors of a further model, which arrived as inputs do."""
-        for tensor in (*map(numbers, model.parameters()), *model.buffers(), *scales(model)):
+        for tensor in (*map(part_of, model.parameters()), *model.buffers(), *scales(model)):
             self._recorder.label(tensor, label, again=True)
 
     def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:

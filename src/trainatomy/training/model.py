@@ -28,6 +28,8 @@ from trainatomy.training.configuration import (
 from trainatomy.training.host_values import call_with_values
 from trainatomy.training.positions import lengths
 from trainatomy.training.stored_weights import check_stored, stored_quantization
+from trainatomy.workload.deepspeed import zero_stage
+from trainatomy.workload.loops import loop_of
 from trainatomy.workload.nearest import suggestion
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Mo
         model = _from_transformers(workload, trust_remote_code)
         if workload.data.factory is None:
             lengths(workload, model)  # refuses sequences longer than the model's positions
-    return model if is_quantised(workload, model) else adapt_and_freeze(model, spec)
+    return model if is_quantised(workload, model) else adapt_and_freeze(model, workload)
 
 
 def is_quantised(workload: Workload, model: nn.Module) -> bool:
@@ -64,10 +66,12 @@ def is_quantised(workload: Workload, model: nn.Module) -> bool:
     return workload.model.is_quantised or stored_quantization(unwrap(model)) is not None
 
 
-def adapt_and_freeze(model: nn.Module, spec: ModelSpec) -> nn.Module:
-    """Add the adapters of ``spec`` to a model, and freeze the parameters that it names."""
+def adapt_and_freeze(model: nn.Module, workload: Workload) -> nn.Module:
+    """Add the adapters of a workload to a model, and freeze the parameters that it names."""
+    spec, by_trl = workload.model, workload.mode == "training" and loop_of(workload).settings is not None
     if spec.lora is not None:
-        model = _adapt(model, spec.lora)
+        # TRL's trainers keep adapters in the dtype of the weights with ZeRO-3, which gathers both into one buffer.
+        model = _adapt(model, spec.lora, in_float32=not (by_trl and zero_stage(workload.train.deepspeed) == 3))
     _freeze(model, spec.freeze)
     return model
 
@@ -210,11 +214,11 @@ def keep_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def _adapt(model: nn.Module, lora: LoraSpec) -> nn.Module:
-    """Add peft's low-rank adapters, which are in float32 even if the weights are in 16 bits."""
+def _adapt(model: nn.Module, lora: LoraSpec, *, in_float32: bool) -> nn.Module:
+    """Add peft's low-rank adapters, which are in float32 by default even if the weights are in 16 bits."""
     peft = import_library("peft", "model.lora")
     try:
-        return peft.get_peft_model(model, peft.LoraConfig(**lora.arguments()))
+        return peft.get_peft_model(model, peft.LoraConfig(**lora.arguments()), autocast_adapter_dtype=in_float32)
     except ImportError as error:
         raise MissingLibrary(f"model.lora: peft needs a library for this: {error}") from error
     except (LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:

@@ -59,7 +59,7 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     unquantised = unquantised_weights(quantised)
     notes = list(_prepare(workload, quantised)) if peft_prepares(workload) else []
     notes += [*unquantised_notes(quantised, unquantised), *model_notes(model)]
-    adapted = adapt_and_freeze(quantised, workload.model)
+    adapted = adapt_and_freeze(quantised, workload)
     add_notes(adapted, (*notes, *quantisation_notes(quantised, outlier_columns(workload))))
     return adapted
 

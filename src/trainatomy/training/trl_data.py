@@ -70,7 +70,8 @@ def trained_lengths(
     Where samples differ in length, they are those of ``batches``, or else of the first order.
     """
     if not workload.data.varies:
-        length, rows = sequence_length(workload, model), samples_per_step(workload) * steps
+        length = sequence_length(workload, model)
+        rows = samples_per_step(workload) * steps * workload.parallel.data_parallel_size
         check_size(length * rows)
         return [length] * batching_of(workload).samples_of(rows, length)
     return [length for batch in trained_batches(workload, steps, batches) for length in batch.lengths]

@@ -95,6 +95,12 @@ def _read(file: str) -> Any:
         raise PydanticCustomError("deepspeed", "is no JSON: {text}", {"text": f"{file}: {error}"}) from None
 
 
+def zero_stage(config: Mapping[str, Any] | None) -> int:
+    """Return the stage of ZeRO that a configuration asks for; 0 without one."""
+    section = (config or {}).get(_ZERO)
+    return int(section.get("stage", 0)) if isinstance(section, Mapping) else 0
+
+
 def offloads(config: Mapping[str, Any]) -> bool:
     """Return whether states or weights are kept in host memory."""
     section = config.get(_ZERO)

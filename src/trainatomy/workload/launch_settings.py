@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainatomy.errors import WorkloadError
+from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.section import Path
 from trainatomy.workload.spreading import SHARDING_STRATEGY
 
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16"}
-_BY_TRAINER = "is simulated with loop: trainer only"
+_BY_TRAINER = "is simulated with loop: trainer and those of TRL only"
 _NOT_PLAIN: Mapping[str, tuple[tuple[str, ...], str]] = {
     "reshard_after_forward": (("true", "false", "full_shard", "shard_grad_op"), _BY_TRAINER),
     "activation_checkpointing": (("false",), "with loop: pytorch, use train.gradient_checkpointing"),
@@ -63,12 +64,12 @@ class Launch:
         if self.compiles:
             found["train", "torch_compile"] = True
         if self.deepspeed is not None:
-            if loop != "trainer":
+            if not _by_trainer(loop):
                 raise WorkloadError(f"{self.source}: DeepSpeed {_BY_TRAINER}", key="launch")
             return found | self._precision() | {("train", "deepspeed"): dict(self.deepspeed)}
         if self.fsdp is None:
             return found | self._precision()
-        if loop == "trainer":
+        if _by_trainer(loop):
             return found | self._precision() | {("train", "fsdp"): True, ("train", "fsdp_config"): dict(self.fsdp)}
         return found | self._plain_fsdp()
 
@@ -102,6 +103,10 @@ class Launch:
             dtype = PRECISIONS[self.mixed_precision]
             found["parallel", "mp_policy"] = {"param_dtype": dtype, "reduce_dtype": dtype}
         return found
+
+
+def _by_trainer(loop: str) -> bool:
+    return loop in LOOPS and LOOPS[loop].by_trainer
 
 
 def count(text: Any, option: str) -> int:

@@ -145,16 +145,19 @@ _OF_TRAINING = _HOST_ONLY | {
 
 _NOT_WITH_TRL = "is not simulated with TRL's trainers: predict `loop: trainer` for it"
 
+_NOT_ON_RANKS = (
+    "loop: {loop} is simulated on several GPUs with DDP only, because generation gathers the weights: `trainatomy run "
+    "--gpus N script.py` runs the script that trains so"
+)
+
 _REFUSED_BY_TRL = (
     "predict_with_generate",
     "generation_max_length",
     "generation_num_beams",
     "batch_eval_metrics",
     "include_for_metrics",
-    "deepspeed",
-    "fsdp",
-    "fsdp_config",
 )
+_SHARDED = ("deepspeed", "fsdp", "fsdp_config")
 
 
 def _of_trl(
@@ -164,11 +167,13 @@ def _of_trl(
     *,
     defaults: Mapping[str, Any],
     refused: tuple[str, ...] = (),
+    on_ranks: tuple[str, ...] = (),
     sequences: int = 1,
 ) -> Loop:
     """Return the row of one of TRL's trainers.
 
-    ``defaults`` are those of its configuration beside the two that all of them change.
+    ``defaults`` are those of its configuration beside the two that all of them change; ``on_ranks`` are settings of
+    several GPUs that the trainer generates with otherwise, and only a script can say.
     """
     return Loop(
         name=name,
@@ -178,7 +183,10 @@ def _of_trl(
         libraries={"accelerate": "the Trainer", "trl": f"loop: {name}", "datasets": f"loop: {name}"},
         extra="'trainatomy[trl]'",
         imports=("transformers.trainer",),
-        refused=dict.fromkeys((*_REFUSED_BY_TRL, *refused), _NOT_WITH_TRL),
+        refused={
+            **dict.fromkeys((*_REFUSED_BY_TRL, *refused), _NOT_WITH_TRL),
+            **dict.fromkeys(on_ranks, _NOT_ON_RANKS.format(loop=name)),
+        },
         unused=_HOST_ONLY | _EVALUATION_ONLY,
         by_trainer=True,
         defaults={"gradient_checkpointing": True, "bf16": True, **defaults},
@@ -232,6 +240,7 @@ LOOPS: Mapping[str, Loop] = {
             "the step of TRL's `GRPOTrainer`, which generates what it trains on",
             defaults={"learning_rate": 1e-6},
             refused=(*_EVALUATION, "load_best_model_at_end"),
+            on_ranks=_SHARDED,
         ),
         Loop(
             name="pytorch",

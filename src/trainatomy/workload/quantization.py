@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from trainatomy.results.plan import fsdp_version
+from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.quantization_methods import DEQUANTISED, refusal
 from trainatomy.workload.section import Amount, Fraction, Names, Problem, Section, spell_dtype
 
@@ -192,7 +193,7 @@ def _is_sharded_by_trainer(workload: Workload) -> bool:
     parallel, train, spec = workload.parallel, workload.train, workload.model.quantization
     is_second = bool(train.fsdp) and fsdp_version(train.fsdp_config) == 2
     is_alone = parallel.strategy is None and parallel.data_parallel_size == parallel.world_size
-    return workload.loop == "trainer" and is_second and is_alone and spec is not None and bool(spec.load_in_4bit)
+    return LOOPS[workload.loop].by_trainer and is_second and is_alone and spec is not None and bool(spec.load_in_4bit)
 
 
 def _loads_whole_files(workload: Workload) -> bool:

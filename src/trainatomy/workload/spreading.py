@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.results.plan import fsdp_version
 from trainatomy.workload.arguments import is_factory
 from trainatomy.workload.deepspeed import deepspeed_problems
+from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.parallel import CP_STRATEGY, ParallelSpec
 from trainatomy.workload.section import Problem
@@ -61,7 +62,7 @@ def spreading_problems(workload: Workload) -> list[Problem]:
     if workload.mode != "training":
         return []
     by_trainer = "deepspeed" if train.deepspeed else "fsdp" if train.fsdp else "ddp"
-    strategy = parallel.strategy or (by_trainer if workload.loop == "trainer" else "ddp")
+    strategy = parallel.strategy or (by_trainer if LOOPS[workload.loop].by_trainer else "ddp")
     grouped = [] if strategy.startswith("fsdp") else parallel.ungrouped(strategy)
     problems = [Problem(("parallel", *each.path), each.message) for each in grouped]
     problems += _pipeline(workload) if parallel.pp_size > 1 else []
@@ -77,7 +78,7 @@ def spreading_problems(workload: Workload) -> list[Problem]:
     if train.fp16 and parallel.tp_size > 1 and parallel.pp_size == 1 and strategy != "fsdp2":
         reason = "needs a gradient scaler for sharded and whole weights, which PyTorch's is not: use bf16, or fsdp2"
         problems.append(Problem(("train", "fp16"), f"{reason} with parallel.tp_size"))
-    return problems + (_spread_by_trainer(workload) if workload.loop == "trainer" else [])
+    return problems + (_spread_by_trainer(workload) if LOOPS[workload.loop].by_trainer else [])
 
 
 def _static_graph(workload: Workload, strategy: str) -> list[Problem]:
@@ -86,7 +87,7 @@ def _static_graph(workload: Workload, strategy: str) -> list[Problem]:
     Source: torch/csrc/distributed/c10d/reducer.cpp (it asserts ``expect_autograd_hooks_``), torch 2.13.
     """
     parallel, train = workload.parallel, workload.train
-    by_trainer = workload.loop == "trainer"
+    by_trainer = LOOPS[workload.loop].by_trainer
     static = train.ddp_static_graph if by_trainer else parallel.static_graph
     alone = train.gradient_accumulation_steps == 1 or parallel.sync_each_batch
     if strategy != "ddp" or not static or alone or parallel.world_size == 1:

@@ -103,6 +103,7 @@ def trl_problems(workload: Workload) -> list[Problem]:
         *problems,
         *_about_data(workload),
         *_about_prompts(workload),
+        *_about_rewards(workload),
         *_about_lengths(workload),
         *_about_order(workload),
         *_about_the_rest(workload),
@@ -142,7 +143,23 @@ def _about_prompts(workload: Workload) -> list[Problem]:
         return [Problem(here, "does not apply to loop: reward, which scores prompt and answer as one sequence")]
     if data.prompt_length >= (data.sequence_length or data.prompt_length + 1):
         return [Problem(here, "must be below data.sequence_length: the rest is the answer")]
+    limit = max_length(workload)
+    if limit is not None and data.prompt_length >= limit and not workload.trl.get("packing"):
+        message = (
+            f"TRL cuts samples to {limit} tokens (trl.max_length) and leaves out those that are all prompt then: "
+            "set trl.max_length to what the training has"
+        )
+        return [Problem(here, message)]
     return []
+
+
+def _about_rewards(workload: Workload) -> list[Problem]:
+    """Refuse pairs of answers that are all longer than TRL's trainer of reward models takes."""
+    limit, length = max_length(workload), workload.data.sequence_length
+    if workload.loop != "reward" or limit is None or length is None or length <= limit:
+        return []
+    message = f"loop: reward leaves out samples of more than {limit} tokens (trl.max_length): raise it"
+    return [Problem(("data", "sequence_length"), message)]
 
 
 def _about_lengths(workload: Workload) -> list[Problem]:
@@ -192,10 +209,23 @@ def _about_order(workload: Workload) -> list[Problem]:
 
 
 def _about_the_rest(workload: Workload) -> list[Problem]:
-    problems, parallel = [], workload.parallel
-    if parallel.world_size > 1 or parallel.devices > 1:
-        problems.append(Problem(("parallel",), "TRL's trainers are simulated on one GPU"))
+    problems = _about_several_gpus(workload)
     if workload.train.gradient_checkpointing_every > 1:
         message = "is not simulated with TRL's trainers: use 1, or gradient_checkpointing: false"
         problems.append(Problem(("train", "gradient_checkpointing_every"), message))
+    return problems
+
+
+def _about_several_gpus(workload: Workload) -> list[Problem]:
+    """Refuse plans of parallelism that TRL's trainers are not simulated with."""
+    parallel, train, problems = workload.parallel, workload.train, []
+    for name in ("tp_size", "cp_size", "pp_size"):
+        if getattr(parallel, name) > 1:
+            message = "is not simulated with TRL's trainers: DDP, FSDP and DeepSpeed are"
+            problems.append(Problem(("parallel", name), message))
+    if parallel.strategy == "dp":
+        problems.append(Problem(("parallel", "strategy"), "DataParallel is not simulated with TRL's trainers: DDP is"))
+    if train.fsdp and workload.trl.get("precompute_ref_log_probs"):
+        message = "with FSDP, TRL loads a reference model for it, which is not simulated: leave it out"
+        problems.append(Problem(("trl", "precompute_ref_log_probs"), message))
     return problems

@@ -124,7 +124,7 @@ class TraceRecorder(Silent):
             "buffer": addresses(self._model.buffers()),
             "scale": addresses(scales(self._model)),
             **{
-                label: addresses([*model.parameters(), *model.buffers(), *scales(model)])
+                label: addresses([*map(part_of, model.parameters()), *model.buffers(), *scales(model)])
                 for label, model in self._further.items()
             },
         }

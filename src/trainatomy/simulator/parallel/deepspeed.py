@@ -8,6 +8,7 @@ optimizers of the CPU, which take no GPU memory (csrc/adam/cpu_adam_impl.cpp).  
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -77,7 +78,8 @@ def _host_tensors(process: SimulatedProcess) -> Iterator[None]:
     def initialize_on_host(*args: Any, **kwargs: Any) -> Any:
         functions.host_factories |= {None}
         try:
-            return initialize(*args, **kwargs)
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints how much memory it holds
+                return initialize(*args, **kwargs)
         except (AssertionError, ValueError) as error:
             raise WorkloadError(f"train.deepspeed: DeepSpeed refuses: {error}", key="train.deepspeed") from error
         finally:

@@ -12,7 +12,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import BatchesOfLengths
 from trainatomy.training.checkpointing import check_checkpointing
-from trainatomy.training.loops.observed_trainer import ObservedTrainer
+from trainatomy.training.loops.observed_trainer import EngineBegins, ObservedTrainer
 from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
 from trainatomy.training.optimizer import create_single
 from trainatomy.training.trl import check_model, load_bitsandbytes, quiet_trl
@@ -35,6 +35,8 @@ class ObservedTrlTrainer(ObservedTrainer):
         super(ObservedTrainer, self).__init__(model=model, callbacks=[steps], **keywords)
         if self._is_loaded_by_bitsandbytes(model):
             observer.loaded(model)
+        if self.args.deepspeed:
+            self.add_callback(EngineBegins(self))
         if (reference := getattr(self, "ref_model", None)) is not None:
             observer.reference_loaded(reference)
 
