@@ -204,19 +204,21 @@ def test_components_add_up_to_the_byte(trace: AllocationTrace, conf: str, gpu: i
 def test_a_timeline_keeps_every_peak(trace: AllocationTrace, points: int) -> None:
     analysis = analyze_memory(trace, DEFAULT, GIB, 0)
     shown = memory_timeline(trace, analysis.purposes, analysis.sizes, points)
-    assert len(shown) <= 2 * points + 1 + len({origin.phase for origin in trace.origins})
+    assert len(shown) <= 2 * points + 1 + len(COMPONENTS) + len({origin.phase for origin in trace.origins})
     assert [point.event for point in shown] == sorted({point.event for point in shown})
     assert max((sum(p.components.values()) for p in shown), default=0) == analysis.memory.peak_allocated_bytes
     assert all(min(point.components.values()) >= 0 for point in shown)
 
 
-def test_a_timeline_keeps_the_most_temporary_buffers_of_a_phase() -> None:
+def test_a_timeline_keeps_the_most_of_each_component() -> None:
     builder = TraceBuilder()
     builder.free(builder.allocate(8 * MIB, "optimizer"))
+    builder.free(builder.allocate(2 * MIB, "forward", "gradient"), builder.allocate(4 * MIB, "backward"))
     builder.allocate(32 * MIB, "forward", "weight")
     analysis = analyze_memory(builder.trace, DEFAULT, GIB, 0)
     shown = memory_timeline(builder.trace, analysis.purposes, analysis.sizes, 1)
-    assert [point.components["temporary"] for point in shown] == [8 * MIB, 0]
+    assert [point.components["temporary"] // MIB for point in shown] == [8, 0, 4, 0]
+    assert [point.components["gradients"] // MIB for point in shown] == [0, 2, 2, 0]
 
 
 @pytest.mark.parametrize("event", range(18))

@@ -15,30 +15,32 @@ def memory_timeline(
 ) -> tuple[TimelinePoint, ...]:
     """Return about ``points`` instants of a whole run, at most.
 
-    The events are divided into stretches and the highest instant of each is kept, so that no peak is lost, nor the
-    most temporary buffers of a phase.
+    The events are divided into stretches and the highest instant of each is kept, so that no peak is lost, and that at
+    which each component takes most, temporary buffers in each phase.
     """
     stretch = max(1, len(trace.events) // points)
     step, phase = -1, "load"
     kept: dict[int, TimelinePoint] = {}
-    busiest: dict[str, TimelinePoint] = {}
+    largest: dict[tuple[str, str], TimelinePoint] = {}
     best: TimelinePoint | None = None
     highest = -1
     for index, totals in component_bytes_over_time(trace, purposes, sizes):
-        if trace.events[index].action == "alloc":
-            origin = trace.origins[trace.events[index].allocation]
+        event = trace.events[index]
+        if event.action == "alloc":
+            origin, name = trace.origins[event.allocation], purposes[event.allocation].component
             step, phase = origin.step, origin.phase
+            key = name, phase if name == "temporary" else ""
+            if totals[name] > (largest[key].components[name] if key in largest else 0):
+                largest[key] = TimelinePoint(index, step, phase, dict(totals))
         total = sum(totals.values())
         if total > highest:
             best, highest = TimelinePoint(index, step, phase, dict(totals)), total
-        if phase not in busiest or totals["temporary"] > busiest[phase].components["temporary"]:
-            busiest[phase] = TimelinePoint(index, step, phase, dict(totals))
         if (index + 1) % stretch == 0 and best is not None:
             kept[best.event] = best
             best, highest = None, -1
     if best is not None:
         kept[best.event] = best
-    kept |= {point.event: point for point in busiest.values() if point.components["temporary"]}
+    kept |= {point.event: point for point in largest.values()}
     return tuple(kept[event] for event in sorted(kept))
 
 

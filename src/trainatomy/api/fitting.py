@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trainatomy.api.keywords import Batch
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
+    from trainatomy.results.prediction import Prediction
     from trainatomy.runs.plan import Finished, RunObserver
     from trainatomy.search.axes import CanApply
     from trainatomy.search.explore import Observer
@@ -58,7 +59,7 @@ def fit(
         effective_batch_size: Samples per optimizer step; by default those of the workload.
         gpu: The GPU.
         allow: Changes of what is trained that the search may make: "precision", "optimizer", "lora",
-            "quantization", "sequence-length".
+            "quantization", "sequence-length", "evaluation".
         headroom: Share of the GPU's memory that must stay free.
         keep: Settings that the search may not vary, such as "gradient_checkpointing" or "attention"
             (``trainatomy.search.axes`` lists them).
@@ -151,6 +152,7 @@ def why_out_of_memory(
     gpu: str | None = None,
     headroom: float = 0.05,
     keep: Sequence[str] = (),
+    prediction: Prediction | None = None,
     batch: Batch | None = None,
     optimizer: str | type[torch.optim.Optimizer] | None = None,
     calibration: Calibration | Path | str | None = None,
@@ -167,6 +169,7 @@ def why_out_of_memory(
         gpu: See ``fit``.
         headroom: See ``fit``.
         keep: See ``fit``.
+        prediction: The prediction of the training with its time and timeline, if there is one: it is not made again.
         batch: See ``fit``.
         optimizer: See ``fit``.
         calibration: See ``fit``.
@@ -184,7 +187,7 @@ def why_out_of_memory(
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
     options = SearchOptions(headroom=headroom, keep=tuple(keep))
     request = SearchRequest(what, options, predict_options, batch, optimizer, gpu, settings, jobs, progress, executor)
-    return search_remedies(request)
+    return search_remedies(request, prediction)
 
 
 def measure_fit(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.results.fit import Fit, FitAcross, Goal, Shortage
+    from trainatomy.results.prediction import Prediction
     from trainatomy.runs.predicting import PredictionPool
     from trainatomy.search.explore import Observer
     from trainatomy.search.options import SearchOptions
@@ -83,12 +84,12 @@ def search_gpus(
         return search_across(workload, chosen, options, pool, request.observer or Observer(), costs)
 
 
-def search_remedies(request: SearchRequest) -> Shortage:
+def search_remedies(request: SearchRequest, prediction: Prediction | None = None) -> Shortage:
     """Search for what would make a training fit (see ``why_out_of_memory``)."""
     from trainatomy.search.remedies import shortage_of
 
     with _candidates(request) as (workload, options, pool):
-        return shortage_of(workload, options, pool, request.observer)
+        return shortage_of(workload, options, pool, request.observer, prediction)
 
 
 @contextmanager

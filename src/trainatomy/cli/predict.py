@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,9 +29,11 @@ from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import shortage_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
+from trainatomy.search.options import refusal
 
 if TYPE_CHECKING:
     from trainatomy.results.fit import Shortage
+    from trainatomy.results.prediction import Prediction
     from trainatomy.workload.schema import Workload
 
 MANY_CANDIDATES = 100
@@ -88,7 +91,7 @@ def predict(
         from trainatomy import api
 
         keywords: dict[str, Any] = {
-            "timeline": timeline,
+            "timeline": timeline or why_oom,
             "trust_remote_code": trust_remote_code,
             "calibration": calibration,
             "ranks": whole_numbers("--ranks", ranks) or _of_another_gpu(workload),
@@ -98,12 +101,16 @@ def predict(
             prediction, detail = api.predict_in_detail(workload, **keywords)
         else:
             prediction, detail = api.predict(workload, **keywords), None
+    whole, prediction = prediction, prediction if timeline else replace(prediction, timeline=())
     for chart in files:
         draw_lengths(chart, prediction)
     write_report(page, prediction, is_opened=open_report, detail=detail)
     if detail is not None:
         write_exports(prediction, detail, trace, snapshot)
-    shortage = _shortage(workload, calibration, trust_remote_code, debug) if why_oom and not prediction.fits else None
+    refused = None if prediction.fits else refusal(workload)
+    shortage = None
+    if why_oom and not prediction.fits and refused is None:
+        shortage = _shortage(workload, whole, calibration, trust_remote_code, debug)
     if json:
         found = to_json(prediction, version=json_version)
         show_json(found if shortage is None else {**found, "shortage": to_json(shortage)})
@@ -111,8 +118,10 @@ def predict(
         show(prediction_page(prediction))
         if shortage is not None:
             show(shortage_page(shortage))
-        elif not prediction.fits:
+        elif not prediction.fits and refused is None:
             note("`trainatomy fit` finds settings that fit; --why-oom lists every change that would make this one fit")
+    if why_oom and refused is not None:
+        note(f"--why-oom: nothing was varied: {refused}")
     if check and not all(rank.fits for rank in prediction.ranks.values()):
         raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())
 
@@ -122,8 +131,10 @@ def _of_another_gpu(workload: Workload) -> tuple[int, ...]:
     return (1,) if workload.parallel.devices > 1 else ()
 
 
-def _shortage(workload: Workload, calibration: Path | None, trust_remote_code: bool, debug: bool) -> Shortage:
-    """Return what would make a training fit."""
+def _shortage(
+    workload: Workload, prediction: Prediction, calibration: Path | None, trust_remote_code: bool, debug: bool
+) -> Shortage:
+    """Return what would make a training fit that was predicted."""
     from trainatomy.cli.progress import SearchProgress
     from trainatomy.runs.predicting import jobs_for
 
@@ -132,6 +143,7 @@ def _shortage(workload: Workload, calibration: Path | None, trust_remote_code: b
 
         return api.why_out_of_memory(
             workload,
+            prediction=prediction,
             calibration=calibration,
             trust_remote_code=trust_remote_code,
             jobs=jobs_for(MANY_CANDIDATES),

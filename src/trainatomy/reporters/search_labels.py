@@ -18,6 +18,7 @@ PERMISSIONS = {
     "lora": "Only adapters are trained, not the weights.",
     "quantization": "The frozen weights are rounded to 4 or 8 bits.",
     "sequence-length": "The context is shorter: longer samples are cut.",
+    "evaluation": "Training stays the same; evaluations run or report differently.",
 }
 """Effect of a change on what is learnt, by the permission that it needs."""
 
@@ -25,6 +26,10 @@ MAY_CHANGE = {
     ("precision", "bf16_weights"): "Weights, gradients and optimizer states are rounded to 16 bits.",
     ("optimizer", "adamw_8bit"): "Optimizer states are rounded to 8 bits.",
     ("optimizer", "paged_adamw_8bit"): "Optimizer states are rounded to 8 bits.",
+    ("evaluation", "accumulate_8"): "Gathered outputs wait in host memory, which has to hold them all.",
+    ("evaluation", "accumulate_1"): "Gathered outputs wait in host memory, which has to hold them all.",
+    ("evaluation", "predicted_ids"): "compute_metrics gets the predicted ids instead of the logits.",
+    ("evaluation", "loss_only"): "Evaluations compute the loss, and no metrics.",
 }
 """The same for single options, by axis and option."""
 
@@ -42,6 +47,9 @@ VARIED = {
     "lora": "LoRA",
     "quantization": "quantised weights",
     "sequence_length": "sequence length",
+    "evaluation": "what evaluations gather",
+    "eval_batch": "batch size of evaluations",
+    "effective_batch_size": "effective batch size",
     "layers": "layers",
 }
 """Names of what a search varies, by the axes of ``results.fit.Change``."""
@@ -81,6 +89,12 @@ OPTIONS = {
         "sgd": "SGD",
     },
     "lora": {"none": "no LoRA"},
+    "evaluation": {
+        "accumulate_8": "eval_accumulation_steps 8",
+        "accumulate_1": "eval_accumulation_steps 1",
+        "predicted_ids": "preprocess_logits_for_metrics that keeps the predicted ids",
+        "loss_only": "prediction_loss_only",
+    },
     "quantization": {"none": "weights not quantised", "nf4": "4-bit weights (NF4)", "int8": "8-bit weights"},
 }
 """Options of a search by axis; ``reporters.settings`` puts the others into words."""
@@ -105,7 +119,7 @@ GOALS = {
 REMEDIES = {
     "same training": "Without changing what is trained:",
     "changes training": "Changing what is trained:",
-    "more GPUs": "More GPUs, same effective batch size:",
+    "more GPUs": "More GPUs:",
     "larger GPU": "A larger GPU, nothing else changed:",
     "insufficient": "These help, but are not enough alone:",
 }

@@ -40,6 +40,10 @@ def option(change: Change) -> str:
                 return many(int(number), "layer")
             case "gpus":
                 return many(int(number), "GPU")
+            case "eval_batch":
+                return f"per_device_eval_batch_size {number}"
+            case "effective_batch_size":
+                return f"effective batch size {number}"
     if axis == "plan":
         return _plan_option(name)
     words = name.replace("_", " ")

@@ -13,8 +13,8 @@ from trainatomy.results.comparison import Comparison
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import GPUSummary, Prediction
 
-Permission = Literal["", "precision", "optimizer", "lora", "quantization", "sequence-length"]
-"""What a user has to allow for a change: empty for changes after which the same is trained."""
+Permission = Literal["", "precision", "optimizer", "lora", "quantization", "sequence-length", "evaluation"]
+"""What a user has to allow for a change: empty for changes after which the same is trained in the same way."""
 Goal = Literal["throughput", "batch", "sequence-length", "model-size"]
 SAME_TIME = 0.005
 """Share by which the times of two candidates must differ before they count as different."""
@@ -36,6 +36,11 @@ class Change:
     option: str
     settings: Mapping[str, object]
     permission: Permission = ""
+
+    @property
+    def changes_training(self) -> bool:
+        """Whether something else is trained; how a training is evaluated does not change that."""
+        return self.permission not in ("", "evaluation")
 
 
 @dataclass(frozen=True, slots=True)

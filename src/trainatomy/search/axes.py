@@ -14,11 +14,18 @@ from trainatomy.results.fit import Permission
 from trainatomy.search.axis import Axis, Option, axis_of
 from trainatomy.search.plans import plan_axis
 from trainatomy.workload.arguments import is_class_path, is_factory
-from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
+from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, PREDICTED_IDS
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.schema import Workload
 
-PERMISSIONS: tuple[Permission, ...] = ("precision", "optimizer", "lora", "quantization", "sequence-length")
+PERMISSIONS: tuple[Permission, ...] = (
+    "precision",
+    "optimizer",
+    "lora",
+    "quantization",
+    "sequence-length",
+    "evaluation",
+)
 """Permissions that a user can give, in the order of the documentation."""
 
 AXES = (
@@ -35,6 +42,8 @@ AXES = (
     "lora",
     "quantization",
     "sequence_length",
+    "evaluation",
+    "eval_batch",
 )
 """Names of all axes; a workload has those of which it has more than one option.  ``gpus`` is searched one by one."""
 
@@ -46,6 +55,12 @@ _LORA_RANKS = (16,)
 _SHORTER = (2, 4)
 _SHORTEST = 64
 """Tokens below which a shorter sequence is not proposed."""
+_EVAL_ACCUMULATION = (8, 1)
+_WITH_DEEPSPEED = frozenset(
+    {"batch", "gradient_checkpointing", "attention", "allocator", "lora", "sequence_length", "evaluation", "eval_batch"}
+)
+"""Axes that DeepSpeed's configuration does not decide."""
+_BATCH_OF_DEEPSPEED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def axes_of(workload: Workload, samples: int) -> tuple[Axis, ...]:
@@ -57,7 +72,7 @@ def axes_of(workload: Workload, samples: int) -> tuple[Axis, ...]:
     """
     gpu = workload.resolve_gpu()
     axes = (
-        batch_axis(workload, divisors(samples), samples),
+        batch_axis(workload, _batch_sizes(workload, samples), samples),
         checkpointing_axis(workload),
         _optimizer_implementation(workload),
         _attention(workload),
@@ -68,8 +83,12 @@ def axes_of(workload: Workload, samples: int) -> tuple[Axis, ...]:
         _lora(workload),
         _quantization(workload),
         _sequence_length(workload),
+        _evaluation(workload),
+        _eval_batch(workload),
         plan_axis(workload),
     )
+    if workload.train.deepspeed is not None:
+        axes = tuple(axis for axis in axes if axis.name in _WITH_DEEPSPEED)
     return (axes[0], *(axis for axis in axes[1:] if len(axis.options) > 1))
 
 
@@ -81,8 +100,9 @@ def applicable(axes: tuple[Axis, ...], can_apply: CanApply) -> tuple[Axis, ...]:
     """Return the axes with those options only whose settings can be applied; the batch size stays first."""
 
     def kept(axis: Axis) -> Axis:
-        options = (each for each in axis.options if each.name == axis.given or can_apply(each.settings))
-        return replace(axis, options=tuple(options))
+        options = tuple(each for each in axis.options if each.name == axis.given or can_apply(each.settings))
+        can_be_leanest = axis.leanest in (option.name for option in options)
+        return replace(axis, options=options, leanest=axis.leanest if can_be_leanest else "")
 
     rest = map(kept, axes[1:])
     return (axes[0], *(axis for axis in rest if len(axis.options) > 1))
@@ -96,6 +116,14 @@ def divisors(number: int) -> tuple[int, ...]:
     """
     low = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
     return tuple(sorted({*low, *(number // each for each in low)}))
+
+
+def _batch_sizes(workload: Workload, samples: int) -> tuple[int, ...]:
+    """Return the divisors of the samples of a step, or the batch size that DeepSpeed's configuration sets."""
+    config = workload.train.deepspeed or {}
+    if all(config.get(name, "auto") == "auto" for name in _BATCH_OF_DEEPSPEED):
+        return divisors(samples)
+    return (workload.train.per_device_train_batch_size,)
 
 
 def batch_axis(workload: Workload, sizes: tuple[int, ...], samples: int | None) -> Axis:
@@ -114,7 +142,8 @@ def batch_axis(workload: Workload, sizes: tuple[int, ...], samples: int | None) 
             settings["train.gradient_accumulation_steps"] = samples // size
         return Option(str(size), settings)
 
-    return Axis("batch", tuple(map(option, sizes)), str(workload.train.per_device_train_batch_size))
+    given = str(workload.train.per_device_train_batch_size)
+    return Axis("batch", tuple(map(option, sizes)), given, leanest=str(sizes[0]))
 
 
 def checkpointing_axis(workload: Workload) -> Axis:
@@ -294,3 +323,23 @@ def _sequence_length(workload: Workload) -> Axis:
     options = [] if workload.data.factory else [Option(str(each), {"data.sequence_length": each}) for each in shorter]
     shortest = options[-1].name if options else ""
     return axis_of("sequence_length", options, given, "sequence-length", leanest=shortest)
+
+
+def _evaluation(workload: Workload) -> Axis:
+    """Return the axis of what evaluations during the training gather on the GPU."""
+    options = list[Option]()
+    if workload.evaluates and workload.gathers_outputs:
+        for steps in _EVAL_ACCUMULATION:
+            options.append(Option(f"accumulate_{steps}", {"train.eval_accumulation_steps": steps}))
+        if workload.data.preprocess_logits_for_metrics is None and not workload.train.predict_with_generate:
+            options.append(Option("predicted_ids", {"data.preprocess_logits_for_metrics": PREDICTED_IDS}))
+        options.append(Option("loss_only", {"train.prediction_loss_only": True}))
+    return axis_of("evaluation", options, "given", "evaluation", leanest="accumulate_1")
+
+
+def _eval_batch(workload: Workload) -> Axis:
+    """Return the axis of batch sizes of evaluations during the training: as given, a half, one sample."""
+    size = workload.eval_batch_size
+    smaller = sorted({size // 2, 1} - {0, size}, reverse=True) if workload.evaluates else []
+    options = [Option(str(each), {"train.per_device_eval_batch_size": each}) for each in smaller]
+    return axis_of("eval_batch", options, str(size), "evaluation", leanest="1")

@@ -209,6 +209,11 @@ class Exploration:
 
         self._run(choose, meanwhile)
 
+    def add(self, point: Point, prediction: Prediction) -> None:
+        """Record a candidate that was executed."""
+        per_token = "sequence-length" in self.space.allowed
+        self.estimator.add(outcome_of(point, prediction, self.usable_bytes, per_token=per_token))
+
     def counts(self) -> SearchCounts:
         """Return how the candidates were dealt with."""
         executed = sum(self.is_in_space(point) for point in self.outcomes)
@@ -406,6 +411,5 @@ class Exploration:
             if isinstance(result, TrainatomyError):
                 self.errors[point] = result
                 continue
-            per_token = "sequence-length" in self.space.allowed
-            self.estimator.add(outcome_of(point, result, self.usable_bytes, per_token=per_token))
+            self.add(point, result)
             self.observer.executed(len(self.outcomes), self.best)

@@ -113,8 +113,14 @@ def _has_another_best(exploration: Exploration, best: Outcome) -> bool:
 
 def _priced(space: Space, point: Point) -> list[Point]:
     """Return the single changes of a point, those first that take the longest: adapters add modules to the model."""
-    found = alternatives(space, point)
+    found = filter(partial(_has_price, space, point), alternatives(space, point))
     return sorted(found, key=lambda point: not _SLOW & {change.axis for change in space.changes(point)})
+
+
+def _has_price(space: Space, best: Point, point: Point) -> bool:
+    """Return whether a single change is priced: those of evaluations, which take no time of a step, only if allowed."""
+    permissions = {change.permission for change in space.changes(point, best)}
+    return "evaluation" not in permissions or "evaluation" in space.allowed
 
 
 def best_of(exploration: Exploration) -> Outcome | None:
@@ -179,7 +185,7 @@ def alternatives(space: Space, point: Point) -> Iterator[Point]:
 def _prices(exploration: Exploration, best: Outcome) -> Iterator[Price]:
     """Yield the price of each single change, those with an effect only."""
     space = exploration.space
-    for point in alternatives(space, best.point):
+    for point in filter(partial(_has_price, space, best.point), alternatives(space, best.point)):
         (change,) = space.changes(point, best.point)
         axis = space.axis(change.axis)
         assert axis is not None

@@ -21,7 +21,8 @@ _VARYING = 5
 """Parts, the largest ones, whose moments are kept in case they shrink."""
 _ALWAYS_HELD = "optimizer_states"
 """A part that is held at every moment once it exists."""
-_BY_SAMPLE = frozenset({"activations", *(f"{_TEMPORARY} {phase}" for phase in ("forward", "recompute", "backward"))})
+ACTIVATIONS = frozenset({"activations", *(f"{_TEMPORARY} {phase}" for phase in ("forward", "recompute", "backward"))})
+"""Parts that are about proportional to the batch."""
 
 
 class Moment(NamedTuple):
@@ -81,7 +82,7 @@ def footprint_of(prediction: Prediction) -> Footprint:
 
 def grows_with_batch(part: str) -> bool:
     """Return whether a part is about proportional to the batch size."""
-    return part in _BY_SAMPLE
+    return part in ACTIVATIONS
 
 
 def _by_batch(parts: Mapping[str, float]) -> float:

@@ -89,19 +89,20 @@ def _without_impossible_batches(space: Space) -> Space:
     return replace(space, axes=(replace(batch, options=possible), *space.axes[1:]))
 
 
-def check(workload: Workload, options: SearchOptions) -> None:
-    """Raise ``WorkloadError`` for requests that contradict each other or the GPU."""
+def refusal(workload: Workload) -> WorkloadError | None:
+    """Return why no search can vary a workload, ``None`` if one can."""
     if workload.mode != "training":
-        raise WorkloadError(f"mode: {workload.mode}: fit searches the settings of a training", key="mode")
+        return WorkloadError(f"mode: {workload.mode}: fit searches the settings of a training", key="mode")
     if workload.parallel.pp_size > 1:
         message = "parallel.pp_size: fit does not search pipelines; predict them, or use trainatomy compare --sweep"
-        raise WorkloadError(message, key="parallel.pp_size")
-    if workload.train.deepspeed is not None:
-        raise WorkloadError(
-            "train.deepspeed: a search does not vary training with DeepSpeed; compare several with "
-            "`trainatomy compare --sweep`",
-            key="train.deepspeed",
-        )
+        return WorkloadError(message, key="parallel.pp_size")
+    return None
+
+
+def check(workload: Workload, options: SearchOptions) -> None:
+    """Raise ``WorkloadError`` for requests that contradict each other or the GPU."""
+    if (refused := refusal(workload)) is not None:
+        raise refused
     if not 0 <= options.headroom < 1:
         raise WorkloadError(f"headroom: {options.headroom:g} is not a share of the GPU's memory; give 0 to 0.99")
     for name in options.allow:

@@ -1,27 +1,81 @@
-"""Remedies for a training that runs out of memory: changes of settings, more GPUs, larger ones, each executed."""
+"""Remedies for a training that runs out of memory: changes of settings, more GPUs, larger ones, each executed.
+
+A single change is tried if it may suffice by what it can make smaller at the moments that do not fit.  If none suffices
+that keeps what is trained, sets of changes are: all that save memory, then without each that is not needed.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from trainatomy.catalog.gpus import GPU, gpus
-from trainatomy.results.fit import Change, Remedy, Shortage
+from trainatomy.results.fit import Change, Permission, Remedy, Shortage
+from trainatomy.results.prediction import Prediction
+from trainatomy.search.axis import Axis
 from trainatomy.search.estimates import Outcome
 from trainatomy.search.explore import RESCUES, Executor, Exploration, Observer
 from trainatomy.search.fitting import alternatives, candidate_of
+from trainatomy.search.footprint import ACTIVATIONS
 from trainatomy.search.more_gpus import more_gpus
 from trainatomy.search.options import SearchOptions, space_of, usable_bytes
 from trainatomy.search.space import Point, Space
 from trainatomy.workload.schema import Workload
 
 _LARGER_GPUS = 2
-"""Larger GPUs that are tried: the smallest ones that should suffice."""
+"""Larger GPUs that are named: the smallest ones that suffice."""
+_LARGER = 1.1
+"""Memory of the second of them as a multiple of the first one's, at least."""
+_SAME_MEMORY = 4 * 2**30
+"""Memory that tells GPUs apart."""
+_NEEDED = 0.97
+"""Share of the memory that a training needs on one GPU that it may need on another, whose kernels differ."""
+_RELIEVED: dict[str, frozenset[str]] = {
+    "batch": ACTIVATIONS,
+    "gradient_checkpointing": ACTIVATIONS,
+    "attention": ACTIVATIONS,
+    "optimizer_implementation": frozenset({"temporary optimizer"}),
+    "allocator": frozenset(),
+    "torch_empty_cache_steps": frozenset(),
+    "optimizer": frozenset({"optimizer_states", "temporary optimizer"}),
+    "lora": ACTIVATIONS | {"optimizer_states", "gradients", "communication_buffers", "temporary optimizer"},
+    "quantization": frozenset({"weights"}),
+    "sequence_length": ACTIVATIONS | {"gathered_outputs", "temporary evaluation"},
+    "evaluation": frozenset({"gathered_outputs", "temporary evaluation"}),
+    "eval_batch": frozenset({"temporary evaluation"}),
+}
+"""Parts that the options of an axis can make smaller; those of other axes may any."""
+_SETS: tuple[tuple[Permission, ...], ...] = (
+    (),
+    ("lora",),
+    ("lora", "quantization"),
+    ("precision", "optimizer"),
+    ("precision", "optimizer", "lora", "quantization", "sequence-length"),
+)
+"""What sets of changes may change, one after the other; none but the first is tried if that suffices."""
+_SUFFICIENT_SETS = 2
+_UNSURE = frozenset({"precision", "evaluation"})
+"""Axes of which another option than the leanest may need less memory."""
+_LAST_RESORT = (
+    "sequence_length",
+    "quantization",
+    "lora",
+    "precision",
+    "optimizer",
+    "evaluation",
+    "torch_empty_cache_steps",
+    "allocator",
+)
+"""Axes whose changes are left out of a set first, if they are not needed; then the others, as they come."""
 
 
 def shortage_of(
-    workload: Workload, options: SearchOptions, executor: Executor, observer: Observer | None = None
+    workload: Workload,
+    options: SearchOptions,
+    executor: Executor,
+    observer: Observer | None = None,
+    prediction: Prediction | None = None,
 ) -> Shortage:
     """Return what a training needs and, if it does not fit, what would make it fit.
 
@@ -30,6 +84,7 @@ def shortage_of(
         options: ``headroom`` and ``keep`` apply.
         executor: Executes candidates.
         observer: Receives the progress.
+        prediction: The prediction of the training with its time and timeline, if there is one.
 
     Raises:
         TrainatomyError: The workload cannot be predicted.
@@ -37,6 +92,8 @@ def shortage_of(
     usable = usable_bytes(workload, options.headroom)
     exploration = Exploration(space_of(workload, options), usable, executor, observer or Observer())
     point = exploration.space.point()
+    if prediction is not None:
+        exploration.add(point, prediction)
     exploration.execute([point])
     if point in exploration.errors:
         raise exploration.errors[point]
@@ -66,54 +123,52 @@ def remedied(exploration: Exploration, options: SearchOptions, point: Point) -> 
     return Shortage(given, exploration.usable_bytes, options.headroom, tuple(remedies), seconds, interrupted)
 
 
-def smallest_point(space: Space) -> Point:
-    """Return the candidate that should need the least memory without changing what is trained."""
-    point = (str(space.batches[0]), *space.point()[1:])
-    checkpointing = space.axis("gradient_checkpointing")
-    if checkpointing is not None and space.is_free(checkpointing):
-        point = space.replaced(point, "gradient_checkpointing", "on")
-    return point
-
-
 @dataclass(slots=True)
 class _Search:
     """The search for the remedies of one training."""
 
     exploration: Exploration
     given: Outcome
+    sets: list[Point] = field(default_factory=list)
 
     @property
     def space(self) -> Space:
         return self.exploration.space
 
     def execute(self) -> None:
-        """Execute single changes, the combinations that keep what is trained, and those that do not until one fits."""
-        self.exploration.execute(self._singles())
+        """Execute single changes, and sets of changes if no single one keeps what is trained and suffices."""
+        smallest = [self._leanest(axis) for axis in self._helpful_axes() if axis.leanest]
+        self.exploration.execute(self._possible(smallest))
+        self.exploration.execute((), related=self._possible(self._further_singles()))
         if self._kept_fit():
             return
-        self._combine(smallest_point(self.space), self._shrinking(kept=True))
-        if not any(outcome.fits for outcome in self.exploration.outcomes.values()):
-            smallest = min(self._permitted(), key=lambda outcome: outcome.device_bytes)
-            self._combine(smallest.point, self._shrinking(kept=False))
+        for permissions in _SETS:
+            smallest = self._smallest(permissions)
+            if smallest is None or not self._fits(smallest):
+                continue
+            self.sets.append(self._without_needless(smallest))
+            if not permissions or len(set(self.sets)) == _SUFFICIENT_SETS:
+                return
 
     def remedies(self) -> list[Remedy]:
-        """Return every executed change, those that suffice first, and of these the ones that keep what is trained."""
-        found = [self._remedy(outcome) for outcome in self.exploration.outcomes.values() if outcome is not self.given]
-        useful = [each for each in found if each.candidate.fits or (len(each.changes) == 1 and each.device_bytes < 0)]
-        return sorted(useful, key=_order)
+        """Return single changes and sets, those that suffice first, and of these the ones that keep what is trained."""
+        outcomes = self.exploration.outcomes
+        singles = (point for point in outcomes if len(self.space.changes(point, self.given.point)) == 1)
+        found = [self._remedy(outcomes[point]) for point in dict.fromkeys([*singles, *self.sets])]
+        return sorted((each for each in found if each.candidate.fits or each.device_bytes < 0), key=_order)
 
     def larger_gpus(self) -> Iterator[Remedy]:
         """Yield the smallest known GPUs on which the training fits as it is."""
-        found = 0
-        for gpu in sorted(gpus(), key=lambda each: each.memory_bytes):
-            if found == _LARGER_GPUS:
+        found: list[GPU] = []
+        for gpu in sorted(gpus(), key=_size):
+            if len(found) == _LARGER_GPUS:
                 return
-            usable = gpu.memory_bytes * (self.exploration.usable_bytes / self._gpu.memory_bytes)
-            if gpu.memory_bytes <= self._gpu.memory_bytes or usable < self.given.floor_bytes:
+            usable = int(gpu.memory_bytes * (self.exploration.usable_bytes / self._gpu.memory_bytes))
+            smallest = found[-1].memory_bytes * _LARGER if found else self._gpu.memory_bytes + 1
+            if gpu.memory_bytes < smallest or usable < _NEEDED * self.given.device_bytes:
                 continue
-            remedy = self._on(gpu, int(usable))
-            if remedy is not None and remedy.candidate.fits:
-                found += 1
+            if (remedy := self._on(gpu, usable)) is not None:
+                found.append(gpu)
                 yield remedy
 
     @property
@@ -121,67 +176,123 @@ class _Search:
         return self.space.workload.resolve_gpu()
 
     def _on(self, gpu: GPU, usable: int) -> Remedy | None:
+        """Return the training on another GPU if it fits there, be it because the allocator frees its cache."""
         workload = self.space.workload.replace("gpu", gpu.id)
         space = Space(workload, self.space.axes, self.space.allowed, self.space.kept)
         exploration = Exploration(space, usable, self.exploration.executor, self.exploration.observer)
         exploration.execute([self.given.point])
         outcome = exploration.outcomes.get(self.given.point)
-        if outcome is None:
+        if outcome is None or not outcome.prediction.fits:
             return None
-        candidate = candidate_of(exploration, outcome)
+        if min(outcome.device_bytes, self.given.device_bytes) > usable:
+            return None
+        candidate = candidate_of(exploration, replace(outcome, fits=True))
         return Remedy("larger GPU", (), candidate, outcome.device_bytes - self.given.device_bytes, None)
 
-    def _singles(self) -> Iterator[Point]:
-        """Yield each single change, and every smaller batch size."""
+    def _helpful_axes(self) -> Iterator[Axis]:
+        """Yield the axes that may suffice alone: by what is held without the parts that they can make smaller."""
+        for axis in self.space.axes:
+            relieved = _RELIEVED.get(axis.name)
+            may_suffice = relieved is None or self._held_without(relieved) <= self.exploration.usable_bytes
+            if may_suffice and axis.name not in self.space.kept:
+                yield axis
+
+    def _held_without(self, relieved: frozenset[str]) -> float:
+        return max(
+            sum(size for part, size in moment.parts.items() if part not in relieved)
+            for moment in self.given.footprint.moments
+        )
+
+    def _leanest(self, axis: Axis) -> Point:
+        return self.space.changed(self.given.point, axis.name, axis.leanest)
+
+    def _possible(self, points: Iterable[Point]) -> Iterator[Point]:
+        """Yield the points without contradictions whose batch is not larger."""
         size = self.space.batch(self.given.point)
+        return (point for point in points if self.space.is_valid(point) and self.space.batch(point) <= size)
+
+    def _further_singles(self) -> Iterator[Point]:
+        """Yield the other options of the axes whose leanest one suffices, or is not sure to be the leanest."""
+        singles = list(alternatives(self.space, self.given.point))
+        for axis in self._helpful_axes():
+            place = self.space.axes.index(axis)
+            if axis.leanest and axis.name not in _UNSURE and not self._fits(self._leanest(axis)):
+                continue
+            if axis.name == "batch":
+                yield from self._smaller_batches()
+            else:
+                yield from (point for point in singles if point[place] != self.given.point[place])
+
+    def _smaller_batches(self) -> Iterator[Point]:
+        """Yield smaller batches from the largest one on that may fit, until one fits."""
         for batch in reversed(self.space.batches):
-            if batch < size:
-                yield (str(batch), *self.given.point[1:])
-        for point in alternatives(self.space, self.given.point):
-            if self.space.batch(point) <= size:
+            point = self.space.replaced(self.given.point, "batch", str(batch))
+            if batch < self.space.batch(self.given.point) and self._may_fit(point):
                 yield point
+                if self._fits(point):
+                    return
+
+    def _fits(self, point: Point) -> bool:
+        return point in self.exploration.outcomes and self.exploration.outcomes[point].fits
+
+    def _may_fit(self, point: Point) -> bool:
+        estimate = self.exploration.estimator.estimate(point)
+        return estimate is None or estimate.least_bytes <= self.exploration.usable_bytes
 
     def _kept_fit(self) -> bool:
-        return any(outcome.fits for outcome in self._permitted())
+        return any(
+            outcome.fits and not self._is_changing(point) for point, outcome in self.exploration.outcomes.items()
+        )
 
-    def _permitted(self) -> list[Outcome]:
-        outcomes = self.exploration.outcomes.items()
-        return [outcome for point, outcome in outcomes if not any(c.permission for c in self.space.changes(point))]
+    def _is_changing(self, point: Point) -> bool:
+        return any(change.changes_training for change in self.space.changes(point, self.given.point))
 
-    def _shrinking(self, *, kept: bool) -> list[tuple[str, str]]:
-        """Return the changes that save memory, the one that saves most first, at most one for each axis."""
-        savings: dict[str, tuple[int, str]] = {}
-        for point, outcome in self.exploration.outcomes.items():
-            changes = self.space.changes(point, self.given.point)
-            saved = self.given.device_bytes - outcome.device_bytes
-            if len(changes) != 1 or saved <= 0 or bool(changes[0].permission) == kept:
-                continue
-            (change,) = changes
-            if change.axis not in ("batch", "gradient_checkpointing"):
-                savings[change.axis] = max(savings.get(change.axis, (0, "")), (saved, change.option))
-        return [(axis, option) for axis, (_, option) in sorted(savings.items(), key=lambda item: -item[1][0])]
+    def _smallest(self, permissions: tuple[Permission, ...]) -> Point | None:
+        """Execute the training with all that saves memory and may be changed, and return it if it can be predicted.
 
-    def _combine(self, point: Point, changes: Sequence[tuple[str, str]]) -> None:
-        """Execute a point with one change more each time, until it fits."""
+        Expandable segments come last, where its tensors alone fit.
+        """
+        free = replace(self.space, allowed=tuple({*self.space.allowed, *permissions, "evaluation"}))
+        point = free.leanest(self.given.point)
         self.exploration.execute([point])
-        for axis, option in changes:
-            if (outcome := self.exploration.outcomes.get(point)) is not None and outcome.fits:
-                return
-            changed = self.space.replaced(point, axis, option)
-            if self.space.is_valid(changed):
-                point = changed
-                self.exploration.execute([point])
+        outcome = self.exploration.outcomes.get(point)
+        if outcome is None or outcome.fits or outcome.floor_bytes > self.exploration.usable_bytes:
+            return point if outcome else None
+        for axis in filter(free.is_free, self.space.axes):
+            for option in axis.options if axis.name in RESCUES else ():
+                rescued = self.space.replaced(point, axis.name, option.name)
+                if self.space.is_valid(rescued):
+                    self.exploration.execute([rescued])
+                    if self._fits(rescued):
+                        return rescued
+        return point
+
+    def _without_needless(self, point: Point) -> Point:
+        """Return a set of changes that suffices without those that are not needed for it."""
+        order = {name: place for place, name in enumerate(_LAST_RESORT)}
+        changes = self.space.changes(point, self.given.point)
+        for change in sorted(changes, key=lambda change: order.get(change.axis, len(order))):
+            place = [axis.name for axis in self.space.axes].index(change.axis)
+            without = self.space.replaced(point, change.axis, self.given.point[place])
+            if self.space.is_valid(without) and self._may_fit(without):
+                self.exploration.execute([without])
+                point = without if self._fits(without) else point
+        return point
 
     def _remedy(self, outcome: Outcome) -> Remedy:
         changes = self.space.changes(outcome.point, self.given.point)
-        kept = not any(change.permission for change in changes)
         return Remedy(
-            kind="same training" if kept else "changes training",
+            kind="changes training" if self._is_changing(outcome.point) else "same training",
             changes=changes,
             candidate=candidate_of(self.exploration, outcome),
             device_bytes=outcome.device_bytes - self.given.device_bytes,
             step_seconds=outcome.seconds / self.given.seconds - 1,
         )
+
+
+def _size(gpu: GPU) -> tuple[int, float]:
+    """Return a key that sorts GPUs by memory, and about equal ones by bandwidth."""
+    return round(gpu.memory_bytes / _SAME_MEMORY), gpu.bandwidth_bytes_per_second
 
 
 def _order(remedy: Remedy) -> tuple[bool, bool, int, float]:

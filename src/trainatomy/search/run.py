@@ -38,7 +38,7 @@ def run(
         if goal not in GOALS:
             raise WorkloadError(f"maximize: unknown value {goal!r}{suggestion(goal, GOALS)}")
         return maximize(workload, goal, options, executor, observer)
-    if workload.parallel.world_size > 1 and "gpus" not in options.keep:
+    if workload.parallel.world_size > 1 and "gpus" not in options.keep and workload.train.deepspeed is None:
         found, exploration = search_counts_of_gpus(workload, options, executor, observer)
     else:
         found, exploration = search(workload, options, executor, observer)

@@ -94,12 +94,15 @@ class Space:
             return changed
         return self.replaced(changed, "lora", lora.leanest)
 
-    def leanest(self) -> Point:
-        """Return the candidate that should need the least memory: the smallest batch, with all that saves memory."""
-        point = (str(self.batches[0]), *self.point()[1:])
+    def leanest(self, since: Point | None = None) -> Point:
+        """Return the candidate that should need the least memory: the smallest batch, with all that saves memory.
+
+        ``since``: a candidate whose options the axes keep that the search may not vary, by default the given one.
+        """
+        point = (str(self.batches[0]), *(since or self.point())[1:])
         for axis in sorted(self.axes[1:], key=lambda axis: not axis.permission):  # what saves most comes first
             changed = self.replaced(point, axis.name, axis.leanest)
-            if axis.leanest in self.options(axis) and self.is_valid(changed):
+            if axis.leanest and self.is_free(axis) and self.is_valid(changed):
                 point = changed
         return point
 

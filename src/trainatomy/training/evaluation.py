@@ -75,6 +75,12 @@ def no_metrics(predictions: Any, **keywords: Any) -> dict[str, float]:
     return {}
 
 
+def predicted_ids(logits: Any, labels: Any) -> Any:
+    """Return the ids with the largest logits, as ``preprocess_logits_for_metrics`` of many scripts does."""
+    first = logits[0] if isinstance(logits, tuple) else logits
+    return first.argmax(dim=-1)
+
+
 def _users(reference: str, key: str) -> Callable[..., Any]:
     """Load a function of the user's, whose errors will name the user's file."""
     function = factory.load(reference, key)

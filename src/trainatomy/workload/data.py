@@ -12,6 +12,8 @@ from trainatomy.workload.section import Count, Problem, Section
 
 DEFAULT_SEQUENCE_LENGTH = 512
 """Tokens in a sample unless the workload says otherwise; a model with fewer positions gets as many as it has."""
+PREDICTED_IDS = "trainatomy.training.evaluation:predicted_ids"
+"""A ``preprocess_logits_for_metrics`` that keeps the id with the largest logit."""
 
 
 class DataSpec(Section):
