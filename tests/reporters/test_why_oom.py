@@ -10,6 +10,7 @@ import pytest
 
 import trainatomy.api
 from trainatomy.cli import main
+from trainatomy.cli.predict import hint
 from trainatomy.results.fit import Fit
 from trainatomy.search.options import SearchOptions, refusal, space_of
 from trainatomy.workload.schema import Workload
@@ -34,6 +35,7 @@ LLAMA: dict[str, Any] = {
 VARIED: list[dict[str, Any]] = [
     {},
     {"loop": "pytorch"},
+    {"train": {"bf16": True}},
     {"train": {"fsdp": True}, "parallel": {"gpus": 2}},
     {
         "train": {"deepspeed": {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}}},
@@ -70,7 +72,9 @@ def run(tmp_path: Path, changes: dict[str, Any], *options: str) -> int:
 def test_what_a_hint_names_is_accepted(changes: dict[str, Any]) -> None:
     workload = Workload.from_mapping({**TINY, **changes})
     assert refusal(workload) is None
-    assert space_of(workload, SearchOptions()).size > 1
+    allowed = ("precision",) if "--allow precision" in hint(workload) else ()
+    assert space_of(workload, SearchOptions(allow=allowed)).size > 1
+    assert space_of(workload, SearchOptions(), as_given=True).size > 1
 
 
 def test_a_hint_is_shown_where_a_search_can_vary_the_training(

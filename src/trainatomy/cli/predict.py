@@ -29,7 +29,7 @@ from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import shortage_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
-from trainatomy.search.options import refusal
+from trainatomy.search.options import refusal, unsupported_precision
 
 if TYPE_CHECKING:
     from trainatomy.results.fit import Shortage
@@ -119,11 +119,19 @@ def predict(
         if shortage is not None:
             show(shortage_page(shortage))
         elif not prediction.fits and refused is None:
-            note("`trainatomy fit` finds settings that fit; --why-oom lists every change that would make this one fit")
+            note(hint(workload))
     if why_oom and refused is not None:
         note(f"--why-oom: nothing was varied: {refused}")
     if check and not all(rank.fits for rank in prediction.ranks.values()):
         raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())
+
+
+def hint(workload: Workload) -> str:
+    """Return which commands say what would fit, as they work for a training."""
+    allowed = "" if unsupported_precision(workload) is None else " --allow precision"
+    return (
+        f"`trainatomy fit{allowed}` finds settings that fit; --why-oom lists every change that would make this one fit"
+    )
 
 
 def _of_another_gpu(workload: Workload) -> tuple[int, ...]:

@@ -18,7 +18,14 @@ from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.search.axes import axes_of, divisors
 from trainatomy.search.axis import Axis, Option
 from trainatomy.search.explore import Executor, Observer
-from trainatomy.search.options import SearchOptions, check, effective_batch_size, samples_per_rank, usable_bytes
+from trainatomy.search.options import (
+    SearchOptions,
+    check,
+    check_precision,
+    effective_batch_size,
+    samples_per_rank,
+    usable_bytes,
+)
 from trainatomy.workload.contradictions import MAX_BATCH_ELEMENTS
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
 from trainatomy.workload.global_batch import effective_batch_size_of
@@ -80,6 +87,7 @@ def maximize(workload: Workload, goal: Goal, options: SearchOptions, executor: E
     """
     began = time.perf_counter()
     check(workload, options)
+    check_precision(workload, options)
     if options.allow:
         raise WorkloadError(f"maximize: what is trained is kept; leave --allow {','.join(options.allow)} out")
     sizes = sizes_of(workload, goal, options)

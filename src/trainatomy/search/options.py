@@ -41,18 +41,23 @@ class SearchOptions:
     can_apply: CanApply | None = None
 
 
-def space_of(workload: Workload, options: SearchOptions, prior: Estimator | None = None) -> Space:
+def space_of(
+    workload: Workload, options: SearchOptions, prior: Estimator | None = None, *, as_given: bool = False
+) -> Space:
     """Return the space of a search.
 
     Args:
         workload: The training.
         options: How to search.
         prior: Outcomes whose axes the space is to have, in the same order.
+        as_given: Whether the workload is to be varied whatever its precision costs on its GPU.
 
     Raises:
         WorkloadError: The workload, the GPU and the options contradict each other.
     """
     check(workload, options)
+    if not as_given:
+        check_precision(workload, options)
     effective = effective_batch_size(workload, options)
     axes = axes_of(workload, samples_per_rank(workload, options))
     if options.can_apply is not None:
@@ -111,15 +116,24 @@ def check(workload: Workload, options: SearchOptions) -> None:
     size = options.effective_batch_size
     if size is not None and size < 1:
         raise WorkloadError(f"effective_batch_size: {size} is not a number of samples; give 1 or more")
-    gpu = workload.resolve_gpu()
-    for kind in ("bf16", "fp16", "tf32"):
-        if getattr(workload.train, kind) and kind not in gpu.rates and "precision" not in options.allow:
-            raise WorkloadError(
-                f"{workload.where('train', kind)}: the {gpu.name} (compute capability "
-                f"{'.'.join(map(str, gpu.capability))}) has no arithmetic units for {kind}; choose another precision, "
-                "or let the search choose: --allow precision",
-                key=f"train.{kind}",
-            )
+
+
+def unsupported_precision(workload: Workload) -> str | None:
+    """Return the kind of mixed precision that a workload asks for and its GPU has no arithmetic units for."""
+    gpu, train = workload.resolve_gpu(), workload.train
+    return next((kind for kind in ("bf16", "fp16", "tf32") if getattr(train, kind) and kind not in gpu.rates), None)
+
+
+def check_precision(workload: Workload, options: SearchOptions) -> None:
+    """Raise ``WorkloadError`` for a precision that the GPU has no arithmetic units for, unless it may be changed."""
+    kind, gpu = unsupported_precision(workload), workload.resolve_gpu()
+    if kind is None or "precision" in options.allow:
+        return
+    raise WorkloadError(
+        f"{workload.where('train', kind)}: the {gpu.name} (compute capability {'.'.join(map(str, gpu.capability))}) "
+        f"has no arithmetic units for {kind}; choose another precision, or let the search choose: --allow precision",
+        key=f"train.{kind}",
+    )
 
 
 def effective_batch_size(workload: Workload, options: SearchOptions) -> int:

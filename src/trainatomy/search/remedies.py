@@ -90,7 +90,7 @@ def shortage_of(
         TrainatomyError: The workload cannot be predicted.
     """
     usable = usable_bytes(workload, options.headroom)
-    exploration = Exploration(space_of(workload, options), usable, executor, observer or Observer())
+    exploration = Exploration(space_of(workload, options, as_given=True), usable, executor, observer or Observer())
     point = exploration.space.point()
     if prediction is not None:
         exploration.add(point, prediction)
