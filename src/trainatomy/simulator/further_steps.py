@@ -8,6 +8,8 @@ a training did after its last step (an evaluation, a checkpoint) comes after the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trainatomy.allocator.player import Player
 from trainatomy.allocator.replay import library_moments
 from trainatomy.allocator.settings import AllocatorSettings
@@ -37,10 +39,7 @@ def with_further_steps(trace: AllocationTrace, settings: AllocatorSettings) -> A
     try:
         pieces = cut(trace, steps - 1, is_kept=True)
         library, first = StepLibrary({_SHAPE: pieces.steps[-1]}), Beginning.of(trace, pieces)
-        for copies in COPIES:
-            needed, is_stable = _steps_to_peaks(library.stitch(first, [(_SHAPE,)] * (1 + copies)), settings, steps)
-            if is_stable or needed == steps:
-                break
+        needed = _steps_to_peaks(library.stitched(first, [(_SHAPE,)] * (1 + COPIES[-1])), settings, steps)
     except SimulationError:  # the last step keeps other things than the one before it, or needs what earlier ones made
         return trace
     if needed == steps:
@@ -87,21 +86,31 @@ def with_copies(trace: AllocationTrace, count: int) -> AllocationTrace:
     return library.stitch(first, [(_SHAPE,)] * (1 + count), detailed=True).trace
 
 
-def _steps_to_peaks(longer: Stitched, settings: AllocatorSettings, executed: int) -> tuple[int, bool]:
-    """Return the number of steps after which neither peak grows any more, and whether the cache is stable then."""
+def _steps_to_peaks(longer: Iterator[Stitched], settings: AllocatorSettings, executed: int) -> int:
+    """Return the number of steps after which neither peak grows any more.
+
+    Args:
+        longer: The trace, which grows by a step each time.
+        settings: Settings of the allocator.
+        executed: Steps of the run.
+    """
     allocator = CachingAllocator(settings)
-    player = Player(longer.trace, allocator, library_moments(longer.trace, allocator))
-    needed, found = executed, (0, 0)
+    player: Player | None = None
+    needed, found, step = executed, (0, 0), 0
     seen: set[tuple[int, frozenset[tuple[int, int]]]] = set()
-    for step, end in enumerate(longer.step_ends, start=1):
-        player.play(end)
-        before = found
-        found = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
-        if step > executed and found != before:
-            needed = step
-        if step >= executed:
-            blocks = allocator.reserved_bytes, allocator.live_blocks()
-            if blocks in seen:
-                return needed, True
-            seen.add(blocks)
-    return needed, False
+    for stitched in longer:
+        if len(stitched.step_ends) < executed:
+            continue
+        if player is None:
+            player = Player(stitched.trace, allocator, library_moments(stitched.trace, allocator))
+        for end in stitched.step_ends[step:]:
+            step += 1
+            player.play(end)
+            before, found = found, (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
+            if step > executed and found != before:
+                needed = step
+        blocks = allocator.reserved_bytes, allocator.live_blocks()
+        if blocks in seen or (step == executed + COPIES[0] and needed == executed):
+            break
+        seen.add(blocks)
+    return needed

@@ -8,8 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import nn
+
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace, Event, Mark
+from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.repeated_layers import RepeatedLayers
 
 _KEPT = frozenset({"cublas_workspace", "cublaslt_workspace"})
 """Labels of what a first call leaves behind for good."""
@@ -39,30 +43,54 @@ class ExecutedGeneration:
         return Operations(operations.calls, operations.operations[:count], calls, step=operations.step)
 
 
-@dataclass(slots=True)
 class CallOfGenerate:
-    """A call of ``generate()`` while it runs.
+    """Follows calls of ``generate()``: the operations of the middle one of further tokens are written for all of them.
+
+    What a token reads grows by the same with each, so that the time of the middle one is the mean.
+
+    Args:
+        recorder: Recorder of the run.
 
     Attributes:
-        tokens: Tokens that it generates.
+        runs: Whether a call runs.
         cache: Number of sequences in the cache, its bytes, and those of one token of one sequence.
-        first_operations: Number of operations before the second token.
-        writes: True if its operations are written.
     """
 
-    tokens: int
-    cache: tuple[int, int, int] = (0, 0, 0)
-    first_operations: int = 0
-    writes: bool = False
+    def __init__(self, recorder: Recorder) -> None:
+        self.runs = False
+        self.cache = 0, 0, 0
+        self._operations = recorder.operations
+        self._layers = RepeatedLayers(recorder)
+        self._tokens = self._first_operations = 0
+        self._writes = False
 
-    @property
-    def middle(self) -> int:
-        """The token whose time is the mean of all but the first: what it reads grows by the same with each token."""
-        return max(1, self.tokens // 2)
+    def begin(self, model: nn.Module) -> None:
+        """Begin a call with the prompts."""
+        self.runs, self.cache, self._writes, self._first_operations = True, (0, 0, 0), False, 0
+        self._layers.begin(model)
 
-    def executed(self) -> ExecutedGeneration:
-        """Return what is known at the end."""
-        return ExecutedGeneration(*self.cache, self.first_operations)
+    def token_begin(self, token: int, tokens: int | None) -> None:
+        """Begin a further token, from 1; ``tokens``: how many there will be with the first, None: nobody knows."""
+        self._layers.token_begin()
+        if tokens is None:
+            return
+        if token == 1:
+            self._tokens, self._writes = tokens, self._operations.recording
+            self._first_operations = len(self._operations.operations.operations)
+        if token == max(1, tokens // 2) and self._writes:
+            self._operations.generating, self._operations.repeats = True, tokens - 1
+            self._operations.resume()
+        else:
+            self._operations.pause()
+
+    def end(self) -> ExecutedGeneration:
+        """End the call and return what is known of it."""
+        self.runs = False
+        self._layers.end()
+        self._operations.generating, self._operations.repeats = False, 1
+        if self._writes:
+            self._operations.resume()
+        return ExecutedGeneration(*self.cache, self._first_operations)
 
 
 class StepBegin(NamedTuple):

@@ -77,7 +77,7 @@ class CutTrace:
     """The steps of a trace as pieces.
 
     Attributes:
-        steps: The pieces of each step.
+        steps: The pieces of each step; those of the beginning say only what they keep.
         kept: Numbers of the allocations that each piece of the last step of the beginning keeps.
         ends: Number of events up to the end of each step of the beginning.
         kept_last: Numbers of what each piece of the last step keeps.
@@ -119,7 +119,12 @@ def cut(trace: AllocationTrace, begun: int = 1, *, is_kept: bool = False) -> Cut
         elif until != owner and parts[until].step <= parts[owner].step + 1:
             kept[owner].append(number)
     places = {number: (index, place) for index, numbers in kept.items() for place, number in enumerate(numbers)}
-    pieces = [_piece(trace, index, parts, made, places, kept[index], begun) for index in range(len(parts))]
+    pieces = [
+        _begun(trace, kept[index])
+        if parts[index].step < begun
+        else _piece(trace, index, parts, made, places, kept[index])
+        for index in range(len(parts))
+    ]
     by_step = [
         [piece for part, piece in zip(parts, pieces, strict=True) if part.step == step] for step in range(last + 1)
     ]
@@ -155,6 +160,12 @@ def _owners(trace: AllocationTrace, parts: Sequence[_Part]) -> tuple[dict[int, i
     return made, freed
 
 
+def _begun(trace: AllocationTrace, kept: Sequence[int]) -> Piece:
+    """Return what a part of the beginning keeps; its events are never repeated."""
+    labels = {place: trace.labels[number] for place, number in enumerate(kept) if number in trace.labels}
+    return Piece(labels=labels, kept=tuple(range(len(kept))))
+
+
 def _piece(
     trace: AllocationTrace,
     index: int,
@@ -162,7 +173,6 @@ def _piece(
     made: dict[int, int],
     places: dict[int, tuple[int, int]],
     kept: Sequence[int],
-    begun: int,
 ) -> Piece:
     """Return a part with relative names."""
     part, piece = parts[index], Piece()
@@ -182,7 +192,7 @@ def _piece(
         elif number < 0:
             piece.events.append(NamedEvent(event.action, "none", 0, -1, event.bytes, event.stream))
         else:
-            piece.events.append(_foreign(trace, number, event.action, part, parts, made, places, begun))
+            piece.events.append(_foreign(trace, number, event.action, part, parts, made, places))
     piece.marks = [(trace.marks[i].event - part.events.start, trace.marks[i].name) for i in part.marks]
     piece.kept = tuple(own[number] for number in kept)
     return piece
@@ -196,13 +206,10 @@ def _foreign(
     parts: Sequence[_Part],
     made: dict[int, int],
     places: dict[int, tuple[int, int]],
-    begun: int,
 ) -> NamedEvent:
     """Return the release of an allocation that another part made."""
     maker = parts[made[number]]
     if part.step - maker.step > 1 or number not in places:
-        if part.step < begun:
-            return NamedEvent(action, "none", 0, -1, 0, 0)  # the beginning is never repeated
         raise _unlike(f"{trace.origins[number].operation} keeps memory for more than one step")
     owner: Owner = "this step" if maker.step == part.step else "step before"
     return NamedEvent(action, owner, maker.piece, places[number][1], 0, 0)

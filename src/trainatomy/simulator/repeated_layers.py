@@ -86,13 +86,9 @@ class RepeatedLayers:
 
     Args:
         recorder: Recorder of the run.
-
-    Attributes:
-        model: The model that generates; None between two calls.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self.model: nn.Module | None = None
         self._recorder = recorder
         self._calls = RepeatedCalls(recorder)
         self._layers: list[Layer] = []
@@ -104,7 +100,6 @@ class RepeatedLayers:
 
     def begin(self, model: nn.Module) -> None:
         """Begin to follow the layers of a model."""
-        self.model = model
         self._layers, self._token = [Layer(module, self._recorder.number_of) for module in _layers_of(model)], 0
         self._own = [vars(layer.module).get("forward") for layer in self._layers]
         for layer in self._layers:
@@ -112,7 +107,6 @@ class RepeatedLayers:
 
     def end(self) -> None:
         """Let the layers be as they were."""
-        self.model = None
         for layer, forward in zip(self._layers, self._own, strict=True):
             if forward is None:
                 del layer.module.forward

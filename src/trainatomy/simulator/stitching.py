@@ -9,7 +9,7 @@ allocations is taken from the step that was executed with the shape of its micro
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainatomy.errors import SimulationError
@@ -138,6 +138,11 @@ class StepLibrary:
             steps: Shapes of the batches of each further step.
             detailed: Whether origins need the number of their step, which takes time.
         """
+        *_, last = self.stitched(first, steps, detailed=detailed)
+        return last
+
+    def stitched(self, first: Beginning, steps: Iterable[StepShapes], *, detailed: bool = False) -> Iterator[Stitched]:
+        """Yield the trace of the first steps, and after each further one; it is the same trace, which grows."""
         if first.signatures != self.signature:
             raise _unlike("the first step keeps other things than later ones")
         begun = first.trace
@@ -151,12 +156,13 @@ class StepLibrary:
         )
         trace.rank = begun.rank
         kept, ends = list(first.kept), list(first.ends)
+        yield Stitched(trace, tuple(ends), tuple(kept))
         for number, shapes in enumerate(steps, start=len(ends)):
             before, kept = kept, []
             for piece in self.pieces(shapes):
                 kept.append(_append(trace, piece, number, kept, before, detailed=detailed))
             ends.append(len(trace.events))
-        return Stitched(trace, tuple(ends), tuple(kept))
+            yield Stitched(trace, tuple(ends), tuple(kept))
 
 
 def _append(

@@ -20,7 +20,6 @@ from trainatomy.simulator.generation import CallOfGenerate, StepBegin, repeat_st
 from trainatomy.simulator.phases import PhaseMarker
 from trainatomy.simulator.recollections import Recollections
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.repeated_layers import RepeatedLayers
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.saving import ExecutedSaving
 from trainatomy.training.loops.generation import cache_size
@@ -55,12 +54,11 @@ class Watcher(PhaseMarker):
         self._begun = (0, 0)
         self._paused = (0, False)
         self._restoring: RestoringPurpose = "resume"
-        self._call = CallOfGenerate(0)
+        self._call, self._tokens = CallOfGenerate(recorder), 0
         self._begins = StepBegin(0, 0, 0)
         self._executed = Operations()
         self._repetition = Repetition(recorder, recollections)
         self._batches = RepeatedBatches(recorder, self._repetition.host_state)
-        self._layers = RepeatedLayers(recorder)
         self._interrupted: tuple[Operations, bool] | None = None
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -249,24 +247,16 @@ class Watcher(PhaseMarker):
     def generation_begin(self, tokens: int) -> None:
         """Begin ``generate()`` with the prompts."""
         assert self._model is not None
-        self._layers.begin(self._model)
         self._recorder.mark("generation")
         self._recorder.stage, self._operations.stage = "prefill", "forward"
-        self._call = CallOfGenerate(tokens)
+        self._tokens = tokens
+        self._call.begin(self._model)
 
     def token_begin(self, token: int) -> None:
-        """Begin a further token; of their operations, those of the middle one are written, for all of them."""
-        self._layers.token_begin()
+        """Begin a further token."""
         self._recorder.mark("token")
         self._recorder.stage = "decode"
-        if token == 1:
-            self._call.first_operations = len(self._operations.operations.operations)
-            self._call.writes = self._operations.recording
-        if token == self._call.middle and self._call.writes:
-            self._operations.generating, self._operations.repeats = True, self._call.tokens - 1
-            self._operations.resume()
-        else:
-            self._operations.pause()
+        self._call.token_begin(token, self._tokens)
 
     def cached(self, tensors: list[torch.Tensor]) -> None:
         """Label keys and values."""
@@ -276,13 +266,9 @@ class Watcher(PhaseMarker):
 
     def generation_end(self) -> None:
         """End ``generate()``."""
-        self._layers.end()
         self._recorder.mark("generation end")
         self._set_stage("other")
-        self._operations.generating, self._operations.repeats = False, 1
-        if self._call.writes:
-            self._operations.resume()
-        self._recorder.generation = self._call.executed()
+        self._recorder.generation = self._call.end()
 
     def generated(self, tokens: torch.Tensor, word: int) -> None:
         """Let all tokens be ``word``, so that none of them ends a sequence."""

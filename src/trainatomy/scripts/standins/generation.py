@@ -1,6 +1,7 @@
 """``generate()`` of transformers: no sequence ends before the maximum length, because nobody knows the tokens.
 
-Layers that do the same for a token are copies of each other, as in workloads.
+As in workloads, layers that do the same for a token are copies of each other, and the operations of the middle token
+stand for those of all further ones.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from trainatomy.scripts.standins.notes import StandIns
-from trainatomy.simulator.repeated_layers import RepeatedLayers
+from trainatomy.simulator.generation import CallOfGenerate
 
 
 def install(stand_ins: StandIns) -> None:
@@ -27,18 +28,28 @@ def _put(stand_ins: StandIns, criteria: Any, utils: Any) -> None:
     is_finished = criteria.StoppingCriteriaList.__call__
     goes_on = utils.GenerationMixin._beam_search_has_unfinished_sequences
 
-    layers = RepeatedLayers(stand_ins.process.recorder)
+    call = CallOfGenerate(stand_ins.process.recorder)
     generate = utils.GenerationMixin.generate
+    begun = 0
 
     @functools.wraps(generate)
     def generating(self: Any, *args: Any, **options: Any) -> Any:
-        if layers.model is not None:
+        nonlocal begun
+        if call.runs:
             return generate(self, *args, **options)
-        layers.begin(self)
+        call.begin(self)
+        begun = 0
         try:
             return generate(self, *args, **options)
         finally:
-            layers.end()
+            call.end()
+
+    def token_begin(conditions: Any, tokens: torch.Tensor, limits: list[int]) -> None:
+        """Begin a further token; how many there will be is known where only length and end tokens end a sequence."""
+        nonlocal begun
+        plain = all(isinstance(each, (criteria.MaxLengthCriteria, criteria.EosTokenCriteria)) for each in conditions)
+        begun += 1
+        call.token_begin(begun, min(limits) - tokens.shape[1] + begun if plain and limits else None)
 
     def learn(result: torch.Tensor, *, value: bool) -> None:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -49,14 +60,15 @@ def _put(stand_ins: StandIns, criteria: Any, utils: Any) -> None:
             return not tensor.is_meta or values.of(tensor) is not None
 
     def finished(self: Any, tokens: torch.Tensor, scores: Any, **options: Any) -> Any:
-        layers.token_begin()
         result = is_finished(self, tokens, scores, **options)
+        limits = [one.max_length for one in self if isinstance(one, criteria.MaxLengthCriteria)]
+        is_full = any(tokens.shape[1] >= limit for limit in limits)
         if not is_known(result):
-            limits = [one.max_length for one in self if isinstance(one, criteria.MaxLengthCriteria)]
-            is_full = any(tokens.shape[1] >= limit for limit in limits)
             learn(result, value=is_full)
             if is_full:
                 stand_ins.note("generation")
+        if call.runs and not is_full:
+            token_begin(self, tokens, limits)
         return result
 
     def beams_go_on(improvable: Any, done: Any, stopped: torch.Tensor, early_stopping: Any) -> Any:
