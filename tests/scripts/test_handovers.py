@@ -172,6 +172,11 @@ assert os.system("uname -s > /dev/null") == 0
     assert [each.name for each in found.prediction.script.stand_ins] == ["echo; uname"]
 
 
+def test_a_question_to_a_program_that_may_not_be_executed_is_left_out(run_script: RunScript, tmp_path: Path) -> None:
+    (tmp_path / "uname").touch(mode=0o600)
+    assert run_script(f"{PYTHON}assert subprocess.check_output(['./uname']) == b''\n{LOOP}").message == ""
+
+
 def test_a_program_that_is_missing_is_missing_for_a_library(run_script: RunScript, library: Path) -> None:
     library.write_text(f"{PYTHON}subprocess.run(['program-of-a-test'])")
     assert "FileNotFoundError" in run_script("import library_of_a_test").message

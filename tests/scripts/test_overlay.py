@@ -220,10 +220,15 @@ with dbm.open("keys") as keys: assert keys["a"] == b"b"
 
 
 @pytest.mark.skipif(not wall.is_there(), reason="the kernel has no Landlock")
-def test_the_files_that_are_executed_for_a_program() -> None:
-    (tmp, *loaders) = wall.executed("true")
-    assert Path(tmp).name == "true" and all(Path(each).is_file() for each in loaders)
+def test_the_files_that_are_executed_for_a_program(tmp_path: Path) -> None:
+    program, *loaders = wall.executed("true")
+    assert Path(program).name == "true" and all(Path(each).is_file() for each in loaders)
     assert list(wall.executed("no-program-of-that-name")) == []
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+    wrapper.chmod(0o755)
+    files = list(wall.executed(str(wrapper)))
+    assert files[:2] == [str(wrapper), "/bin/sh"] and {program, *loaders} <= {*files}
 
 
 def test_a_run_folder_of_a_killed_process_is_removed_and_others_stay(

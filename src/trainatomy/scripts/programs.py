@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,9 @@ _COMPLEX = re.compile(r"[<>`$(){}]")
 
 def programs() -> tuple[str, ...]:
     """Return the names of the programs that may be executed in a dry run."""
-    return (NOTHING, SHELL, *sorted(FILTERS | _questions().keys()))
+    compilers = [f"{os.environ[name]}/bin/nvcc" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    elsewhere = read_yaml("programs.yaml")["elsewhere"]
+    return (NOTHING, SHELL, *sorted(FILTERS | _questions().keys()), *elsewhere, *compilers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/pts", "/dev
 _HEAD_BYTES = 4096
 _LOADER = re.compile(rb"\0(/[\w./+-]*/ld[\w.+-]*\.so[\w.]*)\0")
 _SHEBANG = re.compile(rb"#!\s*(\S+)")
+_WRAPPED = re.compile(rb"^\s*exec\s+[\"']?(/[\w./+-]+)", re.MULTILINE)
 
 
 def is_there() -> bool:
@@ -106,17 +107,26 @@ def _allow_opened(system: Any, rules: int, opened: int, rights: int) -> None:
 
 
 def executed(program: str) -> Iterator[str]:
-    """Yield the files that the kernel executes for a program: its own, and the interpreter or loader that it names."""
+    """Yield the files that the kernel executes for a program.
+
+    Beside its own, these are the interpreter or loader that it names, and what a script that only wraps it executes.
+    """
     path = shutil.which(program)
-    while path is not None:
-        yield path
-        try:
-            with Path(path).open("rb") as file:
-                head = file.read(_HEAD_BYTES)
-        except OSError:
-            return
-        named = _SHEBANG.match(head) or (_LOADER.search(head) if head.startswith(b"\x7fELF") else None)
-        path = os.fsdecode(named[1]) if named else None
+    if path is None:
+        return
+    yield path
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return
+    if (interpreter := _SHEBANG.match(head)) is not None:
+        named = [interpreter[1], *_WRAPPED.findall(head)]
+    else:
+        named = _LOADER.findall(head) if head.startswith(b"\x7fELF") else []
+    for each in named:
+        if os.fsdecode(each) != path:
+            yield from executed(os.fsdecode(each))
 
 
 def end_forks() -> None:

@@ -6,6 +6,7 @@ and Python code of the user's is refused: it would train outside the simulation.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -265,10 +266,11 @@ def _install_popen(stand_ins: StandIns, commands: Commands) -> None:
         is_run = instead is None and commands.is_run(command, shell=shell, **where)
         with passing():
             if is_run:
-                create(**{**given, "preexec_fn": None})
-            else:
-                kept = {name: value for name, value in given.items() if name not in _OF_A_COMMAND}
-                create(args=instead or [NOTHING], **kept)
+                with contextlib.suppress(PermissionError):  # by the wall, which knows another program of that name
+                    create(**{**given, "preexec_fn": None})
+                    return
+            kept = {name: value for name, value in given.items() if name not in _OF_A_COMMAND}
+            create(args=instead or [NOTHING], **kept)
 
     def run(command: Any) -> int:
         instead = commands.answer(os.fsdecode(command))
