@@ -212,6 +212,12 @@ assert pyarrow.feather.read_table("a.feather") == table
 with sqlite3.connect("a.db") as database: database.execute("create table t as select 3 as a")
 assert sqlite3.connect(database="a.db").execute("select a from t").fetchall() == [(3,)]
 assert sqlite3.connect(":memory:").execute("select 1").fetchone() == (1,)
+import tokenizers
+own = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+own.save("tokenizer.json")
+assert tokenizers.Tokenizer.from_file("tokenizer.json").get_vocab() == {"a": 0, "b": 1}
+open("words", "w").write('{"a": 0}')
+assert tokenizers.models.WordLevel.read_file("words") == {"a": 0}
 with dbm.open("keys", "c") as keys: keys["a"] = "b"
 with dbm.open("keys") as keys: assert keys["a"] == b"b"
 """

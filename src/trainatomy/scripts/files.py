@@ -24,6 +24,7 @@ _open, _os_open, _stat, _getcwd = builtins.open, os.open, os.stat, os.getcwd
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _ANONYMOUS = getattr(os, "O_TMPFILE", 0)
 _READING = ("stat", "lstat", "statvfs", "readlink", "getxattr", "listxattr", "pathconf")
+_MAKING = ("mkfifo", "mknod")
 _OF_LINKS = ("lstat", "readlink")
 _CHANGING = ("chmod", "lchmod", "chown", "lchown", "utime", "setxattr", "removexattr", "chflags", "lchflags")
 
@@ -48,8 +49,7 @@ class RedirectedFiles(Overlay):
             "getcwd": self._cwd,
             "getcwdb": lambda: os.fsencode(self._cwd()),
             "mkdir": self._mkdir,
-            "mkfifo": self._making(self._os["mkfifo"]),
-            "mknod": self._making(self._os["mknod"]),
+            **{name: self._making(self._os[name]) for name in _MAKING if name in self._os},
             "truncate": self._truncate,
             "remove": self._remove,
             "unlink": self._remove,

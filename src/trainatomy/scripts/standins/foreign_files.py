@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -36,7 +37,9 @@ def _redirect(stand_ins: StandIns, functions: Mapping[str, Any], module: Any) ->
         if isinstance(original, type):
             _redirect_class(stand_ins, original, redirection)
         elif isinstance(holder, type):
-            stand_ins.put(holder, method, _with_paths(original, redirection, 1))
+            is_static = isinstance(inspect.getattr_static(holder, method), staticmethod)
+            changed = _with_paths(original, redirection, 0 if is_static else 1)
+            stand_ins.put(holder, method, staticmethod(changed) if is_static else changed)
         else:
             replace_everywhere(stand_ins.stack, [(original, _with_paths(original, redirection))])
 
