@@ -30,6 +30,7 @@ def run_script(
     lengths: int = 256,
     timeline: bool = False,
     compiles: bool | None = None,
+    look_ahead: bool = True,
     output: Path | str | None = None,
 ) -> Prediction:
     """Run a training script without a GPU, in a process of its own, and predict its memory and time.
@@ -47,6 +48,8 @@ def run_script(
         lengths: Words of made-up texts.
         timeline: Include memory by component over the step.
         compiles: Simulate ``torch.compile``; None: where the script names it and its compiler is installed.
+        look_ahead: Also execute what comes after the steps: the evaluation and the checkpoint that a trainer's
+            configuration plans, the longest sample, further steps where memory grows.
         output: File for what the script prints.
 
     Raises:
@@ -64,6 +67,7 @@ def run_script(
     job = Job(
         with_gpus(script, gpus), (find_gpu(gpu or "h200").id,), steps, time_limit, network, samples, lengths,
         None if data is None else str(data), timeline=timeline, compiled=compiles,
+        looks_ahead=look_ahead,
     )  # fmt: skip
     outcome = run(job, None if output is None else Path(output))[0]
     if outcome.exit_code or outcome.prediction is None:

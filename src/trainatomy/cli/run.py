@@ -91,7 +91,8 @@ LooksAhead = Annotated[
     in_run(
         "--look-ahead/--no-look-ahead",
         "After the last step, also execute what the script would do later (default): the evaluation and the checkpoint "
-        "that its trainer's configuration plans. With --measure, only the steps are executed.",
+        "that its trainer's configuration plans, a batch with the longest sample, further steps where memory grows. "
+        "With --measure, only the steps are executed.",
     ),
 ]
 Torch = Annotated[
