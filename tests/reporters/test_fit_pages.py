@@ -9,10 +9,11 @@ import pytest
 from snapshots import compare
 
 from trainatomy.reporters import settings
+from trainatomy.reporters.search_sentences import fastest_and_cheapest
 from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, gpus_for_page, shortage_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.comparison import Comparison, ComparisonRow
-from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, Maximum, Remedy
+from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, Maximum, Price, Remedy
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 
@@ -229,3 +230,38 @@ def test_a_search_for_the_largest_in_which_nothing_fits(nothing_fits: Fit) -> No
 )
 def test_plans_in_words(axis: str, name: str, text: str) -> None:
     assert settings.option(Change(axis, name, {})) == text
+
+
+@pytest.mark.parametrize(
+    ("costs", "text"),
+    [
+        ({"A": None, "B": None}, "the fastest is the A"),
+        ({"A": 1.0, "B": None}, "the fastest is the A"),
+        ({"A": 1.0, "B": 2.0}, "the fastest and the cheapest per sample is the A"),
+        ({"A": 3.0, "B": 2.0}, "the fastest is the A, the cheapest per sample the B"),
+        ({"A": 3.0, "B": 2.0, "C": None}, "the fastest is the A, the cheapest per sample of the 2 with a price the B"),
+        (
+            {"A": 1.0, "B": 2.0, "C": None},
+            "the fastest is the A, which is also the cheapest per sample of the 2 with a price",
+        ),
+        ({"A": None, "B": 2.0, "C": 3.0}, "the fastest is the A, the cheapest per sample of the 2 with a price the B"),
+    ],
+)
+def test_only_what_has_a_price_is_the_cheapest(costs: dict[str, float | None], text: str) -> None:
+    assert fastest_and_cheapest("A", costs) == text
+
+
+def test_what_would_be_much_faster_if_allowed_is_said_below_the_answer(fit: Fit) -> None:
+    def price(axis: str, permission: str, saved: float, *, allowed: bool = False) -> Price:
+        change = Change(axis, {"precision": "fp16", "lora": "r16", "optimizer": "sgd"}[axis], {}, permission)  # type: ignore[arg-type]
+        return Price(change, allowed, fit.best, 0, -saved)
+
+    assert "Much faster" not in page(fit)
+    prices = (price("lora", "lora", 0.3), price("precision", "precision", 0.755), price("optimizer", "optimizer", 0.05))
+    second = page(replace(fit, prices=(*fit.prices, *prices))).splitlines()[1]
+    assert second == (
+        "Much faster if allowed: fp16 mixed precision (step time -75.5 %, --allow precision); "
+        "LoRA of rank 16 (step time -30.0 %, --allow lora)."
+    )
+    allowed = replace(fit, prices=(price("precision", "precision", 0.755, allowed=True),))
+    assert "Much faster" not in page(allowed)

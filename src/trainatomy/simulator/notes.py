@@ -11,7 +11,6 @@ from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.cudnn.library import EXTRA
 from trainatomy.results.notes import LeadingNote
 from trainatomy.results.plan import fsdp_version
-from trainatomy.results.subject import Assumption
 from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.flash_attention import NOTE as FLASH_ATTENTION_NOTE
@@ -164,7 +163,7 @@ def _era_notes(workload: Workload) -> Iterator[str]:
         return
     gpu = workload.resolve_gpu()
     later = "" if "eager-cuda-11" in gpu.contexts else f", and so is the CUDA context: the {gpu.name} came later"
-    yield Assumption(
+    yield LeadingNote(
         f"era {workload.era}: memory is that of the libraries of then; the times of kernels are those of today's{later}"
     )
 

@@ -52,7 +52,10 @@ def fit_page(fit: Fit, command: str = COMMAND) -> Group:
 
 
 def _fits(fit: Fit, best: Candidate, command: str) -> list[RenderableType]:
-    parts: list[RenderableType] = [Text(search_sentences.fit_answer(fit, best), style="bold green"), *_setup(fit)]
+    parts: list[RenderableType] = [Text(search_sentences.fit_answer(fit, best), style="bold green")]
+    if faster := search_sentences.much_faster(fit.prices):
+        parts.append(Text(faster, style="bold"))
+    parts += _setup(fit)
     if fit.given is not None:
         parts.append(Text(_against_given(fit, fit.given, best)))
     before = fit.workload if fit.given is None else fit.given.workload

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from trainatomy.reporters import settings
 from trainatomy.reporters.labels import LIMITS, SECTIONS, VERDICT_STYLES
-from trainatomy.reporters.search_sentences import gpus_time_notes
+from trainatomy.reporters.search_sentences import fastest_and_cheapest, gpus_time_notes
 from trainatomy.reporters.text.prediction import subject_lines, verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, section
 from trainatomy.results.comparison import Comparison
@@ -25,11 +25,8 @@ def gpus_fit_page(across: FitAcross) -> Group:
     fitting = [option for option in across.options if option.fit.best is not None]
     answer = f"{across.name} fits on {len(fitting)} of {many(len(across.options), 'GPU')}"
     if fitting:
-        fastest = fitting[0].gpu.name
-        costs = {option.cost_per_million_samples: option for option in fitting if option.cost_per_million_samples}
-        cheapest = costs[min(costs)].gpu.name if costs else ""
-        answer += f"; the fastest{' and the cheapest per sample' * (cheapest == fastest)} is the {fastest}"
-        answer += f", the cheapest per sample the {cheapest}" if cheapest not in ("", fastest) else ""
+        costs = {option.gpu.name: option.cost_per_million_samples for option in fitting}
+        answer += f"; {fastest_and_cheapest(fitting[0].gpu.name, costs)}"
     held = f"Effective batch size {across.effective_batch_size}"
     allowed = f"; allowed to change: {', '.join(across.allowed)}" if across.allowed else ""
     setup = f"{held}; {percent(across.headroom, 1, 0)} of each GPU's memory is kept free{allowed}."
@@ -132,10 +129,9 @@ def gpus_for_page(comparison: Comparison) -> Group:
 def _cheapest(comparison: Comparison) -> str:
     """Return which GPU is the fastest and which is the cheapest per sample, if there are prices."""
     rows = comparison.fastest_first()
-    costs = {row.name: cost for row in rows if (cost := comparison.cost_per_million_samples(row)) is not None}
-    if not costs:
+    costs = {
+        row.name: comparison.cost_per_million_samples(row) for row in rows if row.prediction and row.prediction.fits
+    }
+    if not any(costs.values()):
         return ""
-    cheapest, fastest = min(costs, key=lambda name: costs[name]), rows[0].name
-    if cheapest == fastest:
-        return f"; the fastest and the cheapest per sample is the {fastest}"
-    return f"; the fastest is the {fastest}, the cheapest per sample the {cheapest}"
+    return f"; {fastest_and_cheapest(rows[0].name, costs)}"
