@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from trainatomy.errors import WorkloadError
+from trainatomy.workload.flags import FLAGS, Flag
 from trainatomy.workload.schema import Workload
-from trainatomy.workload.sweep import sweep
+from trainatomy.workload.sweep import parse, sweep
 
 BASE = Workload.from_mapping({"name": "base", "model": {"class": "BertModel", "config": {"hidden_size": 64}}})
 OTHER = Workload.from_mapping({"model": {"id": "gpt2"}})
@@ -30,6 +31,7 @@ def changed(*texts: str) -> list[dict[str, Any]]:
         ("data.sequence_length=128, 512", "data", [{"sequence_length": each} for each in (128, 512)]),
         ("gpu=t4,a100", "gpu", ["t4", "a100"]),
         ("model.config.num_hidden_layers=2,4", "model", [{"num_hidden_layers": 2}, {"num_hidden_layers": 4}]),
+        ("config.num_hidden_layers=2,4", "model", [{"num_hidden_layers": 2}, {"num_hidden_layers": 4}]),
         ("lora_target_modules=[query,value],all-linear", "model", [["query", "value"], "all-linear"]),
     ],
 )
@@ -46,6 +48,12 @@ def test_any_setting_can_be_swept(text: str, section: str, values: list[Any]) ->
     elif "lora" in text:
         found = [each["lora"]["target_modules"] for each in found]
     assert found == values
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind == "pairs"], ids=lambda flag: flag.name)
+def test_a_key_of_a_mapping_has_the_name_of_its_flag_or_its_place(flag: Flag) -> None:
+    by_name, by_place = (parse(f"{name}.some_key=1,2") for name in (flag.name, ".".join(map(str, flag.path))))
+    assert by_name.values == by_place.values
 
 
 def test_several_sweeps_are_combined_the_last_changing_fastest() -> None:

@@ -39,7 +39,8 @@ def sweep(workloads: Sequence[Workload], texts: Sequence[str]) -> tuple[Workload
     Args:
         workloads: The workloads to vary. The rows are named by their values.
         texts: ``KEY=V1,V2,…``, where KEY is a name of TrainingArguments, a flag, or a dotted key of a workload file
-            (``data.sequence_length``, ``model.config.num_hidden_layers``). A value with commas is put in brackets
+            (``data.sequence_length``, ``config.num_hidden_layers``, ``model.config.num_hidden_layers``). A value with
+            commas is put in brackets
             (``lora_target_modules=[q_proj,v_proj],all-linear``).
 
     Raises:
@@ -100,9 +101,9 @@ def _override(text: str, key: str, value: Any) -> dict[str, Any]:
     for flag in FLAGS:
         if flag.path == path:
             return {flag.name: value}
-        depth = len(flag.path)
-        if flag.kind == "pairs" and path[:depth] == flag.path and all(path):
-            return {flag.name: [f"{'.'.join(path[depth:])}={_shown(value)}"]}
+        for prefix in (flag.path, (flag.name,)) if flag.kind == "pairs" else ():
+            if path[: len(prefix)] == prefix and len(path) > len(prefix) and all(path):
+                return {flag.name: [f"{'.'.join(path[len(prefix) :])}={_shown(value)}"]}
     if key.removeprefix("train.") in arguments().names():
         return {key.removeprefix("train."): value}  # accepted, or refused with a reason, by `with_flags`
     if meant := arguments().synonyms.get(key):
