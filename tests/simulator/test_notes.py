@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from executed import simulated
 
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.versions import parse_version
+from trainatomy.simulator.notes import version_notes
 from trainatomy.workload import Workload
 
 GPT2 = {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50}}
@@ -24,3 +27,25 @@ def test_a_precision_without_units_is_noted(gpu: str, train: dict[str, bool], dt
     described = {"model": {**GPT2, "dtype": dtype}, "data": {"sequence_length": 4}, "train": train, "gpu": gpu}
     notes = [note for note in simulated(Workload.from_mapping(described)).notes if "arithmetic units" in note]
     assert notes == [] if said is None else len(notes) == 1 and said in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("torch", "gpu", "said"),
+    [
+        ("2.13", "k80", "no build of PyTorch 2.13 has kernels for GPUs of compute capability 3.7"),
+        ("2.13", "v100", "the build of PyTorch 2.13 on PyPI has no kernels for GPUs of compute capability 7.0"),
+        ("2.10", "p100-16gb", "the build of PyTorch 2.10 on PyPI has no kernels for GPUs of compute capability 6.0"),
+        ("2.10", "v100", None),
+        ("2.13", "t4", None),
+        ("2.13", "rtx-5090", None),
+        ("1.10", "k80", None),
+    ],
+)
+def test_builds_without_kernels_for_the_gpu_are_noted(torch: str, gpu: str, said: str | None) -> None:
+    found = [note for note in version_notes(parse_version(torch), find_gpu(gpu).capability) if "kernels" in note]
+    assert found == [] if said is None else len(found) == 1 and found[0].startswith(said)
+
+
+def test_a_prediction_has_the_note() -> None:
+    described = {"model": {**GPT2, "dtype": "float32"}, "data": {"sequence_length": 4}, "gpu": "k80"}
+    assert any("has kernels for" in note for note in simulated(Workload.from_mapping(described)).notes)

@@ -131,7 +131,7 @@ def prediction_of_script(
         libraries=frozenset({"kernels", "training"}) | recorder.loaded,
         stack_bytes=recorder.stack_bytes,
         notes=(
-            *version_notes(session.version),
+            *version_notes(session.version, session.gpu.capability),
             *part_notes(session.version, _DISTRIBUTED if session.settings.topology.world_size > 1 else ()),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),
             *run_notes(recorder),

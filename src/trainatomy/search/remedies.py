@@ -216,7 +216,9 @@ class _Search:
         singles = list(alternatives(self.space, self.given.point))
         for axis in self._helpful_axes():
             place = self.space.axes.index(axis)
-            if axis.leanest and axis.name not in _UNSURE and not self._fits(self._leanest(axis)):
+            is_leanest = self.given.point[place] == axis.leanest
+            is_sure = axis.leanest and axis.name not in _UNSURE
+            if is_leanest or (is_sure and not self._fits(self._leanest(axis))):
                 continue
             if axis.name == "batch":
                 yield from self._smaller_batches()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 
 from torch import nn
 
-from trainatomy.catalog.versions import parse_version, version_note
+from trainatomy.catalog.versions import behaviour, parse_version, version_note, version_text
 from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.cudnn.library import EXTRA
 from trainatomy.results.notes import LeadingNote
@@ -37,8 +37,8 @@ _KINDS = {"float16": "fp16", "bfloat16": "bf16"}
 _LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
-def version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
-    """Yield a note for each library whose release was never checked."""
+def version_notes(torch_version: tuple[int, int], capability: tuple[int, int]) -> Iterator[str]:
+    """Yield a note for each library whose release was never checked, and where builds have no kernels for the GPU."""
     for library, version in (
         ("torch", torch_version),
         ("transformers", parse_version(version_of("transformers") or "0.0")),
@@ -46,6 +46,12 @@ def version_notes(torch_version: tuple[int, int]) -> Iterator[str]:
         note = version_note(library, version)
         if note is not None:
             yield note
+    known, release = behaviour("oldest_capability_with_kernels", torch_version), version_text(torch_version)
+    gpus = f"GPUs of compute capability {'.'.join(map(str, capability))}"
+    if capability < tuple(known["any"]):
+        yield f"no build of PyTorch {release} has kernels for {gpus}: no step of it runs there"
+    elif capability < tuple(known["pypi"]):
+        yield f"the build of PyTorch {release} on PyPI has no kernels for {gpus}: install one from {known['index']}"
 
 
 def trial_notes(trials: Mapping[int, PlansTried], *, known: bool) -> Iterator[str]:

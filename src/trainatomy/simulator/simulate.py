@@ -311,7 +311,7 @@ def _result(
         torch_version=version,
         libraries=described.libraries | recorder.loaded,
         notes=(
-            *version_notes(version),
+            *version_notes(version, process.processor.capability),
             *python_part_notes(workload),
             *described.notes,
             *trial_notes(recorder.trace.trials, known=process.processor.cudnn is not None),
