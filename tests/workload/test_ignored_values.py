@@ -32,7 +32,9 @@ def workload(**train: Any) -> Workload:
         ({"report_to": ["wandb", "mlflw"]}, "train.report_to: has no value 'mlflw'; did you mean mlflow?"),
         ({"log_level": "loud"}, "train.log_level: has no value 'loud'; known: detail, debug"),
         ({"warmup_steps": -5}, "train.warmup_steps: must be at least 0, found -5"),
-        ({"num_train_epochs": "three"}, "train.num_train_epochs: must be a number, found 'three'"),
+        ({"warmup_ratio": "three"}, "train.warmup_ratio: must be a number, found 'three'"),
+        ({"num_train_epochs": "three"}, "train.num_train_epochs"),
+        ({"max_steps": "many"}, "train.max_steps"),
         ({"optim": "AdamW"}, "unknown optimizer 'AdamW'; did you mean adamw_torch?"),
     ],
 )
@@ -48,11 +50,15 @@ def test_a_value_that_does_not_exist_is_refused(train: dict[str, Any], message: 
         {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr": 1e-6}'},
         {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "lr_scheduler_kwargs": {"factor": 0.5}},
         {"logging_strategy": False, "hub_strategy": "end", "report_to": "none", "log_level": 20, "warmup_steps": 0.1},
-        {"num_train_epochs": "3", "max_steps": -1},
     ],
 )
 def test_a_value_that_exists_is_accepted(train: dict[str, Any]) -> None:
     assert set(train) - {"eval_strategy"} <= set(workload(**train).train.ignored)
+
+
+def test_no_limit_of_steps_is_none() -> None:
+    train = workload(num_train_epochs="3", max_steps=-1, eval_steps=0.5).train
+    assert (train.num_train_epochs, train.max_steps, train.eval_steps) == (3.0, None, 0.5)
 
 
 def test_the_schedules_are_those_of_transformers() -> None:

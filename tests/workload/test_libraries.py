@@ -37,6 +37,8 @@ def test_keys_of_train_have_the_defaults_of_training_arguments(training_argument
     ours["save_strategy"] = training_arguments["save_strategy"]  # trainatomy's default: None, nothing is counted
     for name in ("predict_with_generate", "generation_max_length", "generation_num_beams"):  # of Seq2SeqTrainer
         assert not ours.pop(name)
+    for name in ("max_steps", "num_train_epochs", "eval_steps"):  # trainatomy's default: how long it takes is not said
+        assert ours.pop(name) is None
     ours["use_cache"] = False  # trainatomy's default: None, the Trainer's default with loop trainer
     theirs = {name: training_arguments[name] for name in ours}
     assert {**theirs, "optim": str(getattr(theirs["optim"], "value", theirs["optim"]))} == ours

@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import BadParameter
+
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
     File,
     Json,
+    Price,
     TrustRemoteCode,
     check_option,
     in_output,
@@ -21,7 +24,7 @@ from trainatomy.cli.output import note, progress, quiet_libraries, show, show_js
 from trainatomy.cli.plots import check_plots, draw_lengths
 from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_report, write_exports, write_report
 from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
-from trainatomy.cli.values import whole_numbers
+from trainatomy.cli.values import prices, whole_numbers
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload
 from trainatomy.errors import DoesNotFit
@@ -65,6 +68,7 @@ def predict(
     why_oom: WhyOom = False,
     timeline: Timeline = False,
     ranks: Ranks = None,
+    price: Price = None,
     plot: Plot = None,
     html: Html = None,
     open_report: Open = False,
@@ -84,6 +88,7 @@ def predict(
     """
     skip_collections()
     workload = one_workload(file, flags)
+    cost_per_hour = _cost_per_hour(workload, price)
     if not why_oom:
         skip_unused_imports([workload], trust_remote_code=trust_remote_code)
     files, page = check_plots([plot] if plot is not None else []), check_report(html, open_report)
@@ -115,7 +120,7 @@ def predict(
         found = to_json(prediction, version=json_version)
         show_json(found if shortage is None else {**found, "shortage": to_json(shortage)})
     else:
-        show(prediction_page(prediction))
+        show(prediction_page(prediction, cost_per_hour))
         if shortage is not None:
             show(shortage_page(shortage))
         elif not prediction.fits and refused is None:
@@ -124,6 +129,19 @@ def predict(
         note(f"--why-oom: nothing was varied: {refused}")
     if check and not all(rank.fits for rank in prediction.ranks.values()):
         raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())
+
+
+def _cost_per_hour(workload: Workload, price: list[str] | None) -> float | None:
+    """Return the price of all GPUs of a training, None without one; refuse prices of others."""
+    from trainatomy.catalog.gpus import find_gpu
+
+    costs = {find_gpu(name).id: cost for name, cost in prices(price).items()}
+    if not costs:
+        return None
+    gpu = workload.resolve_gpu().id
+    if gpu not in costs:
+        raise BadParameter(f"--price: names {', '.join(costs)}, and the prediction is for {gpu}")
+    return costs[gpu] * workload.parallel.world_size
 
 
 def hint(workload: Workload) -> str:

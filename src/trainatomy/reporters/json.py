@@ -244,7 +244,8 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
     """Return a prediction as plain JSON types, with the sentences that version 1 gives as text."""
     facts = [{**to_plain(fact), "value": fact_value(fact), "source": fact_source(fact)} for fact in prediction.facts]
     figures = {**to_plain(prediction.bytes_per_parameter), "reasons": reasons(prediction)}
-    return {**to_plain(prediction), "bytes_per_parameter": figures, "facts": facts, "subject": _subject(prediction)}
+    own = {"subject": _subject(prediction), "duration": to_plain(prediction.duration)}
+    return {**to_plain(prediction), "bytes_per_parameter": figures, "facts": facts, **own}
 
 
 def _subject(prediction: Prediction) -> dict[str, Any] | None:

@@ -285,6 +285,13 @@ def _candidate(definitions: Schema, *, whole: bool) -> Schema:
     return {"$ref": f"#/$defs/{name}"}
 
 
+def _duration() -> Schema:
+    """Return the schema of how long a whole training takes, where that is known."""
+    interval = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
+    counts = {"steps": _INTEGER, "evaluations": {"type": ["integer", "null"]}}
+    return _or_null(object_of({**counts, "seconds": _NUMBER, "interval_seconds": interval}))
+
+
 def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, _NULL]}
 
@@ -302,6 +309,9 @@ class _Generator(GenerateJsonSchema):
         if schema["cls"] is Components:
             integer = {"type": "integer"}
             made |= {**object_of(dict.fromkeys(STANDARD_COMPONENTS, integer)), "additionalProperties": integer}
+        if schema["cls"] is Prediction:
+            made["properties"]["duration"] = _duration()
+            made["required"].append("duration")
         return made
 
     def field_is_required(self, field: Any, total: bool) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trainatomy.reporters.labels import BOUNDS, FACTS
 from trainatomy.reporters.script_sentences import fills_later, not_reached
+from trainatomy.results.duration import Duration
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Memory, OutOfMemoryPoint, PeakRange
 from trainatomy.results.operation_breakdown import Claim, Padding
@@ -107,6 +108,20 @@ def step_time(time: Time, *, fits: bool = True, step: str = "", counted: str = "
         f"{takes} {seconds(time.step_seconds)} (90 % interval: {seconds(low)} to {seconds(high)}): "
         f"{rate(time.samples_per_second)} {counted}/s{tokens}; {BOUNDS[time.bound_by]}"
     )
+
+
+def duration(whole: Duration, cost_per_hour: float | None = None) -> str:
+    """Return how long the whole training takes in one line, and what that costs."""
+    low, high = whole.interval_seconds
+    steps = many(whole.steps, "step")
+    others = "" if whole.evaluations == 0 else f" and {many(whole.evaluations or 0, 'evaluation')}"
+    if whole.evaluations is None:
+        others = " (evaluations come after each epoch, whose steps are not known, and are left out)"
+    text = f"{steps}{others} take {seconds(whole.seconds)} (90 % interval: {seconds(low)} to {seconds(high)})"
+    if cost_per_hour is None:
+        return text
+    costs = (f"{length * cost_per_hour / 3600:,.2f}" for length in (whole.seconds, low, high))
+    return "{}; at the given price it costs {} ({} to {})".format(text, *costs)
 
 
 def _samples(time: Time) -> str:

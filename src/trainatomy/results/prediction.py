@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainatomy.results.checkpoint import Checkpoint, RestoredCheckpoint
+from trainatomy.results.duration import Duration, duration_of
 from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.experts import Experts
 from trainatomy.results.generation import Generation
@@ -144,6 +145,11 @@ class Prediction:
     def gpu(self) -> GPUSummary:
         """The GPU; the field keeps the name that version 1 of the JSON gives it."""
         return self.card
+
+    @property
+    def duration(self) -> Duration | None:
+        """How long the whole training takes, where its steps are known."""
+        return duration_of(self)
 
     @property
     def ranks(self) -> dict[int, RankPrediction]:

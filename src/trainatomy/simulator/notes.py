@@ -151,6 +151,7 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_data_parallel(workload),
         *_shared_experts(workload),
         *_length_note(workload, model),
+        *_duration_notes(workload),
         *_sampling(workload),
         *_evaluation_notes(workload),
         *_liger_notes(workload, model),
@@ -172,6 +173,15 @@ def _era_notes(workload: Workload) -> Iterator[str]:
     yield LeadingNote(
         f"era {workload.era}: memory is that of the libraries of then; the times of kernels are those of today's{later}"
     )
+
+
+def _duration_notes(workload: Workload) -> Iterator[str]:
+    """Yield a note where the length of the whole training was given and is not known in steps."""
+    if workload.train.num_train_epochs is not None and workload.train.max_steps is None and not workload.data.varies:
+        yield (
+            "train.num_train_epochs has no effect on memory or the time of a step; how long all steps take is said "
+            "with train.max_steps, or with the lengths of the samples (data.lengths)"
+        )
 
 
 def _sharding_notes(workload: Workload) -> Iterator[str]:

@@ -41,9 +41,12 @@ _BY_LOOP = frozenset(
         "save_total_limit",
         "load_best_model_at_end",
         "resume_from_checkpoint",
+        "eval_steps",
+        "max_steps",
+        "num_train_epochs",
     }
 )
-"""Settings that the loop applies: it says after which step an evaluation runs and a checkpoint is saved."""
+"""Settings that the loop applies: it says when the training ends, an evaluation runs and a checkpoint is saved."""
 
 _LOADING: dict[str, Any] = {
     "dataloader_pin_memory": False,

@@ -14,7 +14,7 @@ from trainatomy.workload.arguments import arguments
 from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.section import Problem
 
-_NUMBERS = ("num_train_epochs", "max_steps", "warmup_steps", "warmup_ratio")
+_NUMBERS = ("warmup_steps", "warmup_ratio")
 CHECKED = frozenset((*arguments().ignored_values, "lr_scheduler_type", "lr_scheduler_kwargs", *_NUMBERS))
 """Ignored arguments whose values are checked."""
 
@@ -57,7 +57,7 @@ def _number_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
         except (TypeError, ValueError):
             yield Problem((name,), f"must be a number, found {value!r}")
         else:
-            if number < 0 and name.startswith("warmup"):
+            if number < 0:
                 yield Problem((name,), f"must be at least 0, found {value}")
 
 

@@ -80,6 +80,11 @@ def _strategy(value: Any) -> Any:
     return "no" if value is False else str(getattr(value, "value", value)).lower()
 
 
+def _unless_unlimited(value: Any) -> Any:
+    """Return None for the Trainer's spelling of no limit, -1."""
+    return None if str(value).strip() in ("-1", "0") else value
+
+
 def _saving(value: Any) -> Any:
     return None if value is None else _strategy(value)
 
@@ -117,6 +122,16 @@ class TrainSpec(Section):
         default=False, description="evaluate, as with `eval_strategy` (example scripts do so at the end)"
     )
     eval_on_start: bool = Field(default=False, description="evaluate before the first step as well")
+    eval_steps: Amount | None = Field(
+        default=None,
+        description="steps from one evaluation to the next, or their share of all, for how long a run takes",
+    )
+    max_steps: Annotated[Count | None, BeforeValidator(_unless_unlimited)] = Field(
+        default=None, description="steps of the whole training, for how long it takes; a few of them are executed"
+    )
+    num_train_epochs: Amount | None = Field(
+        default=None, description="the same in epochs, whose number of samples `data.lengths` says"
+    )
     eval_accumulation_steps: Count | None = Field(
         default=None, description="batches whose outputs evaluation gathers on the GPU (default: all of them)"
     )

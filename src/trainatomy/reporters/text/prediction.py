@@ -22,8 +22,13 @@ from trainatomy.results.time import Time
 from trainatomy.units import flop_of, human_bytes, many, percent, seconds
 
 
-def prediction_page(prediction: Prediction) -> Group:
-    """Return everything in a prediction as a page."""
+def prediction_page(prediction: Prediction, cost_per_hour: float | None = None) -> Group:
+    """Return everything in a prediction as a page.
+
+    Args:
+        prediction: The prediction.
+        cost_per_hour: Price of all its GPUs, for what the whole training costs where its steps are known.
+    """
     memory, figures = prediction.memory, prediction.bytes_per_parameter
     parts: list[RenderableType] = [verdict_line(prediction), *subject_lines([prediction])]
     if prediction.out_of_memory is not None:
@@ -35,6 +40,8 @@ def prediction_page(prediction: Prediction) -> Group:
         parts.append(Text(step))
         if prediction.time.communication is not None:
             parts.append(Text(sentences.all_ranks(prediction.time.communication)))
+    if (duration := prediction.duration) is not None:
+        parts.append(Text(sentences.duration(duration, cost_per_hour)))
     if prediction.script is not None:
         parts.append(section(SECTIONS["script"], bullets(script_sentences(prediction.script))))
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
