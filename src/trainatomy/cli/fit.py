@@ -73,8 +73,8 @@ Allow = Annotated[
     list[str] | None,
     in_run(
         "--allow",
-        "Let the search change what is trained: precision, optimizer, lora, quantization, sequence-length; several "
-        "with commas.",
+        f"Let the search change what is trained, or how it is evaluated: {', '.join(PERMISSIONS)}; several with "
+        "commas.",
         metavar="CHANGE,…",
     ),
 ]
