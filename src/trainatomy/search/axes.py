@@ -71,7 +71,7 @@ def axes_of(workload: Workload, samples: int) -> tuple[Axis, ...]:
         samples: Samples of an optimizer step on each data-parallel rank.
     """
     gpu = workload.resolve_gpu()
-    axes = (
+    axes: tuple[Axis, ...] = (
         batch_axis(workload, _batch_sizes(workload, samples), samples),
         checkpointing_axis(workload),
         _optimizer_implementation(workload),

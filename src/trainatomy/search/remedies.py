@@ -137,8 +137,8 @@ class _Search:
 
     def execute(self) -> None:
         """Execute single changes, and sets of changes if no single one keeps what is trained and suffices."""
-        smallest = [self._leanest(axis) for axis in self._helpful_axes() if axis.leanest]
-        self.exploration.execute(self._possible(smallest))
+        singles = [self._leanest(axis) for axis in self._helpful_axes() if axis.leanest]
+        self.exploration.execute(self._possible(singles))
         self.exploration.execute((), related=self._possible(self._further_singles()))
         if self._kept_fit():
             return
