@@ -15,7 +15,7 @@ from trainatomy.results.fit import Fit, Remedy
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.across import search_across
-from trainatomy.search.explore import Observer
+from trainatomy.search.execution import Observer
 from trainatomy.search.fitting import search
 from trainatomy.search.options import SearchOptions
 from trainatomy.search.plans import plan_axis, plan_of

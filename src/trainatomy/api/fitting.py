@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
     from trainatomy.runs.plan import Finished, RunObserver
     from trainatomy.search.axes import CanApply
-    from trainatomy.search.explore import Observer
+    from trainatomy.search.execution import Observer
 
 
 def fit(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainatomy.results.fit import Fit, FitAcross, Goal, Shortage
     from trainatomy.results.prediction import Prediction
     from trainatomy.runs.predicting import PredictionPool
-    from trainatomy.search.explore import Observer
+    from trainatomy.search.execution import Observer
     from trainatomy.search.options import SearchOptions
 
 
@@ -76,7 +76,7 @@ def search_gpus(
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.catalog.gpus import gpus as all_gpus
     from trainatomy.search.across import search_across
-    from trainatomy.search.explore import Observer
+    from trainatomy.search.execution import Observer
 
     chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
     costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}

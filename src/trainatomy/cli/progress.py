@@ -22,12 +22,12 @@ from trainatomy.reporters.text.comparison import run_line
 from trainatomy.reporters.text.rendering import error_paper
 from trainatomy.results.plan import total_rate
 from trainatomy.runs.plan import Finished, Plan, RunObserver
-from trainatomy.search.explore import Observer
+from trainatomy.search.execution import Observer
 from trainatomy.units import human_bytes, many
 
 if TYPE_CHECKING:
     from trainatomy.measurement.process.progress import Progress as RunProgress
-    from trainatomy.search.estimates import Outcome
+    from trainatomy.search.outcomes import Outcome
 
     Tell = Callable[[RunProgress], None]
 

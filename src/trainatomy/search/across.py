@@ -15,7 +15,7 @@ from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.results.fit import FitAcross, GPUOption
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.search.estimates import Estimator
-from trainatomy.search.explore import Executor, Observer
+from trainatomy.search.execution import Executor, Observer
 from trainatomy.search.fitting import search
 from trainatomy.search.options import SearchOptions, effective_batch_size
 from trainatomy.workload.schema import Workload

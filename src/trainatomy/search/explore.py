@@ -18,104 +18,43 @@ alone would.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Literal, Protocol
+from typing import Literal
 
-from trainatomy.errors import TrainatomyError
 from trainatomy.results.fit import SearchCounts
-from trainatomy.results.prediction import Prediction
-from trainatomy.search.estimates import Estimate, Estimator, Outcome, outcome_of
-from trainatomy.search.space import Point, Space
-from trainatomy.workload.schema import Workload
+from trainatomy.search.estimates import Estimate
+from trainatomy.search.execution import Execution
+from trainatomy.search.outcomes import Outcome
+from trainatomy.search.space import Point
 
 RESCUES = frozenset({"allocator", "torch_empty_cache_steps"})
 """Axes that are of use only where memory is short: they change how tensors are cached, not which exist."""
 DERIVED = frozenset({"every_3", "every_4"})
 """Options whose effect follows from that of others, so that they are not tried on their own."""
 
-AHEAD = 16
-"""Candidates among which a free process finds one that it is ready for."""
-
 Reason = Literal["too_large", "slower", "dominated"]
 
 
-class Executor(Protocol):
-    """Predictor of training runs, several at a time."""
-
-    @property
-    def jobs(self) -> int:
-        """Number of training runs that are predicted at a time."""
-
-    def kinship(self, workload: Workload) -> str | None:
-        """Return what is equal for training runs of which one is predicted faster after another."""
-
-    def pick(self, kinships: Sequence[str | None]) -> int:
-        """Return the place of the training to begin next."""
-
-    def submit(self, workload: Workload) -> Future[Prediction | TrainatomyError]:
-        """Begin to predict a training; the result may be the error that prevented it."""
-
-
-class Observer:
-    """Receives the progress of a search; this one ignores it."""
-
-    def executed(self, count: int, best: Outcome | None) -> None:
-        """Handle the end of an execution, with their number and the best candidate so far."""
-
-
 @dataclass(slots=True)
-class Exploration:
+class Exploration(Execution):
     """A search in progress.
 
     Attributes:
-        space: The candidates.
-        usable_bytes: Limit of device memory.
-        executor: Executes candidates.
-        observer: Receives the progress.
-        prior: Outcomes of the same space on another GPU, or on another number of them.
         wanted_later: Returns candidates that will be executed after the search, if its best one is that point.
-        estimator: The outcomes so far, and estimates of the rest.
-        errors: Candidates that could not be predicted.
         live: Options by axis that are still considered.
         reasons: Why each candidate that was not executed was left out.
     """
 
-    space: Space
-    usable_bytes: int
-    executor: Executor
-    observer: Observer = field(default_factory=Observer)
-    prior: Estimator | None = None
     wanted_later: Callable[[Point], Iterable[Point]] = lambda point: ()
-    estimator: Estimator = field(init=False)
-    errors: dict[Point, TrainatomyError] = field(default_factory=dict)
     live: dict[str, set[str]] = field(init=False)
     reasons: dict[Point, Reason] = field(default_factory=dict)
-    interrupted: bool = False
-    _running: dict[Future[Prediction | TrainatomyError], Point] = field(default_factory=dict)
     _began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.estimator = Estimator(self.space, self.prior)
+        Execution.__post_init__(self)
         self.live = {axis.name: set(self.space.options(axis)) for axis in self.space.axes}
-
-    @property
-    def outcomes(self) -> dict[Point, Outcome]:
-        """The executed candidates."""
-        return self.estimator.outcomes
-
-    @property
-    def best(self) -> Outcome | None:
-        """The fastest candidate that fits."""
-        return min(self.fitting, key=lambda outcome: outcome.seconds, default=None)
-
-    @property
-    def fitting(self) -> list[Outcome]:
-        """The executed candidates of the space that fit."""
-        return [outcome for point, outcome in self.outcomes.items() if outcome.fits and self.is_in_space(point)]
 
     def explore(self) -> None:
         """Execute candidates until no other one can win.
@@ -128,11 +67,11 @@ class Exploration:
             first = self._with_all_that_saves(first)
         if self._fits(first):
             given = {axis.name: {option} for axis, option in zip(self.space.axes[1:], first[1:], strict=True)}
-            self._run(partial(self._promising, self.live | given), self._near_best(self._alternatives))
+            self.run(partial(self._promising, self.live | given), self._near_best(self._alternatives))
             first = min(self.fitting, key=lambda outcome: outcome.seconds).point
         self.execute((), related=self._alternatives(first), meanwhile=self._near_best(self.wanted_later))
         self._drop_useless_options()
-        self._run(partial(self._promising, self.live), self._near_best(self.wanted_later))
+        self.run(partial(self._promising, self.live), self._near_best(self.wanted_later))
 
     def exhaust(self) -> None:
         """Execute every candidate of the space."""
@@ -182,38 +121,6 @@ class Exploration:
     def _fits(self, point: Point) -> bool:
         return point in self.outcomes and self.outcomes[point].fits
 
-    def execute(
-        self,
-        points: Iterable[Point],
-        related: Iterable[Point] = (),
-        until: Callable[[], bool] = lambda: False,
-        meanwhile: Iterable[Point] = (),
-    ) -> None:
-        """Execute candidates, unless they have been executed already.
-
-        Args:
-            points: Candidates, in this order.
-            related: Candidates that follow; a free process takes one of the next that it is ready for.
-            until: Once it is true, no further candidate is begun.
-            meanwhile: See ``_run``.
-        """
-        first, rest, waiting = iter(points), iter(related), list[tuple[Point, str | None]]()
-
-        def choose() -> Point | None:
-            if until():
-                return None
-            if (point := next(first, None)) is not None:
-                return point
-            waiting.extend((point, self._kinship(point)) for point in islice(rest, AHEAD - len(waiting)))
-            return waiting.pop(self.executor.pick([kinship for _, kinship in waiting]))[0] if waiting else None
-
-        self._run(choose, meanwhile)
-
-    def add(self, point: Point, prediction: Prediction) -> None:
-        """Record a candidate that was executed."""
-        per_token = "sequence-length" in self.space.allowed
-        self.estimator.add(outcome_of(point, prediction, self.usable_bytes, per_token=per_token))
-
     def counts(self) -> SearchCounts:
         """Return how the candidates were dealt with."""
         executed = sum(self.is_in_space(point) for point in self.outcomes)
@@ -233,10 +140,6 @@ class Exploration:
             seconds=time.perf_counter() - self._began,
             **by_reason,
         )
-
-    def is_in_space(self, point: Point) -> bool:
-        """Return whether the search may choose a candidate; prices are also of changes that were not allowed."""
-        return all(option in self.space.options(axis) for axis, option in zip(self.space.axes, point, strict=True))
 
     def _at(self, point: Point, batch: int) -> Point:
         return (str(batch), *point[1:])
@@ -359,57 +262,3 @@ class Exploration:
         """Yield candidates near the best one, which is the best at the time of the first."""
         if self.best is not None:
             yield from others(self.best.point)
-
-    def _run(self, choose: Callable[[], Point | None], meanwhile: Iterable[Point] = ()) -> None:
-        """Execute candidates, several at a time.
-
-        Args:
-            choose: Called whenever a process is free; returns the next candidate, or ``None`` if there is none until
-                another execution has ended.
-            meanwhile: Candidates for processes that would wait otherwise; they need not have ended when this returns.
-        """
-        spare, extra = iter(meanwhile), set[Point]()
-        try:
-            while True:
-                while len(self._running) < self.executor.jobs and (point := choose()) is not None:
-                    extra.discard(point)
-                    self._submit(point)
-                if extra.issuperset(self._running.values()):
-                    return
-                while len(self._running) < self.executor.jobs and (point := next(spare, None)) is not None:
-                    if self._submit(point):
-                        extra.add(point)
-                self._collect()
-        except KeyboardInterrupt:
-            self.interrupted = True
-            raise
-
-    def _kinship(self, point: Point) -> str | None:
-        try:
-            return self.executor.kinship(self.space.workload_at(point))
-        except TrainatomyError:
-            return None  # reported when it is submitted
-
-    def _submit(self, point: Point) -> bool:
-        """Begin to execute a candidate, and return whether that was needed and possible."""
-        if point in self.outcomes or point in self.errors or point in self._running.values():
-            return False
-        try:
-            workload = self.space.workload_at(point)
-        except TrainatomyError as error:
-            self.errors[point] = error
-            return False
-        self._running[self.executor.submit(workload)] = point
-        return True
-
-    def _collect(self) -> None:
-        """Wait until an execution ends, and record those that have."""
-        done, _ = wait(self._running, return_when=FIRST_COMPLETED)
-        for future in done:
-            point = self._running.pop(future)
-            result = future.result()
-            if isinstance(result, TrainatomyError):
-                self.errors[point] = result
-                continue
-            self.add(point, result)
-            self.observer.executed(len(self.outcomes), self.best)

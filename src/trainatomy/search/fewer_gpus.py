@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields, replace
 
 from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Candidate, Change, Fit, SearchCounts
-from trainatomy.search.explore import Executor, Exploration, Observer
+from trainatomy.search.execution import Executor, Observer
+from trainatomy.search.explore import Exploration
 from trainatomy.search.fitting import SAME_SPEED, candidate_of, conclude, explore, outcome_of_search
 from trainatomy.search.options import SearchOptions, given_point
 from trainatomy.search.plans import on_one_gpu, without_groups

@@ -9,8 +9,9 @@ from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.results.fit import Candidate, Fit, Price
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.results.time import Time
-from trainatomy.search.estimates import Estimator, Outcome
-from trainatomy.search.explore import DERIVED, Executor, Exploration, Observer
+from trainatomy.search.estimates import Estimator
+from trainatomy.search.execution import Executor, Observer
+from trainatomy.search.explore import DERIVED, Exploration
 from trainatomy.search.options import (
     SearchOptions,
     effective_batch_size,
@@ -19,6 +20,7 @@ from trainatomy.search.options import (
     space_of,
     usable_bytes,
 )
+from trainatomy.search.outcomes import Outcome
 from trainatomy.search.space import Point, Space
 from trainatomy.search.ties import tie_factor, with_ties
 from trainatomy.workload.schema import Workload

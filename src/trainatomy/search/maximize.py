@@ -17,7 +17,7 @@ from trainatomy.results.fit import Candidate, Change, Fit, Goal, Maximum, Search
 from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.search.axes import axes_of, divisors
 from trainatomy.search.axis import Axis, Option
-from trainatomy.search.explore import Executor, Observer
+from trainatomy.search.execution import Executor, Observer
 from trainatomy.search.options import (
     SearchOptions,
     check,

@@ -12,11 +12,11 @@ from dataclasses import replace
 from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Change, Remedy
 from trainatomy.search.axes import batch_axis, checkpointing_axis, divisors
-from trainatomy.search.estimates import Outcome
 from trainatomy.search.explore import Exploration
 from trainatomy.search.fitting import candidate_of
 from trainatomy.search.footprint import ACTIVATIONS
 from trainatomy.search.options import SearchOptions, space_of
+from trainatomy.search.outcomes import Outcome
 from trainatomy.search.plans import fully_sharded
 from trainatomy.workload.global_batch import effective_batch_size_of
 from trainatomy.workload.schema import Workload

@@ -14,12 +14,13 @@ from trainatomy.catalog.gpus import GPU, gpus
 from trainatomy.results.fit import Change, Permission, Remedy, Shortage
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.axis import Axis
-from trainatomy.search.estimates import Outcome
-from trainatomy.search.explore import RESCUES, Executor, Exploration, Observer
+from trainatomy.search.execution import Executor, Observer
+from trainatomy.search.explore import RESCUES, Exploration
 from trainatomy.search.fitting import alternatives, candidate_of
 from trainatomy.search.footprint import ACTIVATIONS
 from trainatomy.search.more_gpus import more_gpus
 from trainatomy.search.options import SearchOptions, space_of, usable_bytes
+from trainatomy.search.outcomes import Outcome
 from trainatomy.search.space import Point, Space
 from trainatomy.workload.schema import Workload
 

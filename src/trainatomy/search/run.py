@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Fit, Goal
-from trainatomy.search.explore import Executor, Observer
+from trainatomy.search.execution import Executor, Observer
 from trainatomy.search.fewer_gpus import search_counts_of_gpus
 from trainatomy.search.fitting import search
 from trainatomy.search.maximize import GOALS, maximize
