@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from trainatomy.errors import DeviceError, SimulationError, WorkloadError
+from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.integrations import measured_script
 from trainatomy.integrations.measured_script import StepClock, compared, measure_here
 from trainatomy.integrations.utilization import Utilization
@@ -116,8 +117,18 @@ def test_what_accelerate_refuses() -> None:
     pytest.importorskip("accelerate")
     with pytest.raises(WorkloadError, match="accelerate refuses this"):
         variables(read_command("accelerate launch --multi_gpu --num_processes 1 train.py".split()))
-    with pytest.raises(SimulationError, match="accelerate starts with DeepSpeed"):
-        variables(read_command("accelerate launch --use_deepspeed --zero_stage 2 --num_processes 2 train.py".split()))
+
+
+def test_what_accelerate_says_of_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("accelerate")
+    command = read_command("accelerate launch --use_deepspeed --zero_stage 2 --num_processes 2 train.py".split())
+    with monkeypatch.context() as patches:
+        patches.setitem(sys.modules, "deepspeed", None)
+        with pytest.raises(MissingLibrary, match="deepspeed"):
+            variables(command)
+    if find_spec("deepspeed") is not None:
+        found = variables(command)
+        assert (found["ACCELERATE_USE_DEEPSPEED"], found["ACCELERATE_DEEPSPEED_ZERO_STAGE"]) == ("true", "2")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from script_types import RunScript
 
 import trainatomy
 from trainatomy.results.memory import Memory
+from trainatomy.workload.overrides import merge
 
 pytest.importorskip("trl")
 pytest.importorskip("datasets")
@@ -78,10 +79,10 @@ def text_of(kind: str, settings: dict[str, Any]) -> str:
     return SCRIPT.format(kind=kind, settings=settings, config=CONFIG)
 
 
-def memory_of(kind: str, settings: dict[str, Any]) -> Memory:
+def workload_of(kind: str, settings: dict[str, Any]) -> trainatomy.Workload:
     name = "LlamaForSequenceClassification" if kind == "Reward" else "LlamaForCausalLM"
     data = {"sequence_length": 32, **({"prompt_length": 8} if kind in ("DPO", "KTO") else {})}
-    workload = trainatomy.Workload.from_mapping(
+    return trainatomy.Workload.from_mapping(
         {
             "model": {"class": name, "config": {**CONFIG, "num_labels": 1, "pad_token_id": 0}, "dtype": "bfloat16"},
             "loop": kind.lower(),
@@ -91,7 +92,10 @@ def memory_of(kind: str, settings: dict[str, Any]) -> Memory:
             "gpu": "h100-sxm",
         }
     )
-    return trainatomy.predict(workload).memory
+
+
+def memory_of(kind: str, settings: dict[str, Any]) -> Memory:
+    return trainatomy.predict(workload_of(kind, settings)).memory
 
 
 @pytest.mark.parametrize(
@@ -117,3 +121,14 @@ def test_a_script_with_deepspeed_is_its_loop(tmp_path: Path, kind: str, stage: i
     found, expected = json.loads(ran.stdout)["memory"], memory_of(kind, settings)
     assert found["peak_allocated_bytes"] == expected.peak_allocated_bytes
     assert found["peak_reserved_bytes"] == expected.peak_reserved_bytes
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_a_script_that_accelerate_starts_with_deepspeed_is_its_loop(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(text_of("SFT", {}))
+    launch = "accelerate launch --use_deepspeed --zero_stage 2 --mixed_precision bf16 --num_processes 2 train.py"
+    command = [sys.executable, "-m", "trainatomy", "run", "--gpu", "h100-sxm", "--json", *launch.split()]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = json.loads(ran.stdout)["memory"]
+    expected = trainatomy.predict(merge(workload_of("SFT", {}), {"launch": launch})).memory
+    assert found["peak_allocated_bytes"] == expected.peak_allocated_bytes

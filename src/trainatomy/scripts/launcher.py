@@ -1,4 +1,4 @@
-"""Environment variables by which `accelerate launch` configures a script: precision, compiling, FSDP."""
+"""Environment variables by which `accelerate launch` configures a script: precision, compiling, FSDP, DeepSpeed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.scripts.command import Command
 
@@ -21,7 +21,7 @@ def variables(command: Command) -> Mapping[str, str]:
     torchrun's say a process's rank, which the simulated process does itself.
 
     Raises:
-        SimulationError: The launcher starts what is not simulated in scripts.
+        MissingLibrary: accelerate or DeepSpeed is not installed.
         WorkloadError: accelerate refuses its options.
     """
     words = command.launcher
@@ -37,13 +37,15 @@ def variables(command: Command) -> Mapping[str, str]:
     logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            given = launch._validate_launch_command(given)[0]
-            if given.use_deepspeed:
-                raise SimulationError(
-                    f"`{command.text}`: scripts that accelerate starts with DeepSpeed are not simulated; describe the "
-                    "training by a workload"
-                )
-            if (given.use_fsdp or given.multi_gpu) and not given.cpu:
+            given, defaults, says_precision = launch._validate_launch_command(given)
+            if given.use_deepspeed and not given.cpu:
+                from trainatomy.training.parallel.deepspeed import import_deepspeed
+
+                import_deepspeed()  # for a GPU, before the simulated one appears
+                fields = [*(defaults.deepspeed_config if defaults else ()), *["mixed_precision"] * says_precision]
+                given.deepspeed_fields_from_accelerate_config = ",".join(fields)  # as `launch_command` does
+                found = launch.prepare_deepspeed_cmd_env(given)[1]
+            elif (given.use_fsdp or given.multi_gpu) and not given.cpu:
                 found = launch.prepare_multi_gpu_env(given)
             else:
                 found = launch.prepare_simple_launcher_cmd_env(given)[1]
