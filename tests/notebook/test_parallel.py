@@ -81,6 +81,7 @@ def test_the_page_and_the_json_show_predicted_beside_published() -> None:
     content = json.loads(json.dumps(to_json(whole)))["published"]
     assert content["seconds"] == [110.5948, 101.9003, 131.4367]
     assert content["memory_bytes"] == [None] * 3 and content["samples"] == 1600
+    assert content["reversed"] == [[each.name for each in pair] for pair in whole.reversals()]
 
 
 def test_ddp_without_peer_access_is_slower_than_with_it() -> None:
@@ -93,3 +94,35 @@ def test_ranks_get_the_variable_that_switches_peer_access_off() -> None:
     processes = RankProcesses(2, environment={"NCCL_P2P_DISABLE": "1"})
     assert processes._environment()["NCCL_P2P_DISABLE"] == "1"
     assert "NCCL_P2P_DISABLE" not in RankProcesses(2)._environment()
+
+
+def in_order(*seconds: float) -> Comparison:
+    """The experiment with these predicted times of its rows."""
+    comparison = small()
+    rows = []
+    for row, figures, each in zip(comparison.rows, published(ready(PARALLEL, "2022")).rows, seconds, strict=True):
+        assert row.prediction is not None and row.prediction.time is not None
+        time = replace(row.prediction.time, samples_per_second=800 / each)
+        rows.append(replace(row, prediction=replace(row.prediction, time=time), published=figures))
+    return replace(comparison, rows=tuple(rows), source="the guide", samples=1600)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pairs"),
+    [
+        ((110.0, 100.0, 130.0), []),
+        ((110.0, 100.0, 105.0), [("DDP through host memory", "DataParallel")]),
+        ((90.0, 100.0, 130.0), [("DataParallel", "DDP")]),
+        ((110.0, 100.0, 90.0), [("DDP through host memory", "DataParallel"), ("DDP through host memory", "DDP")]),
+    ],
+)
+def test_the_page_says_where_the_published_order_is_another(
+    seconds: tuple[float, ...], pairs: list[tuple[str, str]]
+) -> None:
+    comparison = in_order(*seconds)
+    assert sorted((first.name, second.name) for first, second in comparison.reversals()) == sorted(pairs)
+    text = " ".join(render(comparison_page(comparison), width=100).split())
+    for first, second in pairs:
+        assert f"Predicted, {first} is faster than {second}; published, it was slower" in text
+    assert ("it was slower" in text) is bool(pairs)
+    assert ("at 3.4 GB/s at most" in text) is any("host memory" in name for pair in pairs for name in pair)

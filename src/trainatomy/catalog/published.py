@@ -115,6 +115,7 @@ class ParallelRuns:
         machine: What they were measured on, in a few words.
         samples: Samples of each run, on both GPUs.
         seconds: Time of each run.
+        notes: What to know of each run where a prediction puts them in another order.
     """
 
     source: str
@@ -122,13 +123,19 @@ class ParallelRuns:
     machine: str
     samples: int
     seconds: tuple[float, ...]
+    notes: tuple[str, ...]
 
 
 def parallel_runs() -> ParallelRuns:
     """Return the guide's experiment on two GPUs."""
     data = read_yaml("published.yaml")["parallel"]
     return ParallelRuns(
-        data["source"], " ".join(data["remark"].split()), data["machine"], data["samples"], tuple(data["seconds"])
+        data["source"],
+        " ".join(data["remark"].split()),
+        data["machine"],
+        data["samples"],
+        tuple(data["seconds"]),
+        tuple(" ".join(note.split()) for note in data["notes"]),
     )
 
 

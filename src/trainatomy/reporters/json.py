@@ -90,6 +90,7 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     }
     if comparison.samples is not None:
         published |= {"samples": comparison.samples, "seconds": [figures.seconds for figures in known]}
+        published["reversed"] = [[row.name for row in pair] for pair in comparison.reversals()]
     rows = [
         {**_row(row, measured=comparison.measured), "plan": plan_to_json(row.plan), "scaling": _scaling(scaling)}
         for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)

@@ -78,6 +78,7 @@ def comparison_schema() -> Schema:
     sizes, times = ({"type": "array", "items": {"type": [kind, "null"]}} for kind in ("integer", "number"))
     published = object_of({"source": {"type": "string"}, "memory_bytes": sizes})
     published["properties"] |= {"samples": {"type": "integer"}, "seconds": times}
+    published["properties"]["reversed"] = array_of(array_of(_STRING))
     body = object_of(
         {"schema": {"const": COMPARISON}, "subject": _STRING, "rows": rows, "published": {"anyOf": [published, _NULL]}}
     )

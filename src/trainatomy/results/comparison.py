@@ -30,12 +30,13 @@ class PublishedFigures:
     """Figures that others measured for the same training; ``None`` where they give none.
 
     ``memory_bytes`` is NVML's or nvidia-smi's figure, ``seconds`` the whole run's time, ``samples_per_second`` that of
-    all GPUs.
+    all GPUs.  ``note`` is what to know where a prediction puts the training in another order.
     """
 
     memory_bytes: int | None
     seconds: float | None = None
     samples_per_second: float | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,17 @@ class Comparison:
         rate = total_rate(found)
         return None if rate is None else price * row.plan.world_size / 3600 / rate * 1e6
 
+    def reversals(self) -> tuple[tuple[ComparisonRow, ComparisonRow], ...]:
+        """Return the pairs of rows of which the first is predicted to be faster, and was published to be slower."""
+        timed = [(row, _predicted_rate(row), row.published and row.published.samples_per_second) for row in self.rows]
+        known = [(row, ours, theirs) for row, ours, theirs in timed if ours and theirs]
+        return tuple(
+            (first, second)
+            for first, ours, theirs in known
+            for second, other_ours, other_theirs in known
+            if ours > other_ours and theirs < other_theirs
+        )
+
     def fastest_first(self) -> tuple[ComparisonRow, ...]:
         """Return the rows that were predicted: those that fit by throughput, then the others by the GPU's memory."""
         return tuple(sorted((row for row in self.rows if row.prediction is not None), key=_slowness))
@@ -190,6 +202,10 @@ class Comparison:
         return tuple(scaling and _with_efficiency(scaling, row, self.rows, found) for row, scaling in pairs)
 
 
+def _predicted_rate(row: ComparisonRow) -> float | None:
+    return total_rate(row.prediction) if row.prediction is not None and row.prediction.fits else None
+
+
 def _slowness(row: ComparisonRow) -> tuple[bool, float, int]:
     found = row.prediction
     assert found is not None
@@ -198,7 +214,7 @@ def _slowness(row: ComparisonRow) -> tuple[bool, float, int]:
 
 
 def _scaling(row: ComparisonRow) -> Scaling | None:
-    rate = total_rate(row.prediction) if row.prediction is not None and row.prediction.fits else None
+    rate = _predicted_rate(row)
     return None if rate is None else Scaling(row.plan, rate)
 
 

@@ -78,7 +78,10 @@ def _figures(name: str) -> Published:
         return Published(table.source, "", table.samples, tuple(rows))
     if name == PARALLEL:
         runs = parallel_runs()
-        times = [PublishedFigures(None, each, runs.samples / each) for each in runs.seconds]
+        times = [
+            PublishedFigures(None, each, runs.samples / each, note)
+            for each, note in zip(runs.seconds, runs.notes, strict=True)
+        ]
         return Published(runs.source, runs.remark, runs.samples, tuple(times))
     source, by_batch = mixed_precision_by_batch()
     sizes = [size for row in by_batch for size in (row.fp32_mb, row.fp16_mb)]

@@ -169,7 +169,8 @@ def _era_notes(workload: Workload) -> Iterator[str]:
     if workload.era is None:
         return
     gpu = workload.resolve_gpu()
-    later = "" if "eager-cuda-11" in gpu.contexts else f", and so is the CUDA context: the {gpu.name} came later"
+    unknown = f", and so is the CUDA context: none of then is known for the {gpu.name}"
+    later = "" if "eager-cuda-11" in gpu.contexts else unknown
     yield LeadingNote(
         f"era {workload.era}: memory is that of the libraries of then; the times of kernels are those of today's{later}"
     )

@@ -19,12 +19,32 @@ def experiment_page(comparison: Comparison) -> Group:
         Text(f"{many(samples, 'sample')} on {gpus}", style="bold"),
         Text(),
         _table(comparison, samples),
+        *_reversed(comparison),
         Text(),
         Text("In brackets: times the fastest. Memory is that of the fullest GPU.", style="dim"),
         Text(f"Published: {comparison.source}. {comparison.remark}".rstrip(), style="dim"),
     ]
     notes = dict.fromkeys(note for each in comparison.predictions for note in each.notes if "has not been" in note)
     return Group(*parts, *(Text(note, style="dim") for note in notes))
+
+
+def _reversed(comparison: Comparison) -> list[RenderableType]:
+    """Return which trainings are predicted in another order than the published one, and what to know of them."""
+    pairs = comparison.reversals()
+    if not pairs:
+        return []
+    lines = [
+        f"Predicted, {first.name} is faster than {second.name}; published, it was slower "
+        f"({_published_time(first)} against {_published_time(second)})."
+        for first, second in pairs
+    ]
+    notes = dict.fromkeys(row.published.note for pair in pairs for row in pair if row.published and row.published.note)
+    return [Text(), *(Text(line, style="yellow") for line in lines), *map(Text, notes)]
+
+
+def _published_time(row: ComparisonRow) -> str:
+    assert row.published is not None and row.published.seconds is not None
+    return f"{row.published.seconds:.1f} s"
 
 
 def _machine(row: ComparisonRow) -> str:
