@@ -14,7 +14,7 @@ from trainatomy.reporters.labels import SECTIONS
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
-from trainatomy.reporters.text.rendering import bar, bullets, render
+from trainatomy.reporters.text.rendering import bar, bullets, render, swept
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint, PeakRange
@@ -169,3 +169,30 @@ def test_the_time_of_a_step_says_what_a_step_holds(
     assert sentences.step_time(text, fits=False).startswith(
         "with enough memory, a step of 4 samples of 512 tokens would take 500 ms"
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "short"),
+    [
+        (["a=1, b=x", "a=2, b=x"], "a, b", ["1, x", "2, x"]),
+        (["gpt2, a=1, b=2", "gpt2, a=1, b=4"], "a, b", ["gpt2, 1, 2", "gpt2, 1, 4"]),
+        (["a=1", "a=2"], "", ["a=1", "a=2"]),  # short already
+        (["a=1, b=2"], "", ["a=1, b=2"]),
+        (["a=1, b=2", "vanilla"], "", ["a=1, b=2", "vanilla"]),
+        (["a=1, b=2", "b=1, a=2"], "", ["a=1, b=2", "b=1, a=2"]),
+        ([], "", []),
+    ],
+)
+def test_settings_of_a_sweep_are_named_once(names: list[str], settings: str, short: list[str]) -> None:
+    assert swept(names) == (settings, short)
+
+
+def test_rows_of_a_sweep_of_three_settings_take_a_line(
+    named: Callable[[str, int], Prediction], timed: Callable[[Prediction, float], Prediction]
+) -> None:
+    several = [f"per_device_train_batch_size={size}, gradient_checkpointing={on}, data.sequence_length=128"
+               for size in (1, 2) for on in ("false", "true")]  # fmt: skip
+    rows = rows_of(*(timed(named(name, GIB), 0.4) for name in several))
+    lines = render(comparison_page(Comparison(rows)), 80).splitlines()
+    assert "Rows: per_device_train_batch_size, gradient_checkpointing, data.sequence_length" in lines
+    assert sum(line.startswith(("1, ", "2, ")) for line in lines) == 4

@@ -109,6 +109,8 @@ def _override(text: str, key: str, value: Any) -> dict[str, Any]:
     if meant := arguments().synonyms.get(key):
         raise WorkloadError(f"--sweep {text}: unknown setting {key!r}; did you mean {meant}?", key=key)
     known = [*BY_NAME, *(".".join(map(str, flag.path)) for flag in FLAGS)]
+    if path[0] == "config" and all(path[1:]):
+        raise WorkloadError(f"--sweep {text}: unknown setting {key!r}; did you mean model.{key}?", key=key)
     raise WorkloadError(f"--sweep {text}: unknown setting {key!r}{suggestion(key, known)}", key=key)
 
 

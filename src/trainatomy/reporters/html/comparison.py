@@ -13,6 +13,7 @@ from trainatomy.reporters.html.values import Block, KeyFigure, ListBlock, Page, 
 from trainatomy.reporters.labels import AXES, COLUMNS, COMPONENTS, MARKS, SECTIONS, THROUGHPUT
 from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.reporters.text.comparison import comparison_page
+from trainatomy.reporters.text.rendering import swept
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.memory import Components
 from trainatomy.results.plan import total_rate
@@ -67,8 +68,9 @@ def _remarks(comparison: Comparison) -> list[str]:
 def _memory(comparison: Comparison) -> tuple[Block, ...]:
     """Return the components of each row, predicted and measured below each other."""
     rows: dict[str, Components] = {}
-    for number, row in enumerate(comparison.rows, 1):
-        name = row.name or (row.prediction.name if row.prediction else f"{number}")
+    given = [row.name or (row.prediction.name if row.prediction else "") for row in comparison.rows]
+    for number, (name, row) in enumerate(zip(swept(given)[1], comparison.rows, strict=True), 1):
+        name = name or f"{number}"
         if name in rows:
             name = f"{name} ({number})"
         if row.prediction is not None:
@@ -97,7 +99,7 @@ def _speeds(comparison: Comparison) -> list[Section]:
     measured = [row.total_rate.median if row.total_rate else None for row in comparison.rows]
     if not any(predicted) and not any(measured):
         return []
-    names = [row.name or (row.prediction.name if row.prediction else "") for row in comparison.rows]
+    _, names = swept([row.name or (row.prediction.name if row.prediction else "") for row in comparison.rows])
     series = [{"name": COLUMNS["predicted"], "colour": THROUGHPUT, "values": predicted}]
     if any(measured):
         series.append({"name": COLUMNS["measured"], "colour": _MEASURED_COLOUR, "values": measured})

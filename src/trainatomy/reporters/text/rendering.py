@@ -89,8 +89,24 @@ class Column:
     justify: str = "right"
 
 
+def swept(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Return what names of rows have in common, and the names without it.
+
+    Rows of a sweep over several settings are called ``a=1, b=2``, ``a=1, b=4``: they share ``a, b``, and differ in
+    ``1, 2``, ``1, 4``.  Without such settings nothing is in common.
+    """
+    parts = [[part.partition("=") for part in name.split(", ")] for name in names]
+    keys = [tuple(key for key, equals, _ in row if equals) for row in parts]
+    if len(names) < 2 or len(keys[0]) < 2 or len(set(keys)) > 1:
+        return "", list(names)
+    return ", ".join(keys[0]), [", ".join(value if equals else key for key, equals, value in row) for row in parts]
+
+
 class AdaptiveTable:
-    """A table of names and figures that leaves out columns where the page is too narrow for the names."""
+    """A table of names and figures that leaves out columns where the page is too narrow for the names.
+
+    The settings that all names of a sweep state are named once, above the table.
+    """
 
     def __init__(self, title: str, columns: Sequence[Column], *, name_width: int = 26) -> None:
         self.title = title
@@ -103,12 +119,15 @@ class AdaptiveTable:
         self.rows.append((name, [Text(cell) if isinstance(cell, str) else cell for cell in cells]))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        shown = self._fitting(options.max_width)
+        settings, names = swept([name for name, _ in self.rows])
+        if settings:
+            yield Text(f"Rows: {settings}", style="dim")
+        shown = self._fitting(names, options.max_width)
         table = figures(self.title, numbers=())
         for index in shown:
             column = self.columns[index]
             table.add_column(column.title, justify=column.justify, no_wrap=True)  # type: ignore[arg-type]
-        for name, cells in self.rows:
+        for name, (_, cells) in zip(names, self.rows, strict=True):
             table.add_row(name, *(cells[index] for index in shown))
         yield table
         if len(shown) < len(self.columns):
@@ -117,9 +136,9 @@ class AdaptiveTable:
             ]
             yield Text(f"\nOn a wider terminal, also: {', '.join(titles)}.", style="dim")
 
-    def _fitting(self, width: int) -> list[int]:
+    def _fitting(self, names: Sequence[str], width: int) -> list[int]:
         """Return the indices of the columns that leave enough width for the names."""
-        longest = max((cell_len(name) for name, _ in self.rows), default=0)
+        longest = max(map(cell_len, names), default=0)
         needed = min(self.name_width, max(longest, cell_len(self.title)))
         shown = list(range(len(self.columns)))
         while needed + sum(_GAP + self._width(index) for index in shown) > width:
