@@ -267,8 +267,6 @@ def _script(target: str) -> Path:
         raise WorkloadError(f"{target} is a workload file, not a script: `trainatomy predict {target}`")
     if path.suffix == ".sh":
         raise WorkloadError(f"{target} is a shell script: give the Python command in it to `trainatomy run`")
-    if path.suffix == ".ipynb":
-        raise WorkloadError(f"{target} is a notebook: in it, `%load_ext trainatomy` brings the magic `%%trainatomy`")
     return path.resolve()
 
 

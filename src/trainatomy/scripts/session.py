@@ -161,7 +161,7 @@ class Session:
             goes_on=ahead.goes_on,
             plain_inside=settings.compiled,
         )
-        self.threads = Threads(self.process, (StepsDone, TimeIsUp, TrainatomyError))
+        self.threads = Threads(self.process, (StepsDone, TimeIsUp, HandedOver, TrainatomyError))
         self.tf32: bool | None = None
         self.allocator = ""
         self.uses_trainer = False
