@@ -48,7 +48,7 @@ def choices(
 
 def under_limits(limits_gib: tuple[int, ...], calibration: Calibration | None, workload: Workload) -> Any:
     """Predict a workload on each size of the GPU, from one simulation."""
-    predict = partial(api.predict, calibration=calibration)
+    predict = partial(api.predict, calibration=calibration, timeline=True, layouts=False)  # as candidates of a search
     return predict_rows(predict, [_workload(workload.to_mapping(), gib) for gib in limits_gib])
 
 

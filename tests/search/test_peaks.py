@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from pretender import GIB, TINY, Phased, Pretender
 
 from trainatomy.results.fit import Fit, Permission
+from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.options import SearchOptions, space_of
 from trainatomy.search.run import run
@@ -99,3 +101,46 @@ def test_the_smallest_of_which_nothing_fits_is_the_smallest(
     assert found.shortage.given.device_bytes == pytest.approx(least * GIB, rel=1e-3)
     smaller = [each for each in found.shortage.remedies if each.kind == "changes training" and each.candidate.fits]
     assert not any({change.permission for change in each.changes} <= {"", *allow} for each in smaller)
+
+
+@dataclass
+class Sharded(Phased):
+    """A training on several GPUs: FSDP2 shards all states and gathers weights, ZeRO-1 shards those of the optimizer."""
+
+    gather: float = 0.1
+
+    def held(self, workload: Workload) -> tuple[list[tuple[str, dict[str, float]]], float, float]:
+        phases, cache, seconds = super().held(workload)
+        plan = Plan.of(workload.to_mapping())
+        sharded = {"fsdp2": ("weights", "optimizer_states", "gradients"), "zero1": ("optimizer_states",)}
+        parts = sharded.get(plan.strategy, ())
+        kept = workload.parallel.reshard_after_forward is False
+        gathered = {"gathered_weights": self.weights * (1.0 if kept else 0.1)} if plan.strategy == "fsdp2" else {}
+
+        def share(sizes: dict[str, float]) -> dict[str, float]:
+            return {part: size / (plan.world_size if part in parts else 1) for part, size in sizes.items()} | gathered
+
+        slower = self.gather * (0.5 if kept else 1.0) if gathered else 0.0
+        return [(phase, share(sizes)) for phase, sizes in phases], cache, seconds * (1 + slower)
+
+
+@pytest.mark.parametrize("allow", [(), ("lora",), ("optimizer",), ("lora", "optimizer")])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.4])
+@pytest.mark.parametrize("sample", [0.5, 8.0])
+def test_what_fits_on_several_gpus_is_found(
+    some_prediction: Prediction, allow: tuple[Permission, ...], share: float, sample: float
+) -> None:
+    model = Sharded(weights=14.0, sample=sample, logits=0.5)
+    given = Workload.from_mapping({**TINY, "loop": "pytorch", "parallel": {"gpus": 4}})
+    options = SearchOptions(32, allow=allow, keep=(*KEPT, "gpus"), prices=False)
+    space = space_of(given, options)
+    points = space.points({axis.name: space.options(axis) for axis in space.axes})
+    needed = [model.needed(space.workload_at(point)) for point in points]
+    least, most = min(size for size, _ in needed), max(size for size, _ in needed)
+    gpu = {"base": "rtx-3090", "memory_bytes": round(((least + share * (most - least)) / 0.95 + 0.01) * GIB)}
+    pretender = Pretender(some_prediction, model)
+    found = run(given.replace("gpu", gpu), "throughput", options, pretender)
+    fitting = [seconds for size, seconds in needed if size * GIB <= found.usable_bytes - NOTICEABLE_BYTES]
+    assert found.best is not None
+    assert not fitting or fastest(found) <= min(fitting) * 1.02
+    assert len(pretender.asked) <= 50
