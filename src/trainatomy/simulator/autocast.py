@@ -15,6 +15,7 @@ import torch
 
 from trainatomy.catalog.versions import behaviour
 from trainatomy.simulator.storages import Storages
+from trainatomy.simulator.torchvision_kernels import IN_FP32
 
 LOWER_PRECISION = (
     "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution "
@@ -132,6 +133,20 @@ class Autocast:
         if func in self._promote:
             return self._to(self._widest(args, kwargs), args, kwargs)
         return args, kwargs
+
+    @staticmethod
+    def is_of_extension(func: Callable[..., Any]) -> bool:
+        """Return whether a function is an operator of an extension that has a rule of its own for autocast."""
+        return isinstance(func, torch._ops.OpOverloadPacket) and func._qualified_op_name in IN_FP32
+
+    def in_fp32(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator of an extension in float32; fractions in its results get the type of its first argument."""
+        given = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        args, kwargs = self._to(torch.float32, args, kwargs)
+        result = func(*args, **kwargs)
+        results = result if isinstance(result, tuple) else (result,)
+        converted = tuple(each.to(given.dtype) if each.is_floating_point() else each for each in results)
+        return converted if isinstance(result, tuple) else converted[0]
 
     def _to(
         self, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -188,15 +188,12 @@ class ScalarReads:
         return known is not None and known.numbers_differ
 
     def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
-        known = self._values.of(tensor)
+        known = self._values.answer(tensor)
         if known is not None:
             return known.item()
         if tensor.dtype == torch.bool:
             return self._bool(tensor)
-        if tensor.is_floating_point():
-            return 0.0
-        number = self._values.of(tensor, with_data=True)
-        return 0 if number is None else number.item()
+        return 0.0 if tensor.is_floating_point() else 0
 
     def _next_true(self) -> bool:
         """Return True, or False when no more are left to be answered with True."""

@@ -134,6 +134,8 @@ class CudaFunctions(TorchFunctionMode):
                 return self._make_pinned(func, args, kwargs)
             if self.host_factories:
                 return self._make_on_host(func, args, kwargs)
+        if autocast and self._autocast.is_of_extension(func):
+            return self._autocast.in_fp32(func, args, kwargs)
         if autocast:
             args, kwargs = self._autocast.cast(func, args, kwargs)
         return func(*args, **kwargs)

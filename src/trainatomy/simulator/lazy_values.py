@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-Origin = Literal["choice", "draw"]
+Origin = Literal["choice", "draw", "rounded", "bounded"]
+_GUESSES = frozenset[Origin](("rounded", "bounded"))
 
 
 class UnknownValue(Exception):
@@ -27,7 +28,8 @@ class LazyValue:
         shape: The shape of this output.
         needs: Values that the operation reads.
         from_data: True for images, sounds, choices and random fractions, and for what follows from them.
-        origins: What is assumed: "choice" of entries of unknown scores, "draw" of random numbers.
+        origins: What is assumed: "choice" of entries of unknown scores, "draw" of random numbers; what is "rounded"
+            to whole numbers, or kept within bounds ("bounded"), was 0 before.
 
     Attributes:
         number: Its place in the order in which values were made.
@@ -50,6 +52,11 @@ class LazyValue:
         self._index, self._shape, self._needs = index, shape, needs
         self.number = next(self._made)
         self._value: torch.Tensor | None = None
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the value says nothing but what agrees with a number that Python reads as 0."""
+        return bool(self.origins & _GUESSES)
 
     def get(self) -> torch.Tensor | None:
         """Compute and return the value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from trainatomy.operators.registry import find
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED
 from trainatomy.simulator.index_ranges import INDEXES
 from trainatomy.simulator.sparse_tensors import NAMES as SPARSE
-from trainatomy.simulator.values import CHOOSES, LIKE_FACTORIES
+from trainatomy.simulator.torchvision_kernels import STAND_INS
+from trainatomy.simulator.values import CHOOSES, GUESSES, LIKE_FACTORIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class OperatorFacts:
         learns: True if its result may be known to be False.
         indexes: True if it reads entries that one of its arguments names.
         chooses: True if its last result says which entries it picks along a dimension.
+        guesses: True if a few unknown numbers may be taken to have been 0 before.
         is_functional: True if it writes to none of its arguments.
         loads: True if it loads libraries or takes workspaces.
         adds_rows: True if its time depends on how often an index occurs among those of its second argument.
@@ -35,6 +38,7 @@ class OperatorFacts:
         may_be_sparse: True if it is run by dense operators where a tensor is sparse.
         resizes: True if it may give one of its arguments a larger storage: ``out=``, ``resize_``.
         uncounted: What it allocates besides that no rule counts.
+        stand_in: What runs in its place, with the recorder as its first argument.
         kernel: Key of its kernel, where that calls other operators below autograd, on every device.
     """
 
@@ -46,6 +50,7 @@ class OperatorFacts:
     learns: bool
     indexes: bool
     chooses: bool
+    guesses: bool
     is_functional: bool
     loads: bool
     adds_rows: bool
@@ -53,6 +58,7 @@ class OperatorFacts:
     may_be_sparse: bool
     resizes: bool
     uncounted: str
+    stand_in: Callable[..., Any] | None
     kernel: torch._C.DispatchKey | None
 
 
@@ -77,6 +83,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         learns=name in LEARNS,
         indexes=name in INDEXES,
         chooses=name in CHOOSES and any(argument.name in ("dim", "num_samples") for argument in func._schema.arguments),
+        guesses=name in GUESSES,
         is_functional=not func._schema.is_mutable and name not in LIKE_FACTORIES,
         loads=row is not None and bool(row.loads or row.workspaces),
         adds_rows=name in _ADDS_ROWS,
@@ -84,6 +91,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         may_be_sparse=name in SPARSE,
         resizes=name in _RESIZES or any(argument.is_out for argument in func._schema.arguments),
         uncounted=row.uncounted if row is not None else "",
+        stand_in=STAND_INS.get(name),
         kernel=_kernel(func) if row is not None and row.composite else None,
     )
 

@@ -147,6 +147,9 @@ class Recorder(TraceWriter, TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if facts.kernel is not None:
             return self._run_kernel(facts.kernel, func, args, kwargs)
+        if facts.stand_in is not None and args[0].is_meta:
+            with self:
+                return facts.stand_in(self, *args, **kwargs)
         if facts.may_be_sparse:
             with _DISABLED():
                 if (run := self.sparse.find(facts.name, args)) is not None:
@@ -242,6 +245,8 @@ class Recorder(TraceWriter, TorchDispatchMode):
             self.values.follow(func, args, kwargs, outputs)
         if facts.chooses and (dim := dimension_of_choice(name, args)) is not None:
             self.values.choose(args[0], dim, outputs[-1])
+        if facts.guesses and first.is_meta and args[0].is_meta:
+            self.values.guess(func, args, kwargs, first)
         if self._stays_on_host(name, args, outputs):
             self._storages.mark_host(outputs)
             return

@@ -57,6 +57,14 @@ CHOOSES = frozenset({"aten::topk", "aten::max", "aten::min", "aten::argmax", "at
 """Operators that pick entries along a dimension; their last result says which."""
 
 
+BOUNDS = frozenset({"aten::clamp", "aten::clamp_min", "aten::clamp_max"})
+"""Operators that keep numbers within bounds."""
+GUESSES = BOUNDS | {"aten::_to_copy"}
+"""Operators after which ``Values.guess`` may know numbers."""
+_MOST_GUESSED = 1024
+"""Numbers of a tensor such as the boxes of an image."""
+
+
 def _view_of(tensor: torch.Tensor) -> _View:
     """Return which view of its storage a tensor is; Python may see one as several objects (saved tensors)."""
     return int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.dtype
@@ -101,19 +109,50 @@ class Values:
         """
         found = self._entry(tensor)
         if isinstance(found, LazyValue):
-            if found.from_data and not with_data:
+            if found.is_guess or (found.from_data and not with_data):
                 return None
             value = found.get()
             self.deciding |= found.origins if decides and value is not None else frozenset()
             return value
         return found
 
+    def answer(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return what Python reads of one number or bool, None if it is unknown.
+
+        A fraction does not follow from data, and a bool neither from a choice nor from a guess about fractions.
+        """
+        entry = self._entry(tensor)
+        if not isinstance(entry, LazyValue):
+            return entry
+        if tensor.dtype == torch.bool and entry.origins & {"choice", "bounded"}:
+            return None
+        if not entry.is_guess:
+            return self.of(tensor, with_data=not tensor.is_floating_point())
+        guess = entry.get()
+        return guess if guess is not None and guess.isfinite().all() else None
+
+    def guess(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: torch.Tensor) -> None:
+        """Let a few unknown fractions have been 0 where they are rounded to whole numbers or kept within bounds.
+
+        Python code that cuts out boxes and resizes them reads several numbers that must agree with each other.
+        """
+        if result.numel() > _MOST_GUESSED or not args[0].is_floating_point() or self._entry(args[0]) is not None:
+            return
+        origin: Origin = "bounded" if result.is_floating_point() else "rounded"
+        if origin == "rounded" or func._schema.name in BOUNDS:
+            zeros = torch.zeros((), dtype=args[0].dtype, device=CPU).expand(args[0].shape)
+            run = self._deferred(func, (zeros, *args[1:]), kwargs)
+            self._remember(result, LazyValue(run, 0, result.shape, from_data=True, origins=frozenset({origin})))
+
     def choose(self, scores: torch.Tensor, dim: int, picked: torch.Tensor) -> None:
         """Assume which entries of unknown scores an operator picks along a dimension: each equally often.
 
         Of a vocabulary, the first ones are not picked first: they begin, end and pad texts.
         """
-        if self._entry(scores) is not None or picked.numel() > _MAX_KNOWN_ELEMENTS:
+        entry = self._entry(scores)
+        if (
+            entry is not None and not (isinstance(entry, LazyValue) and entry.is_guess)
+        ) or picked.numel() > _MAX_KNOWN_ELEMENTS:
             return
         self._choices.add(scores.shape[dim])
 

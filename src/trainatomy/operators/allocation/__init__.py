@@ -27,8 +27,10 @@ def allocation_rules() -> dict[str, Rule]:
     found: dict[str, Rule] = {}
     for operator in OPERATORS.values():
         if operator.allocates:
-            name = operator.name if "::" in operator.name else f"aten::{operator.name}"
             rule = resolve(operator.allocates)
-            forms = [form for form in (name, f"{name}_") if torch._C._jit_get_schemas_for_operator(form)]
-            found |= dict.fromkeys(forms, rule)
+            if "::" in operator.name:  # of an extension, which may be imported later
+                found[operator.name] = rule
+                continue
+            names = f"aten::{operator.name}", f"aten::{operator.name}_"
+            found |= {name: rule for name in names if torch._C._jit_get_schemas_for_operator(name)}
     return found

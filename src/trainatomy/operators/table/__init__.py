@@ -23,6 +23,7 @@ from trainatomy.operators.table.moves import MOVES
 from trainatomy.operators.table.normalisations import NORMALISATIONS
 from trainatomy.operators.table.quantised import QUANTISED_WEIGHTS
 from trainatomy.operators.table.triton import TRITON
+from trainatomy.operators.table.vision import VISION
 
 OPERATORS: dict[str, Operator] = {}
 """The row of each operator by its name."""
@@ -36,6 +37,7 @@ _ROWS = (
     LISTS,
     QUANTISED_WEIGHTS,
     TRITON,
+    VISION,
     HOST,
     COMMUNICATION,
 )
