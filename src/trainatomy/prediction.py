@@ -16,6 +16,7 @@ from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
 from trainatomy.analysis.memory_timeline import memory_timeline
 from trainatomy.libraries import installed_versions
 from trainatomy.prediction_inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
+from trainatomy.prediction_paddings import paddings_of
 from trainatomy.prediction_subject import subject_of
 from trainatomy.prediction_tasks import checkpoint_of, evaluation_of, generation_of, restored_of
 from trainatomy.results.notes import LeadingNote
@@ -79,8 +80,8 @@ def prediction_of(
         analysis: The analysis of its memory, if there is one already.
         pipeline: The step of the pipeline that the simulated rank belongs to.
         paces: Paces of the host for which the step is predicted too (``Time.at_paces``).
-        layouts: Whether to try other addresses of segments (``Memory.layouts``), and skipped steps
-            (``Memory.skipped_steps``).
+        layouts: Whether to try other addresses of segments (``Memory.layouts``), skipped steps
+            (``Memory.skipped_steps``), and sizes that are padded (``Prediction.paddings``).
     """
     gpu = workload.resolve_gpu()
     analysis = analysis or analysis_of(workload, simulation, layouts=layouts)
@@ -107,6 +108,7 @@ def prediction_of(
         notes=tuple(note for note in simulation.notes if not isinstance(note, LeadingNote)),
         assumptions=tuple(str(note) for note in simulation.notes if isinstance(note, LeadingNote)),
         subject=subject_of(workload, simulation),
+        paddings=paddings_of(workload, simulation, calibration, time) if layouts and time is not None else (),
         out_of_memory=analysis.out_of_memory,
         timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
         time=time,

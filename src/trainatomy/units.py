@@ -61,10 +61,15 @@ def signed_percent(part: float, whole: float, digits: int = 2) -> str:
 
 def count_of(number: int) -> str:
     """Format a count in powers of 1000 with three significant digits: ``334000000`` -> ``334 M``."""
-    for size, suffix in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if number >= size:
-            value = number / size
-            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {suffix}"
+    return _in_powers(number, "kMBT")
+
+
+def _in_powers(number: int, suffixes: str) -> str:
+    """Format a number with three significant digits and the suffix of a power of 1000."""
+    for power in range(len(suffixes), 0, -1):
+        if number >= 1000**power:
+            value = number / 1000**power
+            return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f} {suffixes[power - 1]}"
     return str(number)
 
 
@@ -75,7 +80,7 @@ def many(number: int, noun: str) -> str:
 
 def flop_of(number: float) -> str:
     """Format a number of FLOP with SI prefixes, three significant digits: ``3.35e11`` -> ``335 G``."""
-    return count_of(round(number)).replace("B", "G")
+    return _in_powers(round(number), "kMGTPE")
 
 
 def rate(number: float) -> str:

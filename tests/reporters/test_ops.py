@@ -60,7 +60,7 @@ def test_pages_keep_their_width_and_cut_nothing(
 
 def test_the_page_matches_the_value(anatomy: OperationBreakdown) -> None:
     page = render(operations_page(anatomy), 120)
-    assert "encoder layer on v100-16gb: 55 operations in one step, 336 GFLOP" in page
+    assert "encoder layer on V100 16 GB (SXM2): 55 operations in one step, 336 GFLOP" in page
     assert "99.79 %" in page and "Published: Ivanov" in page
     assert "Backward takes 2.00 times the FLOP of forward" in page
     untimed = render(operations_page(replace(anatomy, seconds=None)), 120)

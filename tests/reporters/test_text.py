@@ -18,6 +18,7 @@ from trainatomy.reporters.text.rendering import bar, bullets, render, swept
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint, PeakRange
+from trainatomy.results.operation_breakdown import Padding
 from trainatomy.results.prediction import Fact, Prediction
 
 GIB = 1024**3
@@ -196,3 +197,31 @@ def test_rows_of_a_sweep_of_three_settings_take_a_line(
     lines = render(comparison_page(Comparison(rows)), 80).splitlines()
     assert "Rows: per_device_train_batch_size, gradient_checkpointing, data.sequence_length" in lines
     assert sum(line.startswith(("1, ", "2, ")) for line in lines) == 4
+
+
+def test_sources_are_listed_where_they_are_asked_for(prediction: Prediction) -> None:
+    short, whole = (render(prediction_page(prediction, with_sources=each), 80) for each in (False, True))
+    assert SECTIONS["facts"] in whole and SECTIONS["facts"] not in short
+    assert "Assumed: context and kernels (512 MiB); --sources lists all inputs" in short and "--sources" not in whole
+    measured = tuple(fact for fact in prediction.facts if fact.basis != "assumed")
+    assert "Assumed: nothing" in render(prediction_page(replace(prediction, facts=measured)), 80)
+
+
+def test_what_nvidia_smi_shows_of_a_loaded_model_includes_the_context(prediction: Prediction) -> None:
+    line = next(line for line in render(prediction_page(prediction), 80).splitlines() if "(with context)" in line)
+    assert line.split()[-1] == f"{GIB + GIB // 2:,}"
+
+
+def test_a_shard_of_a_thousand_gpus_has_no_bytes_per_parameter(prediction: Prediction) -> None:
+    shard = replace(prediction, bytes_per_parameter=replace(prediction.bytes_per_parameter, actual=0.01))
+    assert "bytes per parameter" not in render(prediction_page(shard), 80)
+
+
+def test_sizes_worth_padding_are_noted(
+    prediction: Prediction, timed: Callable[[Prediction, float], Prediction]
+) -> None:
+    padding = Padding(50257, 50304, 64, 3, ("lm_head",), "model.config.vocab_size", 50257, 50304, "vocab", 1, 0.1)
+    page = " ".join(render(prediction_page(replace(timed(prediction, 0.5), paddings=(padding,))), 100).split())
+    assert (
+        "vocab_size 50,257 is no multiple of 64: padded to 50,304, it saves 100 ms a step (20 %); a checkpoint" in page
+    )

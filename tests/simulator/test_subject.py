@@ -101,3 +101,16 @@ def test_the_head_of_pre_training_is_no_surprise(model: dict[str, Any], usual: s
     assert [usual in note for note in noted] == ([True] if usual else [])
     prediction = predicted(workload)
     assert prediction.assumptions == tuple(noted) and not set(noted) & set(prediction.notes)
+
+
+@pytest.mark.parametrize(("vocabulary", "padded"), [(4095, [4096]), (4096, [])])
+def test_a_vocabulary_that_tensor_cores_take_badly_is_found(vocabulary: int, padded: list[int]) -> None:
+    workload = Workload.from_mapping(
+        {
+            "model": {**LLAMA, "config": {**LLAMA["config"], "vocab_size": vocabulary}},  # type: ignore[dict-item]
+            "data": {"sequence_length": 512},
+            "train": {"fp16": True},
+            "gpu": "t4",
+        }
+    )
+    assert [each.padded_value for each in predicted(workload).paddings if each.kind == "vocab"] == padded

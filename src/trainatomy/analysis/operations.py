@@ -104,6 +104,7 @@ def analyze_operations(
         name=name,
         workload=dict(workload),
         card=gpu.id,
+        gpu_name=gpu.name,
         operations=total.calls,
         flop=total.flop,
         bytes=total.bytes,

@@ -71,6 +71,7 @@ File = Annotated[
 ]
 Debug = Annotated[bool, in_output("--debug", "Show tracebacks and all logs of the libraries.")]
 Json = Annotated[bool, in_output("--json", "Print one JSON object and nothing else.")]
+Sources = Annotated[bool, in_output("--sources", "Also list the inputs of the prediction and where they come from.")]
 TrustRemoteCode = Annotated[bool, in_run("--trust-remote-code", "Run the code that comes with a model on the hub.")]
 CalibrationFile = Annotated[
     Path | None,

@@ -14,6 +14,7 @@ from trainatomy.cli.options import (
     File,
     Json,
     Price,
+    Sources,
     TrustRemoteCode,
     check_option,
     in_output,
@@ -67,6 +68,7 @@ def predict(
     check: Check = False,
     why_oom: WhyOom = False,
     timeline: Timeline = False,
+    sources: Sources = False,
     ranks: Ranks = None,
     price: Price = None,
     plot: Plot = None,
@@ -120,7 +122,7 @@ def predict(
         found = to_json(prediction, version=json_version)
         show_json(found if shortage is None else {**found, "shortage": to_json(shortage)})
     else:
-        show(prediction_page(prediction, cost_per_hour))
+        show(prediction_page(prediction, cost_per_hour, with_sources=sources))
         if shortage is not None:
             show(shortage_page(shortage))
         elif not prediction.fits and refused is None:

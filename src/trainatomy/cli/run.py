@@ -13,6 +13,7 @@ from trainatomy.cli.options import (
     Debug,
     Json,
     Records,
+    Sources,
     check_option,
     command_line,
     in_output,
@@ -115,6 +116,7 @@ def run(
     compile: Compiled = None,
     look_ahead: LooksAhead = True,
     timeline: Timeline = False,
+    sources: Sources = False,
     html: Html = None,
     open_report: Open = False,
     trace: Trace = None,
@@ -170,7 +172,7 @@ def run(
     _report(outcomes, page, is_opened=open_report)
     if caution and not json:
         show(Text(f"note: {caution}"))
-    _show(outcomes, json=json)
+    _show(outcomes, json=json, with_sources=sources)
     _raise(outcomes, check=check)
 
 
@@ -249,14 +251,14 @@ def _measure(
     return measured
 
 
-def _show(outcomes: tuple[Outcome, ...], *, json: bool) -> None:
+def _show(outcomes: tuple[Outcome, ...], *, json: bool, with_sources: bool) -> None:
     found = [outcome.prediction for outcome in outcomes if outcome.prediction is not None]
     if json and len(outcomes) == 1 and found:
         show_json(to_json(found[0]))
     elif json and found:
         show_json({"predictions": [to_json(each) for each in found]})
     elif found:
-        show(prediction_page(found[0]) if len(outcomes) == 1 else scripts_page(found))
+        show(prediction_page(found[0], with_sources=with_sources) if len(outcomes) == 1 else scripts_page(found))
         if any(not each.fits for each in found) and len(outcomes) == 1:
             note("`trainatomy fit --script` searches over the script's own flags for settings that fit")
 

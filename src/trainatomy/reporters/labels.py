@@ -58,6 +58,7 @@ SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "cyan"
 BASIS_STYLES = {"measured": "green", "computed": "", "assumed": "yellow"}
 
 DEVICE_TOTAL = "total (as in nvidia-smi)"
+LOADED_TOTAL = "  in nvidia-smi (with context)"
 
 SECTIONS = {
     "peak": "GPU memory at the peak",

@@ -11,6 +11,7 @@ from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Verdict
+from trainatomy.results.operation_breakdown import Padding
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, RankPrediction
 from trainatomy.results.script import ScriptRun
 from trainatomy.results.subject import Subject
@@ -51,6 +52,7 @@ class PredictionV2:
     script: ScriptRun | None = None
     subject: Subject | None = None
     assumptions: tuple[str, ...] = ()
+    paddings: tuple[Padding, ...] = ()
 
     @classmethod
     def of(cls, prediction: Prediction) -> PredictionV2:

@@ -135,9 +135,9 @@ def _samples(time: Time) -> str:
 def all_ranks(shared: Communication) -> str:
     """Return what all GPUs process: ``8 GPUs: 512 samples/s, 65,536 tokens/s; 3.10 ms of 40.2 ms exposed ...``."""
     tokens = "" if shared.total_tokens_per_second is None else f", {rate(shared.total_tokens_per_second)} tokens/s"
-    ranks = f" ({shared.data_parallel_size} data-parallel)" if shared.data_parallel_size != shared.gpus else ""
+    ranks = f" ({shared.data_parallel_size:,} data-parallel)" if shared.data_parallel_size != shared.gpus else ""
     return (
-        f"{shared.gpus} GPUs{ranks} together: {rate(shared.total_samples_per_second)} samples/s{tokens}; "
+        f"{shared.gpus:,} GPUs{ranks} together: {rate(shared.total_samples_per_second)} samples/s{tokens}; "
         f"communication {seconds(shared.seconds)}, exposed {seconds(shared.exposed_seconds)}; "
         f"scaling efficiency {percent(shared.scaling_efficiency, 1)}"
     )
@@ -358,6 +358,16 @@ def claim_sentence(claim: Claim) -> str:
         f"{claim.forward_reads_per_write:.2g} and backward {claim.backward_reads_per_write:.2g}; "
         f"backward moves {claim.ratio:.2f} times the bytes "
         "(the guides: forward reads one and writes one, backward reads two and writes one: 1.5 times)."
+    )
+
+
+def padded_size(padding: Padding, step_seconds: float) -> str:
+    """Return what padding a size saves, and how: ``model.config.vocab_size 50,257 is no multiple of 64: …``."""
+    gain = padding.gain_seconds or 0.0
+    return (
+        f"{padding.setting} {padding.value:,} is no multiple of {padding.multiple}: padded to "
+        f"{padding.padded_value:,}, it saves {seconds(gain)} a step ({percent(gain, step_seconds, 0)}); "
+        f"{padding_advice(padding)}"
     )
 
 

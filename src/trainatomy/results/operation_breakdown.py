@@ -227,6 +227,7 @@ class OperationBreakdown:
         aside: Number of operations that run no kernel of a group, by kind (views, host, reads by the host, transfers).
         by_rule: Operators that no table names, whose group was derived from their form.
         experts: The experts of a mixture of experts.
+        gpu_name: Product name of the GPU; empty in breakdowns of earlier versions.
     """
 
     name: str
@@ -251,6 +252,7 @@ class OperationBreakdown:
     notes: tuple[str, ...] = ()
     collectives: tuple[CollectiveShare, ...] = ()
     experts: Experts | None = None
+    gpu_name: str = ""
 
     @property
     def gpu(self) -> str:

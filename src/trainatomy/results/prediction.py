@@ -12,6 +12,7 @@ from trainatomy.results.experts import Experts
 from trainatomy.results.generation import Generation
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
+from trainatomy.results.operation_breakdown import Padding
 from trainatomy.results.script import ScriptRun
 from trainatomy.results.subject import Subject
 from trainatomy.results.time import Time
@@ -108,7 +109,8 @@ class Prediction:
     step.  ``script`` is the script that was run, of ``trainatomy run``; ``workload`` then says what was seen of it.
 
     ``subject`` is what was predicted; None in predictions that an earlier version recorded.  ``assumptions`` are the
-    notes that matter most: what was decided for the user and changes memory or time.
+    notes that matter most: what was decided for the user and changes memory or time.  ``paddings`` are sizes that are
+    no multiples of what tensor cores take, with what padding them saves.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Prediction:
     experts: Experts | None = None
     subject: Subject | None = None
     assumptions: tuple[str, ...] = ()
+    paddings: tuple[Padding, ...] = ()
 
     @property
     def gpu(self) -> GPUSummary:

@@ -9,7 +9,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters.labels import COLUMNS, COUNTERS, DEVICE_TOTAL, ROOT_MODULE, component
+from trainatomy.reporters.labels import COLUMNS, COUNTERS, DEVICE_TOTAL, LOADED_TOTAL, ROOT_MODULE, component
 from trainatomy.reporters.text.rendering import bar, grid
 from trainatomy.results.memory import Line, Memory, ModuleActivations, TimelinePoint
 from trainatomy.units import difference, exact_bytes, human_bytes, many, percent, signed_percent
@@ -127,6 +127,8 @@ def counters(memory: Memory) -> Table:
     for name, title in COUNTERS.items():
         count = getattr(memory, name)
         table.add_row(title, human_bytes(count), exact_bytes(count))
+    loaded = memory.model_bytes + memory.components.context
+    table.add_row(LOADED_TOTAL, human_bytes(loaded), exact_bytes(loaded))
     return table
 
 

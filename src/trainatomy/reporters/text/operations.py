@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -48,7 +48,8 @@ def operations_page(breakdown: OperationBreakdown) -> Group:
         rules = [claim_sentence(claim) for claim in breakdown.claims]
         parts.append(section(SECTIONS["rules"], bullets(rules)))
     if breakdown.shapes:
-        parts.append(section(SECTIONS["shapes"], _shapes(breakdown.shapes)))
+        padded = {one.size: one.padded for one in breakdown.paddings}
+        parts.append(section(SECTIONS["shapes"], _shapes(breakdown.shapes, padded)))
     if breakdown.paddings:
         parts.append(section(SECTIONS["paddings"], *_paddings(breakdown)))
     parts.append(section(SECTIONS["left_out"], bullets(_left_out(breakdown))))
@@ -61,7 +62,7 @@ def operations_page(breakdown: OperationBreakdown) -> Group:
 
 def _title(breakdown: OperationBreakdown) -> str:
     return (
-        f"{breakdown.name} on {breakdown.gpu}: {breakdown.operations:,} operations in one step, "
+        f"{breakdown.name} on {breakdown.gpu_name or breakdown.gpu}: {breakdown.operations:,} operations in one step, "
         f"{flop_of(breakdown.flop)}FLOP, {human_bytes(breakdown.bytes)} moved"
     )
 
@@ -198,7 +199,8 @@ def _padding(one: Padding, step_seconds: float | None) -> str:
     )
 
 
-def _shapes(shapes: Sequence[WastefulShape], most: int = _MOST_SHAPES) -> Group:
+def _shapes(shapes: Sequence[WastefulShape], padded: Mapping[int, int], most: int = _MOST_SHAPES) -> Group:
+    """Return the products; ``padded``: what sizes are best padded to, where padding them pays."""
     costly = [shape for shape in shapes if shape.gain_seconds is None or shape.gain_seconds >= _LEAST_GAIN]
     idle, shapes = len(shapes) - len(costly), costly
     with_gain = any(shape.gain_seconds is not None for shape in shapes)
@@ -206,7 +208,7 @@ def _shapes(shapes: Sequence[WastefulShape], most: int = _MOST_SHAPES) -> Group:
     for shape in shapes[:most]:
         batch, m, n, k = shape.shape
         product = f"{shape.operation.removeprefix('aten::')} {f'{batch}×' if batch > 1 else ''}[{m},{k}]×[{k},{n}]"
-        what = f"{shape.module or '-'}, {shape.phase}, {times(shape.calls)}: {_remark(shape)}"
+        what = f"{shape.module or '-'}, {shape.phase}, {times(shape.calls)}: {_remark(shape, padded)}"
         gain = [_duration(shape.gain_seconds)] if with_gain else []
         table.add_row(product, what, f"{100 * shape.used:.0f} %", _share(shape.flop_share), *gain)
     left = len(shapes) - most
@@ -218,9 +220,10 @@ def _shapes(shapes: Sequence[WastefulShape], most: int = _MOST_SHAPES) -> Group:
     return Group(*parts)
 
 
-def _remark(shape: WastefulShape) -> str:
+def _remark(shape: WastefulShape, padded: Mapping[int, int]) -> str:
     if shape.kind in ("alignment", "best alignment"):
-        return f"{shape.dimension} = {shape.size} is not a multiple of {shape.multiple}; pad it to {shape.padded}"
+        better = f"; pad it to {padded[shape.size]}" if shape.size in padded else ""
+        return f"{shape.dimension} = {shape.size} is not a multiple of {shape.multiple}{better}"
     if shape.kind == "waves":
         return (
             f"{shape.size} tiles of {shape.dimension} for {shape.multiple} multiprocessors: the last wave is not full"

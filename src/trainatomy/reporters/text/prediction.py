@@ -21,13 +21,17 @@ from trainatomy.results.prediction import Fact, Prediction
 from trainatomy.results.time import Time
 from trainatomy.units import flop_of, human_bytes, many, percent, seconds
 
+_LEAST_BYTES_PER_PARAMETER = 0.1
+"""Below it, a GPU holds so small a shard that two digits say nothing."""
 
-def prediction_page(prediction: Prediction, cost_per_hour: float | None = None) -> Group:
-    """Return everything in a prediction as a page.
+
+def prediction_page(prediction: Prediction, cost_per_hour: float | None = None, *, with_sources: bool = False) -> Group:
+    """Return a prediction as a page.
 
     Args:
         prediction: The prediction.
         cost_per_hour: Price of all its GPUs, for what the whole training costs where its steps are known.
+        with_sources: Also list all inputs and where they come from.
     """
     memory, figures = prediction.memory, prediction.bytes_per_parameter
     parts: list[RenderableType] = [verdict_line(prediction), *subject_lines([prediction])]
@@ -77,17 +81,32 @@ def prediction_page(prediction: Prediction, cost_per_hour: float | None = None) 
     if prediction.modules:
         table = modules_table(prediction.modules, memory.components.activations)
         parts.append(section(SECTIONS["modules"], table))
-    parts.append(section(sentences.bytes_per_parameter(figures), *_parameters(prediction)))
+    if figures.actual >= _LEAST_BYTES_PER_PARAMETER:
+        parts.append(section(sentences.bytes_per_parameter(figures), *_parameters(prediction)))
     if prediction.timeline:
         parts.append(section(SECTIONS["timeline"], Timeline(prediction.timeline)))
     if prediction.time is not None:
         parts.append(section(SECTIONS["step_time"], _time(prediction.time)))
-    if prediction.facts:
+    if prediction.facts and with_sources:
         parts.append(section(SECTIONS["facts"], _facts(prediction.facts)))
-    if prediction.notes:
-        parts.append(section(SECTIONS["notes"], bullets(prediction.notes)))
+    if notes := _notes(prediction):
+        parts.append(section(SECTIONS["notes"], bullets(notes)))
     taken = f"Predicted in {seconds(prediction.seconds_taken)} without a GPU ({sentences.versions(prediction)})."
-    return Group(*parts, Text(), Text(taken, style="dim"))
+    more = [] if with_sources else _assumed(prediction.facts)
+    return Group(*parts, Text(), *(Text(line, style="dim") for line in (*more, taken)))
+
+
+def _notes(prediction: Prediction) -> list[str]:
+    step = prediction.time.step_seconds if prediction.time is not None else 0.0
+    return [*prediction.notes, *(sentences.padded_size(each, step) for each in prediction.paddings)]
+
+
+def _assumed(facts: Sequence[Fact]) -> list[str]:
+    """Return the inputs that are assumed, and the option that lists all of them."""
+    if not facts:
+        return []
+    named = [f"{sentences.fact_name(fact)} ({sentences.fact_value(fact)})" for fact in facts if fact.basis == "assumed"]
+    return [f"Assumed: {', '.join(named) or 'nothing'}; --sources lists all inputs and where they come from."]
 
 
 def subject_lines(predictions: Sequence[Prediction]) -> list[RenderableType]:
