@@ -206,7 +206,7 @@ def test_a_module_after_a_launcher_or_prefix(words: str) -> None:
     [
         ("uv run --with torch train.py", "give the command after it"),
         ("python -c 1", "write the code into a file"),
-        ("deepspeed train.py", "DeepSpeed launches"),
+        ("deepspeed train.py", "its launcher is not simulated"),
     ],
 )
 def test_what_cannot_be_started(words: str, message: str) -> None:

@@ -227,7 +227,8 @@ def _refuses_names(value: Any, wanted: inspect.Signature) -> str:
         taken = taken[1:]
     if inspect.isclass(value):
         return ""
-    if any(one.kind is one.POSITIONAL_ONLY for one in taken):
-        return "takes an argument by its position only"
+    by_position = [one.name for one in taken if one.kind is one.POSITIONAL_ONLY]
+    if len(by_position) > sum(one.kind is one.POSITIONAL_ONLY for one in wanted.parameters.values()):
+        return f"takes {by_position} by position only"
     has_rest = any(one.kind is one.VAR_KEYWORD for one in ours.parameters.values())
     return "" if has_rest or len(taken) >= len(named) else f"takes {len(taken)} arguments of {len(named)}"

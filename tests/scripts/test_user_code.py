@@ -247,7 +247,7 @@ def test_a_loop_that_waits_for_a_token_reaches_its_last_round(run_script: RunScr
 for _ in range(5):
     done = torch.zeros(4, dtype=torch.bool, device="cuda")
     for rounds in range(1, 9):
-        token = torch.randn(4, 2000).cuda().softmax(-1).multinomial(1).squeeze(1)
+        token = model(x[:4]).repeat(1, 200).softmax(-1).multinomial(1).squeeze(1)
         done |= token == 2
         if done.all() or token[0] == 2 or token[0].item() == 2:
             break
@@ -338,7 +338,7 @@ def test_an_optimizer_that_never_steps_does_not_keep_a_loop_going(run_script: Ru
 
 
 def test_losses_that_are_kept_with_their_graphs_are_told(run_script: RunScript) -> None:
-    kept = LOOP + "losses = []\nfor _ in range(9):\n    losses.append({loss})\n"
+    kept = LOOP + "losses = []\nfor _ in range(99):\n    losses.append({loss})\n"
     loss = "F.cross_entropy(model(x.repeat(500, 1)), y.repeat(500))"
     rest = "    losses[-1].backward(retain_graph=True)\n    optimizer.step()\n    optimizer.zero_grad()\n"
     script = prediction(run_script(kept.format(loss=loss) + rest)).script

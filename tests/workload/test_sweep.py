@@ -89,7 +89,6 @@ def test_nothing_to_sweep_changes_nothing() -> None:
         (["fp16="], "KEY=VALUE"),
         (["per_device_train_batch_sise=1"], "did you mean per_device_train_batch_size"),
         (["data.sequence=1"], "unknown setting 'data.sequence'"),
-        (["config.vocab_size=1"], "unknown setting 'config.vocab_size'; did you mean model.config.vocab_size"),
         (["per_device_train_batch_size=many"], "per_device_train_batch_size=many: "),
         (["per_device_train_batch_size=1,,2"], "cannot be read"),
         (["fp16=[true"], "cannot be read"),
