@@ -106,7 +106,7 @@ def prediction_of(
         ),
         facts=facts_of(workload, simulation),
         notes=tuple(note for note in simulation.notes if not isinstance(note, LeadingNote)),
-        assumptions=tuple(str(note) for note in simulation.notes if isinstance(note, LeadingNote)),
+        leading_notes=tuple(str(note) for note in simulation.notes if isinstance(note, LeadingNote)),
         subject=subject_of(workload, simulation),
         paddings=paddings_of(workload, simulation, calibration, time) if layouts and time is not None else (),
         out_of_memory=analysis.out_of_memory,

@@ -102,4 +102,4 @@ def test_the_option_alone_predicts_what_the_comparison_does() -> None:
     alone = Workload.from_mapping({**notebook()[0].to_mapping(), "era": "2022", "gpu": "v100-16gb"})
     found, compared = predicted(alone), predicted(notebook("2022")[0])
     assert found.memory == compared.memory
-    assert found.assumptions == compared.assumptions and "era 2022" in found.assumptions[0]
+    assert found.leading_notes == compared.leading_notes and "era 2022" in found.leading_notes[0]

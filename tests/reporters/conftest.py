@@ -116,7 +116,7 @@ def prediction() -> Prediction:
             attention="sdpa",
             inputs={"input_ids": (128,), "labels": (128,)},
         ),
-        assumptions=("TinyForMaskedLM is the class of the checkpoint",),
+        leading_notes=("TinyForMaskedLM is the class of the checkpoint",),
     )
 
 

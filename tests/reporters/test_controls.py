@@ -32,7 +32,7 @@ def hostile(prediction: Prediction) -> Prediction:
     name = "".join(HOSTILE)
     memory = replace(prediction.memory, peak=Instant(1, "backward", name, name))
     modules = (ModuleActivations(name, 2**30, 3),)
-    return replace(prediction, name=name, memory=memory, modules=modules, notes=(name,), assumptions=(name,))
+    return replace(prediction, name=name, memory=memory, modules=modules, notes=(name,), leading_notes=(name,))
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -120,16 +120,16 @@ def test_optimizers_have_the_names_that_people_write() -> None:
 
 
 def test_the_line_stands_below_the_verdict_with_what_was_decided_for_the_user(prediction: Prediction) -> None:
-    shown = replace(prediction, subject=BERT, assumptions=("one image of 224 × 224 for each sample",))
+    shown = replace(prediction, subject=BERT, leading_notes=("one image of 224 × 224 for each sample",))
     lines = render(prediction_page(shown), 120).splitlines()
     assert lines[1:3] == [subject_line(shown), "• one image of 224 × 224 for each sample"]
     assert list(page_of(shown).subject) == [subject_line(shown), "one image of 224 × 224 for each sample"]
     assert to_json(shown)["subject"]["line"] == subject_line(shown)
-    assert to_json(shown)["assumptions"] == ["one image of 224 × 224 for each sample"]
+    assert to_json(shown)["leading_notes"] == ["one image of 224 × 224 for each sample"]
 
 
 def test_a_prediction_of_an_earlier_version_has_no_line(prediction: Prediction) -> None:
-    old = replace(prediction, subject=None, assumptions=())
+    old = replace(prediction, subject=None, leading_notes=())
     assert subject_line(old) == "" and to_json(old)["subject"] is None
     assert render(prediction_page(old), 120).splitlines()[1] == ""
 

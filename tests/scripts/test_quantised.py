@@ -141,7 +141,7 @@ def test_peft_switches_checkpointing_on_unless_it_is_told_not_to(
     )
     assert found.memory.peak_allocated_bytes == expected.memory.peak_allocated_bytes
     assert found.memory.peak_reserved_bytes == expected.memory.peak_reserved_bytes
-    noted = [note for note in expected.assumptions if "prepare_model_for_kbit_training" in note]
+    noted = [note for note in expected.leading_notes if "prepare_model_for_kbit_training" in note]
     assert len(noted) == is_noted
 
 

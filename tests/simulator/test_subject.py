@@ -100,7 +100,7 @@ def test_the_head_of_pre_training_is_no_surprise(model: dict[str, Any], usual: s
     noted = [note for note in simulated(workload).notes if isinstance(note, LeadingNote)]
     assert [usual in note for note in noted] == ([True] if usual else [])
     prediction = predicted(workload)
-    assert prediction.assumptions == tuple(noted) and not set(noted) & set(prediction.notes)
+    assert prediction.leading_notes == tuple(noted) and not set(noted) & set(prediction.notes)
 
 
 @pytest.mark.parametrize(("vocabulary", "padded"), [(4095, [4096]), (4096, [])])

@@ -51,7 +51,7 @@ class PredictionV2:
     lengths: LengthsPrediction | None = None
     script: ScriptRun | None = None
     subject: Subject | None = None
-    assumptions: tuple[str, ...] = ()
+    leading_notes: tuple[str, ...] = ()
     paddings: tuple[Padding, ...] = ()
 
     @classmethod

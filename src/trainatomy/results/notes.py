@@ -5,7 +5,7 @@ class LeadingNote(str):
     """A note on something that was decided for the user and changes memory or time.
 
     Anything that adds to the notes of a prediction may add one of these; pages show them above the figures
-    (``Prediction.assumptions``), and other notes at their end.
+    (``Prediction.leading_notes``), and other notes at their end.
     """
 
     __slots__ = ()

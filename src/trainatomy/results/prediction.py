@@ -108,7 +108,7 @@ class Prediction:
     With ``data.lengths``, ``lengths`` describes the epochs, memory is that of the worst one, and time that of the mean
     step.  ``script`` is the script that was run, of ``trainatomy run``; ``workload`` then says what was seen of it.
 
-    ``subject`` is what was predicted; None in predictions that an earlier version recorded.  ``assumptions`` are the
+    ``subject`` is what was predicted; None in predictions that an earlier version recorded.  ``leading_notes`` are the
     notes that matter most: what was decided for the user and changes memory or time.  ``paddings`` are sizes that are
     no multiples of what tensor cores take, with what padding them saves.
     """
@@ -141,7 +141,7 @@ class Prediction:
     script: ScriptRun | None = None
     experts: Experts | None = None
     subject: Subject | None = None
-    assumptions: tuple[str, ...] = ()
+    leading_notes: tuple[str, ...] = ()
     paddings: tuple[Padding, ...] = ()
 
     @property

@@ -51,7 +51,7 @@ def comparison_report(comparison: Comparison) -> Page:
 
 def _assumed(comparison: Comparison) -> list[str]:
     """Return what was decided for the user in any of the rows."""
-    return list(dict.fromkeys(text for each in comparison.predictions for text in each.assumptions))
+    return list(dict.fromkeys(text for each in comparison.predictions for text in each.leading_notes))
 
 
 def _says(block: Block, subject: Sequence[str]) -> bool:

@@ -41,7 +41,7 @@ def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
     """Return the report of a prediction; without a detail it has no timeline and no operations."""
     memory = prediction.memory
     answer, *others = sections_of(prediction_page(prediction, with_sources=True))
-    subject = [line for line in (subject_line(prediction), *prediction.assumptions) if line]
+    subject = [line for line in (subject_line(prediction), *prediction.leading_notes) if line]
     first_lines = [block.text for block in answer.blocks if isinstance(block, TextBlock) and block.text not in subject]
     sections = [Section(SECTIONS["peak"], bill(prediction))]
     if len(prediction.ranks) > 1:

@@ -112,7 +112,7 @@ def _assumed(facts: Sequence[Fact]) -> list[str]:
 def subject_lines(predictions: Sequence[Prediction]) -> list[RenderableType]:
     """Return what was predicted, as far as all have it in common, and what was decided for the user in any of them."""
     line = shared_subject(predictions)
-    assumed = dict.fromkeys(text for each in predictions for text in each.assumptions)
+    assumed = dict.fromkeys(text for each in predictions for text in each.leading_notes)
     listed: list[RenderableType] = [bullets(list(assumed))] if assumed else []
     return [*([Text(line)] if line else []), *listed]
 
