@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def test_a_live_module_is_left_as_it_was() -> None:
         assert parameter.device.type == "cpu"
         assert torch.equal(parameter, values)
         assert parameter.grad is None
+
+
+def test_the_packages_are_the_layers_of_import_linter() -> None:
+    table = (ROOT / "ARCHITECTURE.md").read_text("utf-8").partition("## Packages")[2].partition("\n## ")[0]
+    names = re.findall(r"`(\w+)(?:/|\.py)`", "\n".join(re.findall(r"^\| (`[^|]+)\|", table, re.MULTILINE)))
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    layer = {
+        name: number for number, alike in enumerate(settings["contracts"][0]["layers"]) for name in alike.split(" | ")
+    }
+    assert sorted(names) == sorted(layer) and names == sorted(names, key=layer.__getitem__)
 
 
 def test_the_tests_of_the_invariants_exist() -> None:
