@@ -74,7 +74,7 @@ def to_json(
     if isinstance(value, Shortage):
         return shortage_to_json(value)
     if isinstance(value, Prediction):
-        return {"schema": PREDICTION, **_predicted(value)}
+        return {"schema": PREDICTION, **_predicted(value), "duration": to_plain(value.duration)}
     return {"schema": MEASUREMENT, **to_plain(value)}
 
 
@@ -245,8 +245,8 @@ def _predicted(prediction: Prediction) -> dict[str, Any]:
     """Return a prediction as plain JSON types, with the sentences that version 1 gives as text."""
     facts = [{**to_plain(fact), "value": fact_value(fact), "source": fact_source(fact)} for fact in prediction.facts]
     figures = {**to_plain(prediction.bytes_per_parameter), "reasons": reasons(prediction)}
-    own = {"subject": _subject(prediction), "duration": to_plain(prediction.duration)}
-    return {**to_plain(prediction), "bytes_per_parameter": figures, "facts": facts, **own}
+    subject = _subject(prediction)
+    return {**to_plain(prediction), "bytes_per_parameter": figures, "facts": facts, "subject": subject}
 
 
 def _subject(prediction: Prediction) -> dict[str, Any] | None:

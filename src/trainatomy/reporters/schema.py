@@ -312,7 +312,6 @@ class _Generator(GenerateJsonSchema):
             made |= {**object_of(dict.fromkeys(STANDARD_COMPONENTS, integer)), "additionalProperties": integer}
         if schema["cls"] is Prediction:
             made["properties"]["duration"] = _duration()
-            made["required"].append("duration")
         return made
 
     def field_is_required(self, field: Any, total: bool) -> bool:
