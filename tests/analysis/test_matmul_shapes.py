@@ -66,6 +66,9 @@ def test_padding_keeps_layout() -> None:
     assert padded.flop == 2 * 64 * 1024 * 50264
     batched = padded_call(call("bmm", [array(4, 7, 8), array(4, 8, 9, storage=1)], [array(4, 7, 9, storage=2)]), "m", 8)
     assert batched.inputs[0].shape == (4, 8, 8) and batched.outputs[0].strides == (72, 9, 1)
+    written = array(7, 9, storage=2)._replace(strides=(16, 1))  # torch.mm(a, b, out=...)
+    padded = padded_call(call("mm", [array(7, 8), array(8, 9, storage=1), written], [written]), "n", 16)
+    assert [a.shape for a in (*padded.inputs, *padded.outputs)] == [(7, 8), (8, 16), (7, 16), (7, 16)]
     with pytest.raises(ValueError, match="not a product"):
         padded_call(call("relu", [array(4)], [array(4, storage=1)]), "m", 8)
 

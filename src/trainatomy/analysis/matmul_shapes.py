@@ -187,18 +187,18 @@ def padded_call(call: Call, dimension: str, size: int) -> Call:
     bias = call.name in ("aten::addmm", "aten::baddbmm")
     sizes = {**product._asdict(), dimension: size}
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
-    shapes = [(m, k), (k, n)]
-    inputs = [_resized(array, shape) for array, shape in zip(call.inputs[bias:], shapes, strict=True)]
-    if bias:
-        first = call.inputs[0]
-        inputs.insert(0, _resized(first, (m, n)) if len(first.shape) > 1 else first._replace(shape=(n,)))
+    written = len(call.inputs) - bias - 2  # torch.mm(a, b, out=c) names its output last
+    shapes = [(m, n)] * bias + [(m, k), (k, n)] + [(m, n)] * written
+    inputs = [_resized(array, shape) for array, shape in zip(call.inputs, shapes, strict=True)]
     outputs = tuple(_resized(array, (m, n)) for array in call.outputs)
     flop = 2 * product.batch * m * n * k
     return call._replace(inputs=tuple(inputs), outputs=outputs, flop=flop)
 
 
 def _resized(array: Array, matrix: tuple[int, int]) -> Array:
-    """Return the array with matrices of another shape: dense, and transposed if they were."""
+    """Return the array with matrices of another shape: dense, and transposed if they were; or a row for a bias."""
+    if len(array.shape) == 1:
+        return array._replace(shape=matrix[1:])
     rows, columns = matrix
     transposed = array.strides[-2] == 1 and array.strides[-1] != 1
     last = (1, rows) if transposed else (columns, 1)
