@@ -168,6 +168,20 @@ def test_a_module_may_be_called_with_gradients_before_it_moves(run_script: RunSc
     assert found.script is not None and found.script.steps == 3
 
 
+def test_bytes_of_a_buffer_hold_what_was_saved(run_script: RunScript) -> None:
+    text = """
+import io, pickle
+torch.save(model.state_dict(), buffer := io.BytesIO())
+with open("copied.pt", "wb") as file:
+    file.write(buffer.getvalue())
+for source in ("copied.pt", io.BytesIO(buffer.getvalue())):
+    model.load_state_dict(torch.load(source))
+assert pickle.loads(pickle.dumps([torch.arange(3)]))[0].tolist() == [0, 1, 2]
+for _ in range(5): step(x, y)
+"""
+    prediction(run_script(LOOP + text))
+
+
 @pytest.mark.parametrize(("place", "copies"), [("", 1), (", map_location='cuda'", 1), (", map_location='cpu'", 0)])
 @pytest.mark.parametrize("file", ["'best.pt'", "io.BytesIO()"])
 def test_a_checkpoint_of_the_run_is_loaded_where_pytorch_would(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,9 @@ def install(stand_ins: StandIns) -> None:
                 Path(target).touch()
             else:
                 write(value, target, *rest, **more)
+        elif not checkpoints.has_file(file) and checkpoints.has_values(value):
+            original(value, file, *rest, **more)  # pickle saves the data of each tensor so
+            return
         checkpoints.remember(value, file)
 
     def write_sizes(_: Any) -> None:
@@ -54,6 +56,10 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.when("safetensors.torch", partial(safetensors.put, stand_ins, checkpoints))
 
 
+_MARK = "trainatomy: a checkpoint without data, number "
+"""Begin of what a buffer gets in place of tensors without data; a number follows."""
+
+
 class Checkpoints:
     """Files of ``torch.save``, without data, and a ``torch.load`` that puts tensors where PyTorch would.
 
@@ -64,17 +70,27 @@ class Checkpoints:
     def __init__(self, stand_ins: StandIns) -> None:
         self._stand_ins = stand_ins
         self._saved: dict[str, Any] = {}
-        self._buffers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._load: Any = torch.load
 
+    def has_file(self, file: Any) -> bool:
+        """Return whether a file is one, or a path, and no buffer."""
+        return self._path(file) is not None
+
+    def has_values(self, value: Any) -> bool:
+        """Return whether all tensors in a value have data."""
+        with torch._C.DisableTorchFunction():
+            return not any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves(value))
+
     def remember(self, value: Any, file: Any) -> None:
-        """Keep the tensors of a checkpoint as what they are: a place and a size."""
-        content = tree_map_only(torch.Tensor, self._described, value)
-        if (path := self._path(file)) is not None:
-            self._saved[path] = content
-        else:
-            with contextlib.suppress(TypeError):
-                self._buffers[file] = content
+        """Keep the tensors of a checkpoint as what they are: a place and a size.
+
+        A buffer gets a mark, by which a copy of its bytes is known.
+        """
+        path = self._path(file)
+        if path is None:
+            path = f"{_MARK}{len(self._saved):016}"
+            file.write(path.encode())
+        self._saved[path] = tree_map_only(torch.Tensor, self._described, value)
 
     def load(self, file: Any, map_location: Any = None, **options: Any) -> Any:
         """Load a checkpoint of the script, or one that lay there before.
@@ -110,11 +126,16 @@ class Checkpoints:
 
     def saved(self, file: Any) -> Any:
         """Return what the script saved in a file or a buffer, with its tensors described; None if it did not."""
-        if (path := self._path(file)) is not None:
-            return self._saved.get(path)
-        with contextlib.suppress(TypeError):
-            return self._buffers.get(file)
-        return None
+        path = self._path(file)
+        if path in self._saved:
+            return self._saved[path]
+        with (
+            Path(path).open("rb") if path is not None and Path(path).is_file() else contextlib.nullcontext(file) as read
+        ):
+            begin = read.tell()
+            mark = read.read(len(_MARK) + 16)
+            read.seek(begin)
+        return self._saved.get(mark.decode(errors="replace")) if isinstance(mark, bytes) else None
 
     def _from_disk(self, file: Any, map_location: Any, options: dict[str, Any]) -> Any:
         """Load a file that the script did not write; its tensors on the GPU lose their values on the way there."""
