@@ -88,3 +88,28 @@ def test_debug_shows_where_an_exception_came_from(run_script: RunScript, capfd: 
 def test_a_script_that_needs_a_launcher_says_how_to_name_it(run_script: RunScript) -> None:
     outcome = run_script("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
     assert "trainatomy run --gpus N" in outcome.message and "torchrun" in outcome.message
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_fsdp1_shards_a_model_with_buffers(run_script: RunScript, is_mixed: bool) -> None:
+    precision = "MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16)" if is_mixed else None
+    outcome = run_script(
+        f"""
+        import torch
+        from torch import nn
+        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+
+        torch.distributed.init_process_group("nccl")
+        model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.BatchNorm1d(1024, affine=False))
+        model = FullyShardedDataParallel(model, device_id=0, mixed_precision={precision}, use_orig_params=True)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(5):
+            model(torch.randn(8, 1024).cuda()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            states = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+        """,
+        gpus=4,
+    )
+    assert outcome.prediction is not None and outcome.prediction.script is not None, outcome.message
+    assert outcome.prediction.script.models[0].bytes == 1024 * 1024

@@ -168,6 +168,28 @@ def test_a_module_may_be_called_with_gradients_before_it_moves(run_script: RunSc
     assert found.script is not None and found.script.steps == 3
 
 
+def test_data_is_assigned_between_the_host_and_the_gpu(run_script: RunScript) -> None:
+    text = """
+model = nn.Linear(64, 10)
+model.weight.data = torch.randn(10, 64)
+model.register_buffer("scale", torch.ones(10))
+for tensor in [*model.parameters(), *model.buffers()]:
+    tensor.data = tensor.data.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    (model(x) * model.scale).sum().backward()
+    for parameter in model.parameters():
+        parameter.grad.data = parameter.grad.data.clamp(-1, 1)
+    optimizer.step()
+    optimizer.zero_grad()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clamp(-1, 1)
+assert model.scale.is_cuda and model.weight.is_cuda and model.weight.requires_grad
+"""
+    found = prediction(run_script(LOOP + text))
+    assert found.script is not None and found.script.models[-1].bytes == 4 * 650
+
+
 def test_bytes_of_a_buffer_hold_what_was_saved(run_script: RunScript) -> None:
     text = """
 import io, pickle

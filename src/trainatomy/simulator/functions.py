@@ -22,11 +22,12 @@ from trainatomy.operators.allocation.grouped import grouped_mm
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.sdpa import sdpa
 from trainatomy.operators.allocation.sdpa_choice import SdpFlags
+from trainatomy.simulator.assignments import Handler
 from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.cross_entropy import cross_entropy_loss
 from trainatomy.simulator.eras import functions_of
 from trainatomy.simulator.packed import packed_function
-from trainatomy.simulator.placement import CPU, META, Handler, Placement, names_cuda
+from trainatomy.simulator.placement import CPU, META, Placement, names_cuda
 from trainatomy.simulator.storages import NESTED
 from trainatomy.training.packed_weights import is_packed_type
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from trainatomy.errors import SimulationError
+from trainatomy.simulator.assignments import Handler, assignments
 from trainatomy.simulator.data_dependent import assumed_values
 from trainatomy.simulator.driver import CurrentDevice
 from trainatomy.simulator.inplace import is_dense
@@ -22,7 +23,6 @@ from trainatomy.training.packed_weights import is_packed, numbers, rebuilt
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
-Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 def names_cuda(device: Any) -> bool:
@@ -92,6 +92,7 @@ class Placement:
             t.__getitem__: self._at,
             t.__setitem__: self._at,
             torch.device: self._torch_device,
+            **assignments(self.keep_on_host),
             torch._C._nn._parse_to: lambda f, a, k: f(*a, **k),  # nn.Module.to: returns a device, makes nothing
         }
 

@@ -21,6 +21,7 @@ from trainatomy.operators.allocation.recurrent import flattening
 from trainatomy.operators.allocation.whole import record_operations_with
 from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator import sparse_tensors
+from trainatomy.simulator.assignments import Handler
 from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.backward_order import BackwardOrder
 from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, install_driver
@@ -32,7 +33,7 @@ from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.legacy_types import install_legacy_types
 from trainatomy.simulator.memory_counters import MemoryCounters
 from trainatomy.simulator.modules import ModuleTracker
-from trainatomy.simulator.placement import Handler, Placement
+from trainatomy.simulator.placement import Placement
 from trainatomy.simulator.python_calls import count_calls
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.saved_tensors import addresses, blocking_copies, checkpoint_inputs, hooks_in_mode

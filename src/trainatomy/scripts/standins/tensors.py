@@ -38,8 +38,6 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.put(torch, "empty", _empty(stand_ins, torch.empty))
     stand_ins.put(DataLoader, "__init__", _loader(DataLoader.__init__))
     stand_ins.process.functions.host_factories = frozenset({"meta"})
-    setter: Any = torch.Tensor.grad
-    stand_ins.process.functions.handle({setter.__set__: _assign_gradient})
     _install_values(stand_ins)
     results = stand_ins.process.recorder.execution.results
     stand_ins.put(results, "run", _on_host(stand_ins, results.run))
@@ -142,16 +140,6 @@ def _on_host(stand_ins: StandIns, original: Any) -> Any:
         return original(func, *tree_map(emptied, (args, kwargs)))
 
     return run
-
-
-def _assign_gradient(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Assign a gradient; a tensor of the CPU with data takes zeros for one without, as an optimizer there does."""
-    tensor, gradient = args
-    with torch._C.DisableTorchFunction():
-        if gradient is not None and gradient.is_meta and not tensor.is_meta:
-            with _disable_current_modes():
-                gradient = torch.zeros(gradient.shape, dtype=gradient.dtype)
-        return func(tensor, gradient)
 
 
 def _install_values(stand_ins: StandIns) -> None:

@@ -16,9 +16,9 @@ from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.errors import WorkloadError
+from trainatomy.simulator.assignments import Handler, assignments
 from trainatomy.simulator.parallel import checkpoints, exchanged, sharding
 from trainatomy.simulator.parallel.recorder import RankRecorder, local
-from trainatomy.simulator.placement import Handler
 from trainatomy.training.packed_weights import is_packed
 
 _c10d: Any = torch._C._distributed_c10d
@@ -65,9 +65,12 @@ def handlers(known: dict[Any, Handler], keep_on_host: Callable[[torch.Tensor], N
     """
     getters: tuple[Any, ...] = (torch.Tensor.device, torch.Tensor.is_cuda, torch.Tensor.is_cpu)
     asked = {getter.__get__: _of_local(known[getter.__get__]) for getter in getters}
-    setters: tuple[Any, ...] = (torch.Tensor.data, torch.Tensor.grad)
-    assigned = {each.__set__: _assigning(keep_on_host) for each in setters}
-    return {**asked, **assigned, torch.Tensor.to: _to(known[torch.Tensor.to]), torch.Tensor.data_ptr: _address}
+    return {
+        **asked,
+        **assignments(keep_on_host, local),
+        torch.Tensor.to: _to(known[torch.Tensor.to]),
+        torch.Tensor.data_ptr: _address,
+    }
 
 
 def without_data(model: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -90,24 +93,6 @@ def without_data(model: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]
                     made[id(tensor)] = twin
                     yield twin, tensor
                 tensors[name] = made[id(tensor)]  # type: ignore[assignment]
-
-
-def _assigning(keep_on_host: Callable[[torch.Tensor], None]) -> Handler:
-    """Return ``tensor.data = other``, or its gradient, that takes a tensor of the host with data as one without.
-
-    FSDP1 makes empty shards and gradients of shards in host memory by naming the CPU.
-    """
-
-    def assign(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensor, data = args
-        with _DISABLED():
-            if data is not None and local(tensor).is_meta and not local(data).is_meta:
-                with _disable_current_modes():
-                    data = torch.empty_strided(data.shape, data.stride(), dtype=data.dtype, device="meta")
-                keep_on_host(data)
-        return func(tensor, data)
-
-    return assign
 
 
 def _barrier(original: Callable[..., Any]) -> Callable[..., Any]:
