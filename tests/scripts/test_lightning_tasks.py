@@ -72,5 +72,6 @@ def test_lightning_validates_and_saves_after_the_last_step(run_script: RunScript
             ("saving", 8),
         ]
         assert outcome.prediction.script.total_steps == 16
+        assert outcome.prediction.time is not None and outcome.prediction.time.phases["optimizer"] > 0
         peaks.add(outcome.prediction.memory.peak_reserved_bytes)
     assert len(peaks) == 1

@@ -194,8 +194,7 @@ class ScriptSignals(LoopSignals):
                 self._trained.add(module)
                 self.forward(arguments, keywords)
         elif not module.training and self._is_trained(module):
-            if self._in_step and self._optimizer_has_stepped and self.is_over():
-                self._end_step()
+            self.end_step_that_is_over()
             return not self._in_step
         return False
 
@@ -227,8 +226,7 @@ class ScriptSignals(LoopSignals):
     def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         if type(optimizer).__name__ not in _WRAPPERS:
-            if self._in_step and self._optimizer_has_stepped and self.is_over():
-                self._end_step()
+            self.end_step_that_is_over()
             if not self._resumed:
                 self._ended.update(one for one in self._expected if self._counts.get(one))
                 self._expected -= self._ended
@@ -239,10 +237,12 @@ class ScriptSignals(LoopSignals):
     def _on_step(self, optimizer: Optimizer, *_: Any) -> None:
         if type(optimizer).__name__ in _WRAPPERS:
             return
-        if id(optimizer) in self._stepped:  # again before the others: they do not belong to every step
-            self._expected = weakref.WeakSet([optimizer])
+        if id(optimizer) in self._stepped and not self.is_over():
+            self._expected = weakref.WeakSet([optimizer])  # again before the others: they do not belong to every step
         self._resumed = self._resumed or optimizer in self._ended
         self._expected.add(optimizer)
+        self.end_step_that_is_over()
+        self._begin_step()
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self._script.uses(optimizer)
         self.optimizer_begins()

@@ -9,6 +9,8 @@ gradients are zeroed          ``zero_grad`` of the model or the optimizer
 the step ends                 gradients are zeroed after a backward, or a forward follows an optimizer step
 ============================  =====================================================
 
+An optimizer that is given a closure computes the loss within its step, which then begins the loop's.
+
 ``integrations.hooks`` attaches them to one model and optimizer of a live process, ``scripts.signals`` to all of a
 process.
 """
@@ -48,6 +50,7 @@ class LoopSignals:
         self._micro_step = 0
         self._in_step = self._in_forward = self._optimizer_has_stepped = self._has_gradients = False
         self._backward_depth = 0
+        self._in_optimizer = False
 
     def is_over(self) -> bool:
         """Return whether a forward that comes now begins another step."""
@@ -72,6 +75,8 @@ class LoopSignals:
         if self._in_step and self.is_over():
             self._end_step()
         self._begin_step()
+        if self._in_optimizer:
+            self._listener.optimizer_end()
         self._listener.batch(arguments, keywords)
         self._listener.micro_step_begin(self._micro_step)
         self._in_forward = True
@@ -87,17 +92,22 @@ class LoopSignals:
             if self._backward_depth == 1:
                 self._has_gradients = True
                 self._end_micro_step()
+                if self._in_optimizer:
+                    self._listener.optimizer_begin()
             return result
         finally:
             self._backward_depth -= 1
 
     def optimizer_begins(self) -> None:
         """Note that an optimizer takes its step."""
+        self.end_step_that_is_over()  # with a closure, no forward pass came before
         self._begin_step()
         self._listener.optimizer_begin()
+        self._in_optimizer = True
 
     def optimizer_ends(self) -> None:
         """Note that it has taken it."""
+        self._in_optimizer = False
         self._listener.optimizer_end()
         if not self._optimizer_has_stepped:
             self._listener.tick()
@@ -110,7 +120,7 @@ class LoopSignals:
         self._listener.zero_grad_begin()
         result = original(owner, *arguments, **keywords)
         self._listener.zero_grad_end()
-        if self._in_step and self.is_over_once_zeroed():
+        if self._in_step and not self._in_optimizer and self.is_over_once_zeroed():
             if not self._optimizer_has_stepped:
                 self._listener.tick()
             self._end_step()
@@ -121,6 +131,11 @@ class LoopSignals:
             self._step += 1
             self._in_step = True
             self._listener.step_begin(self._step)
+
+    def end_step_that_is_over(self) -> None:
+        """End a step whose optimizers have stepped, before work that belongs to another step or to none."""
+        if self._in_step and self._optimizer_has_stepped and self.is_over():
+            self._end_step()
 
     def _end_step(self) -> None:
         self._listener.step_end(self._step)

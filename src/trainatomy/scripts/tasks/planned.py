@@ -92,6 +92,7 @@ class Tasks:
     @contextmanager
     def executing(self, kind: TaskKind, after: int | None = None) -> Iterator[None]:
         """Execute a task in the block, which belongs to no step."""
+        self._signals.end_step_that_is_over()
         self.observer.task_begin(kind)
         try:
             yield
