@@ -5,7 +5,11 @@ One script tries all of them in one dry run; each way names its mark, which must
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,10 +41,19 @@ PROCESSES = {
     "process by spawn": "multiprocessing.get_context('spawn').Process(target=made, args=(MARK,)).start()",
     "process by fork server": "multiprocessing.get_context('forkserver').Process(target=made, args=(MARK,)).start()",
     "multiprocess": "multiprocess.Process(target=made, args=(MARK,)).start()",
+    "pool": "multiprocessing.get_context('spawn').Pool(1).map(made, [MARK])",
+    "executor": "ProcessPoolExecutor(1, multiprocessing.get_context('spawn')).submit(made, MARK).result()",
+    "shell of asyncio": "asyncio.run(in_asyncio(MARK, shell=True))",
     "torch": "torch.multiprocessing.spawn(made_by_rank, (MARK,), nprocs=2)",
     "kept from before": "kept['fork']() or (made(MARK), os._exit(0))",
     "system of C": "C.system(('echo x > ' + MARK).encode())",
     "system of C, kept": "kept['system'](('touch ' + MARK).encode())",
+    "execve of C": "C.execve(sys.executable.encode(), None, None)",
+    "symbol by handle": "_ctypes.dlsym(C._handle, 'fork') and made(MARK)",
+    "posix_spawn with a file": "os.posix_spawn(TOUCH, ['touch'], os.environ, file_actions=[opened(MARK)])",
+    "kept fork_exec": "kept_fork_exec(MARK)",
+    "exit": "os._exit(0)",
+    "handler at exit": "atexit.register(kept['open'], MARK, 'w')",
     "fork of C, kept": 'kept["C\'s fork"]() or (made(MARK), os._exit(0))',
     "posix_spawn of C, kept": "spawned_in_c([sys.executable, '-c', CODE])",
 }
@@ -86,6 +99,11 @@ FILES = {
     "mkdir of C": "C.mkdir(MARK.encode(), 0o700)",
     "shared memory": "open('/dev/shm/' + MARK, 'w').close()",
     "socket": "socket.socket(socket.AF_UNIX).bind(MARK)",
+    "shared": "shared_memory.SharedMemory(MARK, create=True, size=8).close()",
+    "safetensors": "safetensors.numpy.save_file({'a': numpy.ones(3)}, MARK)",
+    "tokenizers": "os.mkdir(MARK); made(MARK + '/file'); tokenizers.models.WordLevel({'a': 0}, 'a').save(MARK, 'a')",
+    "attached": "sqlite3.connect(':memory:').executescript(f\"attach '{MARK}' as a; create table a.t (a)\")",
+    "asynchronous checkpoint": "torch.distributed.checkpoint.save({'a': torch.ones(3)}, checkpoint_id=MARK)",
 }
 """Ways to make a file ``MARK``."""
 CHANGES = {
@@ -101,25 +119,58 @@ CHANGES = {
     "rename": "os.rename('victim/rename', 'victim/renamed')",
     "replace": "os.replace('keep', 'victim/replace')",
     "rm": "subprocess.run(['rm', '-rf', 'victim/rm'])",
+    "by its number": "open(numbered('victim/by its number'), 'w').write('changed')",
+    "kept, by its number": "kept['open'](numbered('victim/kept, by its number'), 'w').write('changed')",
     "unlink of C": "C.unlink(b'victim/unlink of C')",
     "truncate of C": "C.truncate(b'victim/truncate of C', 0)",
 }
 """Ways to change a file of that name in the folder ``victim``."""
+REACHES = {
+    "connection": "socket.create_connection(TCP)",
+    "connection that is tried": "assert socket.socket().connect_ex(TCP) == 0",
+    "connection of the C class": "_socket.socket().connect(TCP)",
+    "connection of asyncio": "asyncio.run(asyncio.open_connection(*TCP))",
+    "connection of C": "connected_in_c()",
+    "datagram": "socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', UDP)",
+    "message": "socket.socket(type=socket.SOCK_DGRAM).sendmsg([b'x'], [], 0, UDP)",
+    "daemon": "socket.socket(socket.AF_UNIX).connect('daemon')",
+    "name": "socket.gethostbyname('example.org')",
+    "kill": "os.kill(os.getppid(), signal.SIGURG)",
+    "killpg": "os.killpg(os.getpgid(os.getppid()), signal.SIGURG)",
+    "kill of C": "assert C.kill(os.getppid(), signal.SIGURG) == 0",
+}
+"""Ways to reach other processes; each raises an error."""
 SCRIPT = """
-import asyncio, ctypes, dbm, io, json, logging, multiprocessing, os, pathlib, pty, shutil, socket, sqlite3, subprocess
-import sys, tarfile, tempfile, zipfile
-from concurrent.futures import ThreadPoolExecutor
-import multiprocess, numpy, pyarrow, pyarrow.fs, pyarrow.parquet, torch
+import _ctypes, _socket, asyncio, atexit, ctypes, dbm, io, json, logging, multiprocessing, os, pathlib, pty, shutil
+import signal, socket, sqlite3, struct, subprocess, sys, tarfile, tempfile, zipfile
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import shared_memory
+import multiprocess, numpy, pyarrow, pyarrow.fs, pyarrow.parquet, safetensors.numpy, tokenizers, torch
+import torch.distributed.checkpoint
 from sitecustomize import kept
 
 C = ctypes.CDLL(None)
 TOUCH = shutil.which("touch")
+TCP, UDP = map(tuple, json.load(open("addresses.json")))
 
 def made(path): open(path, "w").close()
 def made_by_rank(rank, path): made(path)
 
-async def in_asyncio(path):
-    await (await asyncio.create_subprocess_exec("touch", path)).wait()
+async def in_asyncio(path, shell=False):
+    start = asyncio.create_subprocess_shell if shell else asyncio.create_subprocess_exec
+    await (await start(*(["touch " + path] if shell else ["touch", path]))).wait()
+
+def numbered(path): return f"/proc/self/fd/{os.open(path, 0)}"
+def opened(path): return os.POSIX_SPAWN_OPEN, 1, path, os.O_WRONLY | os.O_CREAT, 0o600
+
+def kept_fork_exec(path):
+    nothing = -1, -1, -1, -1, -1, -1, *os.pipe(), True, False, -1, None, None, None, -1, None, True
+    process = kept["fork_exec"]([b"touch", path.encode()], [TOUCH.encode()], True, (), None, None, *nothing)
+    os.waitpid(process, 0)
+
+def connected_in_c():
+    address = struct.pack("=HH4s8x", socket.AF_INET, socket.htons(TCP[1]), socket.inet_aton(TCP[0]))
+    assert C.connect(socket.socket().fileno(), address, len(address)) == 0
 
 def fork_exec(path):
     read, write = os.pipe()
@@ -150,26 +201,26 @@ for step in range(3):
     optimizer.zero_grad()
 """
 KEPT = """
-import ctypes, os
+import _posixsubprocess, ctypes, os
 C = ctypes.CDLL(None)
 kept = {"open": open, "os.open": os.open, "fork": os.fork, "remove": os.remove}
-kept |= {"system": C.system, "C's fork": C.fork, "posix_spawn": C.posix_spawn}
+kept |= {"fork_exec": _posixsubprocess.fork_exec, "system": C.system, "C's fork": C.fork, "posix_spawn": C.posix_spawn}
 """
 """A library that has kept functions of Python and C from before the dry run, where no module shows them."""
-WAYS = {"process": PROCESSES, "file": FILES, "change": CHANGES}
-needs_wall = pytest.mark.skipif(not wall.is_there(), reason="the kernel has no Landlock")
-
-
-FOLDER = {"folder", "keep", "library", "output", "train.py", "victim", "ways.json"}
-OF_THE_WALL = frozenset(
-    {"system of C, kept", "fork of C, kept", "posix_spawn of C, kept", "torch in C", "from_file", "socket", "FileIO"}
-    | {"pyarrow in C", "fopen of C", "open of C", "mkdir of C", "unlink of C", "truncate of C"}
-)
-"""Ways that only the kernel refuses, some without telling the script."""
+WAYS = {"process": PROCESSES, "file": FILES, "change": CHANGES, "reach": REACHES}
+FOLDER = {"addresses.json", "daemon", "folder", "keep", "library", "output", "train.py", "victim", "ways.json"}
+OF_THE_WALL = {
+    "system of C, kept", "fork of C, kept", "posix_spawn of C, kept", "kept fork_exec", "torch in C", "from_file", "socket",
+    "FileIO", "attached", "pyarrow in C", "fopen of C", "open of C", "mkdir of C", "unlink of C", "truncate of C",
+    "handler at exit",
+}  # fmt: skip
+"""Ways that only the kernel refuses, some without telling the script; at the exit, nothing is called."""
 
 
 def test_no_process_runs_and_no_file_is_written_by_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome, ends = _try_all(tmp_path, monkeypatch)
+    with _listening(tmp_path) as listeners:
+        outcome, ends = _try_all(tmp_path, monkeypatch)
+        assert not select.select(listeners, [], [], 0)[0]
     assert outcome.message == ""
     assert outcome.prediction is not None and outcome.prediction.script is not None
     script = outcome.prediction.script
@@ -195,6 +246,20 @@ def test_no_process_runs_and_no_file_is_written_by_any_way(tmp_path: Path, monke
         if not ends[f"{kind}: {name}"] and not any(f"{kind}-{number}-" in each or name in each for each in said)
     ]
     assert set(silent) <= OF_THE_WALL  # everything else was refused, or is listed
+
+
+@contextlib.contextmanager
+def _listening(folder: Path) -> Iterator[list[socket.socket]]:
+    """Yield sockets that wait for connections and datagrams, whose addresses lie in the folder."""
+    with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp, socket.socket(socket.AF_UNIX) as daemon:
+        for listener in (tcp, udp):
+            listener.bind(("127.0.0.1", 0))
+        (folder / "addresses.json").write_text(json.dumps([tcp.getsockname(), udp.getsockname()]))
+        with contextlib.chdir(folder):  # the path of a socket must be short
+            daemon.bind("daemon")
+        for listener in (tcp, daemon):
+            listener.listen()
+        yield [tcp, udp, daemon]
 
 
 def _try_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, dict[str, str]]:

@@ -8,8 +8,11 @@ import pickle
 import signal
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.processes import end_with_parent
@@ -52,9 +55,7 @@ def main(job_file: str, folder: str, parent: str) -> None:
             _write(folder, Outcome(gpu, None, str(error), error.exit_code))
         return
     if len(job.gpus) == 1:
-        wall.end_forks()
-        _write(folder, _outcome(job, job.gpus[0], run_job, eager, folder))
-        return
+        _end(folder, partial(_outcome, job, job.gpus[0], run_job, eager, folder))
     interrupts: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))  # it is for the processes of the GPUs
     own = os.getpid()
@@ -62,19 +63,24 @@ def main(job_file: str, folder: str, parent: str) -> None:
         if interrupts:
             _write(folder, Outcome(gpu, None, f"{job.command.name} was interrupted on a GPU before", INTERRUPTED))
         elif os.fork() == 0:
-            try:
-                end_with_parent(own)
-                wall.end_forks()
-                _let_interrupts_end(job, folder)
-                outcome = _outcome(job, gpu, run_job, eager, folder)
-                _write(folder, outcome)
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(0 if outcome.handover is None else HANDED_OVER)
-            finally:
-                os._exit(1)
+            end_with_parent(own)
+            _let_interrupts_end(job, folder)
+            _end(folder, partial(_outcome, job, gpu, run_job, eager, folder))
         elif os.WEXITSTATUS(os.wait()[1]) == HANDED_OVER:
             return
+
+
+def _end(folder: str, run: Callable[[], Outcome]) -> NoReturn:
+    """Write the outcome of a GPU, and end the process: what the script has registered for its end is not called."""
+    try:
+        wall.end_forks()
+        outcome = run()
+        _write(folder, outcome)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0 if outcome.handover is None else HANDED_OVER)
+    finally:
+        os._exit(1)
 
 
 def _let_interrupts_end(job: Job, folder: str) -> None:

@@ -13,15 +13,15 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from importlib import import_module
 from typing import Any
 
-from trainatomy.scripts.guard import absolute, passing
+from trainatomy.scripts.guard import WRITES, absolute, passing
 from trainatomy.scripts.overlay import LARGEST_COPY, Overlay
 from trainatomy.scripts.replacing import replace_everywhere
 
 _open, _os_open, _stat, _getcwd = builtins.open, os.open, os.stat, os.getcwd
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _ANONYMOUS = getattr(os, "O_TMPFILE", 0)
 _READING = ("stat", "lstat", "statvfs", "readlink", "getxattr", "listxattr", "pathconf")
 _MAKING = ("mkfifo", "mknod")
@@ -62,6 +62,12 @@ class RedirectedFiles(Overlay):
         swapped = [(self._os[name], replacement) for name, replacement in replacements.items()]
         swapped += [(builtins.open, self._opened), (io.open_code, self._reading(io.open_code))]
         swapped += [(shutil.rmtree, self._remove_tree), (mmap.mmap, self._mapping())]
+        with suppress(ImportError):  # shared memory is a file in a folder like any other
+            shared: Any = import_module("_posixshmem")
+            swapped += [
+                (shared.shm_open, lambda path, *rest, **more: self._os_opened(f"/dev/shm{path}", *rest, **more)),
+                (shared.shm_unlink, lambda path: self._remove(f"/dev/shm{path}")),
+            ]
         replace_everywhere(stack, swapped)
         for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             also = {new for original, new in swapped if original in supported}
@@ -89,11 +95,11 @@ class RedirectedFiles(Overlay):
     def _os_opened(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if _ANONYMOUS and flags & _ANONYMOUS == _ANONYMOUS:
             return _os_open(self._folder, flags, mode)
-        if not flags & _WRITES:
+        if not flags & WRITES:
             return _os_open(self.to_read(path, dir_fd), flags, mode, dir_fd=dir_fd)
         keeps = not flags & os.O_TRUNC
         if keeps and not flags & os.O_APPEND and self._is_lent(path, dir_fd):
-            return _os_open(self.to_read(path, dir_fd), flags & ~_WRITES, mode, dir_fd=dir_fd)
+            return _os_open(self.to_read(path, dir_fd), flags & ~WRITES, mode, dir_fd=dir_fd)
         self._check_file(path, dir_fd)
         is_new = bool(flags & os.O_CREAT and flags & os.O_EXCL)
         target = self.to_write(path, dir_fd, keeps=keeps, creates=bool(flags & os.O_CREAT), is_new=is_new)

@@ -1,22 +1,26 @@
 """Refuse what reaches the functions of Python in C without having been redirected or decided on.
 
 A library may have kept ``os.remove`` or ``_io.FileIO`` from before. Python's audit events tell what is about to be
-done, so that nothing is, and the script's line is named. Code in C that asks the system itself raises no such events.
+done, so that nothing is, and the script's line is named. Connections are refused here alone. Code in C that asks the
+system itself raises no such events: the kernel refuses it (``wall``), and where it cannot, the C functions are not
+handed out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainatomy.errors import SimulationError
+from trainatomy.scripts import wall
 from trainatomy.scripts.places import current_place
 
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = {
     "open": (0,),
     "os.truncate": (0,),
@@ -39,12 +43,26 @@ _FOLDERS_GIVEN = {"os.remove": 1, "os.mkdir": 2, "os.rmdir": 1, "os.symlink": 2,
 _PROCESSES = frozenset(
     {"os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "os.system", "subprocess.Popen", "pty.spawn"}
 )
-_ALSO = frozenset({"ctypes.dlsym", "os.kill"})
-_OF_C = frozenset(
-    "system popen fork vfork forkpty daemon clone execl execle execlp execv execve execvp execvpe fexecve posix_spawn "
-    "posix_spawnp".split()
-)
-"""Functions of the C library that start processes."""
+_SIGNALS = frozenset({"os.kill", "os.killpg"})
+_CONNECTIONS = {"socket.connect": 1, "socket.sendto": 1, "socket.sendmsg": 1}
+"""Position of the address."""
+_LOOKUPS = frozenset({"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
+_LOCAL = ("localhost", "127.0.0.1", "::1", "")
+_SYMBOLS = frozenset({"ctypes.dlsym", "ctypes.dlsym/handle"})
+_EVENTS = _PATHS.keys() | _PROCESSES | _SIGNALS | _CONNECTIONS.keys() | _LOOKUPS | _SYMBOLS
+_OF_C = {
+    "starts another process": frozenset(
+        "system popen fork vfork forkpty daemon clone execl execle execlp execv execve execvp execvpe fexecve "
+        "posix_spawn posix_spawnp".split()
+    ),
+    "changes a file": frozenset(
+        "creat fopen freopen open openat open64 fopen64 creat64 truncate truncate64 unlink unlinkat remove rename "
+        "renameat renameat2 rmdir mkdir mkdirat mkfifo mknod link linkat symlink symlinkat chmod chown".split()
+    ),
+    "sends a signal to another process": frozenset({"kill", "killpg"}),
+    "uses the network": frozenset({"connect", "sendto", "sendmsg"}),
+}
+"""Functions of the C library by what they do. The first is refused always, the others where there is no wall."""
 _state = threading.local()
 _active: Callable[[str, tuple[Any, ...]], None] | None = None
 _is_hooked = False
@@ -62,19 +80,24 @@ def passing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def guarded(is_allowed: Callable[[str], bool], script: str, *, everywhere: bool) -> Iterator[None]:
+def guarded(is_allowed: Callable[[str], bool], script: str, *, everywhere: bool, network: bool) -> Iterator[None]:
     """Refuse what other functions have let through, until the block ends.
 
     Args:
         is_allowed: Tells whether a path may be written to.
         script: File of the script, whose line is named.
-        everywhere: In all threads; else in this one, as the others are not the script's.
+        everywhere: In all threads, of which others than this one may outlive the block; else in this one, as the others
+            are not the script's.
+        network: Whether connections are let through.
     """
     global _active, _is_hooked
-    own = threading.get_ident()
+    own, is_over = threading.get_ident(), False
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
-        if not getattr(_state, "passes", 0) and (everywhere or threading.get_ident() == own):
+        if network and (event in _CONNECTIONS or event in _LOOKUPS):
+            return
+        is_meant = not is_over if threading.get_ident() == own else everywhere
+        if is_meant and not getattr(_state, "passes", 0):
             with passing():
                 _check(event, arguments, is_allowed, script)
 
@@ -85,26 +108,41 @@ def guarded(is_allowed: Callable[[str], bool], script: str, *, everywhere: bool)
     try:
         yield
     finally:
-        _active = before
+        is_over = True
+        if not everywhere:
+            _active = before
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if _active is not None and (event in _PATHS or event in _PROCESSES or event in _ALSO):
+    if _active is not None and event in _EVENTS:
         _active(event, arguments)
 
 
 def _check(event: str, arguments: tuple[Any, ...], is_allowed: Callable[[str], bool], script: str) -> None:
     if event in _PROCESSES:
         raise _refusal(script, "starts another process", f"by {event}")
-    if event == "ctypes.dlsym":
-        if arguments[1] in _OF_C:
-            raise _refusal(script, "starts another process", f"by the C function {arguments[1]}")
+    if event in _SYMBOLS:
+        refused = list(_OF_C)[: 1 if wall.is_there() else None]
+        if does := next((does for does in refused if arguments[1] in _OF_C[does]), None):
+            raise _refusal(script, does, f"by the C function {arguments[1]}")
         return
-    if event == "os.kill":
-        if arguments[1] != 0 and arguments[0] != os.getpid() and not _is_child(arguments[0]):
-            raise _refusal(script, "sends a signal to another process", f"to {arguments[0]}")
+    if event in _SIGNALS:
+        number, own = arguments[0], os.getpid() if event == "os.kill" else os.getpgrp()
+        if arguments[1] != 0 and number != own and not _is_child(number):
+            raise _refusal(script, "sends a signal to another process", f"to {number}")
         return
-    if event == "open" and not arguments[2] & _WRITES:
+    if event in _LOOKUPS:
+        if arguments[0] is not None and str(arguments[0]) not in _LOCAL:
+            raise _offline(arguments[0])
+        return
+    if event in _CONNECTIONS:
+        opened, address = arguments[0], arguments[_CONNECTIONS[event]]
+        if opened.family != socket.AF_UNIX:  # nor to this machine: the kernel knows only ports
+            raise _offline(address[0] if isinstance(address, tuple) else address)
+        if address and not is_allowed(absolute(address, None)):  # of a daemon, which works for whoever asks
+            raise _offline(os.fsdecode(address))
+        return
+    if event == "open" and not arguments[2] & WRITES:
         return
     paths = _PATHS[event]
     folder = arguments[_FOLDERS_GIVEN[event]] if event in _FOLDERS_GIVEN else -1
@@ -136,6 +174,10 @@ def absolute(path: Any, folder: int | None) -> str:
     if isinstance(folder, int) and folder >= 0 and not text.startswith(os.sep):
         return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), text)  # noqa: PTH115, PTH118
     return os.path.abspath(text)  # noqa: PTH100
+
+
+def _offline(host: object) -> OSError:
+    return ConnectionRefusedError(f"the network is off in a dry run ({host}); switch it on with --network")
 
 
 def _refusal(script: str, does: str, how: str) -> SimulationError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.scripts.command import Command, read_command
@@ -107,6 +107,5 @@ class Outcome:
     prediction: Prediction | None = None
     message: str = ""
     exit_code: int = 0
-    notes: tuple[str, ...] = field(default=())
     detail: Detail | None = None
     handover: Handover | None = None

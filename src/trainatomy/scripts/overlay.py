@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,8 @@ _OUTPUTS = (
     "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/",
 )  # fmt: skip
 """Where writing leaves no file; ``/dev/shm`` is a folder like any other."""
+_OPENED = re.compile(r"/(?:proc/self|dev)/fd/(?:[3-9]|\d{2,})(?=/|$)")
+"""Files that are open already, but for the outputs."""
 LARGEST_COPY = 2**26
 """Bytes of a file of the machine that is copied before a script changes it."""
 
@@ -46,7 +49,16 @@ class Overlay:
 
     def is_ours(self, path: str) -> bool:
         """Return whether a path may be written to."""
+        path = self._by_number(path)
         return path.startswith((self._folder, *_OUTPUTS)) or path + os.sep == self._folder
+
+    def _by_number(self, path: str) -> str:
+        """Return the path of an open file or folder that another one begins with the number of."""
+        if (opened := _OPENED.match(path)) is not None:
+            with suppress(OSError):
+                goal = _readlink(opened[0])
+                return goal + path[opened.end() :] if self._exists(goal) else path
+        return path
 
     def found(self, path: Any, folder: int | None = None) -> str | None:
         """Return where a path is that the script wrote; None if it did not.
@@ -59,10 +71,6 @@ class Overlay:
             return None
         target = self._above(absolute(path, folder))
         return target if self._exists(target) else None
-
-    def redirected(self, path: Any) -> str:
-        """Return where to write instead of ``path``, whose folder exists; list the path."""
-        return self.to_write(path)
 
     def to_read(self, path: Any, folder: int | None = None, *, follows: bool = True) -> Any:
         """Return the path to give to a function that reads, and follows links or not.
@@ -104,7 +112,7 @@ class Overlay:
         wanted = absolute(path, folder)
         if self.is_ours(wanted):
             return wanted
-        target = self._above(wanted)
+        target = self._above(wanted := self._by_number(wanted))
         is_written = self._exists(target)
         if is_written and (goal := self._goal(target)) is not None:
             if self.is_below(goal):  # through a link to a file of the machine's

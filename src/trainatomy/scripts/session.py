@@ -21,6 +21,7 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
+from trainatomy.scripts import wall
 from trainatomy.scripts.ahead import StepsAhead
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.guard import guarded
@@ -37,8 +38,8 @@ from trainatomy.scripts.standins import (
     foreign_files,
     generation,
     machine,
+    outside,
     pretrained,
-    processes,
     random_numbers,
     requested_gpus,
     savers,
@@ -67,6 +68,12 @@ STEPS = 3
 
 _APART = ("bitsandbytes",)
 """Libraries that look for CUDA's files when they are imported and find a GPU."""
+
+
+_NO_WALL = (
+    "this machine's kernel has no Landlock, or keeps it from this process: a library in C that writes a file or starts "
+    "a program by itself is not kept from it"
+)
 
 
 class TimeIsUp(BaseException):
@@ -210,7 +217,7 @@ class Session:
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.makedirs(temporary, exist_ok=True)  # noqa: PTH103
         stack.enter_context(_temporary_folder(temporary))
-        parts = (tensors, random_numbers, pretrained, bitsandbytes, data, generation, processes, savers, machine)
+        parts = (tensors, random_numbers, pretrained, bitsandbytes, data, generation, outside, savers, machine)
         for part in (*parts, torchscript, requested_gpus):
             part.install(self.stand_ins)
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)
@@ -225,7 +232,10 @@ class Session:
         self.stand_ins.when(KERNELS_OF_TRL, lambda _: stack.enter_context(simulated_trl()))
         self._log_no_end()
         self.files.install(stack)
-        stack.enter_context(guarded(self.files.is_ours, self.script, everywhere=settings.folder is not None))
+        own_process = settings.folder is not None
+        if own_process and not wall.is_there():
+            self.process.notes.append(_NO_WALL)
+        stack.enter_context(guarded(self.files.is_ours, self.script, everywhere=own_process, network=settings.network))
 
     def _follow_autocast(self) -> None:
         """Remember the dtype of autocast when a module's operations are cast."""

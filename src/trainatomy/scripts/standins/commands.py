@@ -21,7 +21,7 @@ import torch
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.errors import SimulationError
-from trainatomy.scripts.guard import passing
+from trainatomy.scripts.guard import WRITES, passing
 from trainatomy.scripts.job import HandedOver, Handover
 from trainatomy.scripts.places import callers, current_place, is_called_by_user
 from trainatomy.scripts.programs import (
@@ -124,6 +124,12 @@ class Commands:
         if self._stand_ins.is_training() or not self._stand_ins.command:
             self.refuse()
         self._hand_over(_torchrun(gpus, nodes, self._stand_ins.command), self._added(None), self._folder(None))
+
+    def redirected(self, kind: int, number: int, *rest: Any) -> tuple[Any, ...]:
+        """Return an action of ``posix_spawn`` for a file of the new process, redirected where it is written."""
+        if kind == os.POSIX_SPAWN_OPEN and rest[1] & WRITES:
+            rest = (self._stand_ins.files.to_write(rest[0], keeps=not rest[1] & os.O_TRUNC), *rest[1:])
+        return (kind, number, *rest)
 
     def answer(self, command: Any) -> list[str] | None:
         """Return a command that prints what ``nvidia-smi`` would, through the filters behind it; None for others."""
@@ -296,6 +302,8 @@ def _install_os(stand_ins: StandIns, commands: Commands) -> None:
     def spawning(original: Callable[..., int]) -> Callable[..., int]:
         def spawn(path: Any, command: Any, environment: Any, /, **options: Any) -> int:
             words = [path, *[*command][1:]]
+            actions = options.get("file_actions") or ()
+            options["file_actions"] = [commands.redirected(*action) for action in actions]
             instead = commands.answer(words)
             is_run = instead is None and commands.is_run(words, shell=False, environment=environment)
             with passing():

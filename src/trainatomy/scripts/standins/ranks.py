@@ -1,4 +1,4 @@
-"""Functions that start the ranks of a training: this process is the first of them.
+"""Functions that start the ranks of a training, or join their group: this process is the first of them.
 
 If it is not one of as many, the command is run again as if ``torchrun`` had started that number.
 """
@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
+
+from trainatomy.errors import SimulationError
+from trainatomy.scripts.places import current_place
 from trainatomy.scripts.replacing import replace_everywhere
 from trainatomy.scripts.standins.commands import Commands
 from trainatomy.scripts.standins.notes import StandIns
@@ -55,6 +60,35 @@ def install(stand_ins: StandIns, commands: Commands) -> None:
     stand_ins.when("accelerate.commands.launch", count_processes)
     stand_ins.when("torch.multiprocessing.spawn", start_ranks)
     stand_ins.when("torch.distributed.launcher.api", start_agent)
+    if topology.has_group:
+        _find_group(stand_ins)
+    elif torch.distributed.is_available():
+        stand_ins.when("torch.distributed.rendezvous", partial(_need_no_connection, stand_ins))
+
+
+def _find_group(stand_ins: StandIns) -> None:
+    """Let the script find the process group that the simulated rank has already."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    for module in (torch.distributed, torch.distributed.distributed_c10d):
+        stand_ins.put(module, "init_process_group", nothing)
+    stand_ins.put(torch.distributed, "destroy_process_group", nothing)
+
+
+def _need_no_connection(stand_ins: StandIns, rendezvous: Any) -> None:
+    """Let a group of one process need no connection; one of several has no others here, for which it would wait."""
+
+    def store(host: str, port: int, rank: int, world_size: int, *_: Any, **__: Any) -> Any:
+        if world_size > 1:
+            raise SimulationError(
+                f"{current_place(stand_ins.script) or 'the script'} joins a group of {world_size} processes, and there "
+                f"is one.\nSay how many GPUs it has: trainatomy run --gpus {world_size} …"
+            )
+        return torch.distributed.HashStore()
+
+    stand_ins.put(rendezvous, "_create_c10d_store", store)
 
 
 class _Ended:

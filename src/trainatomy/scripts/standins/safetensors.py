@@ -57,7 +57,7 @@ class _Files:
 
     def save_file(self, tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Any = None, **_: Any) -> None:
         """Remember the tensors of a file."""
-        target = self._stand_ins.files.redirected(filename)
+        target = self._stand_ins.files.to_write(filename)
         Path(target).touch()
         self._checkpoints.remember({"tensors": dict(tensors), "metadata": metadata}, target)
 

@@ -31,7 +31,7 @@ def install(stand_ins: StandIns) -> None:
 
     def save(value: Any, file: Any, *rest: Any, **more: Any) -> None:
         if isinstance(file, str | os.PathLike):
-            target = stand_ins.files.redirected(file)
+            target = stand_ins.files.to_write(file)
             if write is None:
                 Path(target).touch()
             else:

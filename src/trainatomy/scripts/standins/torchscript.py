@@ -28,7 +28,7 @@ def install(stand_ins: StandIns) -> None:
 
     def saved(_: Any, file: Any, **__: Any) -> None:
         if isinstance(file, str | os.PathLike):
-            Path(stand_ins.files.redirected(file)).touch()
+            Path(stand_ins.files.to_write(file)).touch()
 
     torch.autograd.forward_ad._maybe_load_decompositions()  # they are scripted when forward-mode AD is first used
     for name in ("script", "trace", "freeze", "optimize_for_inference"):
