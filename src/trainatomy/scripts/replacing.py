@@ -18,16 +18,16 @@ def replace_everywhere(stack: ExitStack, replacements: Iterable[tuple[Any, Any]]
         stack: Puts the originals back.
         replacements: Originals, and what takes their places.
     """
-    originals = {id(original): (original, new) for original, new in replacements}
+    news = dict(replacements)
+    kinds = set(map(type, news))  # others may be unhashable; ``id`` would be slow, as each call is an audit event
     changed: list[tuple[ModuleType, str, Any]] = []
     for name, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or name.partition(".")[0] == _OURS:
             continue
         for attribute, value in list(vars(module).items()):
-            if id(value) in originals:
-                original, new = originals[id(value)]
-                changed.append((module, attribute, original))
-                setattr(module, attribute, new)
+            if type(value) in kinds and value in news:
+                changed.append((module, attribute, value))
+                setattr(module, attribute, news[value])
 
     def restore() -> None:
         for module, attribute, original in changed:
