@@ -97,8 +97,11 @@ def test_the_measurement_is_there_after_the_training(
     assert found is not None and found.memory is not None
     assert (found.status, found.steps, found.name) == ("completed", 4, "BertForSequenceClassification")
     assert found.samples_per_second == 4 * 2 / 0.5 and found.tokens_per_second == 4 * 2 * 8 / 0.5
-    assert found.workload["train"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2} | {
-        "dataloader_pin_memory": False
+    assert found.workload["train"] == {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "dataloader_pin_memory": False,
+        "num_train_epochs": 1,
     }
     lines = {line.name: line.bytes for line in found.memory.lines}
     assert lines["parameters"] > 0 and lines["gradients"] > 0

@@ -66,7 +66,11 @@ def test_settings_run_in_turn_on_one_model() -> None:
         assert found["samples_per_second"] == 4 / found["step_seconds"]
         fit_training.clear(model)
         assert all(one.grad is None for one in model.parameters())
-        assert set(model.__dict__) - set(before) <= {"main_input_name", "is_gradient_checkpointing"}
+        assert set(model.__dict__) - set(before) <= {
+            "main_input_name",
+            "is_gradient_checkpointing",
+            "_trainatomy_batch_shapes",
+        }
 
 
 def test_running_out_of_memory_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:

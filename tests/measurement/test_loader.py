@@ -147,8 +147,8 @@ def test_what_is_no_data_set_is_refused(made: object) -> None:
 
 
 def test_a_function_of_the_standard_library_is_no_data_set(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "--dataset", "os:getcwd", "--model", "gpt2"]) == FactoryError.exit_code
-    assert "getcwd gives str, which is no data set" in capsys.readouterr().err
+    assert main(["data", "--dataset", "os:getcwd", "--model", "gpt2"]) == WorkloadError.exit_code
+    assert "os:getcwd belongs to Python itself" in capsys.readouterr().err
 
 
 def test_a_workload_is_timed_with_its_own_batches() -> None:
@@ -207,7 +207,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         (["train.py"], "--dataset train.py:FUNCTION"),
         ([], "name a workload, or a function"),
-        (["--dataset", "math:sqrt", "--workers", "a"], "--workers: 'a' is not a list of numbers"),
+        (["--dataset", "torch:zeros", "--workers", "a"], "--workers: 'a' is not a list of numbers"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,7 +192,7 @@ def test_no_component_differences_without_a_memory_breakdown() -> None:
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = io.StringIO()
     monkeypatch.setattr(
-        measuring, "Console", lambda **_: Console(file=paper, force_terminal=True, width=100, legacy_windows=False)
+        measuring, "error_paper", lambda: Console(file=paper, force_terminal=True, width=100, legacy_windows=False)
     )
     with measuring.follow_measurement() as tell:
         tell(Progress("control", "model loaded"))

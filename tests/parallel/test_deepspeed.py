@@ -14,7 +14,7 @@ from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, workload
 
 from trainatomy.analysis.nccl_memory import nccl_bytes
 from trainatomy.errors import MissingLibrary, WorkloadError
-from trainatomy.search.options import SearchOptions, check
+from trainatomy.search.axes import axes_of
 from trainatomy.simulator.simulate import simulate, topology_of
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
@@ -243,9 +243,9 @@ def test_other_strategies_are_refused_beside_it() -> None:
         workload("pytorch", {"deepspeed": config}, gpus=2)
 
 
-def test_a_search_refuses_it() -> None:
-    with pytest.raises(WorkloadError, match="a search does not vary training with DeepSpeed"):
-        check(described(2), SearchOptions())
+def test_a_search_varies_what_its_configuration_leaves_open() -> None:
+    names = {axis.name for axis in axes_of(described(2), 8)}
+    assert {"batch", "gradient_checkpointing"} <= names and not {"plan", "optimizer", "precision"} & names
 
 
 def test_the_model_of_the_tests_divides_evenly() -> None:
