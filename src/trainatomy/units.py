@@ -83,6 +83,12 @@ def flop_of(number: float) -> str:
     return _in_powers(round(number), "kMGTPE")
 
 
+def whole_flop(number: float) -> str:
+    """Format a number of FLOP with its unit: ``3.35e11`` -> ``335 GFLOP``."""
+    text = flop_of(number)
+    return f"{text}FLOP" if text[-1].isalpha() else f"{text} FLOP"
+
+
 def rate(number: float) -> str:
     """Format samples or tokens per second: ``0.594`` -> ``0.59``, ``31.68`` -> ``31.7``, ``16229`` -> ``16,229``."""
     if number < 0.1:

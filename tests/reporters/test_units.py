@@ -75,6 +75,7 @@ def test_flop_have_the_prefixes_of_units() -> None:
     assert units.flop_of(3.35e11) == "335 G"
     assert units.flop_of(2.1965e13) == "22.0 T"
     assert [units.flop_of(2.7118e16), units.flop_of(4.2e18)] == ["27.1 P", "4.20 E"]
+    assert [units.whole_flop(0), units.whole_flop(3.35e11)] == ["0 FLOP", "335 GFLOP"]
 
 
 def test_a_mebibyte_is_rounded_down_as_nvidia_smi_does() -> None:

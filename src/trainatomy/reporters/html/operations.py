@@ -11,7 +11,7 @@ from trainatomy.reporters.html.values import Block, KeyFigure, Page, Section, Te
 from trainatomy.reporters.labels import GROUPS, LIMITS, PHASES, PLANS, ROOT_MODULE
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.results.operation_breakdown import HeavyOperation, OperationBreakdown
-from trainatomy.units import flop_of, human_bytes, many, percent, seconds
+from trainatomy.units import human_bytes, many, percent, seconds, whole_flop
 
 _COLOURS = dict(zip(GROUPS, PLANS, strict=False))
 _ROOFS = {"bf16": "bf16", "fp16": "fp16", "tf32": "TF32", "fp32": "fp32"}
@@ -38,7 +38,7 @@ def operations_report(breakdown: OperationBreakdown) -> Page:
 def _figures(breakdown: OperationBreakdown) -> list[KeyFigure]:
     found = [
         KeyFigure(REPORT["operation_count"], f"{breakdown.operations:,}", breakdown.gpu),
-        KeyFigure(REPORT["flop"], f"{flop_of(breakdown.flop)}FLOP", REPORT["per_step"]),
+        KeyFigure(REPORT["flop"], whole_flop(breakdown.flop), REPORT["per_step"]),
         KeyFigure(REPORT["traffic"], human_bytes(breakdown.bytes), REPORT["per_step"]),
     ]
     for title, spent in (("gpu_time", breakdown.seconds), ("gpu_time_measured", breakdown.measured_seconds)):
@@ -104,7 +104,7 @@ def _point(one: HeavyOperation, most: float) -> dict[str, object]:
         f"{one.module or ROOT_MODULE}, {PHASES.get(one.phase, one.phase)}",
         f"{many(one.calls, 'call')}, {seconds(one.seconds)}"
         + ("" if one.seconds_share is None else f" ({percent(one.seconds_share, 1)})"),
-        f"{flop_of(one.flop)}FLOP, {human_bytes(one.bytes)}",
+        f"{whole_flop(one.flop)}, {human_bytes(one.bytes)}",
     ]
     if one.bound_by:
         text.append(f"{REPORT['bound_by']} {LIMITS.get(one.bound_by, one.bound_by)}")
@@ -122,5 +122,5 @@ def _roofs(gpu: GPU, span: tuple[float, float]) -> list[dict[str, object]]:
             drawn.add(peak)
             knee = peak / gpu.bandwidth_bytes_per_second
             points = [[low, low * gpu.bandwidth_bytes_per_second], [knee, peak], [max(high, knee * 2), peak]]
-            found.append({"name": f"{title}: {flop_of(peak)}FLOP/s", "points": points})
+            found.append({"name": f"{title}: {whole_flop(peak)}/s", "points": points})
     return found

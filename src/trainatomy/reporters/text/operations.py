@@ -21,7 +21,7 @@ from trainatomy.results.operation_breakdown import (
     PublishedShares,
     WastefulShape,
 )
-from trainatomy.units import flop_of, human_bytes, percent, times
+from trainatomy.units import flop_of, human_bytes, percent, times, whole_flop
 
 _LEAST_GAIN = 0.5e-6
 """Seconds below which the gain of a padding is not shown."""
@@ -63,7 +63,7 @@ def operations_page(breakdown: OperationBreakdown) -> Group:
 def _title(breakdown: OperationBreakdown) -> str:
     return (
         f"{breakdown.name} on {breakdown.gpu_name or breakdown.gpu}: {breakdown.operations:,} operations in one step, "
-        f"{flop_of(breakdown.flop)}FLOP, {human_bytes(breakdown.bytes)} moved"
+        f"{whole_flop(breakdown.flop)}, {human_bytes(breakdown.bytes)} moved"
     )
 
 
@@ -222,8 +222,8 @@ def _shapes(shapes: Sequence[WastefulShape], padded: Mapping[int, int], most: in
 
 def _remark(shape: WastefulShape, padded: Mapping[int, int]) -> str:
     if shape.kind in ("alignment", "best alignment"):
-        better = f"; pad it to {padded[shape.size]}" if shape.size in padded else ""
-        return f"{shape.dimension} = {shape.size} is not a multiple of {shape.multiple}{better}"
+        better = f"; pad it to {padded[shape.size]:,}" if shape.size in padded else ""
+        return f"{shape.dimension} = {shape.size:,} is not a multiple of {shape.multiple}{better}"
     if shape.kind == "waves":
         return (
             f"{shape.size} tiles of {shape.dimension} for {shape.multiple} multiprocessors: the last wave is not full"

@@ -19,7 +19,7 @@ from trainatomy.reporters.text.rendering import bullets, section
 from trainatomy.results.plan import Plan
 from trainatomy.results.prediction import Fact, Prediction
 from trainatomy.results.time import Time
-from trainatomy.units import flop_of, human_bytes, many, percent, seconds
+from trainatomy.units import flop_of, human_bytes, many, percent, seconds, whole_flop
 
 _LEAST_BYTES_PER_PARAMETER = 0.1
 """Below it, a GPU holds so small a shard that two digits say nothing."""
@@ -177,7 +177,7 @@ def _time(time: Time) -> Table:
         table.add_row(TIMES["slow_host"], *slow)
     if (power := time.power) is not None:
         table.add_row(TIMES["power"], f"{power.watts:.0f} W", sentences.power(power))
-    table.add_row(TIMES["flop_per_second"], flop_of(time.flop_per_second), f"{flop_of(time.flop)}FLOP per step")
+    table.add_row(TIMES["flop_per_second"], flop_of(time.flop_per_second), f"{whole_flop(time.flop)} per step")
     if time.model_flop_utilisation is not None:
         share = percent(time.model_flop_utilisation, 1)
         table.add_row(
