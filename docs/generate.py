@@ -8,6 +8,7 @@ docs/workload.md         every key of a workload file, from its schema
 docs/versions.md         supported releases of torch and transformers, from catalog/versions.yaml
 docs/schema/*.json       the format of --json, from the dataclasses
 README.md, guides/       the output of the commands that they show
+examples/guide.ipynb     the output of its cells
 docs/doctor.md           from docs/concepts/doctor.md, the catalogue of findings and their wording
 docs/context.md, .svg    from docs/concepts/context.md, the GPU catalog and measured runs
 docs/time.md, *.svg      from docs/concepts/time.md, command output and the data of the timing model
@@ -21,7 +22,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from concepts import context, context_figure, doctor, readme, step, step_figures
+from concepts import context, context_figure, doctor, notebook, readme, step, step_figures
 
 from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
@@ -137,6 +138,7 @@ def _json(make: Callable[[], dict[str, object]]) -> Callable[[], str]:
 
 PAGES: dict[str, Callable[[], str]] = {
     "../README.md": readme.readme,
+    "../examples/guide.ipynb": notebook.guide,
     **readme.guides(),
     "cli.md": cli_page,
     "exit-codes.md": exit_codes_page,
