@@ -1,4 +1,4 @@
-"""The reference of all keys, ``docs/workload.md``, generated from the schema."""
+"""The reference of all keys, ``docs/workload.md`` and the pages in ``docs/workload``, generated from the schema."""
 
 from __future__ import annotations
 
@@ -36,11 +36,17 @@ _CLASSES = (
 )
 
 
-def reference() -> str:
-    """Return the page as Markdown."""
+def reference() -> dict[str, str]:
+    """Return the pages as Markdown by their paths below docs/: one of the top of the file, and one for each section."""
     head = files(__package__).joinpath("reference.md").read_text(encoding="utf-8")
-    sections = "\n".join(_table(path, section) for path, section in _sections(Workload, ()))
-    return f"{head.rstrip()}\n\n{sections}\n{_aside()}"
+    by_section: dict[str, list[str]] = {}
+    for path, section in _sections(Workload, ()):
+        by_section.setdefault(str(path[0]) if path else "", []).append(_table(path, section))
+    top = "\n".join(by_section.pop(""))
+    pages = {f"workload/{name}.md": "\n".join([f"# `{name}`\n", *tables]) for name, tables in by_section.items()}
+    pages["workload/train.md"] += f"\n{_aside()}"
+    links = [f"- [`{name}`](workload/{name}.md)" for name in by_section]
+    return {"workload.md": "\n".join([head.rstrip(), "", top, "Keys of the sections:", "", *links, ""]), **pages}
 
 
 def _sections(section: type[Section], path: Path) -> list[tuple[Path, type[Section]]]:
@@ -53,8 +59,12 @@ def _sections(section: type[Section], path: Path) -> list[tuple[Path, type[Secti
 
 def _table(path: Path, section: type[Section]) -> str:
     options = {flag.path: flag.option for flag in FLAGS}
-    title = f"`{'.'.join(map(str, path))}`" if path else "The top of the file"
-    lines = [f"## {title}", "", "| key | type | default | meaning | flag |", "| --- | --- | --- | --- | --- |"]
+    title = "" if len(path) == 1 else f"## `{'.'.join(map(str, path))}`" if path else "## The top of the file"
+    lines = [
+        *([title, ""] if title else []),
+        "| key | type | default | meaning | flag |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for key, field in keys(section).items():
         option = options.get((*path, key))
         cells = [f"`{key}`", _type(field.annotation), _default(field), field.description or "", _code(option)]
@@ -117,7 +127,3 @@ def _aside() -> str:
         lines.append(f"- {f'`{package}`' if package else 'none'}: {names}.")
     lines += ["", *_CLASSES]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(reference(), end="")
