@@ -3,7 +3,7 @@
 With ``--check``, write nothing and name the pages that are out of date.
 
 docs/cli.md, cli/        every command and option, from the parser
-docs/exit-codes.md       every exit code, from trainatomy.errors
+docs/exit-codes.md       every exit code, from trainatomy.errors, and messages, from the code that raises them
 docs/workload.md, …/     every key of a workload file, from its schema
 docs/versions.md         supported releases of torch and transformers, from catalog/versions.yaml
 docs/schema/*.json       the format of --json, from the dataclasses
@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from concepts import context, context_figure, doctor, notebook, readme, step, step_figures
+from concepts.messages import messages
 
 from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
@@ -92,9 +93,8 @@ def exit_codes_page() -> str:
     found = [
         kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.TrainatomyError)
     ]
-    rows = [
-        (kind.exit_code, f"`{kind.__name__}`", _first(kind)) for kind in sorted(found, key=lambda kind: kind.exit_code)
-    ]
+    kinds = sorted(found, key=lambda kind: kind.exit_code)
+    rows = [(kind.exit_code, f"`{kind.__name__}`", _first(kind)) for kind in kinds]
     rows.insert(0, (0, "", "Done."))
     rows += [
         (BUG, "", "A bug in trainatomy. Run the command again with `--debug` and report the output."),
@@ -102,20 +102,40 @@ def exit_codes_page() -> str:
         (BROKEN_PIPE, "", "The reader of the output has closed it, as in `trainatomy gpus | head -1`."),
     ]
     table = [f"| {code} | {name} | {_cell(meaning)} |" for code, name, meaning in rows]
-    head = ["# Exit codes\n", MARK, "| code | exception in Python | meaning |", "| --- | --- | --- |", *table]
-    return "\n".join([*head, _ABOUT_EXITS])
+    head = [
+        "# Errors and exit codes\n",
+        MARK,
+        "| code | exception in Python | meaning |",
+        "| --- | --- | --- |",
+        *table,
+    ]
+    named = [kind for kind in kinds if kind is not errors.WorkloadError]
+    listed = [
+        f"### `{kind.__name__}`\n\n{_bullets(messages(kind.__name__))}\n" for kind in named if messages(kind.__name__)
+    ]
+    return "\n".join([*head, _ABOUT_EXITS, *listed])
 
 
 _ABOUT_EXITS = """
-An unknown command or option, or one without its value, also exits with 2. With any code except 0, 8 and 9, stdout is
-empty: even with `--json`, an error is text on stderr. With 8 (`--check`), the prediction was made and is on stdout;
-with 9 (`doctor`), the findings are.
+An unknown command or option, or one without its value, also exits with 2. With `--json`, an error is also one object on
+stdout ([json.md](json.md)); otherwise stdout is empty with any code except 0, 8 and 9. With 8 (`--check`), the
+prediction was made and is on stdout; with 9 (`doctor`), the findings are.
 `measure` exits with 0 if the training ran out of memory, because that is a result; see `status` in its output.
+
+## Messages
+
+A `WorkloadError` names the key or option that it is about, what it found, and what to write instead; its messages are
+not listed. `…` stands for what differs. What `doctor` finds: [doctor.md](doctor.md).
 """
 
 
+def _bullets(texts: list[str]) -> str:
+    return "\n".join(f"- {text.replace('<', '&lt;')}" for text in texts)
+
+
 def _first(kind: type) -> str:
-    text = " ".join((inspect.getdoc(kind) or "").split()).replace("``", "`")
+    """Return the first paragraph of what a class says of itself."""
+    text = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split()).replace("``", "`")
     return text[:1].upper() + text[1:]
 
 
