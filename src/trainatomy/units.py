@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
@@ -76,6 +81,11 @@ def _in_powers(number: int, suffixes: str) -> str:
 def many(number: int, noun: str) -> str:
     """Format a count with its noun, whose plural takes an s: ``1 step``, ``1,294 kernels``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def by(sides: Sequence[int]) -> str:
+    """Write sizes of several dimensions: ``336 × 448``."""
+    return " × ".join(map(str, sides))
 
 
 def flop_of(number: float) -> str:

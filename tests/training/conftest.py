@@ -63,6 +63,16 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+_IMAGE_TOKENS = {
+    "LlavaForConditionalGeneration": 16,
+    "Qwen3VLForConditionalGeneration": 64,
+    "Qwen2_5_VLForConditionalGeneration": 64,
+    "Mistral3ForConditionalGeneration": 4,
+    "AyaVisionForConditionalGeneration": 4,
+}
+"""Tokens of an image of tiny models, which count in the length of a sequence."""
+
+
 def lengths_for(name: str) -> dict[str, int]:
     """Return the lengths that a model of this class takes: of its text, and of its decoder or transcript."""
     import transformers
@@ -72,7 +82,9 @@ def lengths_for(name: str) -> dict[str, int]:
         return {"sequence_length": 16}
     has_target = "ForCTC" in name or bool(getattr(found.config_class(), "is_encoder_decoder", False))
     has_text = has_target or "input_ids" in inspect.signature(found.forward).parameters
-    return ({"sequence_length": 16} if has_text else {}) | ({"target_length": 8} if has_target else {})
+    return ({"sequence_length": 16 + _IMAGE_TOKENS.get(name, 0)} if has_text else {}) | (
+        {"target_length": 8} if has_target else {}
+    )
 
 
 @pytest.fixture

@@ -321,7 +321,7 @@ def test_freeze_matches_patterns(describe: Any) -> None:
 def test_position_tables_limit_the_text(describe: Any, name: str, sequence: int | None, target: int | None) -> None:
     with torch.device("meta"):
         model = build_model(describe(name))
-    assert position_limits(model) == (sequence, target, 0)
+    assert position_limits(model) == (sequence, target)
 
 
 def test_lengths_follow_the_limits_and_beyond_them_are_refused(describe: Any) -> None:

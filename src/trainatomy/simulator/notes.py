@@ -15,6 +15,7 @@ from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.flash_attention import NOTE as FLASH_ATTENTION_NOTE
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.sample_notes import sample_notes
 from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.triton import has_liger_kernels, uses_liger
 from trainatomy.simulator.values import Values
@@ -151,6 +152,7 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_data_parallel(workload),
         *_shared_experts(workload),
         *_length_note(workload, model),
+        *sample_notes(workload, model),
         *_duration_notes(workload),
         *_sampling(workload),
         *_evaluation_notes(workload),

@@ -19,12 +19,19 @@ from torch.utils.data import Dataset, default_collate
 
 from trainatomy.errors import FactoryError, WorkloadError
 from trainatomy.training import factory
+from trainatomy.training.images import LARGEST_BATCH_BYTES
 from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_inputs, draw_labels
 from trainatomy.training.lengths import LengthBatch, orders
 from trainatomy.training.model import unwrap, weights_dtype
 from trainatomy.training.positions import lengths
 from trainatomy.training.samples import PADDED_SHARE, draw_inputs
-from trainatomy.training.shape import Shape, refuse_unused_lengths, refuse_varying_lengths, shape_of
+from trainatomy.training.shape import (
+    Shape,
+    refuse_unused_images,
+    refuse_unused_lengths,
+    refuse_varying_lengths,
+    shape_of,
+)
 from trainatomy.training.throughput import samples_per_step
 from trainatomy.units import human_bytes
 
@@ -126,8 +133,9 @@ def _dataset_of(
     if workload.data.factory is not None:
         reference = workload.data.factory
         return _from_function(factory.load(reference, "data.factory"), f"data.factory: {reference}", size, model)
-    shape = shape_of(model, lengths(workload, unwrap(model)))
+    shape = shape_of(model, lengths(workload, unwrap(model)), workload.data)
     refuse_unused_lengths(workload.data, shape)
+    refuse_unused_images(workload.data, shape)
     if workload.data.varies:
         first = orders(workload, count=1)[_rank()]
         return _of_lengths(workload, model, size, [batch for step in first.steps for batch in step])
@@ -234,8 +242,6 @@ POOL_BYTES = 256 * 2**20
 """Host memory for samples that are kept to be used again."""
 POOL_SAMPLES = 4096
 """Most samples that are drawn; larger batches repeat them, as drawing takes longer than all else done for a sample."""
-LARGEST_BATCH_BYTES = 2**30
-"""Host memory of a batch; a larger one, which no GPU trains on, is one sample that stands for all of them."""
 
 
 class _Drawing:
@@ -294,8 +300,8 @@ class _Drawing:
 _LISTED = frozenset({"mask_labels", "class_labels"})
 """Arguments that models take as a list with one tensor per image."""
 
-_JOINED = frozenset({"pixel_values", "image_grid_thw"})
-"""Arguments in which models that take a list of patches expect all images in one row."""
+_JOINED = frozenset({"pixel_values", "image_grid_thw", "image_sizes"})
+"""Arguments in which models whose samples have several images, or lists of patches, expect all images in one row."""
 
 
 class _Collation:
@@ -306,7 +312,7 @@ class _Collation:
     """
 
     def __init__(self, shape: Shape) -> None:
-        self.joined = _JOINED if shape.grid is not None else frozenset[str]()
+        self.joined = _JOINED if shape.joins_images else frozenset[str]()
         self.asks_for_loss = "return_loss" in shape.parameters and "labels" not in shape.parameters
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:

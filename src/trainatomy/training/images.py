@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from trainatomy.errors import WorkloadError
+from trainatomy.training.image_layout import tile_grids
 from trainatomy.training.shape import Shape, cannot_make
+from trainatomy.units import human_bytes
+
+LARGEST_BATCH_BYTES = 2**30
+"""Host memory of a batch; a larger one, which no GPU trains on, is one sample that stands for all of them."""
 
 PIX2STRUCT_PATCHES = 2048
 """Patches of an image, ``max_patches`` of ``Pix2StructImageProcessor``."""
@@ -22,18 +27,32 @@ REGIONS = 36
 
 def draw_image(shape: Shape, generator: torch.Generator) -> Tensor:
     """Return ``[C, H, W]`` float32, or ``[F, C, H, W]`` for a video."""
+    _refuse_large(shape)
     if shape.grid is not None:
         return _patches(shape, generator)
     if "spatial_shapes" in shape.parameters:
         vision = shape.vision
         return torch.rand((vision.num_patches, vision.num_channels * vision.patch_size**2), generator=generator)
-    if shape.tiles:
-        return torch.rand((1 + shape.tiles**2, *shape.image_size), generator=generator)
-    if "pixel_attention_mask" in shape.parameters:
-        return torch.rand((1, *shape.image_size), generator=generator)  # Idefics: a list of images
+    count, views = shape.images, shape.layout.views
+    if shape.pinpoints and shape.layout.rows:
+        several = (count,) if count > 1 else ()
+        return torch.rand((*several, views, *shape.image_size), generator=generator)
+    if "aspect_ratio_ids" in shape.parameters:  # Llama 3.2 Vision: always as many tiles
+        return torch.rand((count, shape.vision.max_num_tiles, *shape.image_size), generator=generator)
+    if shape.joins_images or "pixel_attention_mask" in shape.parameters:  # Idefics: a list of images
+        return torch.rand((count * views, *shape.image_size), generator=generator)
     if "Video" in shape.class_name and hasattr(shape.config, "num_frames"):
         return draw_video(shape, generator)
     return torch.rand(shape.image_size, generator=generator)
+
+
+def _refuse_large(shape: Shape) -> None:
+    """Refuse images that take more of the host's memory than a batch may."""
+    size = shape.images * shape.layout.views * math.prod(shape.image_size) * torch.float32.itemsize
+    if size > LARGEST_BATCH_BYTES:
+        key = "data.image_size" if shape.images == 1 else "data.images"
+        taken = f"the images of a sample take {human_bytes(size)} of host memory, more than the"
+        raise WorkloadError(f"{key}: {taken} {human_bytes(LARGEST_BATCH_BYTES)} of a batch", key=key)
 
 
 def draw_video(shape: Shape, generator: torch.Generator) -> Tensor:
@@ -63,7 +82,7 @@ def _patches(shape: Shape, generator: torch.Generator) -> Tensor:
     vision = shape.vision
     found = (getattr(vision, name, None) for name in ("in_channels", "in_chans", "num_channels"))
     channels = next((count for count in found if isinstance(count, int)), 3)
-    count, side = shape.grid[0] * shape.grid[1], vision.patch_size
+    count, side = shape.images * shape.grid[0] * shape.grid[1], vision.patch_size
     if "PaddleOCR" in shape.class_name:  # its processor leaves a patch as it lies in the image
         return torch.rand((count, channels, side, side), generator=generator)
     frames = getattr(vision, "temporal_patch_size", 1)
@@ -84,10 +103,10 @@ def draw_region_boxes(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def image_sizes(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the size of the image as an input, if the model takes it.
+    """Return the sizes of the images as inputs, if the model takes them.
 
-    ``[1, 3]`` int64: frames, height and width in patches.  ``[2]`` int64: height and width in pixels, for a model that
-    takes an image of any size whole and merges its patches (Mistral 3).
+    ``[images, 3]`` int64: frames, height and width in patches.  ``[2]`` or ``[images, 2]`` int64: height and width in
+    pixels, for a model that takes an image of any size whole and merges its patches (Mistral 3).
     """
     if "pixel_values" not in drawn:
         return {}
@@ -95,15 +114,34 @@ def image_sizes(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
         side = math.isqrt(len(drawn["pixel_values"]))
         whole = torch.ones(len(drawn["pixel_values"]), dtype=torch.long)
         return {"pixel_attention_mask": whole, "spatial_shapes": torch.tensor([side, side])}
-    if shape.tiles:
-        _, height, width = shape.image_size
-        return {"image_sizes": torch.tensor([shape.tiles * height, shape.tiles * width])}
-    if "image_sizes" in shape.parameters and shape.merge > 1:
-        return {"image_sizes": torch.tensor(drawn["pixel_values"].shape[-2:])}
+    of_each = drawn["pixel_values"].shape[:-3]
+    if shape.pinpoints and shape.layout.rows:
+        return {"image_sizes": torch.tensor(shape.original_size).repeat(*of_each[:-1], 1).view(*of_each[:-1], 2)}
+    if "image_sizes" in shape.parameters and (shape.merge > 1 or shape.takes_whole_images):
+        return {"image_sizes": torch.tensor(drawn["pixel_values"].shape[-2:]).repeat(*of_each, 1).view(*of_each, 2)}
+    if "aspect_ratio_ids" in shape.parameters:
+        return _tiles(shape)
     if shape.grid is None:
         return {}
     _check_width(shape)
-    return {"image_grid_thw": torch.tensor([[1, *shape.grid]])}
+    return {"image_grid_thw": torch.tensor([[1, *shape.grid]] * shape.images)}
+
+
+def _tiles(shape: Shape) -> dict[str, Tensor]:
+    """Return which tiles of Llama 3.2 Vision images fill, and that all text sees all of them.
+
+    ``aspect_ratio_ids [images]``, ``aspect_ratio_mask [images, tiles]``, ``cross_attention_mask [S, images, tiles]``:
+    int64.
+    """
+    grid = (max(shape.layout.rows, 1), max(shape.layout.columns, 1))
+    filled = torch.zeros(shape.images, shape.vision.max_num_tiles, dtype=torch.long)
+    filled[:, : math.prod(grid)] = 1
+    text = shape.lengths.placeholders + shape.lengths.sequence
+    return {
+        "aspect_ratio_ids": torch.full((shape.images,), tile_grids(shape).index(grid) + 1),
+        "aspect_ratio_mask": filled,
+        "cross_attention_mask": filled.expand(text, *filled.shape).clone(),
+    }
 
 
 def _check_width(shape: Shape) -> None:

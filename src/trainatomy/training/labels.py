@@ -45,7 +45,9 @@ def _token(shape: Shape, inputs: Labels, generator: torch.Generator) -> Labels:
     if "MaskedLM" in shape.class_name:
         return {"labels": draw_tokens(shape.text, len(next(iter(inputs.values()))), generator)}
     labels = inputs["input_ids"].clone()
-    labels[: shape.image_tokens + shape.audio_tokens] = IGNORED
+    for token, count in ((shape.image_token, shape.image_tokens), (shape.audio_token, shape.audio_tokens)):
+        if count:
+            labels[labels == token] = IGNORED
     return {"labels": labels}
 
 

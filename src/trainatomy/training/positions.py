@@ -12,7 +12,9 @@ from torch import nn
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.lengths import longest_row
+from trainatomy.units import by, many
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
+from trainatomy.workload.loops import loop_of
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
@@ -32,43 +34,77 @@ LARGEST_ALPHABET = 100
 
 
 class Lengths(NamedTuple):
-    """Tokens of a sample: of the input text, and of its target, a decoder's text or a recording's transcript."""
+    """Tokens of a sample.
+
+    Attributes:
+        sequence: Of the input text.
+        target: Of its target, a decoder's text or a recording's transcript.
+        placeholders: Tokens before the text that the model replaces by parts of images and recordings.
+    """
 
     sequence: int
     target: int
+    placeholders: int = 0
+
+    @property
+    def total(self) -> int:
+        """Return the tokens of the input: the text, and what stands for images and recordings."""
+        return self.placeholders + self.sequence
 
 
 class Limits(NamedTuple):
-    """Rows of the position tables that text uses; ``None`` if there is no table.
-
-    ``image`` tokens come before the text and take rows as well; they are subtracted from ``sequence``.
-    """
+    """Rows of the position tables that text uses; ``None`` if there is no table."""
 
     sequence: int | None
     target: int | None
-    image: int = 0
 
 
 def lengths(workload: Workload, model: nn.Module) -> Lengths:
     """Return the lengths that ``workload.data`` asks for, or else 512 or the number of the model's positions.
 
-    A transcript is as long as what is spoken in the recording, so that the loss of CTC is finite.
+    The length that is asked for is that of the whole sequence, with the tokens that stand for images and recordings;
+    the default is one of the text beside them.  A transcript is as long as what is spoken in the recording, so that the
+    loss of CTC is finite.
 
     Raises:
-        WorkloadError: A requested length exceeds the model's positions.
+        WorkloadError: A requested length exceeds the model's positions, or does not hold the images.
     """
     data, limits = workload.data, position_limits(model)
     name = type(model).__name__
-    _refuse_beyond("data.sequence_length", data.sequence_length, limits.sequence, name, limits.image)
+    _refuse_beyond("data.sequence_length", data.sequence_length, limits.sequence, name)
     _refuse_beyond("data.target_length", data.target_length, limits.target, name)
     if data.varies:
         longest = longest_row(workload)
-        _refuse_beyond("data.lengths", longest, limits.sequence, name, limits.image)
+        _refuse_beyond("data.lengths", longest, limits.sequence, name)
         return Lengths(longest, data.target_length or 1)
-    sequence = data.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, limits.sequence or DEFAULT_SEQUENCE_LENGTH)
+    replaced = _placeholders(workload, model, limits.sequence)
+    positions = DEFAULT_SEQUENCE_LENGTH if limits.sequence is None else limits.sequence - replaced
+    given = data.sequence_length
+    sequence = min(DEFAULT_SEQUENCE_LENGTH, positions) if given is None else given - replaced
     if writes_transcripts(name):
-        return Lengths(sequence, data.target_length or data.sequence_length or _spoken(model))
-    return Lengths(sequence, data.target_length or min(sequence, limits.target or sequence))
+        return Lengths(sequence, data.target_length or data.sequence_length or _spoken(model), replaced)
+    return Lengths(sequence, data.target_length or min(sequence, limits.target or sequence), replaced)
+
+
+def _placeholders(workload: Workload, model: nn.Module, limit: int | None) -> int:
+    """Return the tokens that stand for the images and recordings of a sample; refuse more than the sequence holds."""
+    from trainatomy.training.shape import shape_of  # which imports what imports this file
+
+    if getattr(model, "config", None) is None or is_of_trl(workload):
+        return 0
+    shape = shape_of(model, Lengths(0, 0), workload.data)
+    replaced, given = shape.placeholders, workload.data.sequence_length
+    least, longest = replaced + shape.images, given or limit
+    if not replaced or longest is None or least <= longest:
+        return replaced
+    what = f"{many(shape.images, 'image')} of {by(shape.original_size)}" if shape.image_tokens else "a recording"
+    holds = f"{longest} tokens do not hold text and the {replaced} tokens of {what}"
+    if given is None:
+        key, advice = "data.images" if shape.images > 1 else "data.image_size", "take smaller or fewer images"
+        raise WorkloadError(f"{key}: the positions of {type(model).__name__}, {holds}: {advice}", key=key)
+    key = "data.sequence_length"
+    message = f"{holds}: it is the length of the whole sequence, as max_length is; give {least} or more"
+    raise WorkloadError(f"{key}: {message}", key=key)
 
 
 def writes_transcripts(class_name: str) -> bool:
@@ -81,21 +117,19 @@ def _spoken(model: nn.Module) -> int:
     return LETTERS if vocabulary <= LARGEST_ALPHABET else WORD_PIECES
 
 
-def _refuse_beyond(key: str, length: int | None, limit: int | None, model: str, image: int = 0) -> None:
-    """Raise an error if text is longer than its positions; ``image``: positions that the tokens of an image take."""
-    if length is None or limit is None or length <= limit:
-        return
-    positions = f"the {limit} positions"
-    if image:
-        positions = f"the {limit} positions that an image of {image} tokens leaves of the {limit + image}"
-    raise WorkloadError(f"{key}: {length} is longer than {positions} of {model}", key=key)
+def is_of_trl(workload: Workload) -> bool:
+    """Return whether TRL makes the batches, which hold text only here."""
+    return workload.mode == "training" and loop_of(workload).settings is not None
+
+
+def _refuse_beyond(key: str, length: int | None, limit: int | None, model: str) -> None:
+    """Raise an error if a sequence is longer than its positions."""
+    if length is not None and limit is not None and length > limit:
+        raise WorkloadError(f"{key}: {length} is longer than the {limit} positions of {model}", key=key)
 
 
 def position_limits(model: nn.Module) -> Limits:
-    """Return the rows of the smallest position table for the input text, and for the decoder's text.
-
-    The tokens of an image precede the text and take rows as well.
-    """
+    """Return the rows of the smallest position table for the input text, and for the decoder's text."""
     config = getattr(model, "config", None)
     has_decoder = bool(getattr(config, "is_encoder_decoder", False))
     sequence: list[int] = []
@@ -107,13 +141,7 @@ def position_limits(model: nn.Module) -> Limits:
         (target if has_decoder and "decoder" in name.split(".") else sequence).append(rows)
     if isinstance(longest := getattr(config, "max_text_len", None), int):  # what Grounding DINO compares with boxes
         sequence.append(longest)
-    longest_text, image = min(sequence, default=None), 0
-    if longest_text is not None and config is not None:
-        from trainatomy.training.shape import shape_of  # which imports what imports this file
-
-        image = shape_of(model, Lengths(0, 0)).image_tokens
-        longest_text -= image
-    return Limits(longest_text, min(target, default=None), image)
+    return Limits(min(sequence, default=None), min(target, default=None))
 
 
 def _rows(name: str, module: nn.Module) -> int | None:

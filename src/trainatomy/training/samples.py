@@ -56,7 +56,10 @@ def draw_tokens(config: Any, length: int, generator: torch.Generator) -> Tensor:
 
 
 def _input_ids(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Return token ids ``[S]``, or ``[I + S]`` with the placeholders of an image or a recording in front."""
+    """Return token ids ``[S]``, or ``[I + S]`` with the placeholders of images or a recording in front.
+
+    A token of the text stands between two images, as the markers around images do.
+    """
     text = draw_tokens(shape.text, shape.lengths.sequence, generator)
     _separate(text, shape)
     for token, count in ((shape.image_token, shape.image_tokens), (shape.audio_token, shape.audio_tokens)):
@@ -64,7 +67,9 @@ def _input_ids(shape: Shape, generator: torch.Generator) -> Tensor:
             assert token is not None
             _refuse_beyond_vocabulary(token, shape)
             text[text == token] = (token + 1) % int(shape.text.vocab_size)
-            text = torch.cat([torch.full((count,), token), text])
+            between = (shape.images if token == shape.image_token else 1) - 1
+            part = torch.full((count,), token)
+            text = torch.cat([*(each for mark in text[:between] for each in (part, mark[None])), part, text[between:]])
     return text
 
 
@@ -151,6 +156,17 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
     """
     if not isinstance(shape.main_input, str) or shape.main_input not in INPUTS:
         raise cannot_make(shape, shape.main_input)
+    names = input_names(shape)
+    if shape.choices > 1:
+        return {name: torch.stack([INPUTS[name](shape, generator) for _ in range(shape.choices)]) for name in names}
+    drawn = {name: INPUTS[name](shape, generator) for name in names}
+    more = [image_sizes(shape, drawn), heard_frames(shape, drawn), _token_types(shape, drawn)]
+    more += [_visual_masks(shape, drawn), draw_times(shape, drawn, generator)]
+    return drawn | {name: value for each in more for name, value in each.items()}
+
+
+def input_names(shape: Shape) -> list[str]:
+    """Return the names of the inputs of a sample, beside those that say something about them."""
     names = [shape.main_input]
     if _joins_text_and_images(shape):
         both = ("input_ids", "pixel_values", "qformer_input_ids")
@@ -159,12 +175,7 @@ def draw_inputs(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
         names += ["input_features"] if "input_features" not in names else []
     if "input_ids" in names:
         names += [name for name in _BESIDE_TEXT if name in shape.parameters]
-    if shape.choices > 1:
-        return {name: torch.stack([INPUTS[name](shape, generator) for _ in range(shape.choices)]) for name in names}
-    drawn = {name: INPUTS[name](shape, generator) for name in names}
-    more = [image_sizes(shape, drawn), heard_frames(shape, drawn), _token_types(shape), _visual_masks(shape, drawn)]
-    more.append(draw_times(shape, drawn, generator))
-    return drawn | {name: value for each in more for name, value in each.items()}
+    return names
 
 
 def _joins_text_and_images(shape: Shape) -> bool:
@@ -180,12 +191,11 @@ def _joins_text_and_images(shape: Shape) -> bool:
     )
 
 
-def _token_types(shape: Shape) -> dict[str, Tensor]:
-    """Return ``[I + S]`` int64, 1 for the image's tokens, for models that require it in training."""
-    if not shape.image_tokens:
+def _token_types(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``[I + S]`` int64, 1 for the tokens of images, for models that require it in training."""
+    if shape.image_token is None or not shape.image_tokens:
         return {}
-    kinds = torch.zeros(shape.image_tokens + shape.lengths.sequence, dtype=torch.long)
-    kinds[: shape.image_tokens] = 1
+    kinds = drawn["input_ids"].eq(shape.image_token).long()
     return {name: kinds.clone() for name in ("token_type_ids", "mm_token_type_ids") if name in shape.parameters}
 
 

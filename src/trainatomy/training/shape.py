@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from trainatomy.errors import WorkloadError
+from trainatomy.training.image_layout import SEVERAL, Layout, refuse_size, rule_of
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import writes_transcripts
 
@@ -31,6 +33,8 @@ class Shape:
         parameters: Names of the arguments of its forward.
         main_input: Name of its main input.
         lengths: Tokens of a sample.
+        images: Images of a sample.
+        asked_size: Height and width of an image before the model's processor, if the user says.
     """
 
     class_name: str
@@ -38,6 +42,8 @@ class Shape:
     parameters: frozenset[str]
     main_input: str
     lengths: Lengths
+    images: int = 1
+    asked_size: tuple[int, int] | None = None
 
     @property
     def text(self) -> Any:
@@ -90,7 +96,27 @@ class Shape:
 
     @property
     def image_size(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image.
+        """Channels, height and width of an image, or of each of its tiles, as the encoder sees it."""
+        return self.default_image_size[0], self.layout.height, self.layout.width
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What an image becomes before the encoder sees it.
+
+        Raises:
+            WorkloadError: The user asked for a size, and what becomes of it is not known.
+        """
+        if self.asked_size is not None:
+            if (rule := rule_of(self)) is None:
+                raise refuse_size(self)
+            return rule(self, *self.asked_size)
+        _, height, width = self.default_image_size
+        is_offered = [2 * height, 2 * width] in self.pinpoints
+        return Layout(height, width, 2, 2) if is_offered else Layout(height, width)
+
+    @property
+    def default_image_size(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image, or of its tiles, unless the user says.
 
         If the configuration names no size, 224 × 224 (ResNet, ConvNeXt), for a detector 640 × 640 (RT-DETR, YOLO), for
         Florence-2 768 × 768 (the processor of its checkpoints).  RF-DETR cuts the patches of an image into windows, so
@@ -103,6 +129,13 @@ class Shape:
             height, width = (math.ceil(side / unit) * unit for side in sides)
             return channels, height, width
         return image_size(self.vision, 768 if self._is_florence else 640 if self.detects else 224)
+
+    @property
+    def default_size_is_assumed(self) -> bool:
+        """True if the configuration names no size of images."""
+        backbone: Any = getattr(self.config, "backbone_config", None)
+        has_windows = self.detects and isinstance(getattr(backbone, "num_windows", None), int)
+        return not has_windows and not any(getattr(self.vision, name, None) for name in _SIZES)
 
     @property
     def _is_florence(self) -> bool:
@@ -119,30 +152,56 @@ class Shape:
         """Number of placeholder tokens per image; 0 if the configuration does not say."""
         if self.image_token is None or "pixel_values" not in self.parameters:
             return 0
-        if self.tiles:
+        if self.pinpoints and self.layout.rows:
             return self._tile_tokens
+        if "aspect_ratio_ids" in self.parameters:
+            return 1  # Llama 3.2 Vision: the text attends to the image beside it
+        return self.layout.views * self._view_tokens
+
+    @property
+    def _view_tokens(self) -> int:
+        """Tokens of what the encoder sees at once, an image or a tile; 0 if the configuration does not say."""
+        if self.takes_whole_images:
+            return self._reduced_patches
         places = (self.config, self.vision, self.text, getattr(self.config, "perceiver_config", None))
         found = (getattr(place, name, None) for name in _IMAGE_TOKENS for place in places)
         return next((count for count in found if isinstance(count, int)), self._reduced_patches)
 
     @property
-    def tiles(self) -> int:
-        """Side of the grid of tiles that an image is cut into beside the whole image; 0 if it is not cut.
+    def pinpoints(self) -> list[list[int]]:
+        """Heights and widths that LLaVA-NeXT and OneVision choose from for the tiles of an image.
 
-        LLaVA-NeXT and OneVision choose from ``image_grid_pinpoints`` by the size of an image: here it is twice as high
-        and as wide as a tile, which both offer.
+        Unless the user says, an image is twice as high and as wide as a tile, which both offer.
         """
-        _, height, width = self.image_size
-        offered = [list(size) for size in getattr(self.config, "image_grid_pinpoints", None) or ()]
-        return 2 if "image_sizes" in self.parameters and [2 * height, 2 * width] in offered else 0
+        offered = getattr(self.config, "image_grid_pinpoints", None) if "image_sizes" in self.parameters else None
+        return [list(size) for size in offered or ()]
+
+    @property
+    def original_size(self) -> tuple[int, int]:
+        """Height and width of an image before the model's processor."""
+        layout = self.layout
+        return self.asked_size or (max(layout.rows, 1) * layout.height, max(layout.columns, 1) * layout.width)
 
     @property
     def _tile_tokens(self) -> int:
-        """Tokens of the whole image and its tiles: one for each patch, and one at the end of each row of the tiles."""
-        _, height, width = self.image_size
-        patch = int(self.vision.patch_size)
-        rows, columns = height // patch, width // patch
-        return rows * columns + self.tiles * rows * (self.tiles * columns + 1)
+        """Tokens of the whole image and its tiles: one for each patch, and one at the end of each row of the tiles.
+
+        Patches beside an image whose proportions are not those of its tiles are left out; OneVision shrinks what has
+        more patches than 9 tiles (``_get_unpadded_features``).
+        """
+        layout, patch = self.layout, int(self.vision.patch_size)
+        height, width = layout.height // patch, layout.width // patch
+        rows, columns = layout.rows * height, layout.columns * width
+        high, wide = self.original_size
+        if wide / high > columns / rows:
+            rows -= (rows - int(round(high * (columns / wide), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(wide * (rows / high), 7))) // 2 * 2
+        most = getattr(self.config, "vision_aspect_ratio", None) or ""
+        ratio = math.sqrt(rows * columns / (int(most.removeprefix("anyres_max_")) * height**2)) if most else 1.0
+        if ratio > _SHRUNK_FROM:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+        return height * width + rows * (columns + 1)
 
     @property
     def audio(self) -> Any:
@@ -178,15 +237,39 @@ class Shape:
 
         One token stands for ``merge × merge`` patches.
         """
-        if "image_grid_thw" not in self.parameters or not isinstance(getattr(self.vision, "patch_size", None), int):
+        if not (unit := self.grid_unit):
             return None
         _, height, width = self.image_size
-        unit = int(self.vision.patch_size) * self.merge
         return height // unit * self.merge, width // unit * self.merge
+
+    @property
+    def grid_unit(self) -> int:
+        """Pixels per side of the patches that become one token, for models that take a list; 0 for the others."""
+        patch = getattr(self.vision, "patch_size", None)
+        return patch * self.merge if "image_grid_thw" in self.parameters and isinstance(patch, int) else 0
+
+    @property
+    def takes_whole_images(self) -> bool:
+        """True if the encoder takes images of any size whole, beside their sizes (Pixtral)."""
+        return getattr(self.vision, "model_type", "") == "pixtral"
+
+    @property
+    def joins_images(self) -> bool:
+        """True if the images of all samples of a batch stand in one row, so that each may have several."""
+        is_nested = "pixel_attention_mask" in self.parameters or "aspect_ratio_ids" in self.parameters
+        several = self.images > 1 or (self.layout.rows > 0 and not self.pinpoints)
+        return self.grid is not None or (several and not is_nested)
+
+    @property
+    def placeholders(self) -> int:
+        """Number of tokens of a sample that the model replaces by parts of its images and recordings."""
+        return self.images * self.image_tokens + self.audio_tokens
 
     @property
     def merge(self) -> int:
         """Patches per side that are merged into one token."""
+        if isinstance(ratio := getattr(self.vision, "pixel_shuffle_ratio", None), float):
+            return round(1 / ratio)  # Llama 4
         found = (getattr(place, name, None) for name in _MERGES for place in (self.config, self.vision))
         return next((count for count in found if isinstance(count, int)), 1)
 
@@ -207,6 +290,12 @@ class Shape:
 
 _DETECTORS = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "DetrForSegmentation")
 
+_SHRUNK_FROM = 1.1
+"""From this many times as wide on, OneVision shrinks the patches of an image."""
+
+_SIZES = ("image_size", "input_size", "crop_size")
+"""Names that configurations use for the size of an image."""
+
 _IMAGE_TOKENS = (
     "image_seq_length",
     "mm_tokens_per_image",
@@ -220,7 +309,7 @@ _MERGES = ("spatial_merge_size", "downsample_factor", "scale_factor")
 """Names that configurations use for the number of patches per side that become one token."""
 
 
-def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
+def shape_of(model: nn.Module, lengths: Lengths, data: DataSpec | None = None) -> Shape:
     """Return the ``Shape`` of ``model``; raise ``WorkloadError`` if it has no configuration."""
     inner = unwrap(model)
     config = getattr(inner, "config", None)
@@ -232,7 +321,8 @@ def shape_of(model: nn.Module, lengths: Lengths) -> Shape:
         )
     parameters = frozenset(inspect.signature(inner.forward).parameters)
     main_input = getattr(inner, "main_input_name", "input_ids")
-    return Shape(type(inner).__name__, config, parameters, main_input, lengths)
+    images, size = (1, None) if data is None else (data.images or 1, data.image_height_width)
+    return Shape(type(inner).__name__, config, parameters, main_input, lengths, images, size)
 
 
 def cannot_make(shape: Shape, what: str) -> WorkloadError:
@@ -256,6 +346,19 @@ def refuse_unused_lengths(data: DataSpec, shape: Shape) -> None:
             raise WorkloadError(f"{key}: {shape.class_name} {meaning[name]}: leave it out", key=key)
 
 
+def refuse_unused_images(data: DataSpec, shape: Shape) -> None:
+    """Raise ``WorkloadError`` for images that the samples of this model do not have."""
+    if data.images is None and data.image_size is None:
+        return
+    key = "data.images" if data.image_size is None else "data.image_size"
+    if not any(name in shape.parameters for name in ("pixel_values", "pixel_values_videos")):
+        raise WorkloadError(f"{key}: {shape.class_name} takes no images: leave it out", key=key)
+    kind = str(getattr(shape.config, "model_type", ""))
+    if shape.images > 1 and (kind not in SEVERAL or not shape.image_token):
+        message = f"data.images: batches of {shape.class_name} are made with one image for each sample"
+        raise WorkloadError(f"{message}: leave it out, or name a function that makes the batch", key="data.images")
+
+
 def refuse_varying_lengths(data: DataSpec, shape: Shape) -> None:
     """Raise ``WorkloadError`` where batches of different lengths cannot be made for a model."""
     images = any(name.startswith(("pixel_values", "input_features", "input_values")) for name in shape.parameters)
@@ -277,7 +380,7 @@ def _no_lengths(message: str) -> WorkloadError:
 
 def image_size(config: Any, otherwise: int = 224) -> tuple[int, int, int]:
     """Return ``C, H, W``; ``otherwise`` is the side if the configuration names none."""
-    named = (getattr(config, name, None) for name in ("image_size", "input_size", "crop_size"))
+    named = (getattr(config, name, None) for name in _SIZES)
     size = next(filter(None, named), otherwise)
     if isinstance(size, dict):
         size = (size["height"], size["width"])

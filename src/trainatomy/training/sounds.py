@@ -20,6 +20,19 @@ FRAMES = 1000
 """Frames of a spectrogram of 10 seconds."""
 
 
+def has_assumed_length(shape: Shape, name: str) -> bool:
+    """Return whether a recording has 10 seconds because neither the model nor the user says how long it is."""
+    config = shape.config
+    if name == "input_values":
+        return not (hasattr(config, "num_mel_bins") and isinstance(getattr(config, "max_length", None), int))
+    encoder: Any = getattr(config, "encoder_config", None)
+    convolves = hasattr(encoder, "num_mel_bins") and not hasattr(encoder, "max_source_positions")
+    marks = ("feature_projection_input_dim", "input_feat_per_channel")
+    return name == "input_features" and (
+        convolves or any(isinstance(getattr(config, mark, None), int) for mark in marks)
+    )
+
+
 def draw_spectrogram(shape: Shape, generator: torch.Generator) -> Tensor:
     """Return a spectrogram, float32, in the layout of the model.
 

@@ -39,14 +39,15 @@ def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
     """
     if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
         return None
-    shape, sequences = shape_of(model, lengths(workload, unwrap(model))), loop_of(workload).sequences
+    shape = shape_of(model, lengths(workload, unwrap(model)), workload.data)
+    sequences = loop_of(workload).sequences
     if shape.main_input != "input_ids":
         return None
     if workload.data.lengths is not None and not workload.data.packing:
         mean = round(fmean(sample_lengths(workload)))
         return sequences * shape.choices * mean + (shape.lengths.target if shape.is_encoder_decoder else 0)
     length = batching_of(workload).tokens_of_row(shape.lengths.sequence)
-    return sequences * shape.choices * (shape.image_tokens + length) + (
+    return sequences * shape.choices * (shape.lengths.placeholders + length) + (
         shape.lengths.target if shape.is_encoder_decoder else 0
     )
 

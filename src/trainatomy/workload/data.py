@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -17,11 +18,12 @@ PREDICTED_IDS = "trainatomy.training.evaluation:predicted_ids"
 
 
 class DataSpec(Section):
-    """The shape of one sample. Images and audio follow the model's configuration."""
+    """The shape of one sample. Recordings follow the model's configuration, and images unless they are described."""
 
     sequence_length: Count | None = Field(
         default=None,
-        description=f"tokens in a text sample (default: {DEFAULT_SEQUENCE_LENGTH}, or the model's maximum if smaller)",
+        description="tokens in a sample, with those that stand for its images and recordings, as `max_length` counts "
+        f"(default: {DEFAULT_SEQUENCE_LENGTH} of text, or the model's maximum if smaller)",
     )
     target_length: Count | None = Field(
         default=None,
@@ -32,6 +34,12 @@ class DataSpec(Section):
         default=None,
         description="with `loop: sft`, `dpo` and `kto`: tokens of each sample that are its prompt and outside the loss "
         "(default of `sft`: none, a text without a prompt)",
+    )
+    images: Count | None = Field(default=None, description="images of each sample, for models that see (default: 1)")
+    image_size: Count | tuple[Count, Count] | None = Field(
+        default=None,
+        description="pixels of an image before the model's processor, which resizes it and cuts it into tiles: one "
+        "number for a square, or `[height, width]` (`480x640` as a flag; default: a size that the model takes)",
     )
     attention_mask: bool = Field(
         default=False, description="include an attention mask of ones in the batch, as tokenizers do"
@@ -84,6 +92,20 @@ class DataSpec(Section):
         """Return whether the batches of an epoch have different lengths."""
         return self.lengths is not None and not self.packing and self.padding != "max_length"
 
+    @property
+    def image_height_width(self) -> tuple[int, int] | None:
+        """Return the height and width of an image, if they are given."""
+        size = self.image_size
+        return (size, size) if isinstance(size, int) else size
+
+    @field_validator("image_size", mode="before")
+    @classmethod
+    def _image_size(cls, value: Any) -> Any:
+        """Read the texts of a command line: ``480x640``, ``480,640`` or ``[480, 640]``."""
+        if isinstance(value, str):
+            value = [part.strip() for part in re.split("[x×,]", value.strip("[]()"))]
+        return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+
     @field_validator("padding", mode="before")
     @classmethod
     def _padding(cls, value: Any) -> Any:
@@ -124,6 +146,8 @@ class DataSpec(Section):
         is_set = {
             "sequence_length": self.sequence_length is not None,
             "target_length": self.target_length is not None,
+            "images": self.images is not None,
+            "image_size": self.image_size is not None,
             "attention_mask": self.attention_mask,
             "padding": bool(self.padding),
             "pad_to_multiple_of": self.pad_to_multiple_of is not None,

@@ -23,6 +23,8 @@ _DEEPSPEED: Path = ("train", "deepspeed")
 """Its flag takes a file, as that of ``TrainingArguments``."""
 _QUANT_TYPE: Path = ("model", "quantization", "quant_type")
 """Its flag takes a name; what ``config.json`` says of it needs a file."""
+_IMAGE_SIZE: Path = ("data", "image_size")
+"""Its flag takes one text."""
 _PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory"), ("generation", "use_cache")}
 _FILE_ONLY = {
     ("gpu", "base"),
@@ -99,7 +101,7 @@ def _kind(path: Path, field: FieldInfo) -> Kind:
         return "choice"
     if str(path[-1]).endswith("_bytes"):
         return "text"  # "80 GiB" is a size too
-    if path in (_DEEPSPEED, _QUANT_TYPE):
+    if path in (_DEEPSPEED, _QUANT_TYPE, _IMAGE_SIZE):
         return "text"
     if dict in types and tuple not in types:
         return "pairs"

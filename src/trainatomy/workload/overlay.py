@@ -13,6 +13,8 @@ _SET_BY_MODEL_FACTORY = ("id", "class", "config", "attn_implementation", "dtype"
 _SET_BY_DATA_FACTORY = (
     "sequence_length",
     "target_length",
+    "images",
+    "image_size",
     "attention_mask",
     "padding",
     "pad_to_multiple_of",

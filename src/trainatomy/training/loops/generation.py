@@ -80,7 +80,7 @@ def check_generation(workload: Workload, model: nn.Module) -> None:
     new = workload.generation.max_new_tokens or 0
     limits, decodes = position_limits(inner), bool(getattr(inner.config, "is_encoder_decoder", False))
     limit = limits.target if decodes else limits.sequence
-    prompt = 1 if decodes or workload.data.factory is not None else lengths(workload, inner).sequence
+    prompt = 1 if decodes or workload.data.factory is not None else lengths(workload, inner).total
     if limit is not None and prompt + new - 1 > limit:
         raise WorkloadError(
             f"generation.max_new_tokens: {new} tokens after {prompt} are more than the {limit} positions of {name}",
