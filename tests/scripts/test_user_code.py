@@ -96,6 +96,27 @@ for _ in range(5):
     assert 0 <= peak(found) - peak(run_script(LOOP + everything)) < 2**20
 
 
+def test_a_mask_that_is_set_at_some_entries_selects_no_more(run_script: RunScript) -> None:
+    text = """
+shapes = []
+for _ in range(5):
+    scores = model(x).detach().amax(-1)
+    sampled = torch.zeros_like(scores, dtype=torch.uint8)
+    sampled[(scores > 0.5).nonzero().squeeze(1)[:3]] = 1
+    other = torch.zeros(32, dtype=torch.bool, device="cuda")
+    other[scores.argsort()[:4]] = True
+    either = sampled.bool() | other
+    shapes += [x[mask].shape[0] for mask in (sampled, either, either & other, ~other)]
+    either[scores.argsort()[:5]] = True
+    shapes += [torch.where(either)[0].shape[0], torch.masked_select(x, other[:, None]).shape[0]]
+    other.logical_not_()
+    shapes += [x[other].shape[0]]
+    step(x, y)
+assert shapes[:7] == [3, 7, 4, 32, 12, 4 * 64, 32], shapes
+"""
+    assert "selection" in kinds(run_script(LOOP + text))
+
+
 @pytest.mark.parametrize("is_training", [True, False])
 def test_inference_mode_holds_what_no_grad_does(run_script: RunScript, is_training: bool) -> None:
     """PyTorch does not divide composite operations there; the simulation has to."""

@@ -10,7 +10,7 @@ are known, also those that ranks send each other.  Whether a mask pads only at t
 Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
 repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known, or follow from an assumed
 choice (``Values.choose``): each expert of a mixture gets equally many tokens.  Where they are not, everything is
-selected and all values differ, and the prediction says so (``DataDependentSizes.assumes``).
+selected that may be (``MaskBounds``) and all values differ, and the prediction says so (``DataDependentSizes.assumes``).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainatomy.errors import SimulationError
+from trainatomy.simulator.mask_bounds import MaskBounds
 from trainatomy.simulator.storages import forgetting
 from trainatomy.simulator.values import Values
 
@@ -228,6 +229,7 @@ class DataDependentSizes:
 
     Attributes:
         selected: Number of true elements of each mask of the last operation.
+        bounds: How many elements of unknown masks are true at most.
         assumes: Called with the operation where values are unknown, before the largest result is assumed: everything
             is selected, all values differ.  None refuses such an operation.
     """
@@ -235,6 +237,7 @@ class DataDependentSizes:
     def __init__(self, values: Values) -> None:
         self.selected: tuple[int, ...] = ()
         self.assumes: Callable[[str], object] | None = None
+        self.bounds = MaskBounds(values)
         self._values = values
 
     def run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -251,7 +254,8 @@ class DataDependentSizes:
                 return None
             if mask is None and self.assumes is not None:
                 self.assumes(name)
-            count = shape.numel() if mask is None else int(mask.expand(shape).sum())
+            repeats = shape.numel() // max(1, args[1].numel())
+            count = self.bounds.most(args[1]) * repeats if mask is None else int(mask.expand(shape).sum())
             self.selected = (count,)
             return torch.empty(count, dtype=args[0].dtype, device="meta")
         if name in _SIZED_BY_VALUES:
@@ -267,7 +271,7 @@ class DataDependentSizes:
             if self.assumes is None:
                 return None
             self.assumes(name)
-            return torch.empty((tensor.numel(), tensor.dim()), dtype=torch.long, device="meta")
+            return torch.empty((self.bounds.most(tensor), tensor.dim()), dtype=torch.long, device="meta")
         positions = value.nonzero()
         found = torch.empty(positions.shape, dtype=torch.long, device="meta")
         self._values.learn(found, positions)

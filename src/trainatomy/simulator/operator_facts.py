@@ -11,6 +11,7 @@ import torch
 from trainatomy.operators.allocation.plan import Rule
 from trainatomy.operators.registry import find
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED
+from trainatomy.simulator.mask_bounds import BOUNDED
 from trainatomy.simulator.index_ranges import INDEXES
 from trainatomy.simulator.sparse_tensors import NAMES as SPARSE
 from trainatomy.simulator.torchvision_kernels import STAND_INS
@@ -28,6 +29,7 @@ class OperatorFacts:
         reads: True if it may read a value.
         sized: True if the size of its result may depend on values.
         learns: True if its result may be known to be False.
+        bounds: True if it may be known how many elements of its result are true at most.
         indexes: True if it reads entries that one of its arguments names.
         chooses: True if its last result says which entries it picks along a dimension.
         guesses: True if a few unknown numbers may be taken to have been 0 before.
@@ -48,6 +50,7 @@ class OperatorFacts:
     reads: bool
     sized: bool
     learns: bool
+    bounds: bool
     indexes: bool
     chooses: bool
     guesses: bool
@@ -81,6 +84,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         reads=name in READS,
         sized=name in SIZED,
         learns=name in LEARNS,
+        bounds=name in BOUNDED,
         indexes=name in INDEXES,
         chooses=name in CHOOSES and any(argument.name in ("dim", "num_samples") for argument in func._schema.arguments),
         guesses=name in GUESSES,

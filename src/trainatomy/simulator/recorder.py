@@ -240,6 +240,8 @@ class Recorder(TraceWriter, TorchDispatchMode):
             self.uncounted[name] = facts.uncounted
         if facts.learns:
             self.scalar_reads.learn(name, args, outputs)
+        if facts.bounds and first.is_meta:
+            self.sizes.bounds.learn(name, args, first)
         learnt = facts.sized and facts.is_functional and self.values.knows(first)  # by what decided its size
         if not learnt and not (facts.is_functional and self.values.starts_unknown(args)):
             self.values.follow(func, args, kwargs, outputs)

@@ -1,0 +1,84 @@
+"""How many elements of a mask are true at most, where its values are unknown.
+
+Code that samples marks entries that it has picked in a mask of zeros, and selects by the mask later (torchvision's
+``BalancedPositiveNegativeSampler``): which entries is unknown, but not how many.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from trainatomy.simulator.storages import forgetting
+from trainatomy.simulator.values import Values
+
+_SETS = frozenset({"aten::index_put_", "aten::_index_put_impl_"})
+_SUMS = frozenset({"aten::bitwise_or", "aten::logical_or", "aten::__or__"})
+_LEASTS = frozenset({"aten::bitwise_and", "aten::logical_and", "aten::__and__"})
+_KEEPS = frozenset({"aten::_to_copy", "aten::clone"})
+BOUNDED = _SETS | _SUMS | _LEASTS | _KEEPS
+"""Operators that ``MaskBounds.learn`` may learn from."""
+
+
+class _Bound(NamedTuple):
+    storage: weakref.ref[torch.UntypedStorage]
+    version: int
+    most: int
+
+
+class MaskBounds:
+    """Knows how many elements of masks are true at most."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._bounds: dict[int, _Bound] = {}
+
+    def most(self, mask: torch.Tensor) -> int:
+        """Return how many elements are true at most, all if nothing is known."""
+        known = self._known(mask)
+        return mask.numel() if known is None else min(known, mask.numel())
+
+    def learn(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> None:
+        """Remember the bound of a result, before the values of the arguments are followed."""
+        if torch.is_inference_mode_enabled() or result.dtype not in (torch.bool, torch.uint8, torch.long):
+            return
+        if name in _SETS:
+            before, added = self._known(args[0]), _entries(args[0], args[1])
+            # PyTorch counts the version of a tensor that is written to once the operation is over.
+            self._remember(result, None if before is None or added is None else before + added, result._version + 1)
+            return
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        bounds = [self._known(tensor) for tensor in tensors if tensor.shape == result.shape]
+        known = [bound for bound in bounds if bound is not None]
+        if name in _LEASTS and known:
+            self._remember(result, min(known), result._version)
+        elif known and len(known) == len(bounds) == len(tensors):
+            self._remember(result, sum(known), result._version)
+
+    def _known(self, mask: torch.Tensor) -> int | None:
+        storage = mask.untyped_storage()
+        if (bound := self._bounds.get(storage._cdata)) is not None:
+            is_whole = mask.numel() * mask.itemsize <= storage.nbytes()
+            return bound.most if bound.version == mask._version and is_whole else None
+        values = self._values.of(mask, decides=False) if mask.is_meta else None
+        return None if values is None else int(values.count_nonzero())
+
+    def _remember(self, mask: torch.Tensor, most: int | None, version: int) -> None:
+        storage = mask.untyped_storage()
+        self._bounds.pop(storage._cdata, None)
+        if most is not None and most < mask.numel():
+            reference = weakref.ref(storage, forgetting(self._bounds, storage._cdata))
+            self._bounds[storage._cdata] = _Bound(reference, version, most)
+
+
+def _entries(mask: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int | None:
+    """Return how many elements indices name at most; None if some are masks themselves."""
+    named = [index for index in indices if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in named):
+        return None
+    others = [size for size, index in zip(mask.shape, (*indices, *[None] * mask.dim()), strict=False) if index is None]
+    return torch.broadcast_shapes(*(index.shape for index in named)).numel() * math.prod(others)
