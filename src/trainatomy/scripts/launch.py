@@ -48,11 +48,13 @@ _ENVIRONMENT = {
     "SWANLAB_MODE": "disabled",
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",
     "JOBLIB_MULTIPROCESSING": "0",
+    "OMPI_MCA_ess_singleton_isolated": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
     "CUDA_VISIBLE_DEVICES": "0",
 }
-"""Nothing is compiled, no tracker records, downloads go through Python, and joblib starts no process."""
+"""Nothing is compiled, no tracker records, downloads go through Python, and neither joblib nor Open MPI
+(which Lightning asks for its rank) starts a process."""
 _CACHES = {
     "HF_DATASETS_CACHE": "datasets",
     "HF_MODULES_CACHE": "modules",

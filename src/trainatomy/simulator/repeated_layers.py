@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainatomy.simulator.phases import host_states
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repeated_calls import Module, RepeatedCalls, Window
 from trainatomy.training.packed_weights import numbers
 from trainatomy.training.quantization import scales
+from trainatomy.training.seeds import host_states
 
 _EXECUTED = 2
 """Tokens after the prompts for which all layers are executed."""
