@@ -258,11 +258,9 @@ def test_what_would_be_much_faster_if_allowed_is_said_below_the_answer(fit: Fit)
 
     assert "Much faster" not in page(fit)
     prices = (price("lora", "lora", 0.3), price("precision", "precision", 0.755), price("optimizer", "optimizer", 0.05))
-    below = page(replace(fit, prices=(*fit.prices, *prices))).splitlines()[1:3]
-    assert below[0].startswith("TinyForMaskedLM")
-    assert below[1] == (
+    assert (
         "Much faster if allowed: fp16 mixed precision (step time -75.5 %, --allow precision); "
         "LoRA of rank 16 (step time -30.0 %, --allow lora)."
-    )
+    ) in page(replace(fit, prices=(*fit.prices, *prices))).splitlines()[:5]
     allowed = replace(fit, prices=(price("precision", "precision", 0.755, allowed=True),))
     assert "Much faster" not in page(allowed)

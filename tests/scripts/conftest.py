@@ -15,6 +15,7 @@ from trainatomy.scripts.command import read_command, with_gpus
 from trainatomy.scripts.job import Job, Outcome
 from trainatomy.scripts.preload import preload
 from trainatomy.scripts.run import run_job
+from trainatomy.training.process import forget_device
 
 GPU = "h100-sxm"
 
@@ -28,6 +29,8 @@ def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(ImportError):  # as in the process of a script; else the hub is asked again and again
         monkeypatch.setattr(import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
+
+    forget_device()  # what accelerate remembers of another test's training
 
     def run(
         text: str,

@@ -24,7 +24,7 @@ def install(stand_ins: StandIns) -> None:
     ranks.install(stand_ins, policy)
     stand_ins.repeat = policy.repeat
     _install_questions(stand_ins)
-    stand_ins.put(os, "_exit", sys.exit)  # the bill is still to be written
+    stand_ins.put(os, "_exit", lambda status: sys.exit(status))  # the bill is still to be written
     _install_extensions(stand_ins)
     _install_trials(stand_ins)
     _install_kernels(stand_ins)
