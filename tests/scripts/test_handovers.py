@@ -72,7 +72,10 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     ],
 )
-def test_what_a_script_leaves_the_training_to(run_script: RunScript, start: str, words: tuple[str, ...]) -> None:
+def test_what_a_script_leaves_the_training_to(
+    run_script: RunScript, monkeypatch: pytest.MonkeyPatch, start: str, words: tuple[str, ...]
+) -> None:
+    monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)  # of another test; accelerate starts none beside it
     found = run_script(PYTHON + start, "--lr", "1")
     assert found.handover is not None, found.message
     assert found.handover.words == words

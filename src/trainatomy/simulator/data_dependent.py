@@ -9,8 +9,8 @@ are known, also those that ranks send each other.  Whether a mask pads only at t
 
 Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
 repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known, or follow from an assumed
-choice (``Values.choose``): each expert of a mixture gets equally many tokens.  Where they are not, everything is
-selected that may be (``MaskBounds``) and all values differ, and the prediction says so (``DataDependentSizes.assumes``).
+choice (``Values.choose``): each expert of a mixture gets equally many tokens.  Where they are not, as much is selected
+as can be (``MaskBounds``) and all values differ, and the prediction says so (``DataDependentSizes.assumes``).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import torch
 from trainatomy.operators.allocation.plan import Rule
 from trainatomy.operators.registry import find
 from trainatomy.simulator.data_dependent import LEARNS, READS, SIZED
-from trainatomy.simulator.mask_bounds import BOUNDED
 from trainatomy.simulator.index_ranges import INDEXES
+from trainatomy.simulator.mask_bounds import BOUNDED
 from trainatomy.simulator.sparse_tensors import NAMES as SPARSE
 from trainatomy.simulator.torchvision_kernels import STAND_INS
 from trainatomy.simulator.values import CHOOSES, GUESSES, LIKE_FACTORIES
