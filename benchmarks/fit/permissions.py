@@ -72,7 +72,7 @@ def searched(model: str, layers: int, options: SearchOptions, jobs: int) -> str:
     with prediction_pool(lambda workload: under_limits(LIMITS_GIB, None, workload), jobs) as pool:
         executor = Remembering(pool, LIMITS_GIB)
         found = {
-            gib: explore(workload_of(model, layers, gib), options, executor, Observer())  # type: ignore[arg-type]
+            gib: explore(workload_of(model, layers, gib), options, executor, Observer())
             for gib in LIMITS_GIB
         }
         failures = [gib for gib, each in found.items() if each.best is None and _leanest_fits(each)]

@@ -211,8 +211,8 @@ WAYS = {"process": PROCESSES, "file": FILES, "change": CHANGES, "reach": REACHES
 FOLDER = {"addresses.json", "daemon", "folder", "keep", "library", "output", "train.py", "victim", "ways.json"}
 OF_THE_WALL = {
     "system of C, kept", "fork of C, kept", "posix_spawn of C, kept", "kept fork_exec", "torch in C", "from_file",
-    "socket", "FileIO", "attached", "pyarrow in C", "fopen of C", "open of C", "mkdir of C", "unlink of C", "truncate of C",
-    "handler at exit",
+    "socket", "FileIO", "attached", "pyarrow in C", "fopen of C", "open of C", "mkdir of C", "unlink of C",
+    "truncate of C", "handler at exit",
 }  # fmt: skip
 """Ways that only the kernel refuses, some without telling the script; at the exit, nothing is called."""
 
