@@ -7,7 +7,7 @@ docs/exit-codes.md       every exit code, from trainatomy.errors, and messages, 
 docs/workload.md, …/     every key of a workload file, from its schema
 docs/versions.md         supported releases of torch and transformers, from catalog/versions.yaml
 docs/schema/*.json       the format of --json, from the dataclasses
-README.md, guides/       the output of the commands that they show
+README.md, guides/, tutorials/  the output of the commands that they show
 examples/guide.ipynb     the output of its cells
 docs/doctor.md           from docs/concepts/doctor.md, the catalogue of findings and their wording
 docs/context.md, .svg    from docs/concepts/context.md, the GPU catalog and measured runs

@@ -218,11 +218,11 @@ def gpus_table() -> str:
 
 
 def basis(one: GPU) -> str:
-    """Return whether the context with current software is measured, published or assumed."""
+    """Return whether the context with current software is measured, published, computed from the H200's or assumed."""
     source = one.source("contexts.lazy.first_tensor_bytes")
     if not source.startswith("assumed"):
         return "**measured**" if source.startswith("measured") else "published"
-    return "assumed: multiprocessors × threads × the H200's ratio" if "each thread" in source else "assumed"
+    return "from the H200" if "each thread" in source else "assumed"
 
 
 def threads(one: GPU) -> int:

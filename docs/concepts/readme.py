@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Callable
 from contextlib import chdir, redirect_stdout
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from concepts.page import ROOT
@@ -16,8 +16,8 @@ from trainatomy.cli import main
 
 WIDTH = 80
 """Columns of the shown output."""
-GUIDES = ROOT / "docs" / "guides"
-"""Folder of the guides, in which their commands run."""
+FOLDERS = (ROOT / "docs" / "guides", ROOT / "docs" / "tutorials")
+"""Folders of pages, in which their commands run."""
 _BLOCK = re.compile(
     r"```console\n\$ trainatomy (?P<command>[^`]+?)\n```\n\n"
     r"<!-- output: (?:(?P<paragraphs>\d+) paragraphs|(?P<starts>\"[^>]+\")), written by `make docs` -->\n\n"
@@ -31,12 +31,9 @@ def readme() -> str:
 
 
 def guides() -> dict[str, Callable[[], str]]:
-    """Return what makes each page of the guides, by its path below docs/."""
-    return {str(file.relative_to(ROOT / "docs")): _guide(file) for file in sorted(GUIDES.rglob("*.md"))}
-
-
-def _guide(file: Path) -> Callable[[], str]:
-    return lambda: with_outputs(file, GUIDES)
+    """Return what makes each page of the guides and tutorials, by its path below docs/."""
+    pages = [(file, folder) for folder in FOLDERS for file in sorted(folder.rglob("*.md"))]
+    return {str(file.relative_to(ROOT / "docs")): partial(with_outputs, file, folder) for file, folder in pages}
 
 
 def with_outputs(file: Path, folder: Path) -> str:

@@ -10,15 +10,16 @@ import yaml
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 ENGLISH = sorted(GUIDES.glob("*.md"))
-PUBLISHED = {"14,949 MB"}
-"""Numbers of the original guides."""
+TUTORIALS = sorted((GUIDES.parent / "tutorials").glob("*.md"))
+PUBLISHED = {"14,949 MB", "24 GB"}
+"""Numbers of the original guides, and of data sheets."""
 
 
 def test_both_guides_are_there() -> None:
     assert [page.stem for page in ENGLISH] == ["fit-bigger-train-faster", "training-anatomy"]
 
 
-@pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*ENGLISH, *TUTORIALS], ids=lambda page: page.stem)
 def test_numbers_are_in_generated_output_only(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     typed = re.findall(r"\d{1,3}(?:,\d{3})+(?: [KMG]B)?|\d[\d.]* (?:[KMG]i?B|[mµ]?s|%|TFLOP|TB)\b", text)
@@ -32,10 +33,14 @@ def test_every_prediction_shows_its_output(page: Path) -> None:
     assert len(commands) == len(re.findall(r"written by `make docs` -->\n\n```text\n[^`]+\n```", text)) > 5
 
 
-def test_the_workload_of_the_guides_is_the_one_on_the_page() -> None:
-    block = re.search(r"```yaml\n(.*?)```", (GUIDES / "training-anatomy.md").read_text("utf-8"), re.DOTALL)
+@pytest.mark.parametrize(
+    ("page", "workload"),
+    [("guides/training-anatomy.md", "guides/bert-large.yaml"), ("tutorials/rent-a-card.md", "tutorials/train.yaml")],
+)
+def test_the_workload_is_the_one_on_the_page(page: str, workload: str) -> None:
+    block = re.search(r"```yaml\n(.*?)```", (GUIDES.parent / page).read_text("utf-8"), re.DOTALL)
     assert block is not None
-    assert yaml.safe_load(block[1]) == yaml.safe_load((GUIDES / "bert-large.yaml").read_text("utf-8"))
+    assert yaml.safe_load(block[1]) == yaml.safe_load((GUIDES.parent / workload).read_text("utf-8"))
 
 
 @pytest.mark.parametrize("language", ["es", "ja"])
