@@ -31,8 +31,9 @@ def readme() -> str:
 
 
 def guides() -> dict[str, Callable[[], str]]:
-    """Return what makes each page of the guides and tutorials, by its path below docs/."""
-    pages = [(file, folder) for folder in FOLDERS for file in sorted(folder.rglob("*.md"))]
+    """Return what makes the home page and each page of the guides and tutorials, by its path below docs/."""
+    home = ROOT / "docs" / "index.md"
+    pages = [(home, ROOT), *((file, folder) for folder in FOLDERS for file in sorted(folder.rglob("*.md")))]
     return {str(file.relative_to(ROOT / "docs")): partial(with_outputs, file, folder) for file, folder in pages}
 
 
