@@ -56,16 +56,23 @@ def _command(name: str) -> str:
     shared = (
         {entry for entries in panels(load("predict")).values() for entry in entries} if name != "predict" else set()
     )
+    also: list[str] = []
     is_shorter = False
     for panel, entries in panels(command).items():
-        own = entries if panel in BRIEF else [entry for entry in entries if entry not in shared]
-        is_shorter = is_shorter or len(own) < len(entries)
-        rows = [f"| `{_cell(entry.usage)}` | {_cell(entry.help)} |" for entry in own if entry.usage not in _EVERYWHERE]
+        entries = [entry for entry in entries if entry.usage not in _EVERYWHERE]
+        own = [entry for entry in entries if entry not in shared or panel == "Arguments"]
+        left_out = [f"`{_cell(entry.usage)}`" for entry in entries if entry not in own]
+        if panel in BRIEF:
+            also += left_out
+        else:
+            is_shorter = is_shorter or bool(left_out)
+        rows = [f"| `{_cell(entry.usage)}` | {_cell(entry.help)} |" for entry in own]
         if rows:
             parts.append("\n".join([f"## {panel}\n", "| | |", "| --- | --- |", *rows]) + "\n")
     if is_shorter:
-        also = "Options that describe a training are those of [`predict`](predict.md)"
-        parts.append(f"{also}; `trainatomy {name} --help-all` lists them.\n")
+        also.append(f"what describes a training (`trainatomy {name} --help-all` lists it)")
+    if also:
+        parts.append(f"Also, as in [`predict`](predict.md): {', '.join(also)}.\n")
     return "\n".join(parts)
 
 
