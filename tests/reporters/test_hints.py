@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 import trainatomy
 from trainatomy.cli.app import COMMANDS, load
 
