@@ -66,6 +66,7 @@ def test_the_gpu_is_the_requested_one(process: SimulatedProcess) -> None:
     assert torch.cuda.is_bf16_supported()
     assert torch.cuda.device_count() == 1
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.distributed.is_nccl_available() and torch.cuda.nccl.version() > (2, 10)  # of a build for the CPU, too
 
 
 def test_libraries_may_use_streams_and_events(process: SimulatedProcess) -> None:

@@ -30,6 +30,8 @@ _NO_OPS = (
     "set_rng_state set_rng_state_all reset_accumulated_memory_stats set_per_process_memory_fraction"
 ).split()
 """Functions of ``torch.cuda`` that do nothing in a simulation."""
+_NCCL = (2, 30, 7)
+"""The version whose collectives are predicted (``links.yaml``)."""
 _MEMORY_HISTORY = ("_record_memory_history", "_dump_snapshot", "_save_memory_usage", "_save_segment_usage")
 """Functions of ``torch.cuda.memory`` that record allocations or write what was recorded: nothing, here."""
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -346,6 +348,10 @@ def install_driver(
     patch(amp_common, "amp_definitely_not_available", _always(False))
     patch(torch, "clear_autocast_cache", clear_both_caches)
     patch(torch.version, "cuda", torch.version.cuda or "13.0")
+    if not hasattr(torch._C, "_nccl_version"):  # a build for the CPU; libraries ask before they train in bf16
+        patch(torch.cuda.nccl, "version", _always(_NCCL))
+        if torch.distributed.is_available():
+            patch(torch.distributed, "is_nccl_available", _always(True))
     patch(torch._tensor_str, "_str", _as_text(torch._tensor_str._str, current.device))
     stack.enter_context(mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, default=_tensor_metadata))
     for module, check in list(_override_checks()):
