@@ -27,6 +27,7 @@ CONFIG = {
 }
 SCRIPT = """
 import torch
+from accelerate import PartialState
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoConfig, BitsAndBytesConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -40,10 +41,12 @@ class Rows(torch.utils.data.Dataset):
         return {{"input_ids": ids, "labels": ids}}
 
 
+state = PartialState()
 config = AutoConfig.for_model(**{config})
 model = LlamaForCausalLM.from_pretrained(
     "nobody/tiny-llama", config=config, dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig({settings})
 )
+assert state.num_processes == 1  # loading leaves what the script has of accelerate
 model = prepare_model_for_kbit_training(model)
 model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
 arguments = TrainingArguments("out", per_device_train_batch_size=2, bf16=True, optim="{optim}", report_to="none",

@@ -52,9 +52,9 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     if problems:
         raise WorkloadError("\n".join(map(str, problems)), key=".".join(map(str, problems[0].path)))
     stored = stored_quantization(model)
-    quantised = load_quantised(
-        model, _wanted(workload) if stored is None else stored, device, stored=stored is not None
-    )
+    wanted = _wanted(workload) if stored is None else stored
+    with isolated_process_settings():
+        quantised = load_quantised(model, wanted, device, stored=stored is not None)
     _check_trainable(workload, quantised)
     unquantised = unquantised_weights(quantised)
     notes = list(_prepare(workload, quantised)) if peft_prepares(workload) else []
@@ -178,7 +178,7 @@ def load_quantised(model: Any, arguments: dict[str, Any], device: str, *, stored
     import_library(library_of(arguments), _PURPOSE)
     import_library("accelerate", _PURPOSE)
     place = 0 if device == "cuda" else device
-    with isolated_process_settings(), _without_progress_bars():
+    with _without_progress_bars():
         if not stored:
             return _from_pretrained(model, _weights(model), _settings(arguments), place)
         in_host_memory = _from_pretrained(model, _weights(model), _settings(arguments), "cpu")
