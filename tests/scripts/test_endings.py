@@ -92,6 +92,12 @@ def test_a_script_that_handles_errors_of_memory_is_told(
             "train.py:1 needs nothing_of_that_name, which is not installed",
             MissingLibrary,
         ),
+        (
+            "try:\n    import nothing_of_that_name\nexcept ImportError as error:\n"
+            "    raise ModuleNotFoundError('Could not import module') from error\n",
+            "train.py:4 needs nothing_of_that_name, which is not installed",
+            MissingLibrary,
+        ),
         ("\nname = input('name? ')\n", "train.py:2 asks for input (name?)", SimulationError),
         ("import getpass\ngetpass.getpass('token ')\n", "train.py:2 asks for input (token)", SimulationError),
         ("import sys\nfor line in sys.stdin: pass\n", "train.py:2 reads its standard input", SimulationError),
@@ -113,6 +119,7 @@ def test_a_script_that_handles_errors_of_memory_is_told(
             SimulationError,
         ),
         ("import sys\nsys.exit(3)\n", "called sys.exit at train.py:2 before its first step: 3", FactoryError),
+        ("import os\nos._exit(3)\n", "called sys.exit at train.py:2 before its first step: 3", FactoryError),
         ("import os\nos.fork()\n", "train.py:2 starts another process", SimulationError),
         (
             "import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2))\n",

@@ -236,7 +236,10 @@ def _exit(session: Session, error: SystemExit) -> _End:
 
 def explained(error: BaseException, name: str) -> TrainatomyError:
     """Return the error to report for an exception of a script."""
-    place, text = place_of(error) or name, (str(error).strip() or "no message")[:_LONGEST]
+    place = place_of(error) or name
+    while isinstance(error, ImportError) and error.__cause__ is not None:  # modules that import lazily hide what failed
+        error = error.__cause__
+    text = (str(error).strip() or "no message")[:_LONGEST]
     if isinstance(error, SyntaxError):
         return FactoryError(f"{place} raised {type(error).__name__}: {error.msg}")
     if isinstance(error, ModuleNotFoundError) and error.name:
