@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from script_types import RunScript
 
@@ -45,12 +47,24 @@ def test_a_training_in_a_thread_is_followed(run_script: RunScript, name: str) ->
     assert found.prediction.memory.peak_allocated_bytes == plain.prediction.memory.peak_allocated_bytes
 
 
-def test_a_loader_in_a_thread_moves_its_batches(run_script: RunScript) -> None:
+def test_a_loader_in_a_thread_moves_its_batches(
+    run_script: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader is a framework's, and the batches are the script's."""
+    package = tmp_path / "site-packages"
+    package.mkdir()
+    package.joinpath("framework_with_threads.py").write_text(
+        "import threading\n"
+        "def loading(load, batches):\n"
+        "    def loads():\n"
+        "        while True: batches.put(load().cuda())\n"
+        "    threading.Thread(target=loads, daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(package)
     text = """
+import framework_with_threads
 batches = queue.Queue(2)
-def load():
-    while True: batches.put(torch.ones(8, 64).cuda())
-threading.Thread(target=load, daemon=True).start()
+framework_with_threads.loading(lambda: torch.ones(8, 64), batches)
 model.cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(9):
@@ -58,7 +72,7 @@ for _ in range(9):
     optimizer.step()
     optimizer.zero_grad()
 """
-    found = run_script(LOOP + text)
+    found = run_script(LOOP + text, time_limit=20.0)
     assert found.message == ""
     assert found.prediction is not None and found.prediction.script is not None
     assert found.prediction.script.steps == 3 and found.prediction.script.growth is None

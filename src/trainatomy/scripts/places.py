@@ -14,7 +14,8 @@ import torch
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_INSTALLED = tuple({*map(sysconfig.get_path, _LIBRARIES), str(Path(torch.__path__[0]).parent)})
+_TORCH = str(torch.__path__[0])
+_INSTALLED = tuple({*map(sysconfig.get_path, _LIBRARIES), str(Path(_TORCH).parent)})
 _STANDARD = tuple({*map(sysconfig.get_path, _LIBRARIES[:2])})
 _run: tuple[str, ...] = ()
 _known: dict[str, bool] = {}
@@ -69,6 +70,11 @@ def _is_of_python(filename: str) -> bool:
     return filename.startswith(_OURS) or (
         filename.startswith((*_STANDARD, "<frozen ")) and "site-packages" not in filename
     )
+
+
+def is_of_platform(filename: str) -> bool:
+    """Return whether a file is Python's, PyTorch's or ours, or none."""
+    return filename.startswith(("<", _TORCH)) or _is_of_python(filename)
 
 
 def libraries_in(environment: Mapping[str, str]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Threads of a script: what the user's own code does in them is simulated like the rest.
+"""Threads of a script: what its own code and that of frameworks does in them is simulated like the rest.
 
-PyTorch's modes belong to a thread, so that they are entered in each one whose function is the user's.  Threads take
-turns where they wait for each other, and else keep the processor: an operation that is being recorded is not
-interrupted by another one.  An exception that ends the dry run in a thread ends the script.
+PyTorch's modes belong to a thread, so that they are entered in each one whose function is neither Python's nor
+PyTorch's.  Threads take turns where they wait for each other, and else keep the processor: an operation that is being
+recorded is not interrupted by another one.  An exception that ends the dry run in a thread ends the script.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import thread as executors
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.scripts.places import is_users, place_of
+from trainatomy.scripts.places import is_of_platform, is_users, place_of
 from trainatomy.training.signals import wrapped
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Threads:
 
     def _around_start(self, original: Callable[..., Any], thread: threading.Thread) -> None:
         function = getattr(thread, "_target", None) or type(thread).run
-        if _is_of_user(function):
+        if not is_of_platform(_file_of(function)):
             run = thread.run
             thread.run = lambda: self._run(run)  # type: ignore[method-assign]
         original(thread)
@@ -71,7 +71,7 @@ class Threads:
             raise self.ending
 
     def _around_work(self, original: Callable[..., Any], item: Any) -> None:
-        if not _is_of_user(getattr(item, "fn", None) or getattr(item, "task", (None,))[0]):
+        if not is_users(_file_of(getattr(item, "fn", None) or getattr(item, "task", (None,))[0])):
             original(item)
             return
         with self._entered():
@@ -98,6 +98,7 @@ class Threads:
             yield
 
 
-def _is_of_user(function: Any) -> bool:
+def _file_of(function: Any) -> str:
+    """Return the file of a function; a name that is none's for one in C."""
     code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
-    return code is not None and is_users(code.co_filename)
+    return "<C>" if code is None else code.co_filename
