@@ -196,6 +196,9 @@ model.weight.data = torch.randn(10, 64)
 model.register_buffer("scale", torch.ones(10))
 for tensor in [*model.parameters(), *model.buffers()]:
     tensor.data = tensor.data.cuda()
+model.register_buffer("count", torch.tensor(3))
+model.count.data = model.count.cuda()
+assert model.count.cpu() == 3 and model.count.is_cuda
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(5):
     (model(x) * model.scale).sum().backward()
