@@ -113,6 +113,7 @@ def test_optimizers_have_the_names_that_people_write() -> None:
         "schedule_free_radam": "schedule-free RAdam",
         "rmsprop_bnb_32bit": "32-bit RMSprop (bitsandbytes)",
         "my_package.Muon": "Muon",
+        "AdamW + Muon": "AdamW + Muon",
         "train.py:make": "make",
     }
     assert {name: optimizer_name(name) for name in expected} == expected

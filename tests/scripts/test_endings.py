@@ -201,6 +201,7 @@ def test_a_loop_without_an_optimizer_says_so(run_script: RunScript) -> None:
     said = script_sentences(found.script)
     assert said[0] == "`train.py` ended by itself after 2 steps"
     assert any(one.startswith("no optimizer stepped") for one in said)
+    assert found.subject is not None and found.subject.optimizer is None
 
 
 def test_values_that_decide_are_noted_with_their_line(run_script: RunScript) -> None:
@@ -218,7 +219,7 @@ def test_two_optimizers_make_one_step(run_script: RunScript) -> None:
 import torch
 from torch import nn
 one, other = nn.Linear(8, 8).cuda(), nn.Linear(8, 8).cuda()
-first, second = torch.optim.Adam(one.parameters()), torch.optim.Adam(other.parameters())
+first, second = torch.optim.Adam(one.parameters()), torch.optim.SGD(other.parameters())
 for step in range(10):
     first.zero_grad()
     one(torch.ones(4, 8, device="cuda")).sum().backward()
@@ -232,6 +233,7 @@ for step in range(10):
     assert found.script is not None
     assert [one.steps for one in found.script.optimizers] == [3, 3]
     assert len(found.script.models) == 2
+    assert found.subject is not None and found.subject.optimizer == "Adam + SGD"
 
 
 def test_the_time_limit_ends_a_script(run_script: RunScript) -> None:

@@ -94,7 +94,7 @@ def optimizer_name(optimizer: str) -> str:
     """Return the name of an optimizer as people write it: ``AdamW (fused)``, ``paged 8-bit AdamW (bitsandbytes)``."""
     if optimizer in _OPTIMIZERS:
         return _OPTIMIZERS[optimizer]
-    if "." in optimizer or ":" in optimizer:
+    if "." in optimizer or ":" in optimizer or not optimizer.islower():  # classes
         return optimizer.replace(":", ".").rpartition(".")[2]
     words, base, library = [], optimizer, ""
     for part in optimizer.split("_"):

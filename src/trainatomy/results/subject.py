@@ -19,7 +19,7 @@ class Subject:
         quantization: How weights are quantised, such as ``nf4``, ``int8`` or the name of a method.
         lora_rank: Rank of the adapters.
         trained_share: The share of the parameters that is trained, where it is not all of them.
-        optimizer: Name in ``TrainingArguments.optim``, or the path of a class.
+        optimizer: Name in ``TrainingArguments.optim``, the path of a class, or classes (``AdamW + Muon``).
         attention: transformers' name of the attention, such as ``sdpa``.
         attention_kernels: PyTorch's kernels that a step calls: ``flash``, ``efficient``, ``cudnn`` or ``flex``.
         batch_size: Samples of each GPU in one forward pass.

@@ -157,4 +157,7 @@ def prediction_of_script(
         run = replace(run, growth=growth_of(recorder.trace, found.room_bytes))
     if found.fits and run.fills(found.room_bytes):
         found = replace(found, fits=False, verdict="does not fit")
+    if found.subject is not None:  # a workload names neither several optimizers nor classes of the script
+        names = " + ".join(dict.fromkeys(one.name for one in run.optimizers)) or None
+        found = replace(found, subject=replace(found.subject, optimizer=names))
     return replace(found, script=run, seconds_taken=time.perf_counter() - started)
