@@ -151,3 +151,19 @@ while True:
     assert found.time.samples_per_second * found.time.step_seconds == pytest.approx(2)
     page = " ".join(render(prediction_page(found), width=200).split())
     assert " batches/s; " in page and "how many samples a step has is not known" in page
+
+
+def test_samples_are_those_of_the_script_where_a_workload_refuses_its_precision(run_script: RunScript) -> None:
+    text = """
+import torch
+model = torch.nn.Linear(64, 64).cuda().half()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    with torch.autocast("cuda", torch.float16):
+        model(torch.ones(3, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    found = run_script(text).prediction
+    assert found is not None and found.subject is not None
+    assert (found.subject.batch_size, found.subject.optimizer) == (3, "SGD")

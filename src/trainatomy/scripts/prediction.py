@@ -76,12 +76,12 @@ def workload_of(session: Session, name: str) -> Workload:
         mapping["allocator"] = session.allocator
     if topology.world_size > 1:
         mapping["parallel"] = {"gpus": topology.gpus_per_node, "nodes": topology.world_size // topology.gpus_per_node}
-    for key in ("optim", "tf32", None):  # a class that cannot be named, a setting that the GPU does not have
+    sizes = {key: train[key] for key in ("per_device_train_batch_size", "gradient_accumulation_steps")}
+    for dropped in ((), ("optim",), ("tf32",), ("fp16", "bf16")):  # a class without a name; what workloads refuse
         with contextlib.suppress(WorkloadError):
-            return Workload.from_mapping(mapping)
-        if key is not None:
-            train.pop(key, None)
-    return Workload.from_mapping({**mapping, "train": {}})
+            kept = {key: value for key, value in train.items() if key not in dropped}
+            return Workload.from_mapping({**mapping, "train": kept})
+    return Workload.from_mapping({**mapping, "train": sizes})
 
 
 _DISTRIBUTED = ("torch.distributed",)
