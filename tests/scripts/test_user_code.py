@@ -194,6 +194,7 @@ def test_data_is_assigned_between_the_host_and_the_gpu(run_script: RunScript) ->
 model = nn.Linear(64, 10)
 model.weight.data = torch.randn(10, 64)
 model.register_buffer("scale", torch.ones(10))
+model.scale.copy_(nn.LayerNorm(10).weight)  # frozen norms take the weights of trained ones so, on the host
 for tensor in [*model.parameters(), *model.buffers()]:
     tensor.data = tensor.data.cuda()
 model.register_buffer("count", torch.tensor(3))

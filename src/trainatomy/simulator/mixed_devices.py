@@ -1,7 +1,7 @@
 """Operations on tensors in host memory and in GPU memory at once: what PyTorch allows, and what it refuses.
 
 A tensor in host memory that has data takes what computed tensors of the GPU are read as (``ScalarReads.host_values``):
-validation loops collect their losses so.
+validation loops collect their losses so.  From weights of the host, which have no data, it takes zeros.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class MixedDevices:
         if place is not None and all(not tensor.is_meta for tensor in _tensors(args[0])):
             others = args[1:place] + args[place + 1 :]
             source = args[place]
-            reads = any(map(self._is_on_gpu, _tensors(source)))
-            if any(map(self._is_on_gpu, _tensors(others))) or (reads and name in _FILLS and source.dim()):
+            crosses = any(map(self._is_on_gpu, _tensors(source)))
+            if any(map(self._is_on_gpu, _tensors(others))) or (crosses and name in _FILLS and source.dim()):
                 self._refuse()
-            if not reads:
+            if not any(tensor.is_meta for tensor in _tensors(source)):
                 return None
             return Written(func(*args[:place], self._read(name, source), *args[place + 1 :], **kwargs))
         if not name.startswith("aten::") or name in _CROSSES:
@@ -94,6 +94,8 @@ class MixedDevices:
         if isinstance(value, torch.Tensor):
             if not value.is_meta:
                 return value
+            if not self._is_on_gpu(value):  # weights of the host, whose numbers nobody knows
+                return torch.zeros(value.shape, dtype=value.dtype, device="cpu")
             found, is_known = self._reads.host_values(value)
             self.written |= set() if is_known else {name}
             return found
