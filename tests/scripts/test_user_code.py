@@ -215,6 +215,20 @@ assert model.scale.is_cuda and model.weight.is_cuda and model.weight.requires_gr
     assert found.script is not None and found.script.models[-1].bytes == 4 * 650
 
 
+def test_a_model_is_called_on_the_host_before_it_moves(run_script: RunScript) -> None:
+    text = """
+model = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.Flatten(), nn.LazyLinear(10))
+model(torch.randn(2, 3, 8, 8))
+model.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    model(torch.randn(2, 3, 8, 8).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    prediction(run_script(LOOP + text))
+
+
 def test_bytes_of_a_buffer_hold_what_was_saved(run_script: RunScript) -> None:
     text = """
 import io, pickle
