@@ -90,13 +90,14 @@ class Values:
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def learn(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Remember the values of a tensor that came from the host, unless it is large.
+        """Remember the values of a tensor that came from the host, as they are now, unless it is large.
 
         Floating-point values of several elements are data.
         """
         if value.is_meta or value.numel() > _MAX_KNOWN_ELEMENTS:
             return
         is_data = value.numel() > 1 and (value.is_floating_point() or value.is_complex())
+        value = value.detach().clone()  # the host may write to its tensor, or give it other data
         self._remember(tensor, assumed(value) if is_data else value)
 
     def of(self, tensor: torch.Tensor, *, with_data: bool = False, decides: bool = True) -> torch.Tensor | None:

@@ -108,7 +108,8 @@ def _indexed_seconds(chip: Chip, call: Call, result: Array, work: KernelWork, co
     cycles = form["dimension"] * _joined_dimensions(tensors, result) + form["tensor"] * (len(tensors) + 1)
     cycles += form["half"] * (result.itemsize <= _HALF_BYTES) + _conversion_cycles(call, tensors, result, form)
     if layout == "transposed":
-        cycles = max(cycles, form["transposed"] * max(_lines_share(tensor, result) for tensor in tensors))
+        lines = max((_lines_share(tensor, result) for tensor in tensors), default=0.0)
+        cycles = max(cycles, form["transposed"] * lines)
     moving, copying = ((each / (chip.bandwidth * form["bandwidth"])) for each in (work.bytes - copied, copied))
     seconds = form["start_seconds"] + hypot(moving, result.elements * cycles / chip.issue_rate)
     seconds += form["memory_seconds"] * max((_is_evicted(tensor, chip, form) for tensor in tensors), default=0.0)
