@@ -60,6 +60,15 @@ def test_known_values_follow_in_place_writes(process: SimulatedProcess) -> None:
     assert labels.sum().item() == 18
 
 
+def test_values_are_those_that_the_host_had_when_it_copied_them(process: SimulatedProcess) -> None:
+    source = torch.zeros(4, dtype=torch.long)
+    copied = source.to("cuda")
+    source.fill_(7)
+    assert copied.sum().item() == 0
+    source.data = torch.empty(4, device="cuda")  # as FSDP moves a buffer
+    assert copied.cpu().tolist() == [0, 0, 0, 0]
+
+
 def test_overwriting_with_unknown_values_discards_known_ones(process: SimulatedProcess) -> None:
     labels = torch.tensor([1, 2, 3]).to("cuda")
     labels.copy_(torch.empty(3, device="cuda").argsort())
