@@ -71,10 +71,7 @@ def searched(model: str, layers: int, options: SearchOptions, jobs: int) -> str:
     began = time.perf_counter()
     with prediction_pool(lambda workload: under_limits(LIMITS_GIB, None, workload), jobs) as pool:
         executor = Remembering(pool, LIMITS_GIB)
-        found = {
-            gib: explore(workload_of(model, layers, gib), options, executor, Observer())
-            for gib in LIMITS_GIB
-        }
+        found = {gib: explore(workload_of(model, layers, gib), options, executor, Observer()) for gib in LIMITS_GIB}
         failures = [gib for gib, each in found.items() if each.best is None and _leanest_fits(each)]
         missed = [gib for gib, each in found.items() if _is_missed(each, list(found.values()), executor)]
     fits = sum(each.best is not None for each in found.values())
