@@ -23,8 +23,8 @@ IN_SHORT = """\
 **In short**: peaks of memory are exact to the byte in most rows, and within about one percent in 19 of 20, also in
 families and techniques for which no rule was written. Other tools that estimate memory without a GPU are off by
 a few percent to more than half. At the limit of a GPU, where one batch more runs out of memory, the verdict *fits* is
-right in all but a few runs. Times of steps are within some percent where the GPU bounds the step; where the CPU does, they
-depend on the host."""
+right in all but a few runs. Times of steps are within some percent where the GPU bounds the step; where the CPU
+does, they depend on the host."""
 ABOUT = """\
 Every row is a training that was measured on a GPU; `make accuracy` predicts all of them again without one. The error is
 (predicted − measured) / measured. Median, 95th percentile (p95) and worst refer to its absolute value. *Exact* counts
