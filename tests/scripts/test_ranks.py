@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from script_types import RunScript
 
+from trainatomy.results.plan import Plan
+
 SHARDED = """
     import os
     import torch
@@ -113,3 +115,49 @@ def test_fsdp1_shards_a_model_with_buffers(run_script: RunScript, is_mixed: bool
     )
     assert outcome.prediction is not None and outcome.prediction.script is not None, outcome.message
     assert outcome.prediction.script.models[0].bytes == 1024 * 1024
+
+
+def test_shards_may_lie_in_host_memory_between_their_uses(run_script: RunScript) -> None:
+    text = SHARDED.replace("fully_shard(layer)", "fully_shard(layer, offload_policy=CPUOffloadPolicy())")
+    text = text.replace("fully_shard(model)", "fully_shard(model, offload_policy=CPUOffloadPolicy())")
+    text = text.replace("import fully_shard", "import CPUOffloadPolicy, fully_shard")
+    text = text.replace('    model.to_empty(device="cuda")\n', "").replace(
+        'torch.device("meta")', 'torch.device("cpu")'
+    )
+    outcome = run_script(text, gpus=4)
+    assert outcome.prediction is not None and outcome.prediction.script is not None, outcome.message
+    assert outcome.prediction.script.models[0].bytes == 0
+    assert Plan.of(outcome.prediction.workload).strategy == "fsdp2"
+
+
+ZERO_3 = """
+    import deepspeed
+    import torch
+    from transformers import AutoModelForCausalLM, GPT2Config
+    from transformers.integrations import HfDeepSpeedConfig
+
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "AdamW"},
+    }
+    kept = HfDeepSpeedConfig(settings)
+    config = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=1000, bos_token_id=1, eos_token_id=2)
+    model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2", config=config)
+    engine = deepspeed.initialize(model=model, config=settings, model_parameters=model.parameters())[0]
+    for _ in range(5):
+        ids = torch.randint(0, 1000, (1, 128), device="cuda")
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
+"""
+
+
+def test_zero_3_partitions_the_weights_that_a_script_loads(run_script: RunScript) -> None:
+    pytest.importorskip("deepspeed")
+    outcome = run_script(ZERO_3, gpus=2)
+    assert outcome.prediction is not None and outcome.prediction.script is not None, outcome.message
+    model, optimizer = outcome.prediction.script.models[0], outcome.prediction.script.optimizers[0]
+    assert model.name == "GPT2LMHeadModel" and model.bytes == pytest.approx(model.parameters * 2 / 2, rel=0.02)
+    assert optimizer.state_bytes == pytest.approx(model.parameters * 8 / 2, rel=0.02)
+    assert Plan.of(outcome.prediction.workload).strategy == "deepspeed3"

@@ -28,7 +28,7 @@ from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import storage_of
 from trainatomy.training.optimizer import tensors_in
-from trainatomy.training.parallel.deepspeed import part_of
+from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import parameter_count, scales
 
 _ON_THE_GPU = (
@@ -38,9 +38,19 @@ _ON_THE_GPU = (
 _STAGES: dict[TaskKind, str] = {"evaluation": "evaluation", "saving": "saving", "loading the best model": "restoring"}
 """Stages of the recorder by the task that runs."""
 _WRAPPERS = {"OptimizedModule": "_orig_mod", "_FabricModule": "_forward_module"} | dict.fromkeys(
-    ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"), "module"
+    ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"), "module"
 )
 """Classes that hold a model, with the attribute that it has there."""
+
+_STRATEGIES = {"FullyShardedDataParallel": "fsdp1", "FSDPModule": "fsdp2", "DeepSpeedEngine": "deepspeed"}
+"""Classes that spread a model over GPUs, by the strategy; any other script has data parallelism alone."""
+
+
+def _strategy(model: nn.Module) -> str | None:
+    """Return how a model is spread, None if it is not sharded."""
+    classes = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    name = next((_STRATEGIES[one] for one in sorted(_STRATEGIES) if one in classes), None)
+    return f"deepspeed{model.zero_optimization_stage()}" if name == "deepspeed" else name  # type: ignore[operator]
 
 
 def _wrapped(model: nn.Module) -> nn.Module:
@@ -58,6 +68,7 @@ class ScriptObserver(PhaseMarker):
         longest: Follower of batches that differ in length.
         micro_steps: Micro-batches of the last step.
         called_models: Classes of all models that were called.
+        strategy: How a model is sharded, as ``Plan.strategy``; None if none is.
         models, optimizers: Those that train, as they were after the last step.
         optimizer_class: The class of all of them, None if there are several.
         dtype: The dtype of most weights.
@@ -86,6 +97,7 @@ class ScriptObserver(PhaseMarker):
         self._on_the_cpu = ""
         self.called_models: list[str] = []
         self.models: tuple[TrainedModel, ...] = ()
+        self.strategy: str | None = None
         self.optimizers: tuple[UsedOptimizer, ...] = ()
         self.optimizer_class: type[torch.optim.Optimizer] | None = None
         self.dtype = torch.float32
@@ -117,7 +129,7 @@ class ScriptObserver(PhaseMarker):
             self._relabel(map(part_of, model.parameters()), "weight")
             self._relabel(model.buffers(), "buffer")
             self._relabel(scales(model), "scale")
-        if not self._loaded and place >= 0:
+        if not self._loaded and (place >= 0 or _strategy(model)):
             self._loaded = True
             self._label_states()
             self._mark_loaded(model)
@@ -162,6 +174,7 @@ class ScriptObserver(PhaseMarker):
         trained = [model for key in self._trained if (model := self._models.get(key)) is not None]
         self.models = tuple(map(self._model, trained)) or self.models
         if trained:
+            self.strategy = next(filter(None, map(_strategy, trained)), None)
             self._modules = sum(len(list(model.modules())) for model in trained)
             self._tensors = sum(len(list(model.parameters())) for model in trained)
         used = [one for one in self._optimizers() if id(one) in self._used]
@@ -180,7 +193,7 @@ class ScriptObserver(PhaseMarker):
         dtypes = Counter[torch.dtype]()
         for model in trained:
             for one in model.parameters():
-                dtypes[one.dtype] += one.numel()
+                dtypes[one.dtype] += getattr(one, "ds_numel", one.numel())
         if dtypes:
             self.dtype = dtypes.most_common(1)[0][0]
 
@@ -188,7 +201,7 @@ class ScriptObserver(PhaseMarker):
         return [one for made in self._made if (one := made()) is not None]
 
     def _model(self, model: nn.Module) -> TrainedModel:
-        counts = [(parameter_count(one), one.requires_grad) for one in model.parameters()]
+        counts = [(getattr(one, "ds_numel", parameter_count(one)), one.requires_grad) for one in model.parameters()]
         return TrainedModel(
             type(_wrapped(model)).__name__,
             sum(count for count, _ in counts),
@@ -233,11 +246,15 @@ class ScriptObserver(PhaseMarker):
 
     def trains(self, model: nn.Module) -> bool:
         """Note that a model is called with gradients; return whether it is on the GPU."""
-        if id(model) not in self._trained and not any(self._number(part_of(one)) >= 0 for one in model.parameters()):
+        if id(model) not in self._trained and not self._is_on_gpu(model):
             self._on_the_cpu = f"{current_place(self._script)}: {type(model).__name__}"
             return False
         self._trained.setdefault(id(model))
         return True
+
+    def _is_on_gpu(self, model: nn.Module) -> bool:
+        """Return whether a model is computed on the GPU; shards may lie in host memory between their uses."""
+        return any(self._number(part_of(one)) >= 0 for one in model.parameters()) or _strategy(model) is not None
 
     def misses(self) -> None:
         """Refuse a backward pass where the only models that were called with gradients are on the CPU.
@@ -342,6 +359,19 @@ class ScriptObserver(PhaseMarker):
         """Yield the states of all optimizers."""
         for optimizer in self._optimizers():
             yield from tensors_in(list(getattr(optimizer, "state", {}).values()))
+
+    def _label_gradients(self) -> None:
+        super()._label_gradients()
+        self._label_engines()
+
+    def _label_states(self) -> None:
+        super()._label_states()
+        self._label_engines()
+
+    def _label_engines(self) -> None:
+        for model in list(self._models.values()):
+            for label, tensors in engine_tensors(vars(model).get("optimizer")).items():
+                self._label(tensors, label)
 
     def _number(self, tensor: torch.Tensor) -> int:
         number = self._recorder.number_of(tensor)

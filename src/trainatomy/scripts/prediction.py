@@ -75,7 +75,18 @@ def workload_of(session: Session, name: str) -> Workload:
     if session.allocator:
         mapping["allocator"] = session.allocator
     if topology.world_size > 1:
-        mapping["parallel"] = {"gpus": topology.gpus_per_node, "nodes": topology.world_size // topology.gpus_per_node}
+        parallel: dict[str, Any] = {"gpus": topology.gpus_per_node}
+        parallel["nodes"] = topology.world_size // topology.gpus_per_node
+        mapping["parallel"] = parallel
+        strategy = seen.strategy or ""
+        if strategy.startswith("deepspeed"):
+            mapping["loop"] = "trainer"
+            stage = {"stage": int(strategy.removeprefix("deepspeed"))}
+            train["deepspeed"] = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": stage}
+        elif strategy and session.uses_trainer:
+            train |= {"fsdp": True, "fsdp_config": {"version": int(strategy.removeprefix("fsdp"))}}
+        elif strategy:
+            parallel["strategy"] = strategy
     sizes = {key: train[key] for key in ("per_device_train_batch_size", "gradient_accumulation_steps")}
     for dropped in ((), ("optim",), ("tf32",), ("fp16", "bf16")):  # a class without a name; what workloads refuse
         with contextlib.suppress(WorkloadError):

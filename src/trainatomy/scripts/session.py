@@ -230,6 +230,7 @@ class Session:
         self.stand_ins.when("transformers.trainer", self._follow_trainer)
         self.stand_ins.when("transformers.integrations.moe", self._spread_experts)
         self.stand_ins.when(KERNELS_OF_TRL, lambda _: stack.enter_context(simulated_trl()))
+        self.stand_ins.when("deepspeed", lambda _: stack.enter_context(_simulated_deepspeed(self.process)))
         self._log_no_end()
         self.files.install(stack)
         own_process = settings.folder is not None
@@ -293,6 +294,12 @@ class Session:
 
 def _allocator_variable() -> str:
     return next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
+
+
+def _simulated_deepspeed(process: SimulatedProcess) -> contextlib.AbstractContextManager[None]:
+    from trainatomy.simulator.parallel.deepspeed import simulated_deepspeed
+
+    return simulated_deepspeed(process, in_script=True)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ architectures that ship with trainatomy, with a tokenizer of the right size whos
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -118,6 +119,7 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
 
     def build(cls: Any, name: Any, *_: Any, config: Any = None, **options: Any) -> Any:
         from transformers import PreTrainedConfig, modeling_utils
+        from transformers.integrations import is_deepspeed_zero3_enabled
 
         stand_ins.note("pretrained weights", f"{cls.__name__} {name}")
         if not isinstance(config, PreTrainedConfig):
@@ -137,7 +139,8 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
             del config.quantization_config
         attention = options.get("attn_implementation")
         more = {} if attention is None else {"attn_implementation": attention}
-        with stand_ins.process.on_host(), mock.patch.object(stand_ins, "draws", False):
+        place = contextlib.nullcontext() if is_deepspeed_zero3_enabled() else stand_ins.process.on_host()
+        with place, mock.patch.object(stand_ins, "draws", False):
             model = cls._from_config(config, dtype=_dtype(config, options), **more)
         if cls.__name__ not in (config.architectures or ()) or options.get("ignore_mismatched_sizes"):
             _draw_head(model)

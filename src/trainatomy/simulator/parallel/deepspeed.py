@@ -37,8 +37,13 @@ _COMPILED = ("FusedAdamBuilder", "CPUAdamBuilder")
 
 
 @contextlib.contextmanager
-def simulated_deepspeed(process: SimulatedProcess) -> Iterator[None]:
-    """Let DeepSpeed's engine run in a simulated process, and leave the library as it was found."""
+def simulated_deepspeed(process: SimulatedProcess, *, in_script: bool = False) -> Iterator[None]:
+    """Let DeepSpeed's engine run in a simulated process, and leave the library as it was found.
+
+    Args:
+        process: The simulated process.
+        in_script: A script makes tensors on the CPU, too, which have data.
+    """
     import_deepspeed()
     from deepspeed.accelerator import real_accelerator
     from deepspeed.ops.op_builder import builder
@@ -57,16 +62,28 @@ def simulated_deepspeed(process: SimulatedProcess) -> Iterator[None]:
         logger.setLevel(logging.ERROR)
         real_accelerator.ds_accelerator = Accelerator()
         stack.enter_context(mock.patch.object(builder.OpBuilder, "load", _load))
-        stack.enter_context(mock.patch.dict(sys.modules, {"cpuinfo": _NoCPU}))
+        stack.enter_context(_without_cpuinfo())
         stack.enter_context(_labelled_weights(process))
         for context in _counted_gradients(process):
             stack.enter_context(context)
-        stack.enter_context(_host_tensors(process))
+        stack.enter_context(_host_tensors(process, in_script=in_script))
         yield
 
 
 @contextlib.contextmanager
-def _host_tensors(process: SimulatedProcess) -> Iterator[None]:
+def _without_cpuinfo() -> Iterator[None]:
+    before = sys.modules.get("cpuinfo")
+    sys.modules["cpuinfo"] = _NoCPU  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["cpuinfo"]
+        if before is not None:
+            sys.modules["cpuinfo"] = before
+
+
+@contextlib.contextmanager
+def _host_tensors(process: SimulatedProcess, *, in_script: bool) -> Iterator[None]:
     """Give no memory to tensors that DeepSpeed makes on the CPU: they can be as large as the model.
 
     The engine also makes tensors on the meta device, to remember shapes; while it begins, it names no device for some.
@@ -76,16 +93,19 @@ def _host_tensors(process: SimulatedProcess) -> Iterator[None]:
     functions, initialize = process.functions, deepspeed.initialize
 
     def initialize_on_host(*args: Any, **kwargs: Any) -> Any:
-        functions.host_factories |= {None}
+        before = functions.host_factories
+        functions.host_factories |= {None, "cpu"}
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # it prints how much memory it holds
                 return initialize(*args, **kwargs)
         except (AssertionError, ValueError) as error:
+            if in_script:
+                raise
             raise WorkloadError(f"train.deepspeed: DeepSpeed refuses: {error}", key="train.deepspeed") from error
         finally:
-            functions.host_factories -= {None}
+            functions.host_factories = before
 
-    functions.host_factories = frozenset({"cpu", "meta"})
+    functions.host_factories |= {"meta"} if in_script else {"cpu", "meta"}
     with mock.patch.object(deepspeed, "initialize", initialize_on_host):
         yield
 
