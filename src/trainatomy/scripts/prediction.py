@@ -87,12 +87,13 @@ def workload_of(session: Session, name: str) -> Workload:
             train |= {"fsdp": True, "fsdp_config": {"version": int(strategy.removeprefix("fsdp"))}}
         elif strategy:
             parallel["strategy"] = strategy
-    sizes = {key: train[key] for key in ("per_device_train_batch_size", "gradient_accumulation_steps")}
-    for dropped in ((), ("optim",), ("tf32",), ("fp16", "bf16")):  # a class without a name; what workloads refuse
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    # a class without a name; what workloads refuse; all but the sizes; sizes that no GPU has
+    for dropped in ((), ("optim",), ("tf32",), ("fp16", "bf16"), train.keys() - sizes):
         with contextlib.suppress(WorkloadError):
             kept = {key: value for key, value in train.items() if key not in dropped}
             return Workload.from_mapping({**mapping, "train": kept})
-    return Workload.from_mapping({**mapping, "train": sizes})
+    return Workload.from_mapping({**mapping, "train": {}})
 
 
 _DISTRIBUTED = ("torch.distributed",)
