@@ -96,6 +96,28 @@ for _ in range(5):
     assert 0 <= peak(found) - peak(run_script(LOOP + everything)) < 2**20
 
 
+def test_copies_of_checkpoints_are_loaded(run_script: RunScript) -> None:
+    text = """
+import os, shutil
+for _ in range(5):
+    step(x, y)
+    torch.save(model.state_dict(), "a.pt")
+    shutil.copy("a.pt", "b.pt")
+    os.rename("a.pt", "c.pt")
+    assert all(torch.load(name)["0.weight"].shape == (256, 64) for name in ("b.pt", "c.pt"))
+    for content in ({"x": torch.ones(3)}, {"x": torch.ones(3), "model": model.state_dict()}):
+        with open("d.pt", "wb") as file:
+            torch.save(content, file)
+        assert torch.load("d.pt")["x"].sum() == 3
+    try:
+        torch.load("missing.pt")
+    except FileNotFoundError:
+        continue
+    raise AssertionError
+"""
+    prediction(run_script(LOOP + text))
+
+
 def test_a_mask_that_is_set_at_some_entries_selects_no_more(run_script: RunScript) -> None:
     text = """
 shapes = []

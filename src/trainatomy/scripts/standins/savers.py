@@ -36,10 +36,11 @@ def install(stand_ins: StandIns) -> None:
                 Path(target).touch()
             else:
                 write(value, target, *rest, **more)
-        elif not checkpoints.has_file(file) and checkpoints.has_values(value):
+            checkpoints.remember(value, target)
+        elif _has_values(value):
             original(value, file, *rest, **more)  # pickle saves the data of each tensor so
-            return
-        checkpoints.remember(value, file)
+        else:
+            checkpoints.remember(value, file)
 
     def write_sizes(_: Any) -> None:
         """Let files have their size, which the Trainer asks for."""
@@ -56,8 +57,15 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.when("safetensors.torch", partial(safetensors.put, stand_ins, checkpoints))
 
 
-_MARK = "trainatomy: a checkpoint without data, number "
-"""Begin of what a buffer gets in place of tensors without data; a number follows."""
+def _has_values(value: Any) -> bool:
+    """Return whether all tensors in a value have data; those of a module are not asked."""
+    with torch._C.DisableTorchFunction():
+        leaves = tree_leaves(value)
+        return not any(isinstance(leaf, torch.nn.Module) or getattr(leaf, "is_meta", False) for leaf in leaves)
+
+
+_MARK = "trainatomy: a checkpoint without data, number {:016}"
+"""What files and buffers begin with in place of tensors without data: by it, a copy of their bytes is known."""
 
 
 class Checkpoints:
@@ -69,28 +77,15 @@ class Checkpoints:
 
     def __init__(self, stand_ins: StandIns) -> None:
         self._stand_ins = stand_ins
-        self._saved: dict[str, Any] = {}
+        self._saved: dict[bytes, Any] = {}
         self._load: Any = torch.load
 
-    def has_file(self, file: Any) -> bool:
-        """Return whether a file is one, or a path, and no buffer."""
-        return self._path(file) is not None
-
-    def has_values(self, value: Any) -> bool:
-        """Return whether all tensors in a value have data."""
-        with torch._C.DisableTorchFunction():
-            return not any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves(value))
-
     def remember(self, value: Any, file: Any) -> None:
-        """Keep the tensors of a checkpoint as what they are: a place and a size.
-
-        A buffer gets a mark, by which a copy of its bytes is known.
-        """
-        path = self._path(file)
-        if path is None:
-            path = f"{_MARK}{len(self._saved):016}"
-            file.write(path.encode())
-        self._saved[path] = tree_map_only(torch.Tensor, self._described, value)
+        """Keep the tensors of a checkpoint as what they are, a place and a size, and mark the buffer or existing file."""
+        mark = _MARK.format(len(self._saved)).encode()
+        self._saved[mark] = tree_map_only(torch.Tensor, self._described, value)
+        with Path(file).open("r+b") if isinstance(file, str) else contextlib.nullcontext(file) as target:
+            target.write(mark)
 
     def load(self, file: Any, map_location: Any = None, **options: Any) -> Any:
         """Load a checkpoint of the script, or one that lay there before.
@@ -117,25 +112,17 @@ class Checkpoints:
 
         return tree_map_only(_Saved, placed, content)
 
-    def _path(self, file: Any) -> str | None:
-        """Return where a file was redirected to, or is; None for a buffer.  An open file has the redirected name."""
-        named = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
-        if not isinstance(named, str | os.PathLike):
-            return None
-        return self._stand_ins.files.found(named) or os.path.abspath(os.fspath(named))  # noqa: PTH100
-
     def saved(self, file: Any) -> Any:
         """Return what the script saved in a file or a buffer, with its tensors described; None if it did not."""
-        path = self._path(file)
-        if path in self._saved:
-            return self._saved[path]
-        with (
-            Path(path).open("rb") if path is not None and Path(path).is_file() else contextlib.nullcontext(file) as read
-        ):
-            begin = read.tell()
-            mark = read.read(len(_MARK) + 16)
-            read.seek(begin)
-        return self._saved.get(mark.decode(errors="replace")) if isinstance(mark, bytes) else None
+        if isinstance(file, str | os.PathLike):
+            if not os.path.isfile(file):  # noqa: PTH113
+                return None
+            with open(file, "rb") as opened:  # noqa: PTH123
+                return self.saved(opened)
+        begin = file.tell()
+        mark = file.read(len(_MARK.format(0)))
+        file.seek(begin)
+        return self._saved.get(mark)
 
     def _from_disk(self, file: Any, map_location: Any, options: dict[str, Any]) -> Any:
         """Load a file that the script did not write; its tensors on the GPU lose their values on the way there."""
