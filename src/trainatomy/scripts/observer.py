@@ -28,7 +28,7 @@ from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import storage_of
 from trainatomy.training.optimizer import tensors_in
-from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
+from trainatomy.training.parallel.deepspeed import part_of
 from trainatomy.training.quantization import parameter_count, scales
 
 _ON_THE_GPU = (
@@ -360,18 +360,9 @@ class ScriptObserver(PhaseMarker):
         for optimizer in self._optimizers():
             yield from tensors_in(list(getattr(optimizer, "state", {}).values()))
 
-    def _label_gradients(self) -> None:
-        super()._label_gradients()
-        self._label_engines()
-
-    def _label_states(self) -> None:
-        super()._label_states()
-        self._label_engines()
-
-    def _label_engines(self) -> None:
-        for model in list(self._models.values()):
-            for label, tensors in engine_tensors(vars(model).get("optimizer")).items():
-                self._label(tensors, label)
+    def engines(self) -> Iterator[Any]:
+        """Yield the optimizers of DeepSpeed's engines."""
+        yield from (vars(model).get("optimizer") for model in list(self._models.values()))
 
     def _number(self, tensor: torch.Tensor) -> int:
         number = self._recorder.number_of(tensor)

@@ -20,6 +20,7 @@ _SETS = frozenset({"aten::index_put_", "aten::_index_put_impl_"})
 _SUMS = frozenset({"aten::bitwise_or", "aten::logical_or", "aten::__or__"})
 _LEASTS = frozenset({"aten::bitwise_and", "aten::logical_and", "aten::__and__"})
 _KEEPS = frozenset({"aten::_to_copy", "aten::clone"})
+_DTYPES = (torch.bool, torch.uint8, torch.long)
 BOUNDED = _SETS | _SUMS | _LEASTS | _KEEPS
 """Operators that ``MaskBounds.learn`` may learn from."""
 
@@ -44,10 +45,11 @@ class MaskBounds:
 
     def learn(self, name: str, args: tuple[Any, ...], result: torch.Tensor) -> None:
         """Remember the bound of a result, before the values of the arguments are followed."""
-        if torch.is_inference_mode_enabled() or result.dtype not in (torch.bool, torch.uint8, torch.long):
+        is_set = name in _SETS
+        if torch.is_inference_mode_enabled() or result.dtype not in _DTYPES or not (is_set or self._bounds):
             return
-        if name in _SETS:
-            before, added = self._known(args[0]), _entries(args[0], args[1])
+        if is_set:
+            before, added = self._before(args[0]), _entries(args[0], args[1])
             # PyTorch counts the version of a tensor that is written to once the operation is over.
             self._remember(result, None if before is None or added is None else before + added, result._version + 1)
             return
@@ -64,8 +66,12 @@ class MaskBounds:
         if (bound := self._bounds.get(storage._cdata)) is not None:
             is_whole = mask.numel() * mask.itemsize <= storage.nbytes()
             return bound.most if bound.version == mask._version and is_whole else None
+        return None
+
+    def _before(self, mask: torch.Tensor) -> int | None:
+        """Return how many elements were true before some are set: those of values that are known, or the bound."""
         values = self._values.of(mask, decides=False) if mask.is_meta else None
-        return None if values is None else int(values.count_nonzero())
+        return self._known(mask) if values is None else int(values.count_nonzero())
 
     def _remember(self, mask: torch.Tensor, most: int | None, version: int) -> None:
         storage = mask.untyped_storage()

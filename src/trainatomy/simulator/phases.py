@@ -12,6 +12,7 @@ import torch
 
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.training.observer import Silent
+from trainatomy.training.parallel.deepspeed import engine_tensors
 from trainatomy.training.seeds import host_states
 
 
@@ -34,6 +35,10 @@ class PhaseMarker(Silent):
 
     def states(self) -> Iterable[torch.Tensor]:
         """Return the optimizers' states that exist."""
+        raise NotImplementedError
+
+    def engines(self) -> Iterable[Any]:
+        """Return optimizers that may hold gradients and states in buffers of their own, as DeepSpeed's do."""
         raise NotImplementedError
 
     def step_begin(self, step: int) -> None:
@@ -101,9 +106,16 @@ class PhaseMarker(Silent):
 
     def _label_gradients(self) -> None:
         self._label(self.gradients(), "gradient")
+        self._label_engines()
 
     def _label_states(self) -> None:
         self._label(self.states(), "optimizer_state")
+        self._label_engines()
+
+    def _label_engines(self) -> None:
+        for optimizer in self.engines():
+            for label, tensors in engine_tensors(optimizer).items():
+                self._label(tensors, label)
 
     def _label(self, tensors: Iterable[torch.Tensor], label: str) -> None:
         for tensor in tensors:

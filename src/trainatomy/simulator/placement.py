@@ -308,5 +308,5 @@ class Placement:
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """Return a tensor of the host as what it becomes on the GPU; None where that is of no interest: other numbers."""
     if tensor.dtype == dtype:
-        return tensor.detach()  # which stays what it is when the tensor itself takes other data
+        return tensor
     return None if tensor.is_meta or dtype.is_floating_point or dtype.is_complex else tensor.to(dtype)

@@ -24,7 +24,7 @@ from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.saving import ExecutedSaving
 from trainatomy.training.loops.generation import cache_size
 from trainatomy.training.optimizer import states_of
-from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
+from trainatomy.training.parallel.deepspeed import part_of
 from trainatomy.training.quantization import scales
 
 EXECUTED_MICRO_STEPS = 4
@@ -295,14 +295,6 @@ class Watcher(PhaseMarker):
         """Yield the optimizer's states."""
         return states_of(self._optimizer)
 
-    def _label_gradients(self) -> None:
-        super()._label_gradients()
-        self._label_engine()
-
-    def _label_states(self) -> None:
-        super()._label_states()
-        self._label_engine()
-
-    def _label_engine(self) -> None:
-        for label, tensors in engine_tensors(self._optimizer).items():
-            self._label(tensors, label)
+    def engines(self) -> Iterator[Any]:
+        """Yield the optimizer."""
+        yield self._optimizer

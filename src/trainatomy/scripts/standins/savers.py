@@ -81,7 +81,7 @@ class Checkpoints:
         self._load: Any = torch.load
 
     def remember(self, value: Any, file: Any) -> None:
-        """Keep the tensors of a checkpoint as what they are, a place and a size, and mark the buffer or existing file."""
+        """Keep the tensors of a checkpoint as what they are, a place and a size, and mark the buffer or the file."""
         mark = _MARK.format(len(self._saved)).encode()
         self._saved[mark] = tree_map_only(torch.Tensor, self._described, value)
         with Path(file).open("r+b") if isinstance(file, str) else contextlib.nullcontext(file) as target:

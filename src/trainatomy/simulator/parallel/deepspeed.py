@@ -72,6 +72,7 @@ def simulated_deepspeed(process: SimulatedProcess, *, in_script: bool = False) -
 
 @contextlib.contextmanager
 def _without_cpuinfo() -> Iterator[None]:
+    """Replace one module; ``mock.patch.dict`` would also drop those that a script imports meanwhile."""
     before = sys.modules.get("cpuinfo")
     sys.modules["cpuinfo"] = _NoCPU  # type: ignore[assignment]
     try:
