@@ -21,6 +21,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.simulator.lazy_values import LazyValue, Origin, UnknownValue, assumed, computed, flat, written
 from trainatomy.simulator.storages import storage_key
@@ -97,7 +98,8 @@ class Values:
         if value.is_meta or value.numel() > _MAX_KNOWN_ELEMENTS:
             return
         is_data = value.numel() > 1 and (value.is_floating_point() or value.is_complex())
-        value = value.detach().clone()  # the host may write to its tensor, or give it other data
+        with _disable_current_modes():  # a call of ours takes no time
+            value = value.detach().clone()  # the host may write to its tensor, or give it other data
         self._remember(tensor, assumed(value) if is_data else value)
 
     def of(self, tensor: torch.Tensor, *, with_data: bool = False, decides: bool = True) -> torch.Tensor | None:
