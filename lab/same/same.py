@@ -1,0 +1,143 @@
+"""Check that predictions are what they were, to the last bit.
+
+    python lab/same/same.py                     compare with predictions.jsonl; exit status 1 if any differs
+    python lab/same/same.py --write             record them instead
+    python lab/same/same.py --only qlora ddp    cases whose names contain one of these
+    python lab/same/same.py --allocations out.json --only qlora    what is allocated by phase, module and operation
+
+A change of the code that is meant to change no prediction changes nothing here.  One that is meant to records the new
+predictions in the same commit, and says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RECORD = HERE / "predictions.jsonl"
+GRID_SHARE = 6
+"""A sample has one in so many rows of the accuracy grid."""
+SHOWN = 6
+"""Figures shown of a prediction that differs."""
+
+
+def find_modules() -> None:
+    """Let this process, or a worker, import the cases and the rows of the grid."""
+    sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks" / "accuracy")]
+
+
+def predict_case(name: str, in_detail: bool = False) -> Any:
+    """Predict the case of that name; see ``predicted.Predicted``."""
+    import predicted
+
+    commands = predicted.command_cases()
+    if name in commands:
+        return predicted.run_command(name, commands[name])
+    row = next(row for row in predicted.training_cases() if row.name == name)
+    return predicted.predict_training(row, in_detail=in_detail)
+
+
+def names_of(only: Sequence[str], *, sampled: bool = False) -> list[str]:
+    """Return the names of the cases that contain one of the texts; all if there is none.
+
+    ``sampled`` leaves out most rows of the accuracy grid, by a hash of their names.
+    """
+    import predicted
+
+    grid = [row.name for row in predicted.grid_rows()]
+    if sampled:
+        grid = [name for name in grid if not zlib.crc32(name.encode()) % GRID_SHARE]
+    names = [*predicted.command_cases(), *(row.name for row in predicted.feature_rows()), *grid]
+    return [name for name in names if not only or any(text in name for text in only)]
+
+
+def predict_all(names: Sequence[str], jobs: int, *, in_detail: bool = False) -> Iterator[Any]:
+    """Yield the predictions of these cases as they are ready."""
+    with ProcessPoolExecutor(jobs, get_context("spawn"), find_modules, max_tasks_per_child=40) as pool:
+        futures = [pool.submit(predict_case, name, in_detail) for name in names]
+        for number, future in enumerate(as_completed(futures), 1):
+            if sys.stderr.isatty():
+                print(f"\r{number} of {len(futures)}", end="", file=sys.stderr, flush=True)
+            yield future.result()
+
+
+def read(path: Path = RECORD) -> dict[str, dict[str, Any]]:
+    """Return recorded predictions by the names of their cases."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {entry["name"]: entry for entry in map(json.loads, lines)}
+
+
+def write(records: Mapping[str, Mapping[str, Any]], path: Path = RECORD) -> None:
+    path.write_text("".join(json.dumps(records[name]) + "\n" for name in sorted(records)), encoding="utf-8")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two records of a case, the largest relative change of a figure first."""
+    if old.get("error", "") != new.get("error", ""):
+        return [f"error: {old.get('error') or 'none'} -> {new.get('error') or 'none'}"]
+    before, after = old.get("figures", {}), new.get("figures", {})
+    changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+    changed.sort(key=lambda path: -_relative(before.get(path), after.get(path)))
+    lines = [f"{path}: {_change(before.get(path), after.get(path))}" for path in changed[:SHOWN]]
+    if len(changed) > SHOWN:
+        lines.append(f"{len(changed) - SHOWN} more figures")
+    other = [key for key in ("trace", "operations", "details") if old.get(key, "") != new.get(key, "")]
+    return lines + ([f"not the same {', '.join(other)}"] if other else [])
+
+
+def _relative(old: Any, new: Any) -> float:
+    if all(isinstance(value, (int, float)) for value in (old, new)) and old:
+        return abs(new / old - 1)
+    return float("inf")
+
+
+def _change(old: Any, new: Any) -> str:
+    relative = _relative(old, new)
+    return f"{old} -> {new}" + (f" ({new / old - 1:+.3%})" if relative < float("inf") else "")
+
+
+def _write_allocations(names: Sequence[str], jobs: int, path: Path) -> None:
+    rows = {
+        found.name: [[*place, *counts] for place, counts in sorted(found.allocations.items())]
+        for found in predict_all(names, jobs, in_detail=True)
+    }
+    path.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record the predictions")
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="cases whose names contain a text")
+    parser.add_argument("--sampled", action="store_true", help="one in six rows of the accuracy grid")
+    parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help="recorded predictions")
+    parser.add_argument("--allocations", type=Path, metavar="FILE", help="write what is allocated instead")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N")
+    options = parser.parse_args()
+    find_modules()
+    names = names_of(options.only, sampled=options.sampled)
+    if options.allocations:
+        _write_allocations(names, options.jobs, options.allocations)
+        return 0
+    found = {new.name: new.record() for new in predict_all(names, options.jobs)}
+    known = read(options.record)
+    if options.write:
+        write({**(known if options.only else {}), **found}, options.record)
+        return 0
+    different = {name: differences(known.get(name, {}), new) for name, new in sorted(found.items())}
+    different = {name: lines for name, lines in different.items() if lines}
+    for name, lines in different.items():
+        print(name, *lines, sep="\n  ")
+    print(f"{len(found) - len(different)} of {len(found)} predictions are the same")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
