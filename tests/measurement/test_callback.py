@@ -134,6 +134,7 @@ def test_out_of_memory_in_the_trainer_is_analyzed(gpu: FakeAllocator, tmp_path: 
             if state.global_step == 2:
                 gpu.limit = gpu.held + 20_000
 
+    original = CallbackHandler.on_log
     callback = trainatomy.AnatomyCallback(print=False)
     with pytest.raises(torch.OutOfMemoryError):
         trainer(tmp_path, Shrink(), callback).train()
@@ -143,7 +144,20 @@ def test_out_of_memory_in_the_trainer_is_analyzed(gpu: FakeAllocator, tmp_path: 
     found = callback.measurement
     assert found is not None and (found.status, found.steps) == ("out of memory", 2)
     assert found.out_of_memory is not None and found.out_of_memory.requested_bytes > 0
-    assert CallbackHandler.on_log.__module__ == "transformers.trainer_callback" and not gpu.recording
+    assert CallbackHandler.on_log is original and not gpu.recording
+
+
+def test_a_watch_that_cannot_begin_changes_no_trainer(
+    gpu: FakeAllocator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("mine")
+
+    original = CallbackHandler.on_log
+    monkeypatch.setattr("trainatomy.integrations.live_measurement.Stopwatch.tick", broken)
+    with pytest.raises(ValueError, match="mine"):
+        trainer(tmp_path, trainatomy.AnatomyCallback()).train()
+    assert CallbackHandler.on_log is original and not gpu.recording
 
 
 def test_an_internal_error_is_a_warning(gpu: FakeAllocator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ import torch
 from fake_allocator import CONTEXT_BYTES, FakeAllocator
 from fake_gpu import FakeNvml
 from torch import nn
+from torch.nn.modules import module
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import dataloader
 
 from trainatomy.integrations import utilization as utilization_module
 from trainatomy.integrations import windows
@@ -22,9 +24,12 @@ from trainatomy.integrations.printing import print_gpu_utilization
 from trainatomy.integrations.utilization import utilization
 from trainatomy.integrations.watch import watch
 from trainatomy.integrations.windows import BEFORE
+from trainatomy.measurement.step.data_wait import DataWaits
+from trainatomy.measurement.step.stopwatch import Stopwatch
 from trainatomy.training.observer import Silent
 
 MIB = 2**20
+BACKWARD = torch.autograd.backward
 MICRO = ["forward", "forward end", "backward end"]
 STEP = ["optimizer", "optimizer end"]
 ZERO = ["zero_grad", "zero_grad end"]
@@ -327,7 +332,30 @@ def test_out_of_memory_propagates_and_is_analyzed(gpu: FakeAllocator) -> None:
     assert (found.status, found.steps) == ("out of memory", 1)
     assert found.message == f"CUDA out of memory. Tried to allocate {8192 * 128 * 4} B."
     assert found.out_of_memory is not None
-    assert not gpu.recording and torch.autograd.backward.__module__ == "torch.autograd"
+    assert not gpu.recording and torch.autograd.backward is BACKWARD
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(LoopHooks, "attach"), (DataWaits, "attach"), (DataWaits, "begin"), (Stopwatch, "tick")]
+)
+def test_a_watch_that_cannot_begin_leaves_nothing_behind(
+    gpu: FakeAllocator, library: FakeNvml, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    original = getattr(owner, name)
+
+    def fail(*arguments: Any) -> None:
+        original(*arguments)
+        raise RuntimeError("a part does not begin")
+
+    model, fetch = Wide(), dataloader._BaseDataLoaderIter.__next__
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(RuntimeError, match="a part does not begin"), watch(model, optimizer):
+        pytest.fail("it began")
+    assert not gpu.recording and library.opened == 0
+    assert torch.autograd.backward is BACKWARD and dataloader._BaseDataLoaderIter.__next__ is fetch
+    assert not model._forward_pre_hooks and not optimizer._optimizer_step_pre_hooks
+    assert not module._global_forward_pre_hooks and not module._global_forward_hooks
 
 
 def test_another_exception_passes_through(gpu: FakeAllocator) -> None:

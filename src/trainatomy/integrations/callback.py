@@ -88,9 +88,9 @@ class AnatomyCallback(TrainerCallback):
         self._logged, self._logged_peak, self._spent = {}, -1, 0.0
         self._is_closed = self._is_predicted = False
         self._began = time.monotonic()
+        self._watch.__enter__()
         if self._log:
             self._wrapping.enter_context(wrapped(CallbackHandler, "on_log", self._add_to_logs))
-        self._watch.__enter__()
         atexit.register(self._close_unfinished)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:

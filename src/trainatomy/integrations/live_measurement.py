@@ -80,13 +80,19 @@ class LiveMeasurement:
 
     def start(self) -> None:
         """Start to measure.  Existing allocations are labelled by address, or get a line of their own."""
+        with contextlib.ExitStack() as attached:  # a failure before the end of the block leaves nothing attached
+            self._start(attached)
+            self._attached = attached.pop_all()
+
+    def _start(self, attached: contextlib.ExitStack) -> None:
+        """Start to measure; ``attached`` takes what ends it."""
         self._device = _device_of(self.model)
         self._before = utilization(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._stopwatch = Stopwatch(self._device)
         self._history = WindowedHistory(self._device)
         self._retries = _alloc_retries(self._device)
-        self._monitors = self._watched_beside()
+        self._monitors = self._watched_beside(attached)
         self.recorder = LiveRecorder(
             self.model,
             self._optimizer,
@@ -97,8 +103,12 @@ class LiveMeasurement:
             monitors=self._monitors,
         )
         self._hooks = LoopHooks(self.model, self._optimizer, self.recorder)
+        attached.callback(self._history.stop)
         self._history.start(self._counters(), self.recorder.known_addresses())
+        attached.callback(self._monitors.end)
+        attached.callback(self.recorder.stop_tracking)
         self.recorder.track_modules()
+        attached.callback(self._hooks.detach)
         self._hooks.attach()
         self._monitors.prepare()
         self._monitors.begin(self._stopwatch, 0)
@@ -113,7 +123,7 @@ class LiveMeasurement:
         """
         if self._final is not None:
             return self._final
-        try:
+        with self._attached:
             self._hooks.detach()
             self.recorder.stop_tracking()
             if error is not None:
@@ -125,10 +135,6 @@ class LiveMeasurement:
             self._stopwatch.finish()
             self._monitors.end()
             self._final = self.result()
-        finally:
-            self._monitors.end()
-            self._nvml.close()
-            self._history.stop()
         return self._final
 
     def result(self) -> Measurement:
@@ -157,12 +163,11 @@ class LiveMeasurement:
         """Peak allocated bytes since the start."""
         return self._counters().peak_bytes
 
-    def _watched_beside(self) -> Monitors:
+    def _watched_beside(self, attached: contextlib.ExitStack) -> Monitors:
         """Return what is watched beside the steps; NVML stays open until the end."""
-        self._nvml = contextlib.ExitStack()
         gpu = None
         with contextlib.suppress(MissingLibrary, DeviceError):
-            driver = self._nvml.enter_context(nvml.session())
+            driver = attached.enter_context(nvml.session())
             gpu = driver.device(str(torch.cuda.get_device_properties(self._device).uuid))
         return Monitors(HostProbe(), DataWaits(self._device), sampler_of(gpu), between=process_place().size == 1)
 

@@ -57,10 +57,10 @@ class Watch:
 
     def __enter__(self) -> Watch:
         if self.live is not None:
+            self.live.start()
             if self._view is not None:
                 self.live.on_step = self._view.step_ended
                 self._view.start()
-            self.live.start()
         return self
 
     def __exit__(
