@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fake_gpu import UUID, FakeEvent, FakeNvml, instant_event
+from fake_driver import fake_driver
+from fake_gpu import FakeEvent, FakeNvml, instant_event
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -111,14 +111,8 @@ class FakeAllocator(TorchDispatchMode):
         monkeypatch.setattr("trainatomy.measurement.step.data_wait.DataWaits._event", instant_event)
         library = FakeNvml(pid=os.getpid(), used=CONTEXT_BYTES + 64 * MIB)
         monkeypatch.setattr(nvml, "_library", lambda: library)
-        properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID, major=9, minor=0, total_memory=2**37)
+        fake_driver(monkeypatch, self.statistics)
         answers: dict[str, Any] = {
-            "is_available": lambda: True,
-            "is_initialized": lambda: True,
-            "current_device": lambda: 0,
-            "synchronize": lambda device=None: None,
-            "current_stream": lambda device=None: device,
-            "get_device_properties": lambda device: properties,
             "memory_reserved": lambda device=None: 64 * MIB,
             "memory_allocated": lambda device=None: self.held,
             "max_memory_allocated": lambda device=None: self.peak,
@@ -131,8 +125,7 @@ class FakeAllocator(TorchDispatchMode):
             monkeypatch.setattr(torch.cuda, name, answer)
         monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", self.record)
         monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [list(self.trace)]})
-        monkeypatch.setattr(torch._C, "_cuda_memoryStats", self.statistics, raising=False)
-        monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.recording, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: self.recording)
         monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
         monkeypatch.setattr(recorders, "addresses", addresses)
         return library

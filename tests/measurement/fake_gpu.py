@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from fake_driver import UUID, fake_driver
 
+from trainatomy.measurement.device import host_probe
 from trainatomy.training import run as steps
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 IDLE_BYTES = 615 * MIB
-UUID = "0f2a3c1e-0000-1111-2222-333344445555"
 
 
 class FakeNvmlError(Exception):
@@ -130,20 +131,14 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
     """Make ``measurement.step.runner`` see a GPU; the step itself runs on the CPU."""
     from transformers import TrainingArguments  # noqa: F401  # some libraries look for CUDA's functions when imported
 
-    real_run = steps.run
+    real_run, empty_on = steps.run, host_probe._empty
 
     def run_on_cpu(*arguments: Any, device: str, **keywords: Any) -> None:
         assert device == "cuda"
         real_run(*arguments, device="cpu", **keywords)
 
     answers = {
-        "is_available": True,
         "init": None,
-        "synchronize": None,
-        "current_stream": None,
-        "current_device": 0,
-        "get_device_properties": SimpleNamespace(name="NVIDIA H200", uuid=UUID, total_memory=2**37),
-        "get_device_capability": (9, 0),
         "memory_allocated": 11 * MIB,
         "memory_reserved": 2 * MIB,
         "max_memory_allocated": 40 * MIB,
@@ -155,7 +150,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
         calls = {"allocated": next(counted), "freed": 0}
         return {"allocation": {"all": calls}, "allocated_bytes": {"all": {"peak": 40 * MIB}}}
 
-    monkeypatch.setattr(torch._C, "_cuda_memoryStats", counts, raising=False)
+    fake_driver(monkeypatch, counts)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_alloc_retries": 3})
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
@@ -164,4 +159,5 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [trace or []]})
     monkeypatch.setattr("trainatomy.measurement.step.runner._make_context", lambda: setattr(nvml, "used", 529 * MIB))
+    monkeypatch.setattr(host_probe, "_empty", lambda _: empty_on("cpu"))
     monkeypatch.setattr(steps, "run", run_on_cpu)
