@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def consistent(found: Prediction) -> None:
     assert sum(line.bytes for line in memory.lines) == memory.peak_allocated_bytes
     assert sum(share.activation_bytes for share in found.modules) == memory.components.activations
     assert {fact.basis for fact in found.facts} <= {"measured", "computed", "assumed"}
-    assert found.versions["torch"] == torch.__version__
+    assert found.versions["torch"] == metadata.version("torch")
 
 
 @pytest.mark.parametrize(

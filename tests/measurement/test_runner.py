@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -57,7 +58,7 @@ def test_a_measurement_contains_the_figures_of_cuda_and_the_driver(nvml_library:
     assert (found.model_bytes, found.context_bytes, found.device_bytes) == (11 * MIB, 527 * MIB, 529 * MIB)
     assert found.steps == 4
     assert found.step_seconds is not None and found.step_seconds > 0
-    assert found.versions["torch"] == torch.__version__
+    assert found.versions["torch"] == metadata.version("torch")
     assert nvml_library.opened == 0
 
 
