@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from kineto_trace import events_of
 
+from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.profiler import profile as profiling
 from trainatomy.measurement.profiler.join import _longest_common, join
@@ -135,6 +137,10 @@ def test_names_of_the_same_kernel() -> None:
     assert list(join(operations, tree).seconds) == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.skipif(
+    parse_version(metadata.version("transformers")) > (5, 17),
+    reason="later releases of transformers make other operations than the recorded steps have",
+)
 @pytest.mark.parametrize("name", ["gpt2-bf16", "mixtral-bf16-weights"])
 def test_a_step_of_an_h200_finds_its_operations(name: str) -> None:
     """Traces of rows of the accuracy grid (torch 2.11, only operators, kernels, copies and fills) match the prediction.

@@ -149,14 +149,17 @@ def test_models_of_several_parts_take_the_batch_that_is_made(name: str, config: 
 
 
 @pytest.mark.parametrize(
-    ("class_name", "configuration"),
-    [("EncoderDecoderModel", "EncoderDecoderConfig"), ("MusicgenForConditionalGeneration", "MusicgenConfig")],
+    ("class_name", "config", "configuration"),
+    [
+        ("EncoderDecoderModel", {"encoder": 3, "decoder": 3}, "EncoderDecoderConfig"),
+        ("MusicgenForConditionalGeneration", {"text_encoder": 3}, "MusicgenConfig"),
+    ],
 )
 def test_a_model_of_others_without_their_configurations_is_a_workload_error(
-    class_name: str, configuration: str
+    class_name: str, config: dict[str, Any], configuration: str
 ) -> None:
     with pytest.raises(WorkloadError, match=rf"model\.config: {configuration} refuses these values"):
-        build_model(Workload.from_mapping({"model": {"class": class_name}}))
+        build_model(Workload.from_mapping({"model": {"class": class_name, "config": config}}))
 
 
 def test_parts_of_different_width_are_named() -> None:

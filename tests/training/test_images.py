@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.sample_notes import sample_notes
 from trainatomy.simulator.simulate import simulate
@@ -95,6 +97,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 _ONE_SIZE_OR_IMAGE = {"LlavaOnevisionForConditionalGeneration", "Llama4ForConditionalGeneration"}
+_BROKEN = {
+    "Llama4ForConditionalGeneration": pytest.mark.xfail(
+        parse_version(metadata.version("transformers")) == (5, 24),
+        reason="its forward reads `image_outputs`, which the inner model does not return",
+        raises=AttributeError,
+    )
+}
+"""Families whose forward fails in a release of transformers."""
 
 
 @pytest.fixture
@@ -116,7 +126,7 @@ def _batch(workload: Workload) -> dict[str, Any]:
     return build_batch(workload, model)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_BROKEN.get(name, ())) for name in FAMILIES])
 def test_placeholders_are_as_many_as_what_the_model_makes_of_its_images(
     picture: Callable[..., Workload], name: str
 ) -> None:
