@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -10,24 +11,26 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from trainatomy.training.recomputation import Recomputation
+
 
 class ModuleTracker:
     """Stack of the modules that are being called.
 
     Args:
-        on_recomputation: Called with True when a checkpointed forward begins inside backward, with False when it ends.
+        on_recomputation: Called with True when a forward begins to run again in backward, with False when it ends.
 
     Attributes:
         on_call: Called for every call of a module, where it is set.
     """
 
     def __init__(self, on_recomputation: Callable[[bool], None]) -> None:
-        self._on_recomputation = on_recomputation
+        self._recomputation = Recomputation(on_recomputation)
         self.on_call: Callable[[], None] | None = None
         self._paths: dict[int, str] = {}
         self._stack: list[str] = []
         self._by_sequence: dict[int, str] = {}
-        self._handles: list[Any] = []
+        self._installed = contextlib.ExitStack()
 
     def learn(self, model: nn.Module) -> None:
         """Take the names of a model's modules; the model itself goes by its class."""
@@ -44,23 +47,25 @@ class ModuleTracker:
         return self._paths.get(id(module)) or self._paths.get(id(plain)) or type(plain).__name__
 
     def __enter__(self) -> ModuleTracker:
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
+        with contextlib.ExitStack() as stack:
+            for handle in (
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+            ):
+                stack.callback(handle.remove)
+            stack.enter_context(self._recomputation.following(self._caller, self._again))
+            self._installed = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._installed.close()
 
     @property
     def recomputing(self) -> bool:
-        """True if a module is being called; during backward that is a checkpointed forward that runs again."""
-        return bool(self._stack)
+        """True during backward while a checkpointed forward runs again."""
+        return self._recomputation.runs
 
     def operation(self) -> None:
         """Remember which module the autograd node of the operation that just ran belongs to, if one was made.
@@ -86,9 +91,21 @@ class ModuleTracker:
                 return self._by_sequence.get(node._sequence_nr(), "")
         return ""
 
+    def _caller(self) -> str:
+        """Return the path of the module that is being called, "" for none."""
+        return self._stack[-1] if self._stack else ""
+
+    @contextlib.contextmanager
+    def _again(self, path: str) -> Iterator[None]:
+        """Run the block for a module, as if it were being called."""
+        self._stack.append(path)
+        try:
+            yield
+        finally:
+            self._stack.pop()
+
     def _enter(self, module: nn.Module, inputs: Any) -> None:
-        if not self._stack and torch._C._current_graph_task_id() != -1:
-            self._on_recomputation(True)
+        self._recomputation.module_called(len(self._stack))
         self._stack.append(self.path(module))
         if self.on_call is not None:
             self.on_call()
@@ -96,8 +113,7 @@ class ModuleTracker:
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._stack:
             self._stack.pop()
-            if not self._stack and torch._C._current_graph_task_id() != -1:
-                self._on_recomputation(False)
+            self._recomputation.module_returned(len(self._stack))
 
 
 def _plain(module: nn.Module) -> nn.Module:

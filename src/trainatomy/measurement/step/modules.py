@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from trainatomy.training.recomputation import Recomputation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,39 +31,56 @@ class ModuleTracker:
         self._report = report
         self._model = model
         self._known: dict[int, tuple[str, WeightCopies]] = {}
-        self._depth = 0
-        self._handles: list[Any] = []
+        self._recomputation = Recomputation(lambda begins: report("recompute" if begins else "recompute end"))
+        self._stack: list[str] = []
+        self._installed = contextlib.ExitStack()
 
     def start(self) -> None:
         """Register the hooks."""
         for name, module in self._model.named_modules():
             path = name or type(module).__name__
             self._known.setdefault(id(module), (path, weight_copies(module)))
-        self._handles = [
+        for handle in (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
-        ]
+        ):
+            self._installed.callback(handle.remove)
+        self._installed.enter_context(self._recomputation.following(self._caller, self._again))
 
     def stop(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._installed.close()
+
+    def _caller(self) -> str:
+        """Return the path of the module that is being called, "" for none."""
+        return self._stack[-1] if self._stack else ""
+
+    @contextlib.contextmanager
+    def _again(self, path: str) -> Iterator[None]:
+        """Run the block for a module, as if it were being called."""
+        self._begin(path, ())
+        try:
+            yield
+        finally:
+            self._end()
+
+    def _begin(self, path: str, copies: WeightCopies) -> None:
+        self._stack.append(path)
+        self._report("call", None, path, copies)
+
+    def _end(self) -> None:
+        self._stack.pop()
+        self._report("return")
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
-        if self._depth == 0 and torch._C._current_graph_task_id() != -1:
-            self._report("recompute")
-        self._depth += 1
+        self._recomputation.module_called(len(self._stack))
         path, copies = self._known.get(id(module)) or (type(module).__name__, weight_copies(module))
-        self._report("call", None, path, copies if torch.is_autocast_enabled("cuda") else ())
+        self._begin(path, copies if torch.is_autocast_enabled("cuda") else ())
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self._depth == 0:
-            return
-        self._depth -= 1
-        self._report("return")
-        if self._depth == 0 and torch._C._current_graph_task_id() != -1:
-            self._report("recompute end")
+        if self._stack:
+            self._end()
+            self._recomputation.module_returned(len(self._stack))
 
 
 def weight_copies(module: nn.Module) -> WeightCopies:
