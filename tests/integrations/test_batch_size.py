@@ -163,7 +163,7 @@ def test_only_what_arguments_can_hold_is_chosen(settings: dict[str, object], hel
 def test_an_older_transformers_cannot_skip_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     from trainatomy.integrations import training_arguments
 
-    monkeypatch.setattr(training_arguments, "knows_every", lambda: False)
+    monkeypatch.setattr(training_arguments, "takes_every_and_offload", lambda: False)
     assert not can_hold({"train.gradient_checkpointing": True, "train.gradient_checkpointing_every": 4})
     assert can_hold({"train.gradient_checkpointing": True, "train.gradient_checkpointing_every": 1})
 

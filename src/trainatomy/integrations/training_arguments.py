@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from trainatomy.errors import WorkloadError
 from trainatomy.integrations.live_prediction import restored_accelerate_state
 from trainatomy.reporters.export_python import OF_TORCH
+from trainatomy.training.checkpointing import takes_every_and_offload
 from trainatomy.training.precision import set_tf32
 from trainatomy.workload.arguments import arguments
+from trainatomy.workload.checkpointing import NEW_NAMES
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.train import TrainSpec
 
@@ -57,6 +58,7 @@ def train_settings(args: TrainingArguments) -> tuple[dict[str, Any], tuple[str, 
     """
     settings, unknown = dict[str, Any](), list[str]()
     for name, value in _changed(args):
+        name = NEW_NAMES.get(name, name)
         if name in TrainSpec.model_fields or name in arguments().names():
             settings[name] = value
         else:
@@ -108,14 +110,9 @@ def can_hold(settings: Mapping[str, object]) -> bool:
         section, _, name = key.partition(".")
         if section not in ("train", "model") or (name == "optim_args" and value is not None):
             return False
-        if name == "gradient_checkpointing_every" and isinstance(value, int) and value > 1 and not knows_every():
+        if name == "gradient_checkpointing_every" and isinstance(value, int) and value > 1 and not takes_every_and_offload():
             return False
     return True
-
-
-def knows_every() -> bool:
-    """Return whether this release of transformers can checkpoint every n-th layer (5.16 and later)."""
-    return _EVERY in inspect.signature(PreTrainedModel.gradient_checkpointing_enable).parameters
 
 
 def with_candidate(args: Arguments, candidate: Candidate) -> Arguments:
@@ -127,6 +124,7 @@ def with_candidate(args: Arguments, candidate: Candidate) -> Arguments:
     if "gradient_checkpointing" in values:
         every = values.pop("gradient_checkpointing_every", 1)
         values["gradient_checkpointing_kwargs"] = _checkpointing_kwargs(args, every)
+    values |= {new: values[old] for new, old in NEW_NAMES.items() if old in values and hasattr(args, new)}
     if "optim" in values:
         values["optim"] = OptimizerNames(values["optim"])
     if args.tf32 and values.get("tf32", True) is None:

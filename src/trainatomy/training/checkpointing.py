@@ -8,11 +8,11 @@ them on.  ``gradient_checkpointing_enable(every_n_layers=n)`` of transformers 5.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.training.model import unwrap
@@ -39,11 +39,19 @@ def check_checkpointing(model: nn.Module, train: TrainSpec) -> None:
         )
     if train.gradient_checkpointing and train.gradient_checkpointing_every > 1:
         _check_layers(model)
-    if train.offloads_checkpoints and "offload" not in signature(inner.gradient_checkpointing_enable).parameters:
+    if train.offloads_checkpoints and not takes_every_and_offload():
         raise WorkloadError(
             f"train.gradient_checkpointing_kwargs.offload: needs transformers 5.16, found {version_of('transformers')}",
             key="train.gradient_checkpointing_kwargs",
         )
+
+
+def takes_every_and_offload() -> bool:
+    """Return whether this release of transformers checkpoints every n-th layer, and to host memory (5.16 and later).
+
+    Signatures do not say so: the method of 5.24 takes any keyword, and hands it on.
+    """
+    return parse_version(version_of("transformers") or "5.0") >= (5, 16)
 
 
 def enable_checkpointing(model: Any, kwargs: Mapping[str, Any] | None, every: int) -> None:

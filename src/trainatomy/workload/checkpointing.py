@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.nearest import suggestion
-from trainatomy.workload.section import Problem
+from trainatomy.workload.section import Problem, refuse
 
 if TYPE_CHECKING:
     from trainatomy.workload.train import TrainSpec
 
 EVERY, OFFLOAD = "every_n_layers", "offload"
 """Keys that the Trainer of transformers 5.16 and later takes for itself."""
+NEW_NAMES = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+}
+"""Names of ``TrainingArguments`` of transformers 5.24, and the older ones, which still hold."""
 _KINDS = {"use_reentrant": bool, "preserve_rng_state": bool, "determinism_check": str, OFFLOAD: bool}
 
 
@@ -31,6 +36,17 @@ def move_every(raw: dict[str, Any]) -> dict[str, Any]:
         del rest[EVERY]
         raw = {**raw, "gradient_checkpointing_every": every}
     return raw if rest == given else {**raw, "gradient_checkpointing_kwargs": rest or None}
+
+
+def with_old_names(raw: dict[str, Any]) -> dict[str, Any]:
+    """Write ``activation_checkpointing: true`` as ``gradient_checkpointing: true``; refuse two values for the two."""
+    if found := [
+        Problem((new,), f"is {raw[new]!r}, but {old} is {raw[old]!r}: set one of the two")
+        for new, old in NEW_NAMES.items()
+        if new in raw and raw.get(old, raw[new]) != raw[new]
+    ]:
+        refuse(found)
+    return {NEW_NAMES.get(name, name): value for name, value in raw.items()}
 
 
 def offloads(keys: Mapping[str, Any] | None) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
+from trainatomy.workload.checkpointing import NEW_NAMES
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import leaves, members
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 Kind = Literal["switch", "integer", "number", "choice", "text", "list", "pairs"]
 
 _NAMES: dict[Path, str] = {("model", "id"): "model", ("model", "lora", "lora_bias"): "lora_use_bias"}
-_ALIASES: dict[Path, tuple[str, ...]] = {("model", "class"): ("class",)}
+_ALIASES: dict[Path, tuple[str, ...]] = {
+    ("model", "class"): ("class",),
+    **{("train", old): (new,) for new, old in NEW_NAMES.items()},
+}
 _DEEPSPEED: Path = ("train", "deepspeed")
 """Its flag takes a file, as that of ``TrainingArguments``."""
 _QUANT_TYPE: Path = ("model", "quantization", "quant_type")

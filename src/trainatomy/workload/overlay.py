@@ -6,6 +6,8 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.workload.checkpointing import NEW_NAMES
+
 if TYPE_CHECKING:
     from trainatomy.workload.section import Path
 
@@ -28,6 +30,7 @@ _REPLACES: dict[Path, tuple[Path, ...]] = {
     ("model", "factory"): tuple(("model", key) for key in _SET_BY_MODEL_FACTORY),
     ("data", "factory"): tuple(("data", key) for key in _SET_BY_DATA_FACTORY),
     **{("data", key): (("data", "factory"),) for key in _SET_BY_DATA_FACTORY},
+    **{("train", old): (("train", new),) for new, old in NEW_NAMES.items()},
     ("train", "fp16"): (("train", "bf16"),),
     ("train", "bf16"): (("train", "fp16"),),
     ("train", "fp16_full_eval"): (("train", "bf16_full_eval"),),
@@ -35,7 +38,10 @@ _REPLACES: dict[Path, tuple[Path, ...]] = {
 }
 """Keys that a later source removes from an earlier one, because both in one workload would be a contradiction."""
 _NEEDED_BY: dict[Path, tuple[Path, ...]] = {
-    ("train", "gradient_checkpointing"): (("train", "gradient_checkpointing_every"),),
+    ("train", "gradient_checkpointing"): (
+        ("train", "gradient_checkpointing_every"),
+        ("train", "activation_checkpointing"),
+    ),
 }
 """Keys that a later source removes from an earlier one when it switches off what they need."""
 

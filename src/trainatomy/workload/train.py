@@ -309,7 +309,8 @@ class TrainSpec(Section):
         if not isinstance(raw, Mapping):
             return handler(raw)
         dropped = tuple(name for name, value in raw.items() if arguments().is_unapplied(name, value))
-        train = handler(checkpointing.move_every({name: value for name, value in raw.items() if name not in dropped}))
+        kept = {name: value for name, value in raw.items() if name not in dropped}
+        train = handler(checkpointing.move_every(checkpointing.with_old_names(kept)))
         train._ignored = dropped
         if problems := ignored_problems(raw):
             refuse(problems)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
+_CACHES = ("cache", "past_key_values", "cache_params")
+"""Names of a cache of keys and values: that of transformers 5.24, and those of earlier releases."""
 _OF_THE_DECODER = ("decoder_input_ids", "decoder_attention_mask", "labels")
 """Entries of a batch that ``generate()`` makes itself."""
 
@@ -137,7 +139,8 @@ def generating(model: nn.Module, observer: Observer, tokens: int) -> Iterator[No
 
 def cached_tensors(named: Any) -> list[torch.Tensor]:
     """Return the keys and values in the arguments or outputs of a forward."""
-    found = (named.get(name) if hasattr(named, "get") else None for name in ("past_key_values", "cache_params"))
+    # outputs of transformers 5.24 answer to the old names too, with a warning: only the dictionary itself is asked
+    found = (dict.get(named, name) for name in _CACHES) if isinstance(named, dict) else ()
     return [tensor for cache in found if cache is not None for tensor in _tensors_of(cache)]
 
 

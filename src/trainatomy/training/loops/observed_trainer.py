@@ -120,6 +120,8 @@ class ObservedTrainer(Trainer):
         )
         if self._is_loaded_by_bitsandbytes(model):
             observer.loaded(model)
+        elif getattr(self, "is_distributed_loading_by_transformers", False):
+            self._move_model_to_device(model, self.args.device)  # from_pretrained has placed each rank's shards there
         if arguments.deepspeed:
             self.add_callback(EngineBegins(self))
 

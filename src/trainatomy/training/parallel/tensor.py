@@ -89,11 +89,31 @@ def shard_as_transformers(model: Any, ranks: int) -> None:
             key=_KEY,
         )
     _check_heads(model, ranks)
-    mesh = init_device_mesh("cuda", (ranks,), mesh_dim_names=("tp",))
+    distribute(model, config(tp_size=ranks), _KEY)
+
+
+def distribute(model: Any, config: Any, key: str) -> None:
+    """Shard a model over all ranks by transformers' own code, for a ``DistributedConfig``.
+
+    Raises:
+        WorkloadError: transformers refuses it; the message names ``key``.
+    """
+    holder = getattr(import_module("transformers.distributed.utils"), "TransformersDeviceMesh", None)
+    if holder is None:  # before transformers 5.19
+        mesh: Any = init_device_mesh("cuda", (config.tp_size,), mesh_dim_names=("tp",))
+    else:
+        mesh = holder(
+            init_device_mesh("cuda", (1, 1, 1, config.tp_size), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp")),
+            init_device_mesh(
+                "cuda",
+                (1, 1, config.efsdp_size, config.ep_size),
+                mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep"),
+            ),
+        )
     try:
-        type(model).maybe_distribute_model(model, config(tp_size=ranks), mesh)
+        type(model).maybe_distribute_model(model, config, mesh)
     except ValueError as error:
-        raise WorkloadError(str(error), key=_KEY) from None
+        raise WorkloadError(str(error), key=key) from None
 
 
 def _ends(model: nn.Module) -> tuple[Any, ...]:
