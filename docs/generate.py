@@ -163,8 +163,8 @@ _CHECKS = {
     "source": "read from its source",
 }
 _ABOUT_VERSIONS = """\
-trainatomy needs Python 3.11 or newer, torch 2.9 or newer and transformers 5 or newer. It runs on the installed versions
-and *simulates* the release of torch that `software.torch` in a [workload](workload.md) names, or the installed one:
+trainatomy needs Python 3.11 or newer, torch 2.9 or newer and transformers 5.1 or newer. It runs on the installed
+versions and *simulates* the release of torch that `software.torch` in a [workload](workload.md) names, or that one:
 allocator, kernels and library workspaces differ between releases. A release that is not listed is simulated by the
 rules of the nearest older one, with a note. A release older than the oldest in the list is refused.
 What PyTorch does in Python (FSDP, DTensor, checkpointing, pipelines) is that of the installed release; a note says so

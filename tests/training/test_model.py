@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from trainatomy.catalog.architectures import ArchitectureEntry, architecture, architectures
+from trainatomy.catalog.versions import version_text
 from trainatomy.errors import FactoryError, MissingLibrary, NetworkError, SimulationError, WorkloadError
-from trainatomy.training import hub, stored_weights
+from trainatomy.training import hub, process, stored_weights
 from trainatomy.training.configuration import DTYPES, build_configuration
 from trainatomy.training.model import build_model, model_notes
 from trainatomy.training.positions import lengths, position_limits, sequence_note
 from trainatomy.workload.model import ModelSpec
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 SMALL: dict[str, Any] = {"class": "GPT2LMHeadModel", "config": {"n_embd": 32, "n_layer": 1, "n_head": 2}}
 
@@ -387,3 +386,14 @@ def test_layers_that_would_take_hours_are_refused(tmp_path: Path) -> None:
         on_meta({"model": {"id": "gpt2", "config": {"n_layer": 100_000}}})
     with pytest.raises(WorkloadError, match=r"n_layer: 100,000 layers would take hours"):
         on_meta({"model": {"id": stored(tmp_path, n_layer=100_000)}})
+
+
+def test_a_transformers_that_is_too_old_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainatomy.training.process.version_of", lambda name: "5.0.0")
+    with pytest.raises(MissingLibrary, match=r"needs transformers 5\.1 or later, found 5\.0\.0"):
+        process.preload(Workload.from_mapping({"model": {"id": "gpt2"}}))
+
+
+def test_the_oldest_transformers_is_what_the_package_declares() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"transformers>={version_text(process._OLDEST_TRANSFORMERS)}" in project["dependencies"]

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.libraries import import_library
+from trainatomy.catalog.versions import parse_version, version_text
+from trainatomy.errors import MissingLibrary
+from trainatomy.libraries import import_library, version_of
 from trainatomy.training import factory
 from trainatomy.training.optimizer import optimizer_class
 from trainatomy.training.parallel.deepspeed import import_deepspeed
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.schema import Workload
 
+_OLDEST_TRANSFORMERS = (5, 1)
 _backends: Any = torch.backends
 _CACHING_MODULES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")
 
@@ -76,6 +79,17 @@ def isolated_process_settings() -> Iterator[None]:
         forget_device()
 
 
+def _check_transformers() -> None:
+    """Refuse a transformers whose models do not say which weights stay in float32 (``_get_dtype_plan``, since 5.1)."""
+    found = version_of("transformers")
+    if found is not None and parse_version(found) < _OLDEST_TRANSFORMERS:
+        raise MissingLibrary(
+            f"trainatomy needs transformers {version_text(_OLDEST_TRANSFORMERS)} or later, found {found}: "
+            "pip install --upgrade transformers",
+            library="transformers",
+        )
+
+
 def preload(workload: Workload) -> None:
     """Import everything that ``run`` will need.
 
@@ -83,9 +97,11 @@ def preload(workload: Workload) -> None:
     functions that only a CUDA build has.
 
     Raises:
-        MissingLibrary: A library that the loop, peft or the optimizer needs is not installed.
+        MissingLibrary: A library that the loop, peft or the optimizer needs is not installed, or transformers is older
+            than 5.1.
         WorkloadError, FactoryError: See ``optimizer_class``.
     """
+    _check_transformers()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it logs what it cannot do on a CPU
     import_module("torch._dynamo")
     if workload.model.lora is not None:
