@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from trainatomy.results.operations import Operations
+from trainatomy.training.model import unwrap
 
 _PRODUCTS = frozenset({"aten::_grouped_mm"})
 
@@ -67,11 +69,19 @@ def grouped_mm_fallback() -> dict[Any, Callable[..., torch.Tensor]]:
     return {} if operator is None else {operator: products, operator.default: products}
 
 
+def masks_rows(model: nn.Module) -> bool:
+    """Return whether ranks that share experts have all rows and mask those of other ranks' experts.
+
+    transformers does so up to 5.18; 5.23 and later send each rank the rows of its experts.
+    """
+    return not hasattr(unwrap(model), "_expand_parallel_plan")
+
+
 def share_rows(operations: Operations, ranks: int) -> None:
     """Note on each product of experts that ``ranks`` share them, so that one computes its part of the rows.
 
-    transformers sorts the rows of other ranks' experts behind those of its own (``grouped_mm_experts_forward``), where
-    no group is.  Rows are assumed to be spread evenly.
+    For releases that mask rows (``masks_rows``).  transformers sorts the rows of other ranks' experts behind those of
+    its own (``grouped_mm_experts_forward``), where no group is.  Rows are assumed to be spread evenly.
     """
     for index, call in enumerate(operations.calls):
         if call.name in _PRODUCTS:

@@ -26,7 +26,7 @@ from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.description import Description, describe
 from trainatomy.simulator.eras import software_of
 from trainatomy.simulator.evaluation import arrays_without_data
-from trainatomy.simulator.experts import share_rows
+from trainatomy.simulator.experts import masks_rows, share_rows
 from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.foreign_kernels import (
     attention_library,
@@ -176,7 +176,7 @@ def simulate(
     process.notes.extend(selection_notes(tuple(selections)))
     if process.misses_a_mask and make_batch is None:
         process.notes.extend(mask_notes(workload))
-    if workload.parallel.enable_expert_parallel:
+    if workload.parallel.enable_expert_parallel and masks_rows(built):
         share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
     goes_on = workload.mode == "training" and workload.steps is None and watch is Watcher and not workload.pauses
     trace = with_skipped_steps(process.trace, workload.skipped_steps, after=int(goes_on))

@@ -25,10 +25,15 @@ _REDUCED: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 """Result of a reduction of one value of all ranks, by the name of the operation in lower case."""
 
 
-def known(values: Values, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return the values that are known of small strided tensors, by the identity of each."""
+def known(values: Values, tensors: Sequence[torch.Tensor], kind: str) -> dict[int, torch.Tensor]:
+    """Return the values that are known of small strided tensors, by the identity of each.
+
+    For an all-to-all, ``kind``, those count that follow from a router's assumed choices: with it, ranks tell each other
+    how many tokens they send to each expert.
+    """
     small = [one for one in tensors if one.is_meta and one.layout == torch.strided and one.numel() <= _MOST_ELEMENTS]
-    found = ((id(one), values.of(one)) for one in small)
+    counts = kind == "all_to_all"
+    found = ((id(one), values.of(one, with_data=counts and not one.is_floating_point())) for one in small)
     return {key: value for key, value in found if value is not None}
 
 
@@ -61,6 +66,9 @@ def _delivered(
         return value.flatten().repeat(output.numel() // value.numel()).view(output.shape)
     if collective.kind in ("all_reduce", "reduce") and reduction in _REDUCED:
         return _REDUCED[reduction](value, ranks).to(output.dtype)
+    if collective.kind == "all_to_all" and value.numel() == output.numel() and value.numel() % ranks == 0:
+        to_this_rank = value.flatten().chunk(ranks)[collective.ranks.index(dist.get_rank())]
+        return to_this_rank.repeat(ranks).view(output.shape)
     if collective.kind == "broadcast":
         return value
     return None

@@ -142,7 +142,7 @@ class RankRecorder(Recorder):
         event = len(self.trace.events)
         writer = self.operations
         with _DISABLED():
-            sent = exchanged.known(self.values, tensors_in(args))
+            sent = exchanged.known(self.values, tensors_in(args), KINDS.get(name, ""))
         before, writer.whole = writer.whole, f"nccl::{KINDS.get(name, name)}"  # one operation, written below
         try:
             result = super().__torch_dispatch__(func, (), args, kwargs)
