@@ -43,7 +43,9 @@ def test_each_layer_that_recomputes_saves_the_same() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_layer_recomputes_once_under_its_name(reentrant: bool) -> None:
-    workload = described({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}})
+    workload = described(
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    )
     found = simulate(workload, workload.resolve_gpu()).operations
     assert checkpointed_regions(found) == LAYERS
     recomputed = {operation.module for operation in found.operations if operation.phase == "recompute"}

@@ -28,6 +28,11 @@ def test_both_names_may_say_the_same() -> None:
     assert described(activation_checkpointing=True, gradient_checkpointing=True).train.gradient_checkpointing
 
 
+def test_none_leaves_a_setting_unsaid() -> None:
+    given = described(activation_checkpointing=None, gradient_checkpointing=True, activation_checkpointing_kwargs=None)
+    assert given == described(gradient_checkpointing=True)
+
+
 def test_two_values_are_refused() -> None:
     with pytest.raises(WorkloadError, match=r"activation_checkpointing: is True, but gradient_checkpointing is False"):
         described(activation_checkpointing=True, gradient_checkpointing=False)

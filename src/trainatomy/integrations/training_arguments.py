@@ -110,7 +110,12 @@ def can_hold(settings: Mapping[str, object]) -> bool:
         section, _, name = key.partition(".")
         if section not in ("train", "model") or (name == "optim_args" and value is not None):
             return False
-        if name == "gradient_checkpointing_every" and isinstance(value, int) and value > 1 and not takes_every_and_offload():
+        if (
+            name == "gradient_checkpointing_every"
+            and isinstance(value, int)
+            and value > 1
+            and not takes_every_and_offload()
+        ):
             return False
     return True
 

@@ -39,7 +39,12 @@ def move_every(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_old_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Write ``activation_checkpointing: true`` as ``gradient_checkpointing: true``; refuse two values for the two."""
+    """Write ``activation_checkpointing: true`` as ``gradient_checkpointing: true``; refuse two values for the two.
+
+    None, the default of transformers 5.24, leaves a setting unsaid.
+    """
+    unsaid = {*NEW_NAMES, "gradient_checkpointing"}
+    raw = {name: value for name, value in raw.items() if not (value is None and name in unsaid)}
     if found := [
         Problem((new,), f"is {raw[new]!r}, but {old} is {raw[old]!r}: set one of the two")
         for new, old in NEW_NAMES.items()
