@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trainatomy.catalog.architectures import ArchitectureEntry, architecture, architectures
-from trainatomy.catalog.versions import version_text
+from trainatomy.catalog.versions import transformers_since, version_text
 from trainatomy.errors import FactoryError, MissingLibrary, NetworkError, SimulationError, WorkloadError
 from trainatomy.training import hub, process, stored_weights
 from trainatomy.training.configuration import DTYPES, build_configuration
@@ -389,11 +389,12 @@ def test_layers_that_would_take_hours_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_transformers_that_is_too_old_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainatomy.training.process.version_of", lambda name: "5.0.0")
+    for module in ("training.process", "catalog.versions"):
+        monkeypatch.setattr(f"trainatomy.{module}.version_of", lambda name: "5.0.0")
     with pytest.raises(MissingLibrary, match=r"needs transformers 5\.1 or later, found 5\.0\.0"):
         process.preload(Workload.from_mapping({"model": {"id": "gpt2"}}))
 
 
 def test_the_oldest_transformers_is_what_the_package_declares() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert f"transformers>={version_text(process._OLDEST_TRANSFORMERS)}" in project["dependencies"]
+    assert f"transformers>={version_text(transformers_since('dtype_plans'))}" in project["dependencies"]

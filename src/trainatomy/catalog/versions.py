@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.errors import WorkloadError
+from trainatomy.libraries import version_of
 
 Version = tuple[int, int]
 Checked = Literal["measured", "published", "source", "unverified"]
@@ -42,6 +43,21 @@ def behaviour(name: str, torch_version: Version) -> Any:
 def first_release_with(name: str, wanted: str) -> Version | None:
     """Return the first release in which a list-valued behaviour contains ``wanted``."""
     return next((since for since, value in _history(name) if wanted in value), None)
+
+
+def transformers_since(name: str) -> Version:
+    """Return the first release of transformers that has something (a key of ``transformers`` in ``versions.yaml``)."""
+    return parse_version(read_yaml("versions.yaml")["transformers"][name]["since"])
+
+
+def transformers_has(name: str) -> bool:
+    """Return whether the installed release of transformers has something; a release that is not known has not."""
+    installed = version_of("transformers")
+    until = read_yaml("versions.yaml")["transformers"][name].get("until")
+    if installed is None:
+        return False
+    version = parse_version(installed)
+    return transformers_since(name) <= version and (until is None or version < parse_version(until))
 
 
 def checked(library: str, version: Version) -> Checked:

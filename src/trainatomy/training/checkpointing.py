@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.catalog.versions import parse_version
+from trainatomy.catalog.versions import transformers_has
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.training.model import unwrap
@@ -47,11 +47,8 @@ def check_checkpointing(model: nn.Module, train: TrainSpec) -> None:
 
 
 def takes_every_and_offload() -> bool:
-    """Return whether this release of transformers checkpoints every n-th layer, and to host memory (5.16 and later).
-
-    Signatures do not say so: the method of 5.24 takes any keyword, and hands it on.
-    """
-    return parse_version(version_of("transformers") or "5.0") >= (5, 16)
+    """Return whether this release of transformers checkpoints every n-th layer, and to host memory."""
+    return transformers_has("checkpointing_of_layers_and_to_host")
 
 
 def enable_checkpointing(model: Any, kwargs: Mapping[str, Any] | None, every: int) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.catalog.versions import parse_version, version_text
+from trainatomy.catalog.versions import transformers_has, transformers_since, version_text
 from trainatomy.errors import MissingLibrary
 from trainatomy.libraries import import_library, version_of
 from trainatomy.training import factory
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.schema import Workload
 
-_OLDEST_TRANSFORMERS = (5, 1)
 _backends: Any = torch.backends
 _CACHING_MODULES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")
 
@@ -80,12 +79,12 @@ def isolated_process_settings() -> Iterator[None]:
 
 
 def _check_transformers() -> None:
-    """Refuse a transformers whose models do not say which weights stay in float32 (``_get_dtype_plan``, since 5.1)."""
+    """Refuse a transformers whose models do not say which weights stay in float32."""
     found = version_of("transformers")
-    if found is not None and parse_version(found) < _OLDEST_TRANSFORMERS:
+    if found is not None and not transformers_has("dtype_plans"):
+        oldest = version_text(transformers_since("dtype_plans"))
         raise MissingLibrary(
-            f"trainatomy needs transformers {version_text(_OLDEST_TRANSFORMERS)} or later, found {found}: "
-            "pip install --upgrade transformers",
+            f"trainatomy needs transformers {oldest} or later, found {found}: pip install --upgrade transformers",
             library="transformers",
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.catalog.versions import parse_version
+from trainatomy.catalog.versions import transformers_has
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
 
@@ -50,8 +50,7 @@ def _apply_plan(model: Any, mesh: DeviceMesh) -> None:
 
 def _apply_in_place_of_tensor_parallelism(model: Any, mesh: DeviceMesh) -> None:
     """Shard the experts as transformers 5.17 and 5.18, whose configuration chooses the plan of tensor parallelism."""
-    version = parse_version(version_of("transformers") or "5.0")
-    if not (5, 17) <= version < (5, 19):
+    if not transformers_has("expert_plans_in_place_of_tensor_plans"):
         found = version_of("transformers")
         raise WorkloadError(
             f"expert parallelism needs transformers 5.17, 5.18, or 5.23 and later, found {found}", key=_KEY
