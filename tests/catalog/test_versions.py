@@ -43,7 +43,7 @@ def test_invalid_versions_are_refused() -> None:
         ("autocast_runs_rms_norm_in_fp32", (2, 13), True),
         ("cudnn_of_the_wheel", (2, 10), 91002),
         ("cudnn_of_the_wheel", (2, 11), 91900),
-        ("cudnn_of_the_wheel", (2, 14), 92000),
+        ("cudnn_of_the_wheel", (2, 13), 92000),
         ("embedding_backward_adds_atomically", (2, 10), False),
     ],
 )

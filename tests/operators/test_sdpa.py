@@ -10,7 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation.plan import Processor
+from trainatomy.operators.allocation.efficient_attention import efficient_backward
+from trainatomy.operators.allocation.meta import meta_kernels
+from trainatomy.operators.allocation.plan import KernelCall, Plan, Processor, Scratch
 from trainatomy.operators.allocation.sdpa import sdpa
 from trainatomy.operators.allocation.sdpa_choice import SdpFlags, choose_sdpa
 
@@ -21,6 +23,7 @@ RTX3090 = Processor((8, 6), 82, (2, 11))
 RTX5090 = Processor((12, 0), 170, (2, 11))
 B200 = Processor((10, 0), 148, (2, 11))
 T4 = Processor((7, 5), 40, (2, 11))
+NEW_H200, NEW_A100, NEW_B200, NEW_T4 = (replace(each, torch_version=(2, 14)) for each in (H200, A100, B200, T4))
 FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
@@ -40,7 +43,7 @@ def choose(processor: Processor, dtype: torch.dtype, flags: SdpFlags | None = No
         options.get("dropout", 0.0),
         options.get("is_causal", False),
         None,
-        options.get("key_heads", 8) != 8,
+        options.get("enable_gqa", options.get("key_heads", 8) != 8),
         processor,
         options.get("requires_grad", True),
         flags or SdpFlags(),
@@ -72,6 +75,18 @@ def choose(processor: Processor, dtype: torch.dtype, flags: SdpFlags | None = No
         ("math", A100, FP16, {"dim": 264, "mask": torch.empty(128, 1, dtype=FP16, device="meta").expand(128, 128)}),
         ("efficient", A100, FP16, {"dim": 264}),
         ("cudnn", H200, FP16, {"dim": 256}),
+        ("efficient", NEW_H200, FP32, {"key_heads": 2}),
+        ("efficient", NEW_T4, FP16, {"key_heads": 2}),
+        ("efficient", NEW_T4, FP16, {"key_heads": 1, "enable_gqa": False}),
+        ("math", T4, FP16, {"key_heads": 1, "enable_gqa": False}),
+        ("math", NEW_T4, FP16, {"key_heads": 2, "enable_gqa": False}),
+        ("flash", NEW_A100, FP16, {"key_heads": 1, "enable_gqa": False}),
+        ("efficient", NEW_A100, BF16, {"key_heads": 2, "mask": torch.empty(128, 128, dtype=BF16, device="meta")}),
+        ("flash", NEW_H200, FP16, {"dropout": 0.1}),
+        ("cudnn", NEW_H200, FP16, {"dropout": 0.125}),
+        ("cudnn", NEW_B200, FP16, {"dim": 256}),
+        ("flash", NEW_H200, FP16, {"dim": 192}),
+        ("cudnn", NEW_H200, FP16, {"dim": 192, "requires_grad": False}),
         ("flash", B200, FP16, {"dim": 256}),
         ("flash", A100, FP16, {"dim": 224}),
         ("efficient", RTX3090, FP16, {"dim": 224}),
@@ -193,3 +208,60 @@ def test_attention_that_a_mask_would_spare_its_scores(
     mask = torch.ones(2, 1, 128, 128, dtype=torch.bool, device="meta")
     sdpa(query, repeated, repeated, mask, **arguments, misses_a_mask=lambda: found.append(True))
     assert len(found) == misses
+
+
+class Shapes(TorchDispatchMode):
+    """The operators that run, with the shapes of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, list[torch.Size]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        shapes = [one.shape for one in args if isinstance(one, torch.Tensor)]
+        self.seen.append((func._schema.name.removeprefix("aten::"), shapes))
+        return func(*args, **(kwargs or {}))
+
+
+def test_gradients_of_grouped_keys_have_the_shape_of_the_keys() -> None:
+    query = heads(8, FP32).requires_grad_()
+    key, value = (heads(2, FP32).requires_grad_() for _ in range(2))
+    with meta_kernels():
+        out = sdpa(query, key, value, enable_gqa=True, processor=NEW_A100, flags=SdpFlags())
+        out.sum().backward()
+    assert out.shape == query.shape
+    assert key.grad is not None and value.grad is not None and key.grad.shape == value.grad.shape == key.shape
+
+
+def test_backward_of_grouped_queries_keeps_a_gradient_for_each_query_head() -> None:
+    query, key = heads(8, FP16), heads(2, FP16)
+    named = [plan.name for plan in planned_backward(query, key) if isinstance(plan, Scratch)]
+    alone = [plan.name for plan in planned_backward(query, heads(8, FP16)) if isinstance(plan, Scratch)]
+    assert [name for name in named if name not in alone] == ["grad_k_expanded", "grad_v_expanded"]
+    sizes = {plan.name: plan.bytes for plan in planned_backward(query, key) if isinstance(plan, Scratch)}
+    assert sizes["grad_k_expanded"] == sizes["grad_v_expanded"] == query.nbytes
+
+
+def planned_backward(query: torch.Tensor, key: torch.Tensor) -> Plan:
+    seed = torch.empty((), dtype=torch.long, device="meta")
+    logsumexp = torch.empty(2, 8, 128, device="meta")
+    mask = [True, True, True, False]
+    args = (query, query, key, key, None, query, logsumexp, seed, seed, 0.0, mask)
+    with meta_kernels():
+        operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+        outputs = operator(*args)[:3]
+    return efficient_backward(KernelCall(operator, args, {}, outputs, NEW_T4))
+
+
+@pytest.mark.parametrize(("processor", "fused"), [(A100, False), (NEW_A100, True)])
+def test_attention_without_a_batch_is_fused_since_2_14(processor: Processor, fused: bool) -> None:
+    query = torch.empty(8, 128, 64, dtype=FP16, device="meta", requires_grad=True)
+    mask = torch.empty(128, 128, dtype=FP16, device="meta")
+    with meta_kernels(), Shapes() as shapes:
+        out = sdpa(query, query, query, mask, processor=processor, flags=SdpFlags())
+        out.sum().backward()
+    assert out.shape == query.shape
+    attention = [found for name, found in shapes.seen if name == "_scaled_dot_product_efficient_attention"]
+    assert bool(attention) is fused
+    if fused:
+        assert attention[0][0] == (1, 8, 128, 64)

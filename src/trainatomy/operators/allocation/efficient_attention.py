@@ -1,10 +1,13 @@
 """Memory-efficient attention (CUTLASS): accumulators in forward, row sums and a workspace in backward.
 
-Shapes: B batch, H heads, S queries, T keys, D and Dv head dimensions; tensors come as [B, H, S, D], kernels see [B, S,
-H, D].
+Shapes: B batch, H query heads, Hk key heads, S queries, T keys, D and Dv head dimensions; tensors come as [B, H, S, D],
+kernels see [B, S, H, D].
 
 Sources: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu,
-mem_eff_attention/{kernel_forward.h,kernel_backward.h,kernels/cutlassB.h}, torch 2.9-2.13.
+mem_eff_attention/{kernel_forward.h,kernel_backward.h,kernels/cutlassB.h}, torch 2.9-2.13.  Of grouped queries (2.14)
+the pull request was read (https://github.com/pytorch/pytorch/pull/191085): each query head writes gradients of keys and
+values of its own, and a kernel adds those of a group up.  That they have the input's type and are allocated behind the
+gradients is assumed, as in flash attention.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ def efficient_backward(call: KernelCall) -> Plan:
     """Plan a copy of grad_out that is not dense as [B, S, H, Dv], gradients, delta [B, H, S] and a workspace.
 
     Kernels that do not compute delta themselves (all fp32 kernels) have it computed as ``(grad_out.float() *
-    out.float()).sum(-1)``, transposed and copied. The gradient of a bias has its last dimension padded to 16.
+    out.float()).sum(-1)``, transposed and copied. The gradient of a bias has its last dimension padded to 16. With
+    grouped queries, gradients of keys and values for all H heads follow in the input's type.
     """
     named = bound(call)
     query, key, grad = named["query"], named["key"], named["grad_out_"]
@@ -88,6 +92,12 @@ def efficient_backward(call: KernelCall) -> Plan:
     if not grad.transpose(1, 2).is_contiguous():
         plan.append(Scratch(dense_bytes(grad), "contiguous_grad_out"))
     plan += [Out(index) for index in range(len(call.outputs))]
+    if key.shape[1] != query.shape[1]:
+        rows = query.shape[0] * key.shape[2] * query.shape[1] * query.element_size()
+        plan += [
+            Scratch(rows * key.shape[3], "grad_k_expanded"),
+            Scratch(rows * named["value"].shape[3], "grad_v_expanded"),
+        ]
     plan += _delta(query, grad, tile, call.processor.capability)
     workspace = workspace_bytes(query, key, named["value"], tile, call.processor.capability)
     if workspace:

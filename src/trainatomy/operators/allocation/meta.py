@@ -123,6 +123,31 @@ def contiguous_gradient(gradient: torch.Tensor, data: torch.Tensor, *rest: Any, 
     return torch.empty_like(data, memory_format=torch.contiguous_format)
 
 
+def efficient_attention_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    *rest: Any,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return the gradients of query, key, value and bias, whose rows are padded to a multiple of 16.
+
+    That of PyTorch before 2.14 takes keys to have as many heads as queries.
+    Source: torch/_meta_registrations.py (``meta__scaled_dot_product_efficient_backward``, 2.14).
+    """
+    mask = rest[5] if len(rest) > 5 else named["grad_input_mask"]
+    gradients = [
+        torch.empty_like(t.transpose(1, 2), memory_format=torch.contiguous_format) for t in (query, key, value)
+    ]
+    of_bias = None
+    if bias is not None and mask[3]:
+        padded = bias.shape[-1] + -bias.shape[-1] % 16
+        of_bias = bias.new_empty((*bias.shape[:-1], padded))[..., : bias.shape[-1]]
+    return *(each.transpose(1, 2) for each in gradients), of_bias  # type: ignore[return-value]
+
+
 def convolution(
     data: torch.Tensor,
     weight: torch.Tensor,

@@ -1,7 +1,7 @@
 """Scaled-dot-product attention as CUDA runs it, above autograd, so that autograd records the same graph.
 
 Source: aten/src/ATen/native/transformers/attention.cpp (``scaled_dot_product_attention``,
-``_scaled_dot_product_attention_math``), torch 2.9-2.13.
+``_scaled_dot_product_attention_math``), torch 2.9-2.15.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainatomy.catalog.versions import behaviour
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.arguments import is_half
 from trainatomy.operators.allocation.sdpa_choice import Backend, SdpFlags, choose_sdpa, is_fused_beside_a_mask
@@ -41,10 +42,17 @@ def sdpa(
 ) -> torch.Tensor:
     """Return attention [B, H, S, Dv] of query [B, H, S, D], key [B, Hk, T, D] and value [B, Hk, T, Dv].
 
+    Without a batch, [H, S, D], they are given one for the fused kernels since torch 2.14, which take no others.
     ``misses_a_mask`` is called where all scores are stored, and would not be beside a mask.
     """
     if query.is_nested or key.is_nested or value.is_nested:
         raise SimulationError("scaled_dot_product_attention of nested tensors cannot be simulated; use padded tensors")
+    tensors = query, key, value
+    if all(t.dim() == 3 for t in tensors) and behaviour("fused_attention_batches", processor.torch_version):
+        (query, key, value), attn_mask = (t.unsqueeze(0) for t in tensors), _with_batch(attn_mask)
+        options = attn_mask, dropout_p, is_causal, scale, enable_gqa
+        made = sdpa(query, key, value, *options, processor=processor, flags=flags, misses_a_mask=misses_a_mask)
+        return made.squeeze(0)
     with_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     backend = choose_sdpa(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, processor, with_gradient, flags
@@ -63,6 +71,11 @@ def sdpa(
         return kernel(query, key, value, mask, with_gradient, dropout_p, is_causal, scale=scale)[0]
     kernel = _aten._scaled_dot_product_cudnn_attention
     return kernel(query, key, value, mask, with_gradient, dropout_p, is_causal, False, scale=scale)[0]
+
+
+def _with_batch(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a mask with as many dimensions as a batch of heads."""
+    return mask if mask is None else mask[(None,) * (4 - mask.dim())]
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype, backend: Backend) -> torch.Tensor | None:

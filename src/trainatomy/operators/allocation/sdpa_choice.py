@@ -1,7 +1,7 @@
 """The choice of the kernel of scaled-dot-product attention on a CUDA GPU.
 
 Reproduces ``select_sdp_backend`` of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and the checks of
-sdp_utils_cpp.h for dense tensors, torch 2.9-2.13, with the cuDNN of PyTorch's wheels on PyPI.
+sdp_utils_cpp.h for dense tensors, torch 2.9-2.15, with the cuDNN of PyTorch's wheels on PyPI.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ _DEFAULT_ORDER: tuple[Backend, ...] = ("flash", "efficient", "math", "cudnn", "o
 _CUDNN_FIRST: tuple[Backend, ...] = ("cudnn", "flash", "efficient", "math")
 _BY_NUMBER: dict[int, Backend] = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
 _OLDEST_CUDNN_PREFERRED = 91500
+_NEWEST_CUDNN_WITH_SMALL_HEADS = 92200
+_DROPOUT_STEPS = 16
+"""Probabilities of dropout between 0 and 1 that all of cuDNN's kernels of attention can tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ def _flash(call: _Attention) -> bool:
 
 
 def _efficient(call: _Attention) -> bool:
-    """Return ``can_use_mem_efficient_attention``: no grouped queries before torch 2.14."""
+    """Return ``can_use_mem_efficient_attention``."""
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     alignment = _gemm_alignment(call)
     types = (torch.float32, *HALF_TYPES) if call.processor.capability >= (8, 0) else (torch.float32, torch.float16)
@@ -159,7 +162,7 @@ def _efficient(call: _Attention) -> bool:
         and dim % alignment == value_dim % alignment == 0
         and _nonempty(call)
         and _unit_strides(call, ignore_single=False)
-        and _batch_and_heads(call, grouped=False)
+        and _batch_and_heads(call, grouped=_takes_grouped_queries(call))
         and _same_type(call, types)
     )
 
@@ -169,7 +172,7 @@ def _cudnn(call: _Attention) -> bool:
     return (
         call.flags.cudnn
         and not call.flags.deterministic
-        and not (call.dropout > 0 and 91100 < behaviour("cudnn_of_the_wheel", call.processor.torch_version) < 91400)
+        and _cudnn_dropout(call)
         and _four_dimensions(call)
         and _same_type(call, HALF_TYPES)
         and _mask_broadcasts(call)
@@ -181,15 +184,30 @@ def _cudnn(call: _Attention) -> bool:
     )
 
 
-def _cudnn_shapes(call: _Attention) -> bool:
-    """Return ``check_cudnn_tensor_shapes``.
+def _cudnn_dropout(call: _Attention) -> bool:
+    """Return whether cuDNN has a kernel with this dropout (``check_cudnn_dropout``)."""
+    version = behaviour("cudnn_of_the_wheel", call.processor.torch_version)
+    only_steps = behaviour("cudnn_attention_drops_in_steps", call.processor.torch_version)
+    if call.dropout > 0 and 91100 < version < 91400:
+        return False
+    return not only_steps or float(call.dropout * _DROPOUT_STEPS).is_integer()
 
-    Heads up to 128, on Hopper 256 and on Blackwell 192 with values of 128, multiples of 8.
+
+def _cudnn_shapes(call: _Attention) -> bool:
+    """Return ``check_cudnn_tensor_shapes`` and ``check_cudnn_d256_bprop_head_dim``.
+
+    Heads up to 128, on Hopper 256 and on Blackwell 192 with values of 128, multiples of 8.  With cuDNN 9.23 and later,
+    both GPUs have up to 256, but few sizes above 128 with a backward.
     """
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     version = behaviour("cudnn_of_the_wheel", call.processor.torch_version)
     limit = 128
-    if version >= 91000 and call.processor.capability == (9, 0):
+    if version > _NEWEST_CUDNN_WITH_SMALL_HEADS and _has_large_heads(call.processor.capability, version):
+        limit = 256
+        has_backward = max(dim, value_dim) <= limit // 2 or (dim, value_dim) in ((192, 128), (256, 256))
+        if call.requires_grad and not has_backward:
+            return False
+    elif version >= 91000 and call.processor.capability == (9, 0):
         limit = 256
     elif version >= 91100 and call.processor.capability[0] == 10 and (dim, value_dim) == (192, 128):
         limit = 192
@@ -199,6 +217,10 @@ def _cudnn_shapes(call: _Attention) -> bool:
         and call.key.shape[-2] != 1
         and (call.dropout == 0 or call.query.shape[-2] != 1)
     )
+
+
+def _has_large_heads(capability: tuple[int, int], cudnn: int) -> bool:
+    return capability == (9, 0) or (capability[0] == 10 and not (capability[1] == 7 and cudnn <= 92500))
 
 
 def _mask_broadcasts(call: _Attention) -> bool:
@@ -252,13 +274,19 @@ def _unit_strides(call: _Attention, ignore_single: bool) -> bool:
     return dense and (call.mask is None or call.mask.stride(-1) == 1)
 
 
+def _takes_grouped_queries(call: _Attention) -> bool:
+    """Return whether memory-efficient attention takes grouped queries, and all kernels a single head of keys."""
+    return bool(behaviour("efficient_attention_takes_grouped_queries", call.processor.torch_version))
+
+
 def _batch_and_heads(call: _Attention, grouped: bool, same_key_value: bool = True) -> bool:
     """Return whether batch sizes are equal, and heads are equal or grouped queries are supported."""
     query, key, value = (tensor.shape for tensor in (call.query, call.key, call.value))
     if not query[0] == key[0] == value[0]:
         return False
     if not (grouped and call.enable_gqa):
-        return query[1] == key[1] == value[1]
+        is_broadcast = query[1] > 0 and key[1] == value[1] == 1 and _takes_grouped_queries(call)
+        return query[1] == key[1] == value[1] or is_broadcast
     if same_key_value and key[1] != value[1]:
         return False
     return query[1] % key[1] == 0 and query[1] % value[1] == 0

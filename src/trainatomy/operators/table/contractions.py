@@ -85,7 +85,11 @@ ATTENTION = family(
     row("_scaled_dot_product_flash_attention", allocates="attention:flash_forward"),
     row("_scaled_dot_product_flash_attention_backward", allocates="attention:flash_backward"),
     row("_scaled_dot_product_efficient_attention", allocates="efficient_attention:efficient_forward"),
-    row("_scaled_dot_product_efficient_attention_backward", allocates="efficient_attention:efficient_backward"),
+    row(
+        "_scaled_dot_product_efficient_attention_backward",
+        allocates="efficient_attention:efficient_backward",
+        meta="meta:efficient_attention_backward",
+    ),
     row("_scaled_dot_product_cudnn_attention", allocates="attention:cudnn_forward", loads=("cudnn",)),
     row(
         "_scaled_dot_product_cudnn_attention_backward",
