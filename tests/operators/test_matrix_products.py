@@ -62,10 +62,10 @@ class TestWorkspaces:
         """32 MiB for each thread, and 1 MiB more at a thread's first product with a bias (torch 2.11)."""
         workspaces = WorkspaceTracker(H200)
         assert workspaces.before("aten::add", "forward") == []
-        assert [size for size, _ in workspaces.before("aten::addmm", "forward")] == [33554432, 1048576]
+        assert [each.bytes for each in workspaces.before("aten::addmm", "forward")] == [33554432, 1048576]
         assert workspaces.before("aten::addmm", "forward") == []
-        assert [size for size, _ in workspaces.before("aten::mm", "backward")] == [33554432]
-        assert [size for size, _ in workspaces("aten::addmm", True)] == [1048576]
+        assert [each.bytes for each in workspaces.before("aten::mm", "backward")] == [33554432]
+        assert [each.bytes for each in workspaces("aten::addmm", True)] == [1048576]
 
     def test_a_matrix_as_bias_takes_none_of_cublaslt(self) -> None:
         """Three LoRA trainings with TRL on an H200 held 1 MiB less than with one (torch 2.11)."""
@@ -74,9 +74,23 @@ class TestWorkspaces:
         assert product_of("aten::addmm", [vector]) == "aten::addmm"
         assert product_of("aten::baddbmm", [matrix]) == "aten::baddbmm"
 
+    def test_each_call_takes_its_own_since_torch_2_15(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A product with a bias takes the workspace of cuBLASLt, which computes it, another that of cuBLAS."""
+        processor = Processor((9, 0), 132, (2, 15))
+        workspaces = WorkspaceTracker(processor)
+        for is_first in (True, False):
+            (taken,) = workspaces.before("aten::mm", "forward")
+            assert (taken.bytes, taken.is_kept, taken.is_first) == (33554432, False, is_first)
+        (taken,) = workspaces.before("aten::addmm", "forward")
+        assert (taken.bytes, taken.is_kept) == (1048576, False)
+        monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+        kept = WorkspaceTracker(processor)
+        assert [each.is_kept for each in kept.before("aten::addmm", "forward")] == [True]
+        assert kept.before("aten::addmm", "forward") == []
+
     def test_shared_since_torch_2_12(self) -> None:
         workspaces = WorkspaceTracker(Processor((8, 0), 108, (2, 12)))
-        assert [size for size, _ in workspaces.before("aten::addmm", "forward")] == [8519680]
+        assert [each.bytes for each in workspaces.before("aten::addmm", "forward")] == [8519680]
 
 
 class TestGroupedProducts:

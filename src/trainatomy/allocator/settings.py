@@ -1,6 +1,6 @@
 """Settings of the allocator, as written in ``PYTORCH_ALLOC_CONF`` (or ``PYTORCH_CUDA_ALLOC_CONF``).
 
-Source: c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h, torch 2.9-2.13.
+Source: c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h, torch 2.9-2.15.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ WITHOUT_EFFECT: Final = frozenset({
     "backend", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse",
     "pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_num_register_threads",
     "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_max_round_threshold_mb",
-    "pinned_max_cached_size_mb", "pinned_free_catch_all",
+    "pinned_max_cached_size_mb", "pinned_free_catch_all", "throw_on_cudamalloc_oom", "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
 })  # fmt: skip
-"""Settings that do not change the memory of the GPU (``backend``: only ``native`` is accepted)."""
+"""Settings that do not change the memory of the GPU (``backend``: only ``native`` is accepted).
+
+``throw_on_cudamalloc_oom`` decides which error a full GPU raises; the two reserves, how many addresses a segment that
+grows may have.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +72,15 @@ class AllocatorSettings:
             WorkloadError: An option is unknown to this version, or has an invalid value.
         """
         settings = cls(torch_version=torch_version)
-        added = {name: first_release_with("allocator_options", name) for name in _OPTIONS}
+        added = {name: first_release_with("allocator_options", name) for name in {*_OPTIONS, *WITHOUT_EFFECT}}
         known = {name for name, since in added.items() if since is None or since <= torch_version}
         for name, value in _pairs(text):
+            if name not in known:
+                raise WorkloadError(_unknown(name, known, torch_version), key="allocator")
             if name in WITHOUT_EFFECT:
                 _check_backend(name, value)
-            elif name in known:
-                settings = _OPTIONS[name](settings, name, value)
             else:
-                raise WorkloadError(_unknown(name, known | WITHOUT_EFFECT, torch_version), key="allocator")
+                settings = _OPTIONS[name](settings, name, value)
         settings._check_bounds()
         return settings
 

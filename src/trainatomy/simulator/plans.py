@@ -9,6 +9,7 @@ from itertools import count
 import torch
 
 from trainatomy.operators.allocation.plan import Free, Out, Plan, Scratch, Trial
+from trainatomy.operators.allocation.workspaces import Workspace
 from trainatomy.results.trace import AllocationTrace, Event, PlansTried
 
 Allocate = Callable[[int, str], int]
@@ -34,8 +35,13 @@ class PlanWriter:
         self._choices = defaultdict[Hashable, int](count().__next__)  # each thread decides for itself
         self._tried = set[Hashable]()
 
-    def write(self, plan: Plan, name: str, outputs: Sequence[torch.Tensor]) -> None:
-        """Write what a plan says of a call of an operator, then the outputs that it does not mention."""
+    def write(
+        self, plan: Plan, name: str, outputs: Sequence[torch.Tensor], workspaces: Sequence[Workspace] = ()
+    ) -> None:
+        """Write what a plan says of a call of an operator, then the outputs that it does not mention.
+
+        ``workspaces`` are those that libraries allocate for the kernel alone.
+        """
         scratch: list[tuple[str, int]] = []
         for item in plan:
             if isinstance(item, Scratch):
@@ -52,6 +58,11 @@ class PlanWriter:
                 self._try(item, name)
         for tensor in outputs:
             self._hold(tensor, name, None)
+        for workspace in workspaces:
+            number = self._allocate(workspace.bytes, f"{name} ({workspace.name})")
+            if workspace.is_first:
+                self._trace.labels[number] = workspace.name
+            self._release(number)
         for _, number in reversed(scratch):
             self._release(number)
 

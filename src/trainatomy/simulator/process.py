@@ -19,6 +19,7 @@ from trainatomy.operators.allocation.meta import meta_kernels
 from trainatomy.operators.allocation.plan import Processor, Rule
 from trainatomy.operators.allocation.recurrent import flattening
 from trainatomy.operators.allocation.whole import record_operations_with
+from trainatomy.operators.allocation.workspaces import Workspace
 from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator import sparse_tensors
 from trainatomy.simulator.assignments import Handler
@@ -61,7 +62,7 @@ class SimulatedProcess:
         total_memory: Its memory in bytes.
         processor: Properties that the choice of kernels depends on.
         rules: Allocation rules by operator.
-        workspaces: Returns the (bytes, name) of workspaces that an operation makes its libraries take; called with
+        workspaces: Returns the workspaces that an operation makes its libraries take; called with
             (operator, whether backward runs).
         topology: Place of the process in a training on several GPUs.
         notes: Sentences for the reader about what happened in the process.
@@ -73,7 +74,7 @@ class SimulatedProcess:
     total_memory: int
     processor: Processor
     rules: dict[str, Rule] = field(default_factory=dict)
-    workspaces: Callable[[str, bool, int], list[tuple[int, str]]] = lambda name, backward, stream: []
+    workspaces: Callable[[str, bool, int], list[Workspace]] = lambda name, backward, stream: []
     topology: Topology = field(default_factory=Topology)
     notes: list[str] = field(default_factory=list)
     allocator: Callable[[], AllocatorSettings] = AllocatorSettings

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
-from trainatomy.operators.allocation.workspaces import product_of
+from trainatomy.operators.allocation.workspaces import Workspace, product_of
 from trainatomy.operators.registry import libraries_of
 from trainatomy.results.operations import CHOSEN_ROWS, SAME_ROW
 from trainatomy.results.plan import GroupUse
@@ -82,7 +82,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         modules: ModuleTracker,
         rules: dict[str, Rule],
         processor: Processor,
-        workspaces: Callable[[str, bool, int], list[tuple[int, str]]],
+        workspaces: Callable[[str, bool, int], list[Workspace]],
         device: torch.device,
     ) -> None:
         TorchDispatchMode.__init__(self)
@@ -259,23 +259,23 @@ class Recorder(TraceWriter, TorchDispatchMode):
         ):
             return
         self._zeros.follow(name, args, first, self._take_over)
+        workspaces = self._use_libraries(product_of(name, args)) if facts.loads else []
+        passing = [each for each in workspaces if not each.is_kept]
         if facts.rule is None:
-            for tensor in outputs:
-                self.hold(tensor, name)
+            self._plans.write((), name, outputs, passing)
         else:
             selected = self.sizes.selected if facts.sized else ()
             call = KernelCall(func, args, kwargs, tuple(outputs), self._processor, selected)
-            self._plans.write(facts.rule(call), name, outputs)
-        if facts.loads:
-            self._use_libraries(product_of(name, args))
+            self._plans.write(facts.rule(call), name, outputs, passing)
+        for workspace in workspaces:
+            if workspace.is_kept:
+                self.trace.labels[self.allocate(workspace.bytes, workspace.name)] = workspace.name
 
-    def _use_libraries(self, name: str) -> None:
-        """Load the libraries of an operation; they take a workspace for each thread and stream before the kernel."""
+    def _use_libraries(self, name: str) -> list[Workspace]:
+        """Load the libraries of an operation, and return the workspaces that they take before the kernel."""
         in_backward = torch._C._current_graph_task_id() != -1
         self.libraries.update(libraries_of(name, in_backward))
-        for size, what in self._workspaces(name, in_backward, self.streams.executing.stream_id):
-            number = self.allocate(size, what)
-            self.trace.labels[number] = what
+        return self._workspaces(name, in_backward, self.streams.executing.stream_id)
 
     def _adds_gradients(self, args: tuple[Any, ...], output: torch.Tensor) -> bool:
         """Return whether an addition is the engine's, of two gradients of one tensor."""

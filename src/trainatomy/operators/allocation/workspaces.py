@@ -1,17 +1,19 @@
-"""The workspaces of cuBLAS and cuBLASLt, which are allocated at first use.
+"""The workspaces of cuBLAS and cuBLASLt, which are allocated at first use, or for each call.
 
 A workspace belongs to a (handle, stream) and handles belong to threads, so that the thread which calls ``backward`` and
 autograd's own each allocate one. That happens between the call's output and its kernel, and the workspace is kept for
-the life of the process; the sizes are in ``trainatomy.catalog.workspaces``.
+the life of the process; the sizes are in ``trainatomy.catalog.workspaces``. From torch 2.15 on each call allocates the
+workspace of the library that computes it, and frees it when the kernel is launched.
 
 Sources: aten/src/ATen/cuda/CublasHandlePool.cpp (``getCurrentCUDABlasHandle``, ``getCUDABlasLtWorkspace``),
-aten/src/ATen/native/cuda/Blas.cpp, torch 2.9-2.14.
+aten/src/ATen/native/cuda/Blas.cpp, torch 2.9-2.14; ``CUDABlasHandleWithWorkspace`` and ``allocateCUDABlasWorkspace`` of
+2.15.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainatomy.catalog.workspaces import workspaces
 from trainatomy.operators.registry import find
@@ -22,6 +24,22 @@ if TYPE_CHECKING:
 Thread = Literal["forward", "backward"]
 
 _NAMES = {"cublas": "cublas_workspace", "cublaslt": "cublaslt_workspace"}
+
+
+class Workspace(NamedTuple):
+    """A workspace that a call allocates.
+
+    Attributes:
+        bytes: Size.
+        name: Whose it is.
+        is_kept: Whether it is kept, or freed after the call.
+        is_first: Whether it is the first of the thread on the stream.
+    """
+
+    bytes: int
+    name: str
+    is_kept: bool = True
+    is_first: bool = True
 
 
 def product_of(name: str, arguments: Sequence[Any]) -> str:
@@ -41,16 +59,22 @@ class WorkspaceTracker:
         self._sizes = workspaces(processor.capability, processor.torch_version)
         self._taken: set[tuple[str, Thread, int]] = set()
 
-    def __call__(self, call_name: str, in_backward: bool, stream: int = 0) -> list[tuple[int, str]]:
+    def __call__(self, call_name: str, in_backward: bool, stream: int = 0) -> list[Workspace]:
         """Return ``before`` with the arguments that the recorder passes."""
         return self.before(call_name, "backward" if in_backward else "forward", stream)
 
-    def before(self, call_name: str, thread: Thread, stream: int = 0) -> list[tuple[int, str]]:
-        """Return (bytes, name) of each workspace that a call of "aten::mm" on a stream allocates now."""
+    def before(self, call_name: str, thread: Thread, stream: int = 0) -> list[Workspace]:
+        """Return the workspaces that a call of "aten::mm" on a stream allocates now."""
         operator = find(call_name)
         taken = () if operator is None else operator.workspaces
-        needed = [(_NAMES[library], getattr(self._sizes, f"{library}_bytes")) for library in taken]
-        return [(size, name) for name, size in needed if size and self._first(name, thread, stream)]
+        if self._sizes.per_call:
+            taken = taken[-1:]  # cuBLASLt computes what takes both; only its handle is cuBLAS'
+        found = []
+        for library in taken:
+            size, name = getattr(self._sizes, f"{library}_bytes"), _NAMES[library]
+            if size and ((is_first := self._first(name, thread, stream)) or self._sizes.per_call):
+                found.append(Workspace(size, name, not self._sizes.per_call, is_first))
+        return found
 
     def _first(self, name: str, thread: Thread, stream: int) -> bool:
         key = name, thread, stream

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trainatomy.operators.allocation.workspaces import Workspace
 from trainatomy.results.plan import GroupUse
 from trainatomy.simulator.driver import CurrentDevice, DeviceContext
 from trainatomy.simulator.parallel.collectives import tensors_in
@@ -94,9 +95,8 @@ class ReplicaRecorder(Recorder):
         """Write a request of ``size`` bytes, if it is the recorded GPU's; returns -1 for another one's."""
         return super().allocate(size, operation) if self.gpu == self.shown else -1
 
-    def _use_libraries(self, name: str) -> None:
-        if self.gpu == self.shown:
-            super()._use_libraries(name)
+    def _use_libraries(self, name: str) -> list[Workspace]:
+        return super()._use_libraries(name) if self.gpu == self.shown else []
 
     @contextlib.contextmanager
     def placing(self, gpu: int) -> Iterator[None]:
