@@ -61,7 +61,7 @@ def test_releases_that_were_checked_need_no_note() -> None:
     assert version_note("torch", (2, 11)) is None and version_note("torch", (1, 10)) is None
 
 
-@pytest.mark.parametrize("version", [(2, 14), (3, 0), (2, 5)])
+@pytest.mark.parametrize("version", [(2, 16), (3, 0), (2, 5)])
 def test_a_release_that_was_never_checked_is_simulated_with_a_note(version: tuple[int, int]) -> None:
     note = version_note("torch", version)
     assert note is not None and note.startswith(f"torch {version[0]}.{version[1]} is simulated") and "2.11" in note
@@ -81,6 +81,16 @@ def test_every_entry_has_a_source_and_is_in_order() -> None:
         assert all(entry["source"] for entry in entries), name
         since = [parse_version(entry["since"]) for entry in entries]
         assert since[0] == (1, 0) and all(first < second for first, second in pairwise(since)), name
+
+
+def test_every_entry_is_read() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py"))
+    for section, readers in (
+        ("behaviours", "behaviour|first_release_with"),
+        ("transformers", "transformers_has|transformers_since"),
+    ):
+        read = re.findall(rf'\b(?:{readers})\(\s*"(\w+)"', text)
+        assert set(read) == set(read_yaml("versions.yaml")[section])
 
 
 def test_no_other_file_compares_versions() -> None:
