@@ -103,6 +103,8 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
             end = _end(session, job, is_last)
     except HandedOver as error:
         return Outcome(gpu_id, handover=error.handover)
+    if is_last:
+        gc.disable()  # to search millions of events for garbage, again and again, takes longer than to analyse them
     message = "" if end.error is None else str(end.error)
     code = INTERRUPTED if end.ending == "interrupted" else 0
     code = code if end.error is None else end.error.exit_code
