@@ -5,6 +5,7 @@ A further call with the same prompts does what the first did, except that worksp
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,6 +102,63 @@ class StepBegin(NamedTuple):
     marks: int
 
 
+class Copied(NamedTuple):
+    """A stretch of a trace that was written again.
+
+    Attributes:
+        moved: Numbers of the allocations of the copy, by those of the stretch.
+        places: Places of the events of the copy, by those in the stretch; one more for what comes after them.
+    """
+
+    moved: dict[int, int]
+    places: list[int]
+
+
+def left_behind(
+    trace: AllocationTrace, begin: StepBegin, end: StepBegin, results: Collection[int] = ()
+) -> set[int] | None:
+    """Return the workspaces that a stretch of a trace left behind, which a repetition does not allocate again.
+
+    None if it freed an allocation of before it, or left more behind than workspaces and its results.
+    """
+    freed = {event.allocation for event in trace.events[begin.events : end.events] if event.action == "free"}
+    kept = set(range(begin.origins, end.origins)).difference(freed, results)
+    if min(freed, default=begin.origins) < begin.origins or any(trace.labels.get(one) not in _KEPT for one in kept):
+        return None
+    return kept
+
+
+def write_again(
+    trace: AllocationTrace,
+    begin: StepBegin,
+    end: StepBegin,
+    left_out: Collection[int],
+    step: int,
+    phase_of: Callable[[str], str] = str,
+) -> Copied:
+    """Write a stretch of a trace once more at its end, as a part of ``step``, without the allocations ``left_out``.
+
+    ``phase_of`` returns the phase of the copy of an allocation by that of the original.
+    """
+    events, moved, places = trace.events[begin.events : end.events], dict[int, int](), list[int]()
+    for event in events:
+        places.append(len(trace.events))
+        number = event.allocation
+        if number in left_out:
+            continue
+        if event.action == "alloc":
+            moved[number] = len(trace.origins)
+            origin = trace.origins[number]
+            trace.origins.append(origin._replace(phase=phase_of(origin.phase), step=step))
+            if number in trace.labels:
+                trace.labels[moved[number]] = trace.labels[number]
+            if number in trace.choices:
+                trace.choices[moved[number]] = trace.choices[number]
+        trace.events.append(Event(event.action, moved.get(number, number), event.bytes, event.stream))
+    places.append(len(trace.events))
+    return Copied(moved, places)
+
+
 def repeat_step(trace: AllocationTrace, begin: StepBegin, operations: Operations, step: int) -> Operations | None:
     """Write the last step of a trace once more, and return its operations there.
 
@@ -112,28 +170,11 @@ def repeat_step(trace: AllocationTrace, begin: StepBegin, operations: Operations
         operations: The operations of that step.
         step: Number of the copy.
     """
-    events, origins, marks = trace.events[begin.events :], trace.origins[begin.origins :], trace.marks[begin.marks :]
-    freed = {event.allocation for event in events if event.action == "free"}
-    kept = set(range(begin.origins, len(trace.origins))) - freed
-    if min(freed, default=begin.origins) < begin.origins or any(trace.labels.get(one) not in _KEPT for one in kept):
+    end, marks = StepBegin(len(trace.events), len(trace.origins), len(trace.marks)), trace.marks[begin.marks :]
+    workspaces = left_behind(trace, begin, end)
+    if workspaces is None:
         return None
-    moved: dict[int, int] = {}
-    for number, origin in enumerate(origins, begin.origins):
-        if number in kept:
-            continue
-        moved[number] = len(trace.origins)
-        trace.origins.append(origin._replace(step=step))
-        if number in trace.labels:
-            trace.labels[moved[number]] = trace.labels[number]
-        if number in trace.choices:
-            trace.choices[moved[number]] = trace.choices[number]
-    places: list[int] = []
-    for event in events:
-        places.append(len(trace.events))
-        if event.allocation not in kept:
-            allocation = moved.get(event.allocation, event.allocation)
-            trace.events.append(Event(event.action, allocation, event.bytes, event.stream))
-    places.append(len(trace.events))
+    moved, places = write_again(trace, begin, end, workspaces, step)
     trace.marks.extend(Mark(places[mark.event - begin.events], mark.name, step) for mark in marks)
     copied = [
         one._replace(

@@ -32,6 +32,7 @@ class LazyValue:
             to whole numbers, or kept within bounds ("bounded"), was 0 before.
 
     Attributes:
+        shape: See above.
         number: Its place in the order in which values were made.
     """
 
@@ -49,7 +50,7 @@ class LazyValue:
     ) -> None:
         self.from_data, self.origins = from_data, origins
         self._run: Callable[[], list[torch.Tensor]] | None = run
-        self._index, self._shape, self._needs = index, shape, needs
+        self._index, self.shape, self._needs = index, shape, needs
         self.number = next(self._made)
         self._value: torch.Tensor | None = None
 
@@ -75,7 +76,7 @@ class LazyValue:
         assert self._run is not None
         results, self._run, self._needs = self._run(), None, ()
         found = results[self._index] if self._index < len(results) else None
-        self._value = found if found is not None and found.shape == self._shape and not found.is_meta else None
+        self._value = found if found is not None and found.shape == self.shape and not found.is_meta else None
 
 
 def assumed(value: torch.Tensor, origins: frozenset[Origin] = frozenset(), *, from_data: bool = True) -> LazyValue:

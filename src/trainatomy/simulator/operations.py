@@ -30,11 +30,13 @@ class Recording:
         operations: The operations.
         calls: Key and call of each.
         counts: What Python does between operations: each of ``_REPEATED``.
+        repeats: Micro-batches or tokens that the part stands for.
     """
 
     operations: Sequence[Operation]
     calls: Sequence[tuple[Any, Call]]
     counts: tuple[dict[str, int], ...]
+    repeats: int = 1
 
 
 Counted = Literal["sharded_calls", "resized_storages", "engine_modules", "engine_gradients"]
@@ -94,7 +96,7 @@ class OperationWriter:
         self._event = event
         self._indices: dict[Any, int] = {}
         self._keys: list[Any] = []
-        self._begun: tuple[bool, int, list[dict[str, int]]] | None = None
+        self._begun: list[tuple[bool, int, list[dict[str, int]]]] = []
         self._skips_placeholder = False
         self._order = OperationOrder()
         self._stage_work: tuple[Work, int] | None = None
@@ -129,20 +131,20 @@ class OperationWriter:
             self._modules.on_call = self._count_module_call
 
     def begin_recording(self, step: int) -> None:
-        """Begin to record a part of a step, which may be one that is not written."""
+        """Begin to record a part of a step, which may be one that is not written, or part of another one."""
         if self.wanted:
             apart = not self.recording
             if apart:
                 self.start(step)
-            self._begun = apart, len(self.operations.operations), [dict(one) for one in self._counted()]
+            self._begun.append((apart, len(self.operations.operations), [dict(one) for one in self._counted()]))
 
     def end_recording(self) -> Recording | None:
         """Return what was recorded, None if recording did not begin; empty if nobody needs the operations."""
         if not self.wanted:
             return Recording((), (), ())
-        if self._begun is None:
+        if not self._begun:
             return None
-        (apart, start, before), self._begun = self._begun, None
+        apart, start, before = self._begun.pop()
         if apart:
             self.stop()
         found = self.operations.operations[start:]
@@ -151,7 +153,7 @@ class OperationWriter:
             {phase: more for phase, count in now.items() if (more := (count - earlier.get(phase, 0)) // self.repeats)}
             for earlier, now in zip(before, self._counted(), strict=True)
         )
-        return Recording(found, calls, counts)
+        return Recording(found, calls, counts, self.repeats)
 
     def write_again(self, recording: Recording, events: int, outputs: Sequence[tuple[int, ...]]) -> None:
         """Write recorded operations as those of the current micro-batch, if the current step is written.
@@ -169,10 +171,9 @@ class OperationWriter:
             if index is None:
                 index = self._add_call(key, call)
             self._order.note_last(len(written), one.stream)
-            copy = Operation(
-                one.event + events, index, one.phase, one.module, self.micro_step, self.repeats, held, one.stream
-            )
-            written.append(copy._replace(generated=True) if self.generating else copy)
+            repeats, generated = one.repeats // recording.repeats * self.repeats, one.generated or self.generating
+            place = one.event + events, index, one.phase, one.module, self.micro_step
+            written.append(Operation(*place, repeats, held, one.stream, generated=generated))
         for counted, counts in zip(self._counted(), recording.counts, strict=True):
             for phase, count in counts.items():
                 counted[phase] = counted.get(phase, 0) + count * self.repeats

@@ -7,7 +7,7 @@ refers to allocations by names that are the same in each call, so that two calls
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -260,4 +260,4 @@ def _moved(recording: Recording, path: str, to: str) -> Recording:
         each._replace(module=to + each.module[len(path) :]) if each.module.startswith(path) else each
         for each in recording.operations
     ]
-    return Recording(operations, recording.calls, recording.counts)
+    return replace(recording, operations=operations)

@@ -100,7 +100,7 @@ class Values:
         is_data = value.numel() > 1 and (value.is_floating_point() or value.is_complex())
         with _disable_current_modes():  # a call of ours takes no time
             value = value.detach().clone()  # the host may write to its tensor, or give it other data
-        self._remember(tensor, assumed(value) if is_data else value)
+        self.remember(tensor, assumed(value) if is_data else value)
 
     def of(self, tensor: torch.Tensor, *, with_data: bool = False, decides: bool = True) -> torch.Tensor | None:
         """Return the values of a tensor, None if they are unknown.
@@ -110,7 +110,7 @@ class Values:
             with_data: Whether values count that follow from data.
             decides: Whether what the values say decides something that a reader should know of.
         """
-        found = self._entry(tensor)
+        found = self.entry(tensor)
         if isinstance(found, LazyValue):
             if found.is_guess or (found.from_data and not with_data):
                 return None
@@ -124,7 +124,7 @@ class Values:
 
         A fraction does not follow from data, and a bool neither from a choice nor from a guess about fractions.
         """
-        entry = self._entry(tensor)
+        entry = self.entry(tensor)
         if not isinstance(entry, LazyValue):
             return entry
         if tensor.dtype == torch.bool and entry.origins & {"choice", "bounded"}:
@@ -139,20 +139,20 @@ class Values:
 
         Python code that cuts out boxes and resizes them reads several numbers that must agree with each other.
         """
-        if result.numel() > _MOST_GUESSED or not args[0].is_floating_point() or self._entry(args[0]) is not None:
+        if result.numel() > _MOST_GUESSED or not args[0].is_floating_point() or self.entry(args[0]) is not None:
             return
         origin: Origin = "bounded" if result.is_floating_point() else "rounded"
         if origin == "rounded" or func._schema.name in BOUNDS:
             zeros = torch.zeros((), dtype=args[0].dtype, device=CPU).expand(args[0].shape)
             run = self._deferred(func, (zeros, *args[1:]), kwargs)
-            self._remember(result, LazyValue(run, 0, result.shape, from_data=True, origins=frozenset({origin})))
+            self.remember(result, LazyValue(run, 0, result.shape, from_data=True, origins=frozenset({origin})))
 
     def choose(self, scores: torch.Tensor, dim: int, picked: torch.Tensor) -> None:
         """Assume which entries of unknown scores an operator picks along a dimension: each equally often.
 
         Of a vocabulary, the first ones are not picked first: they begin, end and pad texts.
         """
-        entry = self._entry(scores)
+        entry = self.entry(scores)
         if (
             entry is not None and not (isinstance(entry, LazyValue) and entry.is_guess)
         ) or picked.numel() > _MAX_KNOWN_ELEMENTS:
@@ -169,7 +169,7 @@ class Values:
         dims, choices, picked_shape = scores.dim(), scores.shape[dim], picked.shape
         first = choices // 2 if choices >= _VOCABULARY else 0
         dim %= dims
-        self._remember(picked, LazyValue(spread, 0, picked_shape, from_data=True, origins=frozenset({"choice"})))
+        self.remember(picked, LazyValue(spread, 0, picked_shape, from_data=True, origins=frozenset({"choice"})))
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Forget the values of a tensor, and of all views of its storage."""
@@ -182,7 +182,7 @@ class Values:
 
     def are_choices(self, tensor: torch.Tensor, rows: int) -> bool:
         """Return whether a tensor says which of as many rows were picked by unknown scores, in whatever order."""
-        entry = self._entry(tensor)
+        entry = self.entry(tensor)
         return isinstance(entry, LazyValue) and "choice" in entry.origins and rows in self._choices
 
     def unknown(self, tensor: torch.Tensor) -> bool:
@@ -191,7 +191,7 @@ class Values:
 
     def knows(self, tensor: torch.Tensor, *, with_data: bool = True) -> bool:
         """Return whether values are known or can be computed; ``with_data``: also if they follow from data."""
-        entry = self._entry(tensor)
+        entry = self.entry(tensor)
         return entry is not None and (with_data or not (isinstance(entry, LazyValue) and entry.from_data))
 
     def starts_unknown(self, args: tuple[Any, ...]) -> bool:
@@ -201,11 +201,13 @@ class Values:
             isinstance(first, torch.Tensor) and first.is_meta and first.layout == torch.strided and self.unknown(first)
         )
 
-    def _entry(self, tensor: torch.Tensor) -> torch.Tensor | LazyValue | None:
+    def entry(self, tensor: torch.Tensor) -> torch.Tensor | LazyValue | None:
+        """Return the values of a tensor, or how they can be computed; None if they are unknown."""
         views = self._known.get(storage_key(tensor)) if self._known else None
         return views.get(_view_of(tensor)) if views else None
 
-    def _remember(self, tensor: torch.Tensor, value: torch.Tensor | LazyValue) -> None:
+    def remember(self, tensor: torch.Tensor, value: torch.Tensor | LazyValue) -> None:
+        """Remember values, or how they can be computed, as those of a tensor."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._known:
@@ -234,7 +236,7 @@ class Values:
             if name in _FILLS:
                 args = (args[0].contiguous(), *args[1:])
         tensors = [a for a in flat(args) if a.is_meta]
-        if tensors and self._entry(tensors[0]) is None and not func._schema.is_mutable:
+        if tensors and self.entry(tensors[0]) is None and not func._schema.is_mutable:
             return
         if any(t.numel() > _MAX_KNOWN_ELEMENTS for t in outputs):
             self._forget_all(written(func, args))
@@ -243,7 +245,7 @@ class Values:
             if name == "aten::_to_copy" and outputs and outputs[0].is_meta:
                 self.learn(outputs[0], args[0].to(outputs[0].dtype))
             return
-        entries = [self._entry(t) for t in tensors]
+        entries = [self.entry(t) for t in tensors]
         if any(entry is None for entry in entries):
             self._forget_all((*outputs, *written(func, args)))
             return
@@ -260,7 +262,7 @@ class Values:
             self._compute_pending()
         for tensor, value in zip(outputs, run(), strict=False):
             if value.shape == tensor.shape and not value.is_meta:
-                self._remember(tensor, assumed(value, origins, from_data=from_data) if from_data or origins else value)
+                self.remember(tensor, assumed(value, origins, from_data=from_data) if from_data or origins else value)
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: torch.Tensor) -> None:
         """Remember numbers that stand for those which the GPU would draw; fractions count as data."""
@@ -275,16 +277,16 @@ class Values:
         options: dict[str, Any] = {"device": CPU, "pin_memory": False} if "device" in kwargs else {}
         run = self._deferred(func, args, {**kwargs, **options, **dict.fromkeys(kwargs.keys() & {"generator"})})
         is_data, origins = drawn.is_floating_point(), frozenset[Origin]({"draw"})
-        self._remember(drawn, LazyValue(run, 0, drawn.shape, from_data=is_data, origins=origins))
+        self.remember(drawn, LazyValue(run, 0, drawn.shape, from_data=is_data, origins=origins))
 
     def _starts_anew(self, target: torch.Tensor, source: Any = None) -> bool:
         """Return whether known values overwrite a tensor whose own were unknown, or all of one whose were assumed.
 
         Other views of its storage may overlap, and are not known any more.
         """
-        if not target.is_meta or (isinstance(source, torch.Tensor) and source.is_meta and self._entry(source) is None):
+        if not target.is_meta or (isinstance(source, torch.Tensor) and source.is_meta and self.entry(source) is None):
             return False
-        entry = self._entry(target)
+        entry = self.entry(target)
         is_assumed = isinstance(entry, LazyValue) and (entry.from_data or bool(entry.origins))
         if entry is not None and not (is_assumed and target.nbytes == target.untyped_storage().nbytes()):
             return False
@@ -314,7 +316,7 @@ class Values:
         for index, tensor in enumerate(outputs):
             value = LazyValue(once, index, tensor.shape, needs=needs, from_data=from_data, origins=origins)
             self._pending[value.number] = value
-            self._remember(tensor, value)
+            self.remember(tensor, value)
 
     def _deferred(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], list[torch.Tensor]]:
         """Return a function that runs the operation on today's values; no results where the host cannot run it."""
@@ -346,7 +348,7 @@ class Values:
 
     def _entries(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._entry(value) if value.is_meta else value
+            return self.entry(value) if value.is_meta else value
         if isinstance(value, (list, tuple)):
             return type(value)(self._entries(v) for v in value)
         return value

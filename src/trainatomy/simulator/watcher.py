@@ -20,6 +20,7 @@ from trainatomy.simulator.generation import CallOfGenerate, StepBegin, repeat_st
 from trainatomy.simulator.phases import PhaseMarker
 from trainatomy.simulator.recollections import Recollections
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.repeated_generation import RepeatedGeneration
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.saving import ExecutedSaving
 from trainatomy.training.loops.generation import cache_size
@@ -55,6 +56,7 @@ class Watcher(PhaseMarker):
         self._paused = (0, False)
         self._restoring: RestoringPurpose = "resume"
         self._call, self._tokens = CallOfGenerate(recorder), 0
+        self._calls = RepeatedGeneration(recorder)
         self._begins = StepBegin(0, 0, 0)
         self._executed = Operations()
         self._repetition = Repetition(recorder, recollections)
@@ -244,6 +246,10 @@ class Watcher(PhaseMarker):
             self._operations.start(self._operations.operations.step)
         self._repetition.interrupted()
 
+    def repeat_generate(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Write a call of ``generate()`` that repeats the last one; None if it has to be executed."""
+        return self._calls.repeat(model, arguments, keywords)
+
     def generation_begin(self, tokens: int) -> None:
         """Begin ``generate()`` with the prompts."""
         assert self._model is not None
@@ -272,6 +278,7 @@ class Watcher(PhaseMarker):
 
     def generated(self, tokens: torch.Tensor, word: int) -> None:
         """Let all tokens be ``word``, so that none of them ends a sequence."""
+        self._calls.end(tokens)
         with torch._C.DisableTorchFunction():
             words = torch.full(tokens.shape, word, dtype=tokens.dtype, device="cpu")
             self._recorder.values.learn(tokens, words)

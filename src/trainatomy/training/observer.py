@@ -142,6 +142,12 @@ class Observer(Protocol):
         Always False on a GPU.
         """
 
+    def repeat_generate(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Return the tokens of a call of ``model.generate()`` that need not be executed, as it repeats the one before.
+
+        None on a GPU, and for a call that is executed; ``generated`` follows both.
+        """
+
     def generation_begin(self, tokens: int) -> None:
         """``generate()`` is about to be called; it will generate ``tokens`` tokens for each prompt."""
 
@@ -202,6 +208,9 @@ class Silent:
     def evaluation_end(self) -> None: ...
     def repeat_generation(self, step: int) -> bool:
         return False
+
+    def repeat_generate(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        return None
 
     def generation_begin(self, tokens: int) -> None: ...
     def token_begin(self, token: int) -> None: ...

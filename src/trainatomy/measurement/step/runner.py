@@ -175,7 +175,9 @@ def start_cuda(workload: Workload) -> None:
         ) from error
 
 
-_ANSWERED = frozenset({"leaves_out", "repeat", "repeat_evaluation", "evaluates_after", "repeat_generation"})
+_ANSWERED = frozenset(
+    {"leaves_out", "repeat", "repeat_evaluation", "evaluates_after", "repeat_generation", "repeat_generate"}
+)
 """Events whose answer the loop needs."""
 
 

@@ -1,7 +1,7 @@
 """``generate()`` of transformers: no sequence ends before the maximum length, because nobody knows the tokens.
 
 As in workloads, layers that do the same for a token are copies of each other, and the operations of the middle token
-stand for those of all further ones.
+stand for those of all further ones; a call that is like the one before is a copy of it as a whole.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.simulator.generation import CallOfGenerate
+from trainatomy.simulator.repeated_generation import RepeatedGeneration
 
 
 def install(stand_ins: StandIns) -> None:
@@ -29,20 +30,29 @@ def _put(stand_ins: StandIns, criteria: Any, utils: Any) -> None:
     goes_on = utils.GenerationMixin._beam_search_has_unfinished_sequences
 
     call = CallOfGenerate(stand_ins.process.recorder)
+    repeated = RepeatedGeneration(stand_ins.process.recorder)
     generate = utils.GenerationMixin.generate
-    begun = 0
+    begun, notes = 0, False
 
     @functools.wraps(generate)
     def generating(self: Any, *args: Any, **options: Any) -> Any:
-        nonlocal begun
+        nonlocal begun, notes
         if call.runs:
             return generate(self, *args, **options)
+        # In eval mode, each call of the model may be an evaluation, which a copy would not report.
+        tokens = repeated.repeat(self, args, options) if self.training else None
+        if tokens is not None:
+            if notes:
+                stand_ins.note("generation")
+            return tokens
         call.begin(self)
-        begun = 0
+        begun, notes = 0, False
         try:
-            return generate(self, *args, **options)
+            tokens = generate(self, *args, **options)
         finally:
             call.end()
+            repeated.end(tokens)
+        return tokens
 
     def token_begin(conditions: Any, tokens: torch.Tensor, limits: list[int]) -> None:
         """Begin a further token; how many there will be is known where only length and end tokens end a sequence."""
@@ -60,12 +70,14 @@ def _put(stand_ins: StandIns, criteria: Any, utils: Any) -> None:
             return not tensor.is_meta or values.of(tensor) is not None
 
     def finished(self: Any, tokens: torch.Tensor, scores: Any, **options: Any) -> Any:
+        nonlocal notes
         result = is_finished(self, tokens, scores, **options)
         limits = [one.max_length for one in self if isinstance(one, criteria.MaxLengthCriteria)]
         is_full = any(tokens.shape[1] >= limit for limit in limits)
         if not is_known(result):
             learn(result, value=is_full)
             if is_full:
+                notes = True
                 stand_ins.note("generation")
         if call.runs and not is_full:
             token_begin(self, tokens, limits)

@@ -50,8 +50,10 @@ class ObservedGRPOTrainer(ObservedTrlTrainer, GRPOTrainer):
         word = next(token for token in range(len(special) + 1) if token not in special)
 
         def generate(*given: Any, **named: Any) -> Any:
-            with generating(inner, self._observer, new):
-                tokens = original(*given, **named)
+            tokens = self._observer.repeat_generate(inner, given, named)
+            if tokens is None:
+                with generating(inner, self._observer, new):
+                    tokens = original(*given, **named)
             self._observer.generated(tokens, word)
             return tokens
 
