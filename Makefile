@@ -3,6 +3,7 @@
 #   make setup     .venv with the package (editable) at the versions in constraints.txt
 #   make demo      the nine trainings of Hugging Face's guide on two GPUs, and one full memory breakdown
 #   make test      install the test requirements and run the tests   (TESTS="tests/reporters -k json" runs some; TEST_JOBS=0: in one process)
+#   make test-newest  a quick part of the tests with the releases in constraints-newest.txt, in .venv-newest
 #   make check     lint, formatting, spelling, types, import layers, generated documentation
 #   make coverage  run the tests with coverage; fails below the floor in pyproject.toml
 #   make format    format the code and apply safe lint fixes
@@ -16,6 +17,8 @@
 #   make times     predict published step times of GPUs without a calibration (many minutes)
 #   make several-gpus GPU=h200 GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
 #   make scripts   run scripts of other projects without a GPU (fetches them; many minutes)
+#   make same      predict what lab/same has recorded, and show each figure that differs (ten minutes)
+#   make keep-up   try the newest releases of the libraries; build/keep-up/report.md says what they change (20 minutes)
 #   make speed     time the command line and compare it with importing the libraries
 #
 # PIP_ARGS is passed to every pip install. On Linux, torch without CUDA is a much smaller download:
@@ -28,12 +31,15 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 TESTS ?=
 GPU ?= h200
 GPUS ?= 8
 PIP_ARGS ?=
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt $(PIP_ARGS)
+RELEASES ?=
+QUICK := tests/allocator tests/catalog tests/workload tests/training tests/simulator/test_generation.py
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint $(CONSTRAINTS) $(PIP_ARGS)
 SETUP := $(VENV)/.setup-done
 TEST_JOBS ?= auto
 IN_PARALLEL := -n $(TEST_JOBS) --maxprocesses 4 --dist loadgroup
@@ -42,7 +48,7 @@ DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done
 TORCHVISION := build/torchvision
 
-.PHONY: help setup demo test check coverage format docs site accuracy rivals walls regret times several-gpus scripts speed clean
+.PHONY: help setup demo test test-newest same keep-up check coverage format docs site accuracy rivals walls regret times several-gpus scripts speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,7 +59,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; name one: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 
-$(SETUP): pyproject.toml constraints.txt | $(VENV)/bin/python
+$(SETUP): pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	$(INSTALL) --editable '.[lora,bitsandbytes]'
 	@touch $@
 
@@ -90,6 +96,16 @@ demo: $(SETUP)
 test: $(TEST_SETUP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(TESTS)
 
+# What changes with a release: rules by version, models, checkpoints, generation, loops.
+test-newest:
+	$(MAKE) test VENV=.venv-newest CONSTRAINTS=constraints-newest.txt TESTS="$(or $(TESTS),$(QUICK))"
+
+same: $(TORCHVISION)/.done
+	$(BIN)/python lab/same/same.py
+
+keep-up: $(TORCHVISION)/.done
+	$(BIN)/python lab/keep_up/keep_up.py $(RELEASES)
+
 coverage: $(TEST_SETUP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) --cov --cov-report=term $(TESTS)
 
@@ -99,6 +115,7 @@ check: $(DEV_SETUP)
 	$(BIN)/codespell
 	$(BIN)/mypy
 	for folder in accuracy timing context cudnn drawn everyday fit parallel settings; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder || exit 1; done
+	for folder in same keep_up; do $(BIN)/mypy --config-file benchmarks/mypy.ini lab/$$folder || exit 1; done
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 
