@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-LONGEST = 40
-"""Lines of a list that are shown."""
+MISSING = "missing"
+"""State of a name that a release does not have (surface.py)."""
 LONGEST_CHANGES = 5
 """Places shown at which a training allocates other bytes."""
 
@@ -132,10 +132,10 @@ def operators(old: Surface, new: Surface) -> Section:
 
 def names(old: Surface, new: Surface, reason_of: Callable[[str], str | None]) -> Section:
     """Return the code that the package uses below the public interface, or replaces, and that changed."""
-    _, _, changed = _difference(old["names"], new["names"])
+    known = {name: state for name, state in old["names"].items() if state != MISSING}  # the pinned build is for CPUs
+    _, _, changed = _difference(known, new["names"])
     rows = [
-        (f"`{name}`", "gone" if new["names"][name] == "missing" else "changed", reason_of(name) or "")
-        for name in changed
+        (f"`{name}`", "gone" if new["names"][name] == MISSING else "changed", reason_of(name) or "") for name in changed
     ]
     title = f"Code that is used or replaced: {len(rows)} of {len(old['names'])} changed"
     return Section(title, _table(("name", "", "why it is used"), rows) if rows else "The same.\n", bool(rows))

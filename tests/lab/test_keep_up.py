@@ -1,0 +1,171 @@
+"""The tools that compare predictions and libraries with what was recorded (lab/)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from fnmatch import fnmatch
+from pathlib import Path
+from unittest import mock
+
+import keep_up
+import named_sources
+import pytest
+import same
+import sections
+import surface
+import upstream
+from replaced import recorded_replacements
+
+RECORDED = json.loads(keep_up.SURFACE.read_text(encoding="utf-8"))
+
+
+# Names below the public interface
+
+
+def test_each_private_name_in_the_source_has_a_reason() -> None:
+    assert [name for name in named_sources.private_names() if keep_up.reason_of(name) is None] == []
+
+
+def test_each_recorded_name_has_a_reason_and_each_reason_a_name() -> None:
+    names = {*RECORDED["names"], *named_sources.private_names()}
+    assert [name for name in names if keep_up.reason_of(name) is None] == []
+    assert [pattern for pattern in keep_up.reasons() if not any(fnmatch(name, pattern) for name in names)] == []
+
+
+def test_private_names_are_those_of_imports_and_of_attributes() -> None:
+    names = named_sources.private_names()
+    assert "simulator/recorder.py" in str(names["torch.utils._python_dispatch.TorchDispatchMode.__init__"])
+    assert "torch.testing._internal.distributed.fake_pg.FakeStore" in names
+    assert "torch.nn" not in names
+
+
+def test_files_that_comments_and_data_name() -> None:
+    files = named_sources.files_named()
+    assert "trainatomy/catalog/versions.yaml" in files["c10/cuda/CUDAAllocatorConfig.cpp"]
+    assert all(Path(name).suffix in {".py", ".cpp", ".cu", ".cuh", ".h", ".hpp"} for name in files)
+
+
+def test_replaced_attributes_of_libraries_are_recorded() -> None:
+    import torch
+
+    with (
+        recorded_replacements() as names,
+        mock.patch.object(torch, "save", None),
+        mock.patch.object(torch.Tensor, "numpy", None),
+        mock.patch.object(json, "dumps", None),
+    ):
+        pass
+    assert names == {"torch.save", "torch.Tensor.numpy"}
+
+
+# What libraries are
+
+
+def test_a_hash_of_code_sees_neither_comments_nor_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hash_of(text: str, name: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        return surface.source_hash(f"{name}.double")
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plain = hash_of("def double(x):\n    return 2 * x\n", "plain_code")
+    assert hash_of('def double(x):\n    """Double it."""\n    return 2 * x  # twice\n', "documented_code") == plain
+    assert hash_of("def double(x):\n    return x + x\n", "other_code") != plain
+    assert surface.source_hash("plain_code.treble") == surface.MISSING
+    assert surface.source_hash("no_such_library.double") == surface.MISSING
+
+
+def test_settings_have_their_defaults() -> None:
+    fields = surface._fields("transformers", "TrainingArguments")
+    assert fields["per_device_train_batch_size"] == "8"
+    assert surface._fields("transformers", "NoSuchArguments") == {}
+
+
+def test_what_came_went_and_changed_is_named() -> None:
+    old = {
+        **RECORDED,
+        "settings": {"LoraConfig": {"r": "8", "old": "1"}},
+        "operators": {"aten::add": "1", "aten::qr": "2"},
+    }
+    new = {**old, "settings": {"LoraConfig": {"r": "16", "new": "None"}}, "operators": {"aten::add": "3"}}
+    assert sections.settings(old, new).text.splitlines() == [
+        "- `LoraConfig.new` is new, by default None",
+        "- `LoraConfig.old` is gone",
+        "- `LoraConfig.r`: 8 -> 16",
+    ]
+    assert sections.operators(old, new).text.splitlines() == [
+        "- operators that are gone: `aten::qr`",
+        "- operators with another schema: `aten::add`",
+    ]
+    assert not sections.settings(old, old).needs_work
+    assert not sections.names(old, old, keep_up.reason_of).needs_work
+
+
+def test_changed_code_is_shown_with_the_reason_why_it_is_used() -> None:
+    name = "torch.utils.checkpoint._CheckpointFrame"
+    changed = {**RECORDED, "names": {**RECORDED["names"], name: "other"}}
+    text = sections.names(RECORDED, changed, keep_up.reason_of).text
+    assert f"| `{name}` | changed | {keep_up.reason_of(name)} |" in text.splitlines()
+
+
+# Source files
+
+
+def commit(folder: Path, tag: str, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name}.cu").write_text(text)
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["add", "."], ["commit", "-qm", tag], ["tag", tag]):
+        subprocess.run([*git, *arguments], check=True)
+
+
+def test_files_that_changed_between_two_tags(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "aten").mkdir()
+    commit(tmp_path, "v1", **{"aten/Loss": "1", "aten/Copy": "1", "aten/Sort": "1"})
+    (tmp_path / "aten" / "Copy.cu").unlink()
+    commit(tmp_path, "v2", **{"aten/Loss": "2", "aten/Sort": "2"})
+    old, new = (upstream.read_tree(tag, tmp_path) for tag in ("v1", "v2"))
+    changed = upstream.changed_files(old, new, ["Loss.cu", "aten/Copy.cu", "ort.cu"])
+    assert changed == {"aten/Loss.cu": "changed", "aten/Copy.cu": "gone"}
+    section = sections.upstream_files(changed, {"Loss.cu": ["rules.py"]}, ["v1", "v2"])
+    assert "/v2/aten/Loss.cu) | changed | rules.py |" in section.text
+
+
+# Tests and predictions
+
+
+def test_failed_tests_are_grouped_by_their_cause(tmp_path: Path) -> None:
+    report = tmp_path / "tests.xml"
+    case = '<testcase classname="tests.a" name="{}">{}</testcase>'
+    failed = '<failure message="ValueError: no&#10;more"/>'
+    cases = [case.format("one", failed), case.format("two", failed), case.format("three", "")]
+    report.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+    section = sections.tests(report)
+    assert section.title == "Tests: 2 of 3 fail"
+    assert section.text == "- ValueError: no\n  - `tests.a::one`\n  - `tests.a::two`\n"
+
+
+def test_other_allocations_are_shown_by_place() -> None:
+    old = [["forward", "layer", "aten::mm", 2, 100], ["backward", "", "aten::sum", 1, 8]]
+    new = [
+        ["forward", "layer", "aten::mm", 3, 90],
+        ["backward", "", "aten::sum", 1, 8],
+        ["forward", "", "aten::exp", 1, 4],
+    ]
+    assert sections.changes(old, new) == [
+        sections.Change("forward", "layer", "aten::mm", 1, -10),
+        sections.Change("forward", "", "aten::exp", 1, 4),
+    ]
+
+
+def test_differences_of_predictions_begin_with_the_largest() -> None:
+    old = {"name": "a", "figures": {"bytes": 100, "seconds": 2.0, "fits": True}, "trace": "x", "details": "y"}
+    new = {"name": "a", "figures": {"bytes": 101, "seconds": 3.0, "fits": True}, "trace": "z", "details": "y"}
+    assert same.differences(old, new) == [
+        "seconds: 2.0 -> 3.0 (+50.000%)",
+        "bytes: 100 -> 101 (+1.000%)",
+        "not the same trace",
+    ]
+    assert same.differences(old, old) == []
+    assert same.differences(old, {"name": "a", "error": "no"}) == ["error: none -> no"]
