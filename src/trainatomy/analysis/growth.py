@@ -81,14 +81,14 @@ def _held(trace: AllocationTrace, moments: list[int]) -> Iterator[Counter[_Place
     """Yield the bytes of the blocks that are held at each moment, by what allocated them."""
     held: Counter[_Place] = Counter()
     sizes: dict[int, int] = {}
-    begin = 0
+    labels, origins, begin = trace.labels, trace.origins, 0
     for moment in moments:
-        for event in trace.events[begin:moment]:
-            if event.action == "alloc" and trace.labels.get(event.allocation) not in _STAYS:
-                sizes[event.allocation] = block_bytes(event.bytes, ())
-                held[_place(trace.origins[event.allocation])] += sizes[event.allocation]
-            elif event.action == "free" and event.allocation in sizes:
-                held[_place(trace.origins[event.allocation])] -= sizes.pop(event.allocation)
+        for action, number, size, _ in trace.events[begin:moment]:
+            if action == "alloc" and labels.get(number) not in _STAYS:
+                sizes[number] = block_bytes(size, ())
+                held[_place(origins[number])] += sizes[number]
+            elif action == "free" and number in sizes:
+                held[_place(origins[number])] -= sizes.pop(number)
         begin = moment
         yield Counter(held)
 

@@ -199,7 +199,7 @@ class RepeatedLayers:
         return [(layer.parameters.get(key, _OF_ANOTHER), copy) for key, (_, copy) in added]
 
     def _keep_copies(self, layer: Layer, copies: list[Any]) -> None:
-        parameters = list(layer.module.parameters())
+        parameters = list(layer.module.parameters()) if copies else []
         for place, copy in copies:
             self._recorder.weight_copies[id(parameters[place])] = parameters[place], copy
 
