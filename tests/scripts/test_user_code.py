@@ -428,6 +428,28 @@ for index in range(100):
     assert found.time.phases["forward"] > 0 and found.time.phases["backward"] > 0
 
 
+def test_groups_of_parameters_that_are_updated_one_by_one_are_one_step(run_script: RunScript) -> None:
+    """DeepSpeed's optimizers call the one inside for each of its groups of parameters, with no other group in it."""
+    text = """
+    import torch
+    model = torch.nn.Linear(16, 16).cuda()
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups)
+    for _ in range(3):
+        model(torch.zeros(4, 16).cuda()).sum().backward()
+        groups = optimizer.param_groups
+        for group in groups:
+            optimizer.param_groups = [group]
+            optimizer.step()
+        optimizer.param_groups = groups
+        optimizer.zero_grad()
+    """
+    found = run_script(text, steps=4).prediction
+    assert found is not None and found.script is not None
+    assert (found.script.steps, found.script.ending) == (3, "finished")
+    assert [one.steps for one in found.script.optimizers] == [3]
+
+
 def test_an_optimizer_that_never_steps_does_not_keep_a_loop_going(run_script: RunScript) -> None:
     text = "other = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(1000): step(x, y)\n"
     script = prediction(run_script(LOOP + text)).script

@@ -2,8 +2,9 @@
 
 A step is over when every optimizer that was made has stepped; an evaluation after it belongs to no step.  If one steps
 twice before the others, those do not belong to every step (a GAN that trains its critic five times as often), and the
-loop goes on until each optimizer has stepped twice.  An optimizer that is made after others have stepped begins another
-training, unless one of those steps again.  In a loop that updates its weights by hand, each backward is a step.
+loop goes on until each optimizer has stepped twice.  One that is called for each group of its parameters, with no
+forward pass between them, takes one step.  An optimizer that is made after others have stepped begins another training,
+unless one of those steps again.  In a loop that updates its weights by hand, each backward is a step.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class ScriptSignals(LoopSignals):
         self._ended: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those of trainings that another one followed
         self._resumed = False  # one of them stepped again: an optimizer of this loop is made anew in each step
         self._stepped: set[int] = set()
+        self._updated: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()  # in this step
         self._trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._plain_inside = plain_inside
         self._plain_call: Callable[..., Any] = nn.Module.__call__
@@ -221,6 +223,7 @@ class ScriptSignals(LoopSignals):
 
     def _end_step(self) -> None:
         self._stepped.clear()
+        self._updated.clear()
         super()._end_step()
 
     def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -237,6 +240,9 @@ class ScriptSignals(LoopSignals):
     def _on_step(self, optimizer: Optimizer, *_: Any) -> None:
         if type(optimizer).__name__ in _WRAPPERS:
             return
+        if self._goes_on_with_step(optimizer):
+            self._optimizer_goes_on()
+            return
         if id(optimizer) in self._stepped and not self.is_over():
             self._expected = weakref.WeakSet([optimizer])  # again before the others: they do not belong to every step
         self._resumed = self._resumed or optimizer in self._ended
@@ -246,9 +252,23 @@ class ScriptSignals(LoopSignals):
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self._script.uses(optimizer)
         self.optimizer_begins()
+        self._updated[optimizer] = _updated_by(optimizer)  # after a step that this one has ended
+
+    def _goes_on_with_step(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer updates what it has not updated in this step, as DeepSpeed's by groups do."""
+        before, updates = self._updated.get(optimizer), _updated_by(optimizer)
+        if before is None or not updates or not before.isdisjoint(updates):
+            return False
+        before |= updates
+        return True
 
     def _on_step_end(self, optimizer: Optimizer, *_: Any) -> None:
         if type(optimizer).__name__ in _WRAPPERS:
             return
         self._stepped.add(id(optimizer))
         self.optimizer_ends()
+
+
+def _updated_by(optimizer: Optimizer) -> set[int]:
+    """Return the identities of the parameters that a step of an optimizer updates."""
+    return {id(one) for group in optimizer.param_groups for one in group["params"] if one.grad is not None}

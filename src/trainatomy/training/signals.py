@@ -102,6 +102,9 @@ class LoopSignals:
         """Note that an optimizer takes its step."""
         self.end_step_that_is_over()  # with a closure, no forward pass came before
         self._begin_step()
+        self._optimizer_goes_on()
+
+    def _optimizer_goes_on(self) -> None:
         self._listener.optimizer_begin()
         self._in_optimizer = True
 
