@@ -80,6 +80,7 @@ def ahead(loader):
     for later in following:
         yield batch
         batch = later
+    yield batch
 
 def joined(rows):
     return torch.cat([x for x, in rows]).reshape(1, -1, 16)
@@ -92,6 +93,10 @@ class Stream(IterableDataset):
 LOADERS = {
     "batches": ("for x, in DataLoader(rows, 8): step(x)", 8),
     "ahead": ("for x, in ahead(DataLoader(rows, 8)): step(x)", 8),
+    "epochs of two batches, ahead": (
+        "few = TensorDataset(torch.zeros(16, 16))\nwhile True:\n    for x, in ahead(DataLoader(few, 8)): step(x)",
+        8,
+    ),
     "accumulation": ("loader = iter(DataLoader(rows, 8))\nwhile True: step(*(next(loader)[0] for _ in range(3)))", 24),
     "parts of a batch": ("for x, in DataLoader(rows, 8): step(*x.split(2))", 8),
     "packed": ("for x in DataLoader(rows, 8, collate_fn=joined): step(x)", 8),
@@ -128,6 +133,39 @@ def test_loaders_tell_the_samples_of_a_step(run_script: RunScript, name: str, st
     found = predicted(run_script, text, steps=steps)
     assert found.time is not None and found.script is not None and found.script.counted == "samples"
     assert found.time.samples_per_second * found.time.step_seconds == pytest.approx(expected)
+
+
+PASSES = {
+    "two losses": ("for x, in DataLoader(rows, 8):\n    (model(x.cuda()).sum() * 2).backward()\n    step(x)", 8, 1),
+    "sharpness-aware": (
+        "for x, in DataLoader(rows, 8):\n    model(x.cuda()).sum().backward()\n    model.zero_grad()\n    step(x)",
+        8,
+        1,
+    ),
+    "sharpness-aware without a loader": (
+        "x = torch.zeros(8, 16)\nwhile True:\n    model(x.cuda()).sum().backward()\n    model.zero_grad()\n    step(x)",
+        8,
+        1,
+    ),
+    "adversarial": (
+        "critic = nn.Linear(4, 1).cuda()\nof_critic = torch.optim.SGD(critic.parameters(), 0.1)\n"
+        "while True:\n    x = torch.zeros(8, 16).cuda()\n    critic(model(x).detach()).sum().backward()\n"
+        "    of_critic.step()\n    of_critic.zero_grad()\n    critic(model(x)).sum().backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()",
+        8,
+        1,
+    ),
+    "accumulation": ("while True: step(*torch.zeros(3, 8, 16))", 24, 3),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_only_passes_whose_gradients_are_accumulated_are_micro_batches(run_script: RunScript, name: str) -> None:
+    text, samples, micro_batches = PASSES[name]
+    found = predicted(run_script, text)
+    assert found.time is not None
+    assert found.workload["train"].get("gradient_accumulation_steps", 1) == micro_batches
+    assert found.time.samples_per_second * found.time.step_seconds == pytest.approx(samples)
 
 
 def test_batches_are_counted_where_nobody_knows_their_samples(run_script: RunScript) -> None:

@@ -41,18 +41,17 @@ class StepClock(Silent):
     Attributes:
         seconds: Seconds of each step.
         samples: Counter of the samples of a step.
-        micro_steps: Micro-batches of the last step.
+        micro_steps: Micro-batches whose gradients the last step accumulated.
     """
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.samples = SampleCounter()
-        self.micro_steps = self._micro_step = 0
+        self.micro_steps = 0
         self._began = 0.0
 
     def step_begin(self, step: int) -> None:
         self.samples.step_begin()
-        self._micro_step = 0
         if not self.seconds:
             torch.cuda.synchronize()
             self._began = time.perf_counter()
@@ -62,10 +61,16 @@ class StepClock(Silent):
         now = time.perf_counter()
         self.seconds.append(now - self._began)
         self._began = now
-        self.micro_steps = self._micro_step + 1
+        self.micro_steps = self.samples.micro_batches()
 
-    def micro_step_begin(self, micro_step: int) -> None:
-        self._micro_step = micro_step
+    def micro_step_end(self, micro_step: int) -> None:
+        self.samples.backward_ended()
+
+    def optimizer_end(self) -> None:
+        self.samples.gradients_used()
+
+    def zero_grad_end(self) -> None:
+        self.samples.gradients_used()
 
     def evaluated(self) -> None:
         self.samples.evaluated()

@@ -66,7 +66,7 @@ class ScriptObserver(PhaseMarker):
     Attributes:
         samples: Counter of the samples of a step.
         longest: Follower of batches that differ in length.
-        micro_steps: Micro-batches of the last step.
+        micro_steps: Micro-batches whose gradients the last step accumulated.
         called_models: Classes of all models that were called.
         strategy: How a model is sharded, as ``Plan.strategy``; None if none is.
         models, optimizers: Those that train, as they were after the last step.
@@ -103,7 +103,7 @@ class ScriptObserver(PhaseMarker):
         self.dtype = torch.float32
         self.samples = SampleCounter()
         self.longest = LongestSample(self.go_ahead, looks_ahead=looks_ahead)
-        self.micro_steps = self._micro_step = 0
+        self.micro_steps = 0
         self.autocast: torch.dtype | None = None
         self.steps = 0
         self.evaluated_before: set[int] = set()
@@ -318,18 +318,25 @@ class ScriptObserver(PhaseMarker):
         super().step_begin(step)
         self.samples.step_begin()
         self._called_in_step.clear()
-        self._micro_step = 0
 
-    def micro_step_begin(self, micro_step: int) -> None:
-        super().micro_step_begin(micro_step)
-        self._micro_step = micro_step
+    def micro_step_end(self, micro_step: int) -> None:
+        super().micro_step_end(micro_step)
+        self.samples.backward_ended()
+
+    def optimizer_end(self) -> None:
+        super().optimizer_end()
+        self.samples.gradients_used()
+
+    def zero_grad_end(self) -> None:
+        super().zero_grad_end()
+        self.samples.gradients_used()
 
     def step_end(self, step: int) -> None:
         """End a step; the operations of each but the first are written, as any may be the script's last."""
         super().step_end(step)
         self.look()
         self.steps = step + 1
-        self.micro_steps = self._micro_step + 1
+        self.micro_steps = self.samples.micro_batches()
         if self._operations.recording and not (self._is_ahead and self._complete.operations):
             self._complete = self._operations.operations
         self._operations.stop()

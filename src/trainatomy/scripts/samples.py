@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class SampleCounter:
     def __init__(self) -> None:
         self._fetched = self._taken = 0
         self._first = 0
+        self._backwards = self._accumulated = 0
         self._at_step: list[int] = []
         self._seen = False
         self._of_batch: int | None = None
@@ -54,6 +55,28 @@ class SampleCounter:
     def step_begin(self) -> None:
         """Note that a step begins."""
         self._at_step.append(self._taken)
+        self._backwards = self._accumulated = 0
+
+    def backward_ended(self) -> None:
+        """Note that a backward pass has added to the gradients."""
+        self._backwards += 1
+        self._accumulated = max(self._accumulated, self._backwards)
+
+    def gradients_used(self) -> None:
+        """Note that an optimizer took its step with the gradients, or that they were zeroed."""
+        self._backwards = 0
+
+    def micro_batches(self) -> int:
+        """Return how many batches the gradients of the step that ends are of.
+
+        Several backward passes of one step are of as many batches only if their gradients are accumulated: those of
+        SAM's first pass are zeroed, those of a GAN's networks go to an optimizer each.  Several losses of one batch
+        are told by what a loader fetched.
+        """
+        most, samples, batch = max(1, self._accumulated), self._taken - self._at_step[-1], self._of_batch
+        if not samples or batch is None or batch > samples or samples // self._first >= most:
+            return most
+        return min(most, samples // batch)
 
     def trains(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """Note a call of a model with gradients, and the shapes of its first one."""
@@ -71,9 +94,19 @@ class SampleCounter:
         """Return the samples of a step of this many micro-batches; None: nobody knows."""
         steps = [later - earlier for earlier, later in pairwise([*self._at_step, self._taken])]
         if steps and (fetched := Counter(reversed(steps)).most_common(1)[0][0]):
-            # A loader may be some batches ahead, which only the first step shows.
-            return fetched if len(steps) > 1 else self._first * micro_steps
+            # A loader may be some batches ahead, which only the first step shows, and the first of each short epoch.
+            return self._mean_of_short_epochs(steps, fetched) if len(steps) > 1 else self._first * micro_steps
         return None if self._of_batch is None else self._of_batch * micro_steps
+
+    def _mean_of_short_epochs(self, steps: Sequence[int], fetched: int) -> int:
+        """Return the samples of a step, less than were ``fetched`` if steps used what others had fetched ahead.
+
+        A step for which nothing is fetched ends an epoch: the steps so far have used all that was fetched for them.
+        """
+        if 0 not in steps:
+            return fetched
+        used = min(total / count for count, total in enumerate(accumulate(steps), 1))
+        return min(fetched, max(1, int(used // self._first)) * self._first)
 
     def tokens_of_sample(self, micro_steps: int) -> int | None:
         """Return the tokens of a sample; None where it is no text, or nobody knows how many samples there are."""
