@@ -428,6 +428,81 @@ for index in range(100):
     assert found.time.phases["forward"] > 0 and found.time.phases["backward"] > 0
 
 
+MODULES = """
+import io
+from copy import deepcopy
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(256, 256)
+        self.tied = nn.Linear(256, 256, bias=False)
+        self.tied.weight = self.inner.weight
+        self.register_buffer("scale", torch.ones(256))
+        self.inner.bias.requires_grad_(False)
+        self.names = ["a", "b"]
+    def forward(self, x):
+        return self.tied(self.inner(x)) * self.scale
+
+model = Block().cuda()
+{before}
+torch.save({saved}, {file})
+{between}
+before = torch.cuda.memory_allocated()
+again = {loaded}
+assert type(again) is Block and again is not model and again.names == ["a", "b"] and again.names is not model.names
+assert again.inner.weight is again.tied.weight and again.inner.weight is not model.inner.weight
+assert again.scale.shape == (256,) and not again.inner.bias.requires_grad
+again = again.cuda()
+held = [*again.parameters(), *again.buffers()]
+assert torch.cuda.memory_allocated() - before == sum(-(-one.nbytes // 512) * 512 for one in held)
+optimizer = torch.optim.SGD(again.parameters(), 0.1)
+while True:
+    again(torch.zeros(8, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("saved", "file", "between", "loaded"),
+    [
+        ("model", "'a.pt'", "", "torch.load('a.pt', weights_only=False)"),
+        (
+            "{'model': deepcopy(model).half(), 'epoch': 3}",
+            "'a.pt'",
+            "",
+            "torch.load('a.pt', map_location='cpu', weights_only=False)['model'].float()",
+        ),
+        (
+            "{'ema': [model]}",
+            "buffer",
+            "open('a.pt', 'wb').write(buffer.getvalue())",
+            "torch.load('a.pt', weights_only=False)['ema'][0]",
+        ),
+    ],
+)
+def test_modules_that_are_saved_as_a_whole_come_back_as_copies(
+    saved: str, file: str, between: str, loaded: str, run_script: RunScript
+) -> None:
+    text = MODULES.format(before="buffer = io.BytesIO()", saved=saved, file=file, between=between, loaded=loaded)
+    outcome = run_script(text)
+    assert outcome.message == ""
+    assert outcome.prediction is not None
+    assert outcome.prediction.script is not None and outcome.prediction.script.steps == 3
+
+
+def test_a_module_that_pickle_refuses_is_refused_where_it_is_loaded(run_script: RunScript) -> None:
+    text = MODULES.format(
+        before="model.act = lambda x: x", saved="model", file="'a.pt'", between="", loaded="torch.load('a.pt')"
+    )
+    outcome = run_script(text)
+    assert "loads a module that this run saved as a whole, which pickle refuses here (" in outcome.message
+    assert "lambda" in outcome.message
+
+
 def test_groups_of_parameters_that_are_updated_one_by_one_are_one_step(run_script: RunScript) -> None:
     """DeepSpeed's optimizers call the one inside for each of its groups of parameters, with no other group in it."""
     text = """

@@ -6,7 +6,10 @@ Nothing is written, or a file of the right size without data; what the script sa
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,6 +67,8 @@ def _has_values(value: Any) -> bool:
         return not any(isinstance(leaf, torch.nn.Module) or getattr(leaf, "is_meta", False) for leaf in leaves)
 
 
+_PROTOCOL = 2
+"""Protocol of pickle that ``torch.save`` uses."""
 _MARK = "trainatomy: a checkpoint without data, number {:016}"
 """What files and buffers begin with in place of tensors without data: by it, a copy of their bytes is known."""
 
@@ -83,7 +88,10 @@ class Checkpoints:
     def remember(self, value: Any, file: Any) -> None:
         """Keep the tensors of a checkpoint as what they are, a place and a size, and mark the buffer or the file."""
         mark = _MARK.format(len(self._saved)).encode()
-        self._saved[mark] = tree_map_only(torch.Tensor, self._described, value)
+        if any(isinstance(leaf, torch.nn.Module) for leaf in tree_leaves(value)):
+            self._saved[mark] = _Pickled.of(value, self._described)
+        else:
+            self._saved[mark] = tree_map_only(torch.Tensor, self._described, value)
         with Path(file).open("r+b") if isinstance(file, str) else contextlib.nullcontext(file) as target:
             target.write(mark)
 
@@ -91,16 +99,15 @@ class Checkpoints:
         """Load a checkpoint of the script, or one that lay there before.
 
         Raises:
-            SimulationError: The script saved a whole module, which is not kept.
+            SimulationError: The script saved a module that Python's pickle cannot write here.
         """
         content = self.saved(file)
         if content is None:
             return self._from_disk(file, map_location, options)
-        if any(isinstance(leaf, torch.nn.Module) for leaf in tree_leaves(content)):
+        if isinstance(content, _Pickled) and content.error:
             raise SimulationError(
-                f"{current_place(self._stand_ins.script)} loads a module that this run saved as a whole; a dry run "
-                "keeps only tensors, numbers and texts of checkpoints.\nSave its state_dict(), or run the script "
-                "without loading it"
+                f"{current_place(self._stand_ins.script)} loads a module that this run saved as a whole, which pickle "
+                f"refuses here ({content.error}).\nSave its state_dict(), or run the script without loading it"
             )
         return self.restored(content, map_location)
 
@@ -110,6 +117,8 @@ class Checkpoints:
         def placed(saved: _Saved) -> torch.Tensor:
             return self._placed(saved.made(self._stand_ins), saved.place, map_location)
 
+        if isinstance(content, _Pickled):
+            return content.copy(placed)
         return tree_map_only(_Saved, placed, content)
 
     def saved(self, file: Any) -> Any:
@@ -179,3 +188,66 @@ class _Saved:
             tensor = torch.empty(self.shape, dtype=self.dtype, device="meta")
             stand_ins.process.storages.mark_host([tensor])
         return tensor
+
+
+class _WithoutTensors(pickle.Pickler):
+    """Pickler that leaves tensors out, each once; the numbers that stand for them are their places in ``tensors``."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, _PROTOCOL)
+        self.tensors: list[torch.Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        number = self._numbers.setdefault(id(value), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(value)
+        return number
+
+
+class _WithTensors(pickle.Unpickler):
+    """Unpickler that puts the tensors of a list in the places of their numbers."""
+
+    def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> torch.Tensor:
+        return self._tensors[number]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pickled:
+    """A checkpoint with whole modules, which come back as copies.
+
+    Attributes:
+        content: What pickle writes of it.
+        tensors: Its tensors, and for parameters whether they require gradients.
+        error: Why pickle refuses it; "" if it does not.
+    """
+
+    content: bytes
+    tensors: tuple[tuple[_Saved, bool | None], ...]
+    error: str = ""
+
+    @classmethod
+    def of(cls, value: Any, described: Callable[[torch.Tensor], _Saved]) -> _Pickled:
+        """Pickle a checkpoint."""
+        file = io.BytesIO()
+        pickler = _WithoutTensors(file)
+        try:
+            pickler.dump(value)
+        except Exception as error:  # whatever the classes of a script raise
+            return cls(b"", (), f"{type(error).__name__}: {error}")
+        kinds = (one.requires_grad if isinstance(one, torch.nn.Parameter) else None for one in pickler.tensors)
+        return cls(file.getvalue(), tuple(zip(map(described, pickler.tensors), kinds, strict=True)))
+
+    def copy(self, placed: Callable[[_Saved], torch.Tensor]) -> Any:
+        """Return a copy of the checkpoint with tensors that ``placed`` makes."""
+        tensors = [
+            placed(saved) if requires_grad is None else torch.nn.Parameter(placed(saved), requires_grad)
+            for saved, requires_grad in self.tensors
+        ]
+        return _WithTensors(io.BytesIO(self.content), tensors).load()
