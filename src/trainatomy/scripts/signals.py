@@ -257,7 +257,7 @@ class ScriptSignals(LoopSignals):
     def _goes_on_with_step(self, optimizer: Optimizer) -> bool:
         """Return whether an optimizer updates what it has not updated in this step, as DeepSpeed's by groups do."""
         before, updates = self._updated.get(optimizer), _updated_by(optimizer)
-        if before is None or not updates or not before.isdisjoint(updates):
+        if not before or not updates or not before.isdisjoint(updates):  # with a closure, gradients come later
             return False
         before |= updates
         return True
