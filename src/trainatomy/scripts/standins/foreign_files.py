@@ -28,6 +28,7 @@ def _redirect(stand_ins: StandIns, functions: Mapping[str, Any], module: Any) ->
     redirections: dict[str, Callable[..., Any]] = dict.fromkeys(functions.get("reads", ()), partial(_reading, files))
     redirections |= {name: partial(_writing, files, place) for name, place in functions.get("writes", {}).items()}
     redirections |= {name: partial(_opening, files, place) for name, place in functions.get("opens", {}).items()}
+    everywhere: list[tuple[Any, Any]] = []  # put in place at once, as each look through all modules takes a while
     for name, redirection in redirections.items():
         owner, _, method = name.rpartition(".")
         holder = getattr(module, owner, None) if owner else module
@@ -35,26 +36,32 @@ def _redirect(stand_ins: StandIns, functions: Mapping[str, Any], module: Any) ->
         if original is None:
             continue  # another version of the library
         if isinstance(original, type):
-            _redirect_class(stand_ins, original, redirection)
+            everywhere += _redirect_class(stand_ins, original, redirection)
         elif isinstance(holder, type):
             is_static = isinstance(inspect.getattr_static(holder, method), staticmethod)
             changed = _with_paths(original, redirection, 0 if is_static else 1)
             stand_ins.put(holder, method, staticmethod(changed) if is_static else changed)
         else:
-            replace_everywhere(stand_ins.stack, [(original, _with_paths(original, redirection))])
+            everywhere.append((original, _with_paths(original, redirection)))
+    if everywhere:
+        replace_everywhere(stand_ins.stack, everywhere)
 
 
-def _redirect_class(stand_ins: StandIns, original: Any, redirection: Any) -> None:
-    """Redirect the arguments of a class: in its ``__init__``, or where it is written in C, by a class below it."""
+def _redirect_class(stand_ins: StandIns, original: Any, redirection: Any) -> list[tuple[Any, Any]]:
+    """Redirect the arguments of a class: in its ``__init__``, or where it is written in C, by a class below it.
+
+    Returns:
+        The class and the one that is to take its place, if there is one.
+    """
     if "__init__" in vars(original) and _can_change(original):
         stand_ins.put(original, "__init__", _with_paths(original.__init__, redirection, 1))
-        return
+        return []
 
     def make(cls: Any, *arguments: Any, **keywords: Any) -> Any:
         return original.__new__(cls, *arguments, **keywords)
 
     content = {"__new__": _with_paths(make, redirection, 1), "__module__": original.__module__}
-    replace_everywhere(stand_ins.stack, [(original, type(original.__name__, (original,), content))])
+    return [(original, type(original.__name__, (original,), content))]
 
 
 def _can_change(kind: Any) -> bool:
