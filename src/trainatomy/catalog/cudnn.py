@@ -15,6 +15,23 @@ from trainatomy.catalog.gpus import GPU
 
 _KILOHERTZ = 1000
 _FLOP_PER_LANE = 2
+_RECORDED = ((9, 12), (9, 21))
+"""The first version of cuDNN whose engines the records name, and the first that has others.
+
+2,475 of the convolutions of the shipped calibrations get the same plans from 9.12, 9.15, 9.19 and 9.20; 10 % get others
+from 9.10, and 31 % from 9.21, 9.22 and 9.23.  PyPI's CUDA builds of PyTorch 2.11 to 2.13 bring 9.19 or 9.20, those of
+2.14 and 2.15 9.24 and 9.26: of 261 random convolutions that an H200 ran with 9.19, 92 % match with 9.20, 46 % with
+these.
+"""
+
+
+def has_recorded_engines(version: str) -> bool:
+    """Return whether a version of cuDNN, such as 9.19.0, has the engines that an H200's answers and timings name.
+
+    They are in ``cudnn_plans.json`` and in the points of the calibrations.
+    """
+    first, end = _RECORDED
+    return first <= tuple(map(int, version.split(".")[:2])) < end
 
 
 def device_text(gpu: GPU) -> str | None:

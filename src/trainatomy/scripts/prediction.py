@@ -14,7 +14,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.prediction import prediction_of
 from trainatomy.results.script import Ending, ScriptRun
 from trainatomy.simulator.further_steps import with_further_steps
-from trainatomy.simulator.notes import host_memory_notes, run_notes, trial_notes, version_notes
+from trainatomy.simulator.notes import host_memory_notes, plan_notes, run_notes, trial_notes, version_notes
 from trainatomy.simulator.python_parts import part_notes
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
@@ -134,6 +134,8 @@ def prediction_of_script(
     timed = session.settings.timed and bool(operations.operations) and seen.steps > 0
     goes_on = run.ending == "steps"
     trace = with_further_steps(recorder.trace, session.process.allocator()) if goes_on else recorder.trace
+    library = session.process.processor.cudnn
+    cudnn = None if library is None else library.version
     simulation = Simulation(
         trace=trace,
         parameters=sum(model.parameters for model in run.models),
@@ -146,6 +148,7 @@ def prediction_of_script(
             *version_notes(session.version, session.gpu.capability),
             *part_notes(session.version, _DISTRIBUTED if session.settings.topology.world_size > 1 else ()),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),
+            *plan_notes(operations.calls, cudnn),
             *run_notes(recorder),
             *_evaluation_notes(seen),
             *_sample_notes(run),
@@ -158,7 +161,7 @@ def prediction_of_script(
         weights_dtype=_dtype(seen.dtype),
         models=tuple(dict.fromkeys(model.name for model in run.models)),
         loop=None if session.uses_trainer else "script",
-        cudnn=None if session.process.processor.cudnn is None else session.process.processor.cudnn.version,
+        cudnn=cudnn,
         communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
         communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from torch import nn
 
+from trainatomy.catalog.cudnn import has_recorded_engines
 from trainatomy.catalog.versions import behaviour, parse_version, version_note, version_text
 from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.cudnn.library import EXTRA
 from trainatomy.results.notes import LeadingNote
+from trainatomy.results.operations import Call
 from trainatomy.results.plan import fsdp_version
 from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.flash_attention import NAME as FLASH_ATTENTION
@@ -68,6 +70,17 @@ def trial_notes(trials: Mapping[int, PlansTried], *, known: bool) -> Iterator[st
     )
     if not known:
         yield f"without cuDNN's library only a few of these algorithms are known; the first step may need more: {EXTRA}"
+
+
+def plan_notes(calls: Sequence[Call], cudnn: str | None) -> Iterator[str]:
+    """Yield a note where a version of cuDNN chose convolutions' plans whose choices on a GPU were not recorded."""
+    if cudnn is None or has_recorded_engines(cudnn):
+        return
+    if any(call.name.startswith("aten::convolution") for call in calls):
+        yield (
+            f"cuDNN {cudnn} names the plans of convolutions as it does without a driver; which others run on a GPU was "
+            "recorded with 9.19 only (9.20 names the same), so that some workspaces may differ"
+        )
 
 
 def run_notes(recorder: Recorder) -> Iterator[str]:

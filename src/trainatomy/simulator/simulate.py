@@ -41,6 +41,7 @@ from trainatomy.simulator.loading import loading
 from trainatomy.simulator.notes import (
     host_memory_notes,
     mask_notes,
+    plan_notes,
     run_notes,
     selection_notes,
     trial_notes,
@@ -185,6 +186,11 @@ def simulate(
     return _result(workload, process, trace, described or describe(workload, built), steps, files, shapes)
 
 
+def _version(process: SimulatedProcess) -> str | None:
+    """Return the version of the library that chose the plans of convolutions; None: rules did."""
+    return None if process.processor.cudnn is None else process.processor.cudnn.version
+
+
 def _prepare(workload: Workload) -> None:
     """Import what the training needs, and refuse what cannot be trained."""
     preload(workload)
@@ -315,6 +321,7 @@ def _result(
             *python_part_notes(workload),
             *described.notes,
             *trial_notes(recorder.trace.trials, known=process.processor.cudnn is not None),
+            *plan_notes(recorder.operations.operations.calls, _version(process)),
             *run_notes(recorder),
             *process.notes,
             *host_memory_notes(process.storages.host_memory),
@@ -335,7 +342,7 @@ def _result(
         },
         host_bytes_of_saving=files.host_bytes,
         experts=described.experts,
-        cudnn=None if process.processor.cudnn is None else process.processor.cudnn.version,
+        cudnn=_version(process),
         models=(described.model,),
         attention=described.attention,
         stored_quantization=described.stored_quantization,

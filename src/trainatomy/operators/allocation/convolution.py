@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainatomy.catalog.cudnn import has_recorded_engines
 from trainatomy.catalog.versions import behaviour
 from trainatomy.operators.allocation.arguments import HALF_TYPES, bound, dense_bytes, layout_of
 from trainatomy.operators.allocation.cudnn import workspace
@@ -167,7 +168,9 @@ def workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
 
 def _answered(kind: Kind, one: Convolution, plan: EnginePlan, processor: Processor) -> int | None:
     """Return the bytes that a plan has on a GPU, of which cuDNN answered without a driver; None: the rules decide."""
-    usual = processor.capability == _HOPPER and _allows_tf32(processor) and not _is_deterministic()
+    assert processor.cudnn is not None
+    recorded = processor.capability == _HOPPER and has_recorded_engines(processor.cudnn.version)
+    usual = recorded and _allows_tf32(processor) and not _is_deterministic()
     engine = missing_engine(kind, one, plan) if usual else None
     if engine is None and is_unanswered(kind, one):
         return None

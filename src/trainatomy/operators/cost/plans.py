@@ -17,16 +17,11 @@ from functools import cache
 from math import log2
 from typing import NamedTuple
 
+from trainatomy.catalog.cudnn import has_recorded_engines
 from trainatomy.results.operations import Call
 
 ARGUMENT = "plans"
 """The name under which a call says its plans, with commas between: those of the products that it computes, in order."""
-_VERSIONS = ((9, 12), (9, 21))
-"""The first version of cuDNN whose engines the points of the shipped calibrations name, and the first that has others.
-
-2,475 of their convolutions get the same plans from 9.12, 9.15, 9.19 and 9.20; 10 % get others from 9.10, and 31 % from
-9.21, 9.22 and 9.23.  PyPI's CUDA builds of PyTorch 2.11 to 2.13 bring 9.19 or 9.20.
-"""
 _CAPABILITY = (9, 0)
 """Compute capability of the GPUs that were calibrated."""
 _OTHER_ENGINE, _OTHER_SETTING, _SPLIT = 4.0, 2.0, 0.25
@@ -72,8 +67,7 @@ def names_engines(version: str, capability: tuple[int, int]) -> bool:
 
     On GPUs of another architecture other engines run, so that sizes alone decide which points are near.
     """
-    first, end = _VERSIONS
-    return capability == _CAPABILITY and first <= tuple(map(int, version.split(".")[:2])) < end
+    return capability == _CAPABILITY and has_recorded_engines(version)
 
 
 def say(plans: Sequence[Plan]) -> str:

@@ -6,7 +6,9 @@ decision tree: each leaf is one list of plans, and what a GPU runs first is most
 ``catalog/cudnn_plans.json`` holds what an H200 ran, by the first plans of the list without a driver, up to three: the
 row with the most plans in common decides, the row without any plan holds for lists that were never seen. Calls of one
 leaf that differ in one size, such as the pixels of an image, have the limit in their row. Into how many parts a plan
-divides sums follows from the sizes of a call, and is left out. ``benchmarks/cudnn/missing_engines.py`` writes the file.
+divides sums follows from the sizes of a call, and is left out. Newer versions of cuDNN name other lists, for which the
+row without any plan would hold: the table is used with the versions that it was recorded with
+(``catalog.cudnn.has_recorded_engines``). ``benchmarks/cudnn/missing_engines.py`` writes the file.
 """
 
 from __future__ import annotations
