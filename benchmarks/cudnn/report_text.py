@@ -16,7 +16,10 @@ ways, and the bill says under *Inputs and their sources* which one was used:
 
 - **cuDNN's own library**, asked without a GPU. From version 9.8 on it answers for a GPU that is only described to it.
   It comes with PyTorch's CUDA builds on Linux; beside a CPU build, `pip install "trainatomy[cudnn]"` installs
-  version 9.20 (about 1 GB with the cuBLAS that it needs; 9.28 did not answer with these two alone).
+  version 9.26, that of torch 2.15 (about 1 GB with the cuBLAS that it needs; 9.28 needs a driver). What follows was
+  measured with 9.19 and holds for 9.12 to 9.20, which name the same plans: `pip install "nvidia-cudnn-cu13==9.20.*"`
+  installs that of torch 2.12 and 2.13. Newer versions name others for many convolutions, and what runs in their place
+  on a GPU was not recorded; a note says so.
 - **Rules** derived from calls on an H200, wherever the library is missing or older.
 
 `software.cudnn: auto` (the default) takes the library where it is installed; `library` insists on it; `rules` does
