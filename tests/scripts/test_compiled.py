@@ -14,6 +14,7 @@ import torch
 from script_types import RunScript
 
 import trainatomy
+from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.command import read_command, with_gpus
@@ -85,7 +86,11 @@ def compiled(run_script: RunScript, line: str, call: str, text: str = SCRIPT) ->
 @pytest.mark.parametrize("way", WAYS)
 def test_a_compiled_script_holds_what_its_workload_does(run_script: RunScript, expected: Prediction, way: str) -> None:
     found = compiled(run_script, *WAYS[way])
-    assert found.memory == expected.memory
+    if parse_version(torch.__version__) < (2, 15):
+        assert found.memory == expected.memory
+    else:  # no workspace is kept, so that the peak lies in the first step, where the loops hold other small tensors
+        assert found.memory.peak_allocated_bytes == pytest.approx(expected.memory.peak_allocated_bytes, rel=0.005)
+        assert found.memory.peak_reserved_bytes == expected.memory.peak_reserved_bytes
     assert "OptimizedModule" not in {one.module for prediction in (found, expected) for one in prediction.modules}
     assert found.script is not None
     assert [(one.name, one.parameters) for one in found.script.models] == [("Net", 8749066)]

@@ -11,6 +11,7 @@ from torch import nn
 
 import trainatomy
 from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.simulate import simulate
 from trainatomy.simulator.simulation import Simulation
@@ -167,14 +168,16 @@ def test_a_model_with_data_holds_and_trains_the_same() -> None:
 def test_an_optimizer_that_compiles_its_step() -> None:
     """Its states are codes and scales of blocks; its compiled step holds little more than the two means in fp32.
 
-    In the first step PyTorch tries kernels, with a buffer as large as the L2 cache and copies of what they overwrite.
+    In the first step PyTorch 2.13 tries kernels, with a buffer as large as the L2 cache and copies of what they
+    overwrite; 2.14 writes a single kernel for the step, which has nothing to try.
     """
     pytest.importorskip("triton")
     batch = {"x": torch.zeros(2, 512)}
     found = trainatomy.predict(Squared(), batch=batch, optimizer="adamw_torch_8bit", gpu="h100", timed=False)
     numbers, cache = 512 * 512, find_gpu("h100").l2_bytes or 0
     assert found.memory.components.optimizer_states == 2 * (numbers + numbers // 256 * 4)
-    assert 0 <= found.memory.components.temporary - cache < 5.1 * numbers * 4
+    tried = cache if parse_version(torch.__version__) < (2, 14) else 0
+    assert tried <= found.memory.components.temporary < cache + 5.1 * numbers * 4
     assert any("adamw_torch_8bit is experimental" in note for note in found.notes)
 
 

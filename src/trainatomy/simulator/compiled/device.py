@@ -80,7 +80,7 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     patch(_triton, "triton_hash_with_backend", lambda: "0" * 64)
     patch(_triton, "triton_backend", lambda: backend)
     for module in (_triton, *_with_own_answer()):
-        patch(module, "has_triton", lambda: True)
+        patch(module, "has_triton", lambda **which: True)
     patch(codecache.CacheBase, "get_system", staticmethod(lambda: {"hash": "0"}))
     patch(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
     # ``torch.tensor(data, device="meta")`` returns a plain meta tensor under a fake mode, on a GPU a fake one.
