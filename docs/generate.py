@@ -21,13 +21,16 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from concepts import context, context_figure, doctor, notebook, readme, step, step_figures
 from concepts.messages import messages
 
 from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.versions import parse_version
 from trainatomy.cli.app import COMMANDS, load
 from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
 from trainatomy.cli.manual import BRIEF, panels, paragraphs, usage
@@ -154,7 +157,39 @@ def versions_page() -> str:
         parts.append(
             "\n".join([f"## {library}\n", "| release | rules were | how |", "| --- | --- | --- |", *rows]) + "\n"
         )
+    rows = [f"| {' | '.join(map(_cell, row))} |" for row in _changes()]
+    parts.append("\n".join([_ABOUT_CHANGES, "| release | what | source |", "| --- | --- | --- |", *rows]) + "\n")
     return "\n".join(parts)
+
+
+def _changes() -> list[tuple[str, str, str]]:
+    """Return what each supported release changed in memory or time, the newest release first."""
+    content = read_yaml("versions.yaml")
+    found = [
+        (f"torch {entry['since']}", _change(behaviour["about"], before["value"], entry["value"]), entry["source"])
+        for behaviour in content["behaviours"].values()
+        for before, entry in pairwise(behaviour["releases"])
+        if parse_version(entry["since"]) > _OLDEST_TORCH
+    ]
+    for part, entries in content["python_parts"].items():
+        found += [(f"torch {entry['since']}", f"{part}: {entry['what']}", entry["source"]) for entry in entries]
+    found += [(f"{entry['library']} {entry['since']}", entry["what"], entry["source"]) for entry in content["executed"]]
+    return sorted(found, key=lambda row: (row[0].split()[0], parse_version(row[0].split()[1])), reverse=True)
+
+
+_OLDEST_TORCH = (2, 9)
+_ABOUT_CHANGES = """\
+## What releases changed in memory and time
+
+Of torch since 2.9 and of transformers since 5.17, for what trainatomy simulates; what the installed code does by itself
+is among them.
+"""
+
+
+def _change(about: str, before: Any, after: Any) -> str:
+    if isinstance(after, list):
+        return f"{about.rstrip('.')}: {', '.join(f'`{name}`' for name in after if name not in before)}."
+    return f"No longer: {about}" if after is False else about
 
 
 _CHECKS = {

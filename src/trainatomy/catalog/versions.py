@@ -117,7 +117,7 @@ def version_note(library: str, version: Version) -> str | None:
 
 @cache
 def _history(name: str) -> tuple[tuple[Version, Any], ...]:
-    entries = read_yaml("versions.yaml")["behaviours"][name]
+    entries = read_yaml("versions.yaml")["behaviours"][name]["releases"]
     return tuple(sorted((parse_version(entry["since"]), entry["value"]) for entry in entries))
 
 
