@@ -134,11 +134,13 @@ def names(old: Surface, new: Surface, reason_of: Callable[[str], str | None]) ->
     """Return the code that the package uses below the public interface, or replaces, and that changed."""
     known = {name: state for name, state in old["names"].items() if state != MISSING}  # the pinned build is for CPUs
     _, _, changed = _difference(known, new["names"])
-    rows = [
-        (f"`{name}`", "gone" if new["names"][name] == MISSING else "changed", reason_of(name) or "") for name in changed
-    ]
-    title = f"Code that is used or replaced: {len(rows)} of {len(old['names'])} changed"
-    return Section(title, _table(("name", "", "why it is used"), rows) if rows else "The same.\n", bool(rows))
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for name in changed:
+        is_gone = " is gone" if new["names"][name] == MISSING else ""
+        by_reason[reason_of(name) or "no reason"].append(f"  - `{name}`{is_gone}\n")
+    lines = [f"- {reason}\n{''.join(lines)}" for reason, lines in by_reason.items()]
+    title = f"Code that is used or replaced: {len(changed)} of {len(known)} changed"
+    return Section(title, "".join(lines) or "The same.\n", bool(lines))
 
 
 def files(old: Surface, new: Surface) -> Section:

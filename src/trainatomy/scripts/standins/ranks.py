@@ -86,7 +86,7 @@ def _need_no_connection(stand_ins: StandIns, rendezvous: Any) -> None:
                 f"{current_place(stand_ins.script) or 'the script'} joins a group of {world_size} processes, and there "
                 f"is one.\nSay how many GPUs it has: trainatomy run --gpus {world_size} …"
             )
-        return torch._C._distributed_c10d.HashStore()
+        return torch.distributed.HashStore()  # type: ignore[attr-defined]
 
     stand_ins.put(rendezvous, "_create_c10d_store", store)
 

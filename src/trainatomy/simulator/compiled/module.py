@@ -98,7 +98,7 @@ class Compiler:
         patch(guards.CheckFunctionManager, "__init__", self._guarding(guards.CheckFunctionManager.__init__))
         patch(guards.GuardBuilder, "TORCH_FUNCTION_STATE", lambda builder, guard: None)
         patch(flex_attention, "_validate_device", _validate_nothing)  # which refuses meta tensors
-        stack.callback(torch._dynamo.reset)
+        stack.callback(torch.compiler.reset)
 
     def graph_breaks(self) -> dict[str, int]:
         """Return how often Dynamo broke a graph so far, by its reason."""
