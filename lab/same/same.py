@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,8 @@ SHOWN = 6
 
 
 def find_modules() -> None:
-    """Let this process, or a worker, import the cases and the rows of the grid."""
+    """Let this process, or a worker, import the cases and the rows of the grid, and predict convolutions by rules."""
+    os.environ.setdefault("TRAINATOMY_CUDNN", "none")  # not by the library of cuDNN that a build of torch brings
     sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks" / "accuracy")]
 
 
