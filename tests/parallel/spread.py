@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
@@ -59,3 +62,10 @@ def collectives(simulation: Simulation) -> list[tuple[str, int]]:
 
 def weight_bytes(simulation: Simulation) -> int:
     return simulation.parameters * 4
+
+
+def shards_embeddings() -> bool:
+    """Return whether plans of transformers for tensor parallelism shard the embeddings (5.18 and later)."""
+    with torch.device("meta"):
+        plan = LlamaForCausalLM(LlamaConfig(**CONFIG)).tp_plan
+    return any(name.endswith("embed_tokens") for name in plan)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from executed import simulated
-from spread import CONFIG, HIDDEN, LAYERS, collectives, workload
+from spread import CONFIG, HIDDEN, LAYERS, collectives, shards_embeddings, workload
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
@@ -18,8 +18,8 @@ WHOLE = 2 * 64 * HIDDEN * 4
 def test_sequences_are_gathered_before_each_block_and_scattered_behind_it() -> None:
     plain, sharded = (collectives(simulated(workload(gpus=2, tp_size=2, sequence_parallel=on))) for on in (False, True))
     of = [[one for one in found if one[0] == "nccl::reduce_scatter"] for found in (plain, sharded)]
-    # Forward: behind attention and MLP; backward: before them, and before the head.
-    assert (len(of[0]), len(of[1])) == (0, 4 * LAYERS + 1)
+    # Forward: behind attention and MLP, and sharded embeddings; backward: before them, and before the head.
+    assert (len(of[0]), len(of[1])) == (0, 4 * LAYERS + 1 + shards_embeddings())
     assert {size for _, size in of[1]} == {WHOLE}
     assert not [size for name, size in sharded if name == "nccl::all_reduce" and size >= WHOLE]
     assert [size for name, size in plain if name == "nccl::all_reduce" and size >= WHOLE]
@@ -71,7 +71,7 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], key: str, message: s
 
 
 def test_norms_behind_a_block_work_on_shards() -> None:
-    gemma = {"class": "Gemma2ForCausalLM", "config": {**CONFIG, "head_dim": 32, "sliding_window": 64}}
+    gemma = {"class": "Gemma3ForCausalLM", "config": {**CONFIG, "head_dim": 32, "sliding_window": 64}}
     found = simulated(workload(gpus=2, tp_size=2, sequence_parallel=True).replace("model", gemma))
     scattered = [size for name, size in collectives(found) if name == "nccl::reduce_scatter"]
     assert len(scattered) == 4 * LAYERS  # its embeddings and output layer share weights, and stay whole
