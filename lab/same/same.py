@@ -17,7 +17,6 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ HERE = Path(__file__).resolve().parent
 RECORD = HERE / "predictions.jsonl"
 GRID_SHARE = 6
 """A sample has one in so many rows of the accuracy grid."""
+TASKS = 40
+"""Predictions of a worker before another takes its place, as libraries keep memory."""
 SHOWN = 6
 """Figures shown of a prediction that differs."""
 
@@ -63,12 +64,18 @@ def names_of(only: Sequence[str], *, sampled: bool = False) -> list[str]:
 
 def predict_all(names: Sequence[str], jobs: int, *, in_detail: bool = False) -> Iterator[Any]:
     """Yield the predictions of these cases as they are ready."""
-    with ProcessPoolExecutor(jobs, get_context("spawn"), find_modules, max_tasks_per_child=40) as pool:
-        futures = [pool.submit(predict_case, name, in_detail) for name in names]
-        for number, future in enumerate(as_completed(futures), 1):
-            if sys.stderr.isatty():
-                print(f"\r{number} of {len(futures)}", end="", file=sys.stderr, flush=True)
-            yield future.result()
+    tasks = [(name, in_detail) for name in names]
+    with get_context("spawn").Pool(jobs, find_modules, maxtasksperchild=TASKS) as pool:
+        for number, found in enumerate(pool.imap_unordered(_predict_task, tasks), 1):
+            if sys.stderr.isatty() or not number % TASKS:
+                print(
+                    f"{number} of {len(tasks)}", end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True
+                )
+            yield found
+
+
+def _predict_task(task: tuple[str, bool]) -> Any:
+    return predict_case(*task)
 
 
 def read(path: Path = RECORD) -> dict[str, dict[str, Any]]:
