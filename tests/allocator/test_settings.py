@@ -72,7 +72,7 @@ def test_errors_name_the_option_and_the_way_out(text: str, part: str) -> None:
     [
         ("large_segment_size_mb:40", (2, 13)),
         ("per_process_memory_fraction:0.5", (2, 10)),
-        ("throw_on_cudamalloc_oom:False", (2, 14)),
+        ("throw_on_cudamalloc_oom:False", (2, 13)),
         ("expandable_segments_reserve:0.5", (2, 15)),
         ("expandable_segments_reserve_by_class:[a:0.5]", (2, 15)),
     ],
