@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from executed import simulated
-from spread import CONFIG, LAYERS, collectives, labelled, weight_bytes, workload
+from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, weight_bytes, workload
 
 from trainatomy.errors import WorkloadError
 
@@ -104,7 +104,9 @@ def test_the_trainer_shares_matrices_as_the_plain_loop_does() -> None:
     found, plain = (simulated(workload(loop, train, gpus=2, tp_size=2)) for loop in ("trainer", "pytorch"))
     for label in ("weight", "optimizer_state", "gradient"):
         assert labelled(found.trace, label) == labelled(plain.trace, label)
-    reduced = [[one for one in collectives(each) if one[0] == "nccl::all_reduce"] for each in (found, plain)]
+    # transformers 5.24 also reduces the gradients of norms.
+    large = [[one for one in collectives(each) if one[1] > 4 * HIDDEN] for each in (found, plain)]
+    reduced = [[one for one in each if one[0] == "nccl::all_reduce"] for each in large]
     assert len(reduced[0]) >= 4 * LAYERS and reduced[0][: 4 * LAYERS] == reduced[1][: 4 * LAYERS]
 
 
