@@ -59,10 +59,7 @@ class PlanWriter:
         for tensor in outputs:
             self._hold(tensor, name, None)
         for workspace in workspaces:
-            number = self._allocate(workspace.bytes, f"{name} ({workspace.name})")
-            if workspace.is_first:
-                self._trace.labels[number] = workspace.name
-            self._release(number)
+            self._release(self._allocate(workspace.bytes, f"{name} ({workspace.name})"))
         for _, number in reversed(scratch):
             self._release(number)
 

@@ -33,13 +33,11 @@ class Workspace(NamedTuple):
         bytes: Size.
         name: Whose it is.
         is_kept: Whether it is kept, or freed after the call.
-        is_first: Whether it is the first of the thread on the stream.
     """
 
     bytes: int
     name: str
     is_kept: bool = True
-    is_first: bool = True
 
 
 def product_of(name: str, arguments: Sequence[Any]) -> str:
@@ -72,8 +70,8 @@ class WorkspaceTracker:
         found = []
         for library in taken:
             size, name = getattr(self._sizes, f"{library}_bytes"), _NAMES[library]
-            if size and ((is_first := self._first(name, thread, stream)) or self._sizes.per_call):
-                found.append(Workspace(size, name, not self._sizes.per_call, is_first))
+            if size and (self._sizes.per_call or self._first(name, thread, stream)):
+                found.append(Workspace(size, name, not self._sizes.per_call))
         return found
 
     def _first(self, name: str, thread: Thread, stream: int) -> bool:
