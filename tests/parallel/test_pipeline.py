@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ TINY = {
 ROWS, LENGTH = 2, 64
 HIDDEN_BYTES = LENGTH * HIDDEN * 4
 """Bytes of the hidden states of one sample."""
+RECEIVES_ALLOCATE = find_spec("torch.distributed.pipelining._recv_buffers") is not None
+"""Since torch 2.15 a buffer is allocated for each message that is received, and sent gradients are held to the end."""
 
 
 def workload(layers: int = 4, train: dict[str, Any] | None = None, **parallel: Any) -> Workload:
@@ -98,10 +101,10 @@ def test_each_rank_holds_its_share_and_a_buffer_for_each_message() -> None:
     assert [labelled(found.trace, "optimizer_state") for found in ranks] == pytest.approx(
         [2 * each for each in weights], rel=0.01
     )
-    assert labelled(ranks[0].trace, "communication_buffer") == ROWS * HIDDEN_BYTES
+    assert labelled(ranks[0].trace, "communication_buffer") == (1 if RECEIVES_ALLOCATE else ROWS) * HIDDEN_BYTES
 
 
-def test_messages_that_were_sent_are_not_held() -> None:
+def test_messages_that_were_sent_are_not_held_before_torch_2_15() -> None:
     train = {"per_device_train_batch_size": 8}
     trace = simulated(workload(train=train, pp_schedule="Interleaved1F1B", pp_microbatches=8), 1).trace
     alive: set[int] = set()
@@ -113,7 +116,7 @@ def test_messages_that_were_sent_are_not_held() -> None:
         elif event.action == "free":
             alive.discard(event.allocation)
         most = max(most, len(alive))
-    assert most < 8  # two stages send eight gradients each
+    assert (most >= 16) if RECEIVES_ALLOCATE else (most < 8)  # two stages send eight gradients each
 
 
 def test_a_rank_of_1f1b_holds_fewer_micro_batches_than_one_of_gpipe() -> None:

@@ -14,6 +14,7 @@ WITHOUT_KERNEL = family(
     row("alias view _unsafe_view _reshape_alias expand t transpose permute select slice unsqueeze squeeze"),
     row("as_strided split split_with_sizes unbind chunk diagonal unfold view_as_real view_as_complex"),
     row("record_stream is_same_size is_pinned sym_size _version _has_compatible_shallow_copy_type item"),
+    row("fsdp::record_grad_output_stream", launch="view"),  # since torch 2.15; does nothing on a GPU with CUDA
 )
 
 READ_BY_CPU = family(

@@ -27,14 +27,14 @@ COPIES = family(
 
 SHARDS = family(
     Operator("", "elementwise", 0, "a move", reads="sources", cost="elementwise:pointwise"),
-    row("fsdp::chunk_cat fsdp::split_with_sizes_copy"),
+    row("fsdp::chunk_cat fsdp::chunk_cat_mixed_dtype fsdp::split_with_sizes_copy"),
     # Its launch is in what FSDP's Python around a collective costs (``timing.launch``).
     row("fsdp::all_gather_copy_in", launch="view", cost="lists:foreach"),
 )
 """FSDP2's copies between parameters and the buffers of collectives.
 
 Sources: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, aten/src/ATen/native/cuda/TensorShape.cu, torch
-2.9-2.13.
+2.9-2.15; since 2.15 ``chunk_cat_mixed_dtype`` (torch/csrc/distributed/fsdp/ChunkCat.h) runs ``chunk_cat``'s kernel.
 """
 
 FILLS = family(
