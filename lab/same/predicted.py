@@ -26,6 +26,9 @@ HERE = Path(__file__).resolve().parent
 UNSTABLE = {"seconds_taken", "versions", "timeline", "schema", "name", "workload", "card"}
 """Keys of a prediction that say how it was made or what was asked."""
 
+LISTED = 2
+"""Candidates, rows and the like of a command whose figures are kept; the others are compared by a hash."""
+
 DETAILS = {"subject", "facts", "bytes_per_parameter"}
 """Keys of a prediction that are compared by a hash, as its lists are."""
 
@@ -88,7 +91,7 @@ def predict_training(row: Row, *, in_detail: bool = False) -> Predicted:
     except TrainatomyError as error:
         return Predicted(row.name, error=str(error))
     simulation = executed[-1][1] if executed else None
-    figures, details = _split(found, hashed=DETAILS, hash_lists=True)
+    figures, details = _split(found, hashed=DETAILS, listed=0)
     return Predicted(
         row.name,
         figures,
@@ -106,17 +109,17 @@ def run_command(name: str, arguments: list[str]) -> Predicted:
         found = json.loads(done.stdout)
     except json.JSONDecodeError:
         return Predicted(name, error=done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no output")
-    return Predicted(name, *_split(found))
+    return Predicted(name, *_split(found, listed=LISTED))
 
 
-def _split(found: Any, *, hashed: Collection[str] = (), hash_lists: bool = False) -> tuple[dict[str, Any], str]:
-    """Return figures by path, and the hash of the rest, of a JSON value."""
+def _split(found: Any, *, listed: int, hashed: Collection[str] = ()) -> tuple[dict[str, Any], str]:
+    """Return figures by path, and the hash of the rest, of a JSON value; ``listed``: items of a list that are kept."""
     figures: dict[str, Any] = {}
     rest: list[str] = []
     for path, value in _leaves(found):
         keys = path.split(".")
-        in_list = hash_lists and any(key.isdecimal() for key in keys)
-        if in_list or keys[0] in hashed or (isinstance(value, str) and " " in value):
+        is_further = any(key.isdecimal() and int(key) >= listed for key in keys)
+        if is_further or keys[0] in hashed or (isinstance(value, str) and " " in value):
             rest.append(f"{path}: {value}")
         elif value or value is False:
             figures[path] = value

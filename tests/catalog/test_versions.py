@@ -77,9 +77,9 @@ def test_a_release_older_than_all_known_rules_is_refused() -> None:
 
 
 def test_every_entry_has_a_source_and_is_in_order() -> None:
-    for name, behaviour in read_yaml("versions.yaml")["behaviours"].items():
-        entries = behaviour["releases"]
-        assert behaviour["about"].endswith("."), name
+    for name, content in read_yaml("versions.yaml")["behaviours"].items():
+        entries = content["releases"]
+        assert content["about"].endswith("."), name
         assert all(entry["source"] for entry in entries), name
         since = [parse_version(entry["since"]) for entry in entries]
         assert since[0] == (1, 0) and all(first < second for first, second in pairwise(since)), name
