@@ -23,8 +23,8 @@ from trainatomy.reporters.json import to_json
 from trainatomy.simulator.simulation import Simulation
 
 HERE = Path(__file__).resolve().parent
-UNSTABLE = {"seconds_taken", "versions", "timeline", "schema", "name", "workload", "card"}
-"""Keys of a prediction that say how it was made or what was asked."""
+UNSTABLE = {"seconds_taken", "versions", "timeline", "schema", "name", "workload", "card", "trainer_state.json"}
+"""Keys of a prediction that say how it was made or what was asked, and the size of a file with a random loss."""
 
 LISTED = 2
 """Candidates, rows and the like of a command whose figures are kept; the others are compared by a hash."""

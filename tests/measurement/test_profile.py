@@ -148,7 +148,7 @@ def test_a_step_of_an_h200_finds_its_operations(name: str) -> None:
     All GPU time matches, and all operations but those of the batch, which was fetched before the trace began.
     """
     row = next(row for row in grid.rows() if row.name == name)
-    workload = row.workload().model_copy(update={"gpu": "h200"})
+    workload = row.workload().replace("software.torch", "2.11").replace("gpu", "h200")
     operations = simulate(workload, workload.resolve_gpu()).operations
     events = events_of(TRACES / f"{name}.trace.json.gz")
     found = join(operations, tree(events)).joined
