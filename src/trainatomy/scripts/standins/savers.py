@@ -20,8 +20,6 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from trainatomy.errors import SimulationError
-from trainatomy.scripts.places import current_place
 from trainatomy.scripts.standins import safetensors
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.simulator.placement import names_cuda
@@ -96,19 +94,10 @@ class Checkpoints:
             target.write(mark)
 
     def load(self, file: Any, map_location: Any = None, **options: Any) -> Any:
-        """Load a checkpoint of the script, or one that lay there before.
-
-        Raises:
-            SimulationError: The script saved a module that Python's pickle cannot write here.
-        """
+        """Load a checkpoint of the script, or one that lay there before."""
         content = self.saved(file)
         if content is None:
             return self._from_disk(file, map_location, options)
-        if isinstance(content, _Pickled) and content.error:
-            raise SimulationError(
-                f"{current_place(self._stand_ins.script)} loads a module that this run saved as a whole, which pickle "
-                f"refuses here ({content.error}).\nSave its state_dict(), or run the script without loading it"
-            )
         return self.restored(content, map_location)
 
     def restored(self, content: Any, map_location: Any) -> Any:
@@ -225,22 +214,17 @@ class _Pickled:
     Attributes:
         content: What pickle writes of it.
         tensors: Its tensors, and for parameters whether they require gradients.
-        error: Why pickle refuses it; "" if it does not.
     """
 
     content: bytes
     tensors: tuple[tuple[_Saved, bool | None], ...]
-    error: str = ""
 
     @classmethod
     def of(cls, value: Any, described: Callable[[torch.Tensor], _Saved]) -> _Pickled:
-        """Pickle a checkpoint."""
+        """Pickle a checkpoint; what pickle refuses, ``torch.save`` refuses, too."""
         file = io.BytesIO()
         pickler = _WithoutTensors(file)
-        try:
-            pickler.dump(value)
-        except Exception as error:  # whatever the classes of a script raise
-            return cls(b"", (), f"{type(error).__name__}: {error}")
+        pickler.dump(value)
         kinds = (one.requires_grad if isinstance(one, torch.nn.Parameter) else None for one in pickler.tensors)
         return cls(file.getvalue(), tuple(zip(map(described, pickler.tensors), kinds, strict=True)))
 
