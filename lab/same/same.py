@@ -130,6 +130,8 @@ def main() -> int:
     parser.add_argument("--allocations", type=Path, metavar="FILE", help="write what is allocated instead")
     parser.add_argument("--jobs", type=int, default=2, metavar="N")
     options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # transformers walks through sets of names of layers
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     find_modules()
     names = names_of(options.only, sampled=options.sampled)
     if options.allocations:
