@@ -29,6 +29,9 @@ UNSTABLE = {"seconds_taken", "versions", "timeline", "schema", "name", "workload
 LISTED = 2
 """Candidates, rows and the like of a command whose figures are kept; the others are compared by a hash."""
 
+DURATIONS = {"counts.seconds", "shortage.seconds"}
+"""How long a search took."""
+
 DETAILS = {"subject", "facts", "bytes_per_parameter"}
 """Keys of a prediction that are compared by a hash, as its lists are."""
 
@@ -80,7 +83,7 @@ def training_cases() -> list[Row]:
 
 def command_cases() -> dict[str, list[str]]:
     written = yaml.safe_load((HERE / "commands.yaml").read_text(encoding="utf-8"))
-    return {name: line.format(lab=HERE.parent).split() for name, line in written.items()}
+    return {name: line.split() for name, line in written.items()}
 
 
 def predict_training(row: Row, *, in_detail: bool = False) -> Predicted:
@@ -104,7 +107,8 @@ def predict_training(row: Row, *, in_detail: bool = False) -> Predicted:
 
 def run_command(name: str, arguments: list[str]) -> Predicted:
     """Run a command line in a process of its own, and take the JSON that it prints."""
-    done = subprocess.run([sys.executable, "-m", "trainatomy", *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "trainatomy", *arguments]
+    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, check=False)
     try:
         found = json.loads(done.stdout)
     except json.JSONDecodeError:
@@ -121,7 +125,7 @@ def _split(found: Any, *, listed: int, hashed: Collection[str] = ()) -> tuple[di
         is_further = any(key.isdecimal() and int(key) >= listed for key in keys)
         if is_further or keys[0] in hashed or (isinstance(value, str) and " " in value):
             rest.append(f"{path}: {value}")
-        elif value or value is False:
+        elif (value or value is False) and path not in DURATIONS:
             figures[path] = value
     return figures, _hash(rest)
 
