@@ -21,7 +21,7 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "watch.py"
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
+def watch_overhead() -> ModuleType:
     spec = importlib.util.spec_from_file_location("watch_benchmark", FILE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -57,33 +57,43 @@ class FakeClock:
 
 
 def test_the_overhead_compares_watched_steps_with_their_neighbours(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+    watch_overhead: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
-    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: clock.now)
-    ways = {benchmark.UNWATCHED: nullcontext, "watch": clock.watched}
-    rounds = benchmark.measure(clock.step, ways, 7, 10, lambda: None)
-    found = benchmark.cost("watch", rounds)
+    monkeypatch.setattr(watch_overhead.time, "perf_counter", lambda: clock.now)
+    ways = {watch_overhead.UNWATCHED: nullcontext, "watch": clock.watched}
+    rounds = watch_overhead.measure(clock.step, ways, 7, 10, lambda: None)
+    found = watch_overhead.cost("watch", rounds)
     assert found.overhead == pytest.approx(0.02) and found.first == pytest.approx(0.5)
     assert found.interval == pytest.approx((0.02, 0.02)) and found.verdict == "kept"
-    assert "| watch | " in benchmark.report(rounds, ["watch"]) and "+2.00%" in benchmark.report(rounds, ["watch"])
+    assert "| watch | " in watch_overhead.report(rounds, ["watch"]) and "+2.00%" in watch_overhead.report(
+        rounds, ["watch"]
+    )
 
 
-def test_a_noisy_overhead_is_undecided(benchmark: ModuleType) -> None:
+def test_a_noisy_overhead_is_undecided(watch_overhead: ModuleType) -> None:
     def one(watched: float) -> dict[str, Any]:
         plain, other = ((seconds,) * 5 for seconds in (1.0, watched))
-        return {benchmark.UNWATCHED: benchmark.Stretch(plain, plain), "watch": benchmark.Stretch(plain, other)}
+        return {
+            watch_overhead.UNWATCHED: watch_overhead.Stretch(plain, plain),
+            "watch": watch_overhead.Stretch(plain, other),
+        }
 
     noisy = [one(1 + share) for share in (0.0, 0.1, 0.2, 0.1, 0.3)]
-    assert benchmark.cost("watch", noisy).verdict.startswith("undecided")
-    assert benchmark.cost("watch", [one(1.1)] * 7).verdict == "broken"
-    assert benchmark.cost("watch", [one(0.99)]).verdict == "kept"
+    assert watch_overhead.cost("watch", noisy).verdict.startswith("undecided")
+    assert watch_overhead.cost("watch", [one(1.1)] * 7).verdict == "broken"
+    assert watch_overhead.cost("watch", [one(0.99)]).verdict == "kept"
 
 
-def test_steps_that_other_work_slowed_do_not_count(benchmark: ModuleType) -> None:
+def test_steps_that_other_work_slowed_do_not_count(watch_overhead: ModuleType) -> None:
     disturbed, plain = (1.02, 1.02, 9.0, 4.0, 2.0), (1.0, 1.0, 1.0, 1.0, 7.0)
-    rounds = [{benchmark.UNWATCHED: benchmark.Stretch(plain, plain), "watch": benchmark.Stretch(plain, disturbed)}] * 6
-    assert benchmark.cost("watch", rounds).overhead == pytest.approx(0.02)
+    rounds = [
+        {
+            watch_overhead.UNWATCHED: watch_overhead.Stretch(plain, plain),
+            "watch": watch_overhead.Stretch(plain, disturbed),
+        }
+    ] * 6
+    assert watch_overhead.cost("watch", rounds).overhead == pytest.approx(0.02)
 
 
 def small_training() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
@@ -99,53 +109,55 @@ def small_training() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], Non
     return model, optimizer, step
 
 
-def test_all_variants_alternate_and_restore_everything(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_variants_alternate_and_restore_everything(
+    watch_overhead: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     allocator = FakeAllocator()
     allocator.install(monkeypatch)
     model, optimizer, step = small_training()
     with allocator:
-        ways = benchmark.ways_of(model, optimizer)
-        rounds = benchmark.measure(step, ways, 2, 3, lambda: None)
+        ways = watch_overhead.ways_of(model, optimizer)
+        rounds = watch_overhead.measure(step, ways, 2, 3, lambda: None)
     assert [set(one) for one in rounds] == [set(ways)] * 2
     assert all(min(stretch.later) > 0 for one in rounds for stretch in one.values())
     begun = [options for options in allocator.recordings if options["enabled"] is not None]
     assert [options["context"] for options in begun].count("all") == 2 and len(begun) == 6
     assert not allocator.recording and not model._forward_hooks
-    assert len(benchmark.report(rounds, ["watch", "history"]).splitlines()) == 6
+    assert len(watch_overhead.report(rounds, ["watch", "history"]).splitlines()) == 6
 
 
 def test_by_its_parts_it_counts_what_is_written_and_noted(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+    watch_overhead: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = benchmark.Parts(1000, 2e-7, 1e-4)
+    found = watch_overhead.Parts(1000, 2e-7, 1e-4)
     assert found.seconds == pytest.approx(3e-4)
-    rounds = [{name: benchmark.Stretch((0.03,) * 2, (0.03,) * 6) for name in (benchmark.UNWATCHED, "watch")}]
-    last_line = benchmark.report(rounds, ["watch"], found).splitlines()[-1]
+    rounds = [{name: watch_overhead.Stretch((0.03,) * 2, (0.03,) * 6) for name in (watch_overhead.UNWATCHED, "watch")}]
+    last_line = watch_overhead.report(rounds, ["watch"], found).splitlines()[-1]
     assert "0.30 ms of a step, 1.00%" in last_line and "1,000 allocations and releases at 200 ns" in last_line
 
 
-def test_the_parts_are_those_of_a_watched_step(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_are_those_of_a_watched_step(watch_overhead: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = FakeAllocator()
     allocator.install(monkeypatch)
-    monkeypatch.setattr(benchmark, "_pairs", lambda: None)
+    monkeypatch.setattr(watch_overhead, "_pairs", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     model, optimizer, step = small_training()
     with allocator:
-        found = benchmark.parts(model, optimizer, step)
+        found = watch_overhead.parts(model, optimizer, step)
     assert found.pairs > 0 and found.notes_seconds > 0 and not allocator.recording
 
 
-def test_a_missing_gpu_is_reported(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(watch_overhead: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="finds no GPU"):
-        benchmark.main([])
+        watch_overhead.main([])
 
 
-def test_the_training_updates_the_weights(benchmark: ModuleType) -> None:
+def test_the_training_updates_the_weights(watch_overhead: ModuleType) -> None:
     from argparse import Namespace
 
     options = Namespace(layers=1, hidden=64, batch=2, length=4)
-    model, _, step = benchmark.training(options, "cpu")
+    model, _, step = watch_overhead.training(options, "cpu")
     before = next(model.parameters()).detach().clone()
     step()
     assert not torch.equal(before, next(model.parameters()))
