@@ -18,7 +18,7 @@
 #   make several-gpus GPU=h200 GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
 #   make scripts   run scripts of other projects without a GPU (fetches them; many minutes)
 #   make same      predict what lab/same has recorded, and show each figure that differs (ten minutes)
-#   make keep-up   try the newest releases of the libraries; build/keep-up/report.md says what they change (20 minutes)
+#   make keep-up   try the newest releases of the libraries; build/keep-up/report.md says what they change
 #   make speed     time the command line and compare it with importing the libraries
 #
 # PIP_ARGS is passed to every pip install. On Linux, torch without CUDA is a much smaller download:

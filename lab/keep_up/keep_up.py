@@ -30,7 +30,6 @@ ROOT = HERE.parents[1]
 SAME = ROOT / "lab" / "same" / "same.py"
 SURFACE = HERE / "surface.json"
 EXTRAS = "lora,bitsandbytes,app,test"
-NAMED_GROUPS = ("names", "files")
 
 
 def reasons() -> dict[str, str]:
