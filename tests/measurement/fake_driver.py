@@ -6,6 +6,7 @@ driver.  Here they answer in both; what is computed stays on the CPU.
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ PROPERTIES = SimpleNamespace(name="NVIDIA H200", uuid=UUID, major=9, minor=0, to
 
 def fake_driver(patch: pytest.MonkeyPatch, statistics: Callable[[int], dict[str, Any]]) -> None:
     """Let ``torch.cuda`` find one GPU.  ``statistics``: what its allocator counted."""
+    import_module("torch._dynamo")  # its import takes functions of builds for CUDA, if this seems one
     answers = {
         "_cuda_getDeviceCount": lambda: 1,
         "_cuda_getDevice": lambda: 0,
