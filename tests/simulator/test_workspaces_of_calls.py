@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+
 import pytest
 
 from trainatomy.simulator.simulate import simulate
@@ -39,5 +42,6 @@ def test_before_two_threads_keep_one_each() -> None:
 
 
 def test_an_environment_variable_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", copy.deepcopy(os.environ))  # as Dataset.map does with several processes
     monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
     assert lives("2.15") == [0, 0]

@@ -34,8 +34,9 @@ class Workspaces:
     per_call: bool
 
 
-def workspaces(capability: tuple[int, int], torch_version: Version, env: Environment = os.environ) -> Workspaces:
-    """Return the workspaces of one (thread, stream)."""
+def workspaces(capability: tuple[int, int], torch_version: Version, env: Environment | None = None) -> Workspaces:
+    """Return the workspaces of one (thread, stream); by default those that the process's environment asks for."""
+    env = os.environ if env is None else env  # not as a default: datasets binds os.environ to another object
     return Workspaces(
         cublas_workspace_bytes(capability, torch_version, env),
         cublaslt_workspace_bytes(capability, torch_version, env),
@@ -43,7 +44,7 @@ def workspaces(capability: tuple[int, int], torch_version: Version, env: Environ
     )
 
 
-def cublas_workspace_bytes(capability: tuple[int, int], torch_version: Version, env: Environment = os.environ) -> int:
+def cublas_workspace_bytes(capability: tuple[int, int], torch_version: Version, env: Environment) -> int:
     """Return the bytes of cuBLAS' workspace: ``CUBLAS_WORKSPACE_CONFIG``, else the default of the GPU.
 
     A configuration such as ":4096:2:16:8" is the sum of size (KiB) x count; one that does not parse gives the default,
@@ -60,7 +61,7 @@ def cublas_workspace_bytes(capability: tuple[int, int], torch_version: Version, 
     return sum(int(size) * 1024 * (int(count) if counts_pools else 1) for size, count in pools)
 
 
-def cublaslt_workspace_bytes(capability: tuple[int, int], torch_version: Version, env: Environment = os.environ) -> int:
+def cublaslt_workspace_bytes(capability: tuple[int, int], torch_version: Version, env: Environment) -> int:
     """Return the bytes of cuBLASLt's own workspace; 0 where it shares cuBLAS' or keeps none (before torch 2.9)."""
     by_default = behaviour("cublaslt_shares_the_workspace_of_cublas", torch_version)
     shared = _switch(env, "TORCH_CUBLASLT_UNIFIED_WORKSPACE", by_default)
@@ -74,7 +75,7 @@ def cublaslt_workspace_bytes(capability: tuple[int, int], torch_version: Version
     return int(size.group() if size else _CUBLASLT_DEFAULT_KIB) * 1024
 
 
-def workspaces_per_call(torch_version: Version, env: Environment = os.environ) -> bool:
+def workspaces_per_call(torch_version: Version, env: Environment) -> bool:
     """Return whether each call allocates and frees its workspace instead of keeping it for the (handle, stream)."""
     per_call = behaviour("workspaces_are_taken_per_call", torch_version)
     return per_call and not _switch(env, "TORCH_CUBLAS_WORKSPACE_CACHE", False)
