@@ -46,7 +46,7 @@ ADVICE = (
 )
 """Advice of the guides (performance on one and several GPUs) and the findings that check it."""
 
-RECORDS = ROOT / "benchmarks" / "doctor" / "two-h200.jsonl"
+RECORDS = ROOT / "lab" / "records" / "doctor" / "two-h200.jsonl"
 NEEDED_BYTES = 4 * COPIED_BYTES
 
 
@@ -102,8 +102,8 @@ def _tried() -> str:
     lines = [json.loads(line) for line in RECORDS.read_text("utf-8").splitlines()]
     rows = [(line["case"], _names(line["expected"]), _names(list(dict.fromkeys(line["found"])))) for line in lines]
     about = (
-        "`benchmarks/doctor/causes.py` made causes that need no changed setting on a machine with two H200 (driver "
-        "580, torch 2.11, 2026-11-22); the finding that each must have was written down before. All of them fired. "
+        "Causes that need no changed setting were made on a machine with two H200 (driver 580, torch 2.11, "
+        "2026-11-22); the finding that each must have was written down before. All of them fired. "
         "Two more were wrong and have been corrected since: `slow_pair`, because NVML's number of the NVLink version "
         "is not the generation, and `nvlink_errors`, which counted CRC errors that healthy links have too; so was "
         "`power_capped` of the training that waits. Links that are down, slowdowns and bad memory have been seen only "

@@ -134,7 +134,7 @@ def test_unmeasured_gpus_are_marked() -> None:
     from trainatomy.catalog.gpus import gpus
 
     measured = {one.id for one in gpus() if "measured" in basis(one)}
-    probed = {file.stem for file in (ROOT / "benchmarks" / "context").glob("*.json")}
+    probed = {file.stem for file in (ROOT / "lab" / "context").glob("*.json")}
     assert measured == probed
     for one in gpus():
         assert (one.id in measured) == (not one.source("contexts.lazy.first_tensor_bytes").startswith("assumed"))
