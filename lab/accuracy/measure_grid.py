@@ -20,7 +20,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import grid
 import processes
@@ -29,7 +29,7 @@ from measured_lines import append, line_of, table, with_record
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.measure import require_gpu
-from trainatomy.measurement.process.job import STACKS, Job
+from trainatomy.measurement.process.job import Job, Stacks
 from trainatomy.measurement.process.pool import worker_died
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-record", dest="record", action="store_false", help="time and peaks only: one run a row")
     parser.add_argument("--trace", action="store_true", help="keep each recorded run's tape in the folder")
     parser.add_argument(
-        "--stacks", choices=STACKS, default="none", help="with --trace: where each allocation came from"
+        "--stacks", choices=get_args(Stacks), default="none", help="with --trace: where each allocation came from"
     )
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
