@@ -36,13 +36,6 @@ def record(name: str) -> dict[str, Any]:
     return found
 
 
-def layer_shares() -> tuple[dict[str, float], float]:
-    """Return the measured shares of the encoder layer's time by group, and its total in microseconds."""
-    step = record("h200-encoder-layer")["microseconds"]["step"]
-    names = {"contraction": "contractions", "normalisation": "normalisations", "elementwise": "element-wise"}
-    return {group: step[name] / step["all"] for group, name in names.items()}, step["all"]
-
-
 @cache
 def padding_table() -> str:
     """Tabulate how much GPU time padding saves, predicted and measured."""
