@@ -3,7 +3,7 @@
 With ``--check``, write nothing and name the pages that are out of date.
 
 docs/cli.md, cli/        every command and option, from the parser
-docs/exit-codes.md       every exit code, from trainatomy.errors, and messages, from the code that raises them
+docs/exit-codes.md       every exit code, from trainatomy.errors
 docs/workload.md, …/     every key of a workload file, from its schema
 docs/versions.md         supported releases of torch and transformers, from catalog/versions.yaml
 docs/schema/*.json       the format of --json, from the dataclasses
@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from concepts import context, context_figure, doctor, notebook, readme, step, step_figures
-from concepts.messages import messages
 
 from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.versions import parse_version
 from trainatomy.cli.app import COMMANDS, load
 from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
-from trainatomy.cli.manual import BRIEF, panels, paragraphs, usage
+from trainatomy.cli.manual import panels, paragraphs, usage
 from trainatomy.reporters import list_schemas, schema
+from trainatomy.workload.flags import FLAGS
 from trainatomy.workload.reference import reference
 
 HERE = Path(__file__).parent
@@ -52,35 +52,48 @@ def _commands() -> str:
 
 
 def _command(name: str) -> str:
-    """Return a command's page; options of ``predict`` that describe a training are on the page of that alone."""
+    """Return a command's page; keys of a workload file and options of ``predict`` are on pages of their own."""
     command = load(name)
     parts = [f"# `trainatomy {name}`\n", MARK, f"```text\n{usage(command, f'trainatomy {name}')}\n```\n"]
     parts += [f"{paragraph}\n" for paragraph in paragraphs(command)]
     shared = (
         {entry for entries in panels(load("predict")).values() for entry in entries} if name != "predict" else set()
     )
+    keys = {flag.option for flag in FLAGS}
+    takes_keys = keys <= {option for parameter in command.params for option in parameter.opts}
+    elsewhere = {*_EVERYWHERE, *(keys if takes_keys else ())}
     also: list[str] = []
-    is_shorter = False
     for panel, entries in panels(command).items():
-        entries = [entry for entry in entries if entry.usage not in _EVERYWHERE]
+        entries = [entry for entry in entries if _option(entry.usage) not in elsewhere]
         own = [entry for entry in entries if entry not in shared or panel == "Arguments"]
-        left_out = [f"`{_cell(entry.usage)}`" for entry in entries if entry not in own]
-        if panel in BRIEF:
-            also += left_out
-        else:
-            is_shorter = is_shorter or bool(left_out)
+        also += [f"`{_cell(entry.usage)}`" for entry in entries if entry not in own]
         rows = [f"| `{_cell(entry.usage)}` | {_cell(entry.help)} |" for entry in own]
         if rows:
             parts.append("\n".join([f"## {panel}\n", "| | |", "| --- | --- |", *rows]) + "\n")
-    if is_shorter:
-        also.append(f"what describes a training (`trainatomy {name} --help-all` lists it)")
+    if takes_keys and name == "predict":
+        parts.append(_ABOUT_KEYS)
+    elif takes_keys:
+        also.append("[what describes a training](predict.md#what-describes-a-training)")
     if also:
         parts.append(f"Also, as in [`predict`](predict.md): {', '.join(also)}.\n")
     return "\n".join(parts)
 
 
-_EVERYWHERE = ("--debug", "--help-all", "-h, --help")
-"""Options of every command, which the list of commands explains."""
+def _option(usage: str) -> str:
+    """Return the first word of an option, without ``[no-]``: ``--[no-]fp16`` -> ``--fp16``."""
+    return usage.replace("[no-]", "").partition(" ")[0]
+
+
+_ABOUT_KEYS = """\
+## What describes a training
+
+Keys of a workload file are options as well: of the [model](../workload/model.md), the [data](../workload/data.md),
+[TrainingArguments](../workload/train.md), [generation](../workload/generation.md),
+[several GPUs](../workload/parallel.md), the [GPU](../workload/gpu.md) and the [software](../workload/software.md).
+`trainatomy predict --help-all` lists them.
+"""
+_EVERYWHERE = ("--debug", "--help-all", "-h,")
+"""First words of options of every command, which the list of commands explains."""
 _ABOUT_CLI = """\
 `trainatomy --help` lists the commands, `trainatomy COMMAND --help` the options of a command that are used most, and
 `trainatomy COMMAND --help-all` all of the options below.
@@ -119,11 +132,7 @@ def exit_codes_page() -> str:
         "| --- | --- | --- |",
         *table,
     ]
-    named = [kind for kind in kinds if kind is not errors.WorkloadError]
-    listed = [
-        f"### `{kind.__name__}`\n\n{_bullets(messages(kind.__name__))}\n" for kind in named if messages(kind.__name__)
-    ]
-    return "\n".join([*head, _ABOUT_EXITS, *listed])
+    return "\n".join([*head, _ABOUT_EXITS])
 
 
 _ABOUT_EXITS = """
@@ -132,15 +141,9 @@ stdout ([json.md](json.md)); otherwise stdout is empty with any code except 0, 8
 prediction was made and is on stdout; with 9 (`doctor`), the findings are.
 `measure` exits with 0 if the training ran out of memory, because that is a result; see `status` in its output.
 
-## Messages
-
-A `WorkloadError` names the key or option that it is about, what it found, and what to write instead; its messages are
-not listed. `…` stands for what differs. What `doctor` finds: [doctor.md](doctor.md).
+A message names what was asked, what was found, and what to do. One of `WorkloadError` names the key or option that it is
+about. What `doctor` finds: [doctor.md](doctor.md).
 """
-
-
-def _bullets(texts: list[str]) -> str:
-    return "\n".join(f"- {text.replace('<', '&lt;')}" for text in texts)
 
 
 def _first(kind: type) -> str:
