@@ -1,4 +1,4 @@
-"""Compare measured scripts (``measured.jsonl``) with the predictions stored before, and write RESULTS.md beside it.
+"""Compare measured scripts (``measured.jsonl``) with the predictions stored before, and write lab/pages/scripts.md.
 
 ``compare.py LINES`` prints the table of other lines of ``measure.py`` instead.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured.jsonl"
-PAGE = HERE / "RESULTS.md"
+PAGE = HERE.parents[1] / "lab" / "pages" / "scripts.md"
 BEGIN, END = "<!-- Written by benchmarks/scripts/compare.py. -->", "<!-- End of what compare.py writes. -->"
 KEYS = {"peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved"}
 TITLES = {
