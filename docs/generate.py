@@ -160,23 +160,23 @@ def versions_page() -> str:
         parts.append(
             "\n".join([f"## {library}\n", "| release | rules were | how |", "| --- | --- | --- |", *rows]) + "\n"
         )
-    rows = [f"| {' | '.join(map(_cell, row))} |" for row in _changes()]
-    parts.append("\n".join([_ABOUT_CHANGES, "| release | what | source |", "| --- | --- | --- |", *rows]) + "\n")
+    rows = [f"| {release} | {_cell(what)} |" for release, what in _changes()]
+    parts.append("\n".join([_ABOUT_CHANGES, "| release | what |", "| --- | --- |", *rows]) + "\n")
     return "\n".join(parts)
 
 
-def _changes() -> list[tuple[str, str, str]]:
+def _changes() -> list[tuple[str, str]]:
     """Return what each supported release changed in memory or time, the newest release first."""
     content = read_yaml("versions.yaml")
     found = [
-        (f"torch {entry['since']}", _change(behaviour["about"], before["value"], entry["value"]), entry["source"])
+        (f"torch {entry['since']}", _change(behaviour["about"], before["value"], entry["value"]))
         for behaviour in content["behaviours"].values()
         for before, entry in pairwise(behaviour["releases"])
         if parse_version(entry["since"]) > _OLDEST_TORCH
     ]
     for part, entries in content["python_parts"].items():
-        found += [(f"torch {entry['since']}", f"{part}: {entry['what']}", entry["source"]) for entry in entries]
-    found += [(f"{entry['library']} {entry['since']}", entry["what"], entry["source"]) for entry in content["executed"]]
+        found += [(f"torch {entry['since']}", f"{part}: {entry['what']}") for entry in entries]
+    found += [(f"{entry['library']} {entry['since']}", entry["what"]) for entry in content["executed"]]
     return sorted(found, key=lambda row: (row[0].split()[0], parse_version(row[0].split()[1])), reverse=True)
 
 
@@ -184,8 +184,7 @@ _OLDEST_TORCH = (2, 9)
 _ABOUT_CHANGES = """\
 ## What releases changed in memory and time
 
-Of torch since 2.9 and of transformers since 5.17, for what trainatomy simulates; what the installed code does by itself
-is among them.
+Of torch since 2.9 and of transformers since 5.17; sources are in versions.yaml.
 """
 
 
@@ -202,14 +201,12 @@ _CHECKS = {
 }
 _ABOUT_VERSIONS = """\
 trainatomy needs Python 3.11 or newer, torch 2.9 or newer and transformers 5.1 or newer. It runs on the installed
-versions and *simulates* the release of torch that `software.torch` in a [workload](workload.md) names, or that one:
-allocator, kernels and library workspaces differ between releases. A release that is not listed is simulated by the
-rules of the nearest older one, with a note. A release older than the oldest in the list is refused.
-What PyTorch does in Python (FSDP, DTensor, checkpointing, pipelines) is that of the installed release; a note says so
-where a training uses it.
+versions and *simulates* the release of torch that `software.torch` in a [workload](workload.md) names, or that one.
+A release that is not listed is simulated by the rules of the nearest older one, with a note; one older than the oldest
+in the list is refused. What PyTorch does in Python (FSDP, DTensor, checkpointing, pipelines) is that of the installed
+release; a note says so.
 
-All differences between releases are entries in [versions.yaml](../src/trainatomy/catalog/versions.yaml), each with its
-source. Continuous integration runs the tests with the oldest and the newest supported torch on Python 3.11 to 3.14.
+All differences are entries in [versions.yaml](../src/trainatomy/catalog/versions.yaml), each with its source.
 """
 
 
