@@ -177,7 +177,11 @@ def _changes() -> list[tuple[str, str]]:
     for part, entries in content["python_parts"].items():
         found += [(f"torch {entry['since']}", f"{part}: {entry['what']}") for entry in entries]
     found += [(f"{entry['library']} {entry['since']}", entry["what"]) for entry in content["executed"]]
-    return sorted(found, key=lambda row: (row[0].split()[0], parse_version(row[0].split()[1])), reverse=True)
+    found.sort(key=lambda row: (row[0].split()[0], parse_version(row[0].split()[1])), reverse=True)
+    alike: dict[str, list[str]] = {}
+    for release, what in found:
+        alike.setdefault(what, []).append(release)
+    return [(", ".join(releases), what) for what, releases in alike.items()]
 
 
 _OLDEST_TORCH = (2, 9)

@@ -104,12 +104,9 @@ def _aside() -> str:
     lines = [
         "## `TrainingArguments` that change nothing here",
         "",
-        "Accepted under `train`, so that arguments can be pasted.",
-        "",
+        "Those of logs, files, uploads, schedules and other hardware are accepted under `train`, so that arguments can be",
+        "pasted ([list with reasons](../../src/trainatomy/workload/arguments.yaml)).",
     ]
-    for reason in dict.fromkeys(known.ignored.values()):
-        names = ", ".join(f"`{name}`" for name, why in known.ignored.items() if why == reason)
-        lines.append(f"- {reason[0].upper()}{reason[1:]}: {names}.")
     lines += ["", "## `TrainingArguments` that are not simulated", ""]
     lines += ["Accepted under `train`; a note on the prediction says that they are not counted.", ""]
     for reason in dict.fromkeys(known.not_simulated.values()):
