@@ -59,7 +59,8 @@ def _row(entry: FindingEntry) -> tuple[str, ...]:
     found, means, _ = (re.sub(r"\{(\w+)\}", lambda match: f"*{match[1]}*", text) for text in words)
     severity = "by value" if entry.name == "environment" else entry.severity
     costs = "".join(f"; **{cost_sentence(cost)}**" for cost in entry.costs)
-    return tuple(map(_cell, (f"`{entry.name}`: {severity}", f"{found}: {means}{costs}")))
+    meaning = "" if entry.severity == "note" else f": {means}"
+    return tuple(map(_cell, (f"`{entry.name}`: {severity}", f"{found}{meaning}{costs}")))
 
 
 def _variables() -> str:
