@@ -141,8 +141,8 @@ stdout ([json.md](json.md)); otherwise stdout is empty with any code except 0, 8
 prediction was made and is on stdout; with 9 (`doctor`), the findings are.
 `measure` exits with 0 if the training ran out of memory, because that is a result; see `status` in its output.
 
-A message names what was asked, what was found, and what to do. One of `WorkloadError` names the key or option that it is
-about. What `doctor` finds: [doctor.md](doctor.md).
+A message names what was asked, what was found, and what to do; that of a `WorkloadError` names the key or option. What
+`doctor` finds: [doctor.md](doctor.md).
 """
 
 

@@ -105,8 +105,8 @@ def _aside() -> str:
     lines = [
         "## `TrainingArguments` that change nothing here",
         "",
-        "Those of logs, files, uploads, schedules and other hardware are accepted under `train`, so that arguments can be",
-        "pasted ([list with reasons](../../src/trainatomy/workload/arguments.yaml)).",
+        "Those of logs, files, uploads, schedules and other hardware are accepted under `train`, so that arguments can",
+        "be pasted ([list with reasons](../../src/trainatomy/workload/arguments.yaml)).",
     ]
     lines += ["", "## `TrainingArguments` that are not simulated", ""]
     lines += ["Accepted under `train`; a note on the prediction says that they are not counted.", ""]
