@@ -3,7 +3,7 @@
 With ``--check``, write nothing and name the pages that are out of date.
 
 docs/cli.md, cli/        every command and option, from the parser
-docs/exit-codes.md       every exit code, from trainatomy.errors, and messages, from the code that raises them
+docs/exit-codes.md       every exit code, from trainatomy.errors
 docs/workload.md, …/     every key of a workload file, from its schema
 docs/versions.md         supported releases of torch and transformers, from catalog/versions.yaml
 docs/schema/*.json       the format of --json, from the dataclasses
@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from concepts import accuracy, context, context_figure, doctor, notebook, readme, step, step_figures
-from concepts.messages import messages
 
 from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.versions import parse_version
 from trainatomy.cli.app import COMMANDS, load
 from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
-from trainatomy.cli.manual import BRIEF, panels, paragraphs, usage
+from trainatomy.cli.manual import panels, paragraphs, usage
 from trainatomy.reporters import list_schemas, schema
+from trainatomy.workload.flags import FLAGS
 from trainatomy.workload.reference import reference
 
 HERE = Path(__file__).parent
@@ -53,35 +53,48 @@ def _commands() -> str:
 
 
 def _command(name: str) -> str:
-    """Return a command's page; options of ``predict`` that describe a training are on the page of that alone."""
+    """Return a command's page; keys of a workload file and options of ``predict`` are on pages of their own."""
     command = load(name)
     parts = [f"# `trainatomy {name}`\n", MARK, f"```text\n{usage(command, f'trainatomy {name}')}\n```\n"]
     parts += [f"{paragraph}\n" for paragraph in paragraphs(command)]
     shared = (
         {entry for entries in panels(load("predict")).values() for entry in entries} if name != "predict" else set()
     )
+    keys = {flag.option for flag in FLAGS}
+    takes_keys = keys <= {option for parameter in command.params for option in parameter.opts}
+    elsewhere = {*_EVERYWHERE, *(keys if takes_keys else ())}
     also: list[str] = []
-    is_shorter = False
     for panel, entries in panels(command).items():
-        entries = [entry for entry in entries if entry.usage not in _EVERYWHERE]
+        entries = [entry for entry in entries if _option(entry.usage) not in elsewhere]
         own = [entry for entry in entries if entry not in shared or panel == "Arguments"]
-        left_out = [f"`{_cell(entry.usage)}`" for entry in entries if entry not in own]
-        if panel in BRIEF:
-            also += left_out
-        else:
-            is_shorter = is_shorter or bool(left_out)
+        also += [f"`{_cell(entry.usage)}`" for entry in entries if entry not in own]
         rows = [f"| `{_cell(entry.usage)}` | {_cell(entry.help)} |" for entry in own]
         if rows:
             parts.append("\n".join([f"## {panel}\n", "| | |", "| --- | --- |", *rows]) + "\n")
-    if is_shorter:
-        also.append(f"what describes a training (`trainatomy {name} --help-all` lists it)")
+    if takes_keys and name == "predict":
+        parts.append(_ABOUT_KEYS)
+    elif takes_keys:
+        also.append("[what describes a training](predict.md#what-describes-a-training)")
     if also:
         parts.append(f"Also, as in [`predict`](predict.md): {', '.join(also)}.\n")
     return "\n".join(parts)
 
 
-_EVERYWHERE = ("--debug", "--help-all", "-h, --help")
-"""Options of every command, which the list of commands explains."""
+def _option(usage: str) -> str:
+    """Return the first word of an option, without ``[no-]``: ``--[no-]fp16`` -> ``--fp16``."""
+    return usage.replace("[no-]", "").partition(" ")[0]
+
+
+_ABOUT_KEYS = """\
+## What describes a training
+
+Keys of a workload file are options as well: of the [model](../workload/model.md), the [data](../workload/data.md),
+[TrainingArguments](../workload/train.md), [generation](../workload/generation.md),
+[several GPUs](../workload/parallel.md), the [GPU](../workload/gpu.md) and the [software](../workload/software.md).
+`trainatomy predict --help-all` lists them.
+"""
+_EVERYWHERE = ("--debug", "--help-all", "-h,")
+"""First words of options of every command, which the list of commands explains."""
 _ABOUT_CLI = """\
 `trainatomy --help` lists the commands, `trainatomy COMMAND --help` the options of a command that are used most, and
 `trainatomy COMMAND --help-all` all of the options below.
@@ -120,11 +133,7 @@ def exit_codes_page() -> str:
         "| --- | --- | --- |",
         *table,
     ]
-    named = [kind for kind in kinds if kind is not errors.WorkloadError]
-    listed = [
-        f"### `{kind.__name__}`\n\n{_bullets(messages(kind.__name__))}\n" for kind in named if messages(kind.__name__)
-    ]
-    return "\n".join([*head, _ABOUT_EXITS, *listed])
+    return "\n".join([*head, _ABOUT_EXITS])
 
 
 _ABOUT_EXITS = """
@@ -133,15 +142,9 @@ stdout ([json.md](json.md)); otherwise stdout is empty with any code except 0, 8
 prediction was made and is on stdout; with 9 (`doctor`), the findings are.
 `measure` exits with 0 if the training ran out of memory, because that is a result; see `status` in its output.
 
-## Messages
-
-A `WorkloadError` names the key or option that it is about, what it found, and what to write instead; its messages are
-not listed. `…` stands for what differs. What `doctor` finds: [doctor.md](doctor.md).
+A message names what was asked, what was found, and what to do; that of a `WorkloadError` names the key or option. What
+`doctor` finds: [doctor.md](doctor.md).
 """
-
-
-def _bullets(texts: list[str]) -> str:
-    return "\n".join(f"- {text.replace('<', '&lt;')}" for text in texts)
 
 
 def _first(kind: type) -> str:
@@ -158,32 +161,35 @@ def versions_page() -> str:
         parts.append(
             "\n".join([f"## {library}\n", "| release | rules were | how |", "| --- | --- | --- |", *rows]) + "\n"
         )
-    rows = [f"| {' | '.join(map(_cell, row))} |" for row in _changes()]
-    parts.append("\n".join([_ABOUT_CHANGES, "| release | what | source |", "| --- | --- | --- |", *rows]) + "\n")
+    rows = [f"| {release} | {_cell(what)} |" for release, what in _changes()]
+    parts.append("\n".join([_ABOUT_CHANGES, "| release | what |", "| --- | --- |", *rows]) + "\n")
     return "\n".join(parts)
 
 
-def _changes() -> list[tuple[str, str, str]]:
+def _changes() -> list[tuple[str, str]]:
     """Return what each supported release changed in memory or time, the newest release first."""
     content = read_yaml("versions.yaml")
     found = [
-        (f"torch {entry['since']}", _change(behaviour["about"], before["value"], entry["value"]), entry["source"])
+        (f"torch {entry['since']}", _change(behaviour["about"], before["value"], entry["value"]))
         for behaviour in content["behaviours"].values()
         for before, entry in pairwise(behaviour["releases"])
         if parse_version(entry["since"]) > _OLDEST_TORCH
     ]
     for part, entries in content["python_parts"].items():
-        found += [(f"torch {entry['since']}", f"{part}: {entry['what']}", entry["source"]) for entry in entries]
-    found += [(f"{entry['library']} {entry['since']}", entry["what"], entry["source"]) for entry in content["executed"]]
-    return sorted(found, key=lambda row: (row[0].split()[0], parse_version(row[0].split()[1])), reverse=True)
+        found += [(f"torch {entry['since']}", f"{part}: {entry['what']}") for entry in entries]
+    found += [(f"{entry['library']} {entry['since']}", entry["what"]) for entry in content["executed"]]
+    found.sort(key=lambda row: (row[0].split()[0], parse_version(row[0].split()[1])), reverse=True)
+    alike: dict[str, list[str]] = {}
+    for release, what in found:
+        alike.setdefault(what, []).append(release)
+    return [(", ".join(releases), what) for what, releases in alike.items()]
 
 
 _OLDEST_TORCH = (2, 9)
 _ABOUT_CHANGES = """\
 ## What releases changed in memory and time
 
-Of torch since 2.9 and of transformers since 5.17, for what trainatomy simulates; what the installed code does by itself
-is among them.
+Of torch since 2.9 and of transformers since 5.17; sources are in versions.yaml.
 """
 
 
@@ -200,14 +206,12 @@ _CHECKS = {
 }
 _ABOUT_VERSIONS = """\
 trainatomy needs Python 3.11 or newer, torch 2.9 or newer and transformers 5.1 or newer. It runs on the installed
-versions and *simulates* the release of torch that `software.torch` in a [workload](workload.md) names, or that one:
-allocator, kernels and library workspaces differ between releases. A release that is not listed is simulated by the
-rules of the nearest older one, with a note. A release older than the oldest in the list is refused.
-What PyTorch does in Python (FSDP, DTensor, checkpointing, pipelines) is that of the installed release; a note says so
-where a training uses it.
+versions and *simulates* the release of torch that `software.torch` in a [workload](workload.md) names, or that one.
+A release that is not listed is simulated by the rules of the nearest older one, with a note; one older than the oldest
+in the list is refused. What PyTorch does in Python (FSDP, DTensor, checkpointing, pipelines) is that of the installed
+release; a note says so.
 
-All differences between releases are entries in [versions.yaml](../src/trainatomy/catalog/versions.yaml), each with its
-source. Continuous integration runs the tests with the oldest and the newest supported torch on Python 3.11 to 3.14.
+All differences are entries in [versions.yaml](../src/trainatomy/catalog/versions.yaml), each with its source.
 """
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from concepts.page import MIB, ROOT, mib, page, table
-from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import GPU, Context, find_gpu, gpus
 from trainatomy.catalog.published import notebook
 from trainatomy.units import exact_bytes, human_bytes
@@ -73,12 +72,10 @@ def context_page() -> str:
                 stage["name"].replace(" ", "_"): stage["device_bytes"] - stage["reserved_bytes"]
                 for stage in run["stages"]
             },
-            "published": notebook(),
-            "published_process_mib": read_yaml("published.yaml")["notebook"]["process_mib"],
             "probe": probe("h200"),
             "probed": probed_table(),
             "checked": checked_table(),
-            "gpus": gpus_table(),
+            "measured_gpus": ", ".join(f"`{one.id}`" for one in gpus() if "measured" in basis(one)),
             "shortfall": shortfall(),
             "lacking": Counter(lacking),
             "alone": len(lacking),
@@ -201,20 +198,6 @@ def checked() -> list[tuple[str, int, int, int]]:
 def checked_table() -> str:
     rows = [(what, *(mib(size) for size in sizes)) for what, *sizes in checked()]
     return table(("after", "from the catalog", "H200, measured", "H100, measured"), rows, 3)
-
-
-def gpus_table() -> str:
-    """Tabulate the context of every GPU, and its source."""
-    rows = [
-        (
-            f"`{one.id}`",
-            human_bytes(one.context().first_tensor_bytes),
-            human_bytes(one.context().holding(FP32)),
-            basis(one),
-        )
-        for one in gpus()
-    ]
-    return table(("GPU", "first tensor", "training in fp32", "source"), rows)
 
 
 def basis(one: GPU) -> str:

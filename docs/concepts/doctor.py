@@ -1,11 +1,10 @@
-"""Tables of docs/doctor.md: from the catalogue of findings, the wording, and the records of real machines."""
+"""Tables of docs/doctor.md: from the catalogue of findings and the wording."""
 
 from __future__ import annotations
 
-import json
 import re
 
-from concepts.page import ROOT, page, table
+from concepts.page import page, table
 from trainatomy.catalog.machine import FindingEntry, findings, variables
 from trainatomy.doctor.probe import COPIED_BYTES
 from trainatomy.errors import UnhealthyMachine
@@ -26,27 +25,6 @@ GROUPS = {
 }
 """Titles of the groups of findings, in the order of the page."""
 
-ADVICE = (
-    (
-        "Power: enough independent cables, a supply that holds its voltage",
-        "`power_brake`, `hardware_slowdown`, `power_limit`",
-    ),
-    ("Cooling: under 80 °C, throttling from about 84 °C", "`hot`, `thermal_slowdown`"),
-    ("Which PCIe slot: lanes and generation", "`pcie_narrow`, `pcie_slow`, `pcie_slot`, `slow_copies`"),
-    ("Connectivity: `nvidia-smi topo -m`", "the matrix and its legend; `far_gpus`, `pcie_only`, `no_peer_access`"),
-    ("NVLink: how many links", "`nvlink_down`, `nvlink_errors`, `fabric_not_ready`"),
-    (
-        "DataLoader: utilisation far from 100 %",
-        "`gpu_waits` (with `--watch-pid`), `trainatomy data`; `shm_small`, `cpu_quota`, `host_busy`",
-    ),
-    (
-        "Prebuilds: apex, the CUDA toolkit, NGC containers",
-        "`no_kernels`, `ptx_only`, `extension_broken`, `slow_fallback`, `other_versions`, `driver_too_old`",
-    ),
-)
-"""Advice of the guides (performance on one and several GPUs) and the findings that check it."""
-
-RECORDS = ROOT / "lab" / "records" / "doctor" / "two-h200.jsonl"
 NEEDED_BYTES = 4 * COPIED_BYTES
 
 
@@ -57,13 +35,11 @@ def doctor_page() -> str:
         {
             "code": UnhealthyMachine.exit_code,
             "needed": human_bytes(NEEDED_BYTES),
-            "advice": table(("advice", "finding"), ADVICE),
             "connections": table(
                 ("connection", "meaning"), tuple((f"`{name}`", text) for name, text in _connections())
             ),
             "findings": "\n\n".join(_group(name, title) for name, title in GROUPS.items()),
             "variables": _variables(),
-            "tried": _tried(),
         },
     )
 
@@ -75,42 +51,21 @@ def _connections() -> list[tuple[str, str]]:
 def _group(name: str, title: str) -> str:
     entries = [entry for entry in findings().values() if entry.group == name]
     rows = [_row(entry) for entry in sorted(entries, key=lambda entry: SEVERITIES.index(entry.severity))]
-    return f"### {title}\n\n{table(('finding', 'what was found, and what it means', 'fix', 'sources'), rows)}"
+    return f"### {title}\n\n{table(('finding', 'what was found, and what it means'), rows)}"
 
 
 def _row(entry: FindingEntry) -> tuple[str, ...]:
     words = WORDINGS[entry.name]
-    found, means, fix = (re.sub(r"\{(\w+)\}", lambda match: f"*{match[1]}*", text) for text in words)
+    found, means, _ = (re.sub(r"\{(\w+)\}", lambda match: f"*{match[1]}*", text) for text in words)
     severity = "by value" if entry.name == "environment" else entry.severity
-    sources = "; ".join([entry.source, *(f"**{cost_sentence(cost)}**: {cost.source}" for cost in entry.costs)])
-    return tuple(map(_cell, (f"`{entry.name}`: {severity}", f"{found}: {means}", fix, sources)))
+    costs = "".join(f"; **{cost_sentence(cost)}**" for cost in entry.costs)
+    meaning = "" if entry.severity == "note" else f": {means}"
+    return tuple(map(_cell, (f"`{entry.name}`: {severity}", f"{found}{meaning}{costs}")))
 
 
 def _variables() -> str:
-    rows = [(f"`{one.name}`", f"`{_cell(one.when)}`", one.severity, one.effect, one.source) for one in variables()]
-    return table(("variable", "value", "", "effect", "source"), rows)
+    return ", ".join(dict.fromkeys(f"`{variable.name}`" for variable in variables()))
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _tried() -> str:
-    """Return the causes that were made on a real GPU, with what was found."""
-    if not RECORDS.exists():
-        return "Not measured yet."
-    lines = [json.loads(line) for line in RECORDS.read_text("utf-8").splitlines()]
-    rows = [(line["case"], _names(line["expected"]), _names(list(dict.fromkeys(line["found"])))) for line in lines]
-    about = (
-        "Causes that need no changed setting were made on a machine with two H200 (driver 580, torch 2.11, "
-        "2026-11-22); the finding that each must have was written down before. All of them fired. "
-        "Two more were wrong and have been corrected since: `slow_pair`, because NVML's number of the NVLink version "
-        "is not the generation, and `nvlink_errors`, which counted CRC errors that healthy links have too; so was "
-        "`power_capped` of the training that waits. Links that are down, slowdowns and bad memory have been seen only "
-        "in tests with made-up answers of NVML."
-    )
-    return f"{about}\n\n{table(('cause', 'expected', 'found'), rows)}"
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -13,10 +13,6 @@ from trainatomy.catalog.calls import from_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.hosts import reference_host
-from trainatomy.catalog.published import operator_shares
-from trainatomy.operators.operator import GROUPS as PUBLISHED_GROUPS
-from trainatomy.reporters.labels import GROUPS
-from trainatomy.reporters.text.catalog import calibration_page
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
@@ -40,7 +36,6 @@ WIDTH = 100
 VOCABULARY = {50257: "GPT-2's", 50258: "even", 50264: "a multiple of 8", 50304: "a multiple of 64"}
 BOUNDS = {"host": "CPU", "arithmetic": "GPU (arithmetic)", "memory bandwidth": "GPU (bandwidth)"}
 """Names of ``Time.bound_by``."""
-ROWS = (4096, 4224, 4288, 4352)
 OTHERS = ("v100-16gb", "rtx-4090", "a100-80gb", "h100-sxm", "h200", "b200")
 
 
@@ -54,11 +49,9 @@ def time_page() -> str:
         "time.md",
         {
             "gpu": find_gpu(GPU_ID),
-            "operations": sections(render(operations_page(anatomy), WIDTH), "Operations by group", "GPU time by group"),
-            "claims": sections(render(operations_page(anatomy), WIDTH), "Rules of the guides, for this model"),
-            "parts": {row.group: row for row in anatomy.groups if row.phase == "step"},
+            "operations": sections(render(operations_page(anatomy), WIDTH), "GPU time by group"),
+            "parts": whole_step(anatomy),
             "ridge": find_gpu(GPU_ID).rates["fp16"] / find_gpu(GPU_ID).bandwidth_bytes_per_second,
-            "shares": shares_table(),
             "command": COMMAND,
             "answer": paragraph(render(prediction_page(largest), WIDTH), "a step of "),
             "spent": sections(render(prediction_page(largest), WIDTH), "Time per step"),
@@ -70,15 +63,11 @@ def time_page() -> str:
             "queue": LAUNCH_QUEUE_DEPTH,
             "intervals": intervals_table(),
             "hosts": read_yaml("intervals.yaml")["hosts"],
-            "interval_sources": interval_sources(),
             "attainable": attainable(),
             "others": [one for one in gpus() if one.id in OTHERS],
             "vocabulary": vocabulary_table(),
-            "waves": waves_table(),
             "padding": step_measured.padding_table(),
             "extrapolation": step_measured.extrapolation(),
-            "measured_on": step_measured.record("h200-encoder-layer")["environment"],
-            "calibration": render(calibration_page(calibration, ()), WIDTH).rstrip(),
             "environment": calibration.environment,
             "versions": {name: metadata.version(name).partition("+")[0] for name in ("torch", "transformers")},
         },
@@ -149,25 +138,6 @@ def batches_table() -> str:
     return table(head, rows, 6)
 
 
-def shares_table() -> str:
-    """Tabulate published, predicted and measured shares of the time, in percent."""
-    _, published = operator_shares()
-    here = {name: whole_step(layer(name)) for name in ("v100-16gb", GPU_ID)}
-    measured, microseconds = step_measured.layer_shares()
-    rows = [
-        (
-            GROUPS[group],
-            f"{known.time_percent:.1f} %",
-            *(f"{100 * (here[name][group].seconds_share or 0):.1f} %" for name in here),
-            f"{100 * measured[group]:.1f} %",
-        )
-        for known, group in zip(published, PUBLISHED_GROUPS, strict=True)
-    ]
-    whole = [f"{1e3 * (layer(name).seconds or 0):.2f} ms" for name in here]
-    head = ("", "V100, published", "V100, predicted", "H200, predicted", "H200, measured")
-    return table(head, [*rows, ("forward and backward", "", *whole, f"{1e-3 * microseconds:.2f} ms")], 4)
-
-
 def intervals_table() -> str:
     """Tabulate the 9-in-10 intervals by the source of the kernel times and by what bounds the step."""
     rows = [
@@ -177,11 +147,6 @@ def intervals_table() -> str:
         if bound != "source" and basis != "hosts"
     ]
     return table(("kernel times from", "bound by", "at least", "at most"), rows, 2)
-
-
-def interval_sources() -> list[str]:
-    """Return a sentence about the source of each row of intervals."""
-    return [f"{basis}: {found['source'].strip()}" for basis, found in read_yaml("intervals.yaml").items()]
 
 
 def whole_step(anatomy: OperationBreakdown) -> dict[str, GroupShare]:
@@ -203,8 +168,3 @@ def vocabulary_table() -> str:
     """Tabulate the last product of a GPT-2 by the size of its vocabulary."""
     rows = [_product_row(f"{size:,}: {what}", 8192, size, 768) for size, what in VOCABULARY.items()]
     return table(("vocabulary", "product", "predicted", "TFLOP/s"), rows, 2)
-
-
-def waves_table() -> str:
-    """Tabulate a product by its number of rows, around a full wave."""
-    return table(("rows", "product", "predicted", "TFLOP/s"), [_product_row(f"{m:,}", m, 2048, 4096) for m in ROWS], 2)

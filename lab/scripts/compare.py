@@ -1,4 +1,4 @@
-"""Compare measured scripts (``measured.jsonl``) with the predictions stored before, and write docs/scripts.md.
+"""Compare measured scripts (``measured.jsonl``) with the predictions stored before, and write lab/pages/scripts.md.
 
 ``compare.py LINES`` prints the table of other lines of ``measure.py`` instead.
 """
@@ -13,14 +13,14 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured.jsonl"
-PAGE = HERE.parents[1] / "docs" / "scripts.md"
+PAGE = HERE.parents[1] / "lab" / "pages" / "scripts.md"
 BEGIN, END = "<!-- Written by lab/scripts/compare.py. -->", "<!-- End of what compare.py writes. -->"
 KEYS = {"peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved"}
 TITLES = {
     "first": "The first {count}, on which the causes of the errors were looked for afterwards",
     "held out": "{count} held out: the same scripts with other arguments, chosen before the first were compared with "
     "their predictions, and predicted before they were measured",
-    "trials": "{count} held out that let cuDNN [try its algorithms](#scripts-that-let-cudnn-try-its-algorithms) "
+    "trials": "{count} held out that let cuDNN try its algorithms "
     "(`trials.yaml`), on an H100 and, the last {last}, on an H200, predicted with cuDNN's library before they were "
     "measured",
     "compiled": "{count} that compile their model, on an H100, predicted before they were measured; memory that "

@@ -1,4 +1,4 @@
-"""Run scripts of other projects without a GPU, and write docs/scripts.md: ``python lab/scripts/run.py``.
+"""Run scripts of other projects without a GPU, and write lab/pages/scripts.md: ``python lab/scripts/run.py``.
 
 The sources are fetched from GitHub at the commits in ``scripts.yaml``, or taken from bare repositories in a folder
 (``--mirror``, named ``owner+name/repo``), and stay in ``build/scripts``.
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "scripts"
 RESULTS = HERE / "results.json"
-PAGE = ROOT / "docs" / "scripts.md"
+PAGE = ROOT / "lab" / "pages" / "scripts.md"
 BEGIN, END = "<!-- Written by lab/scripts/run.py. -->", "<!-- End of what run.py writes. -->"
 GPUS = "predicted for an H200, on a machine with two busy processors"
 LIMIT = 60
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def write_page(listed: dict[str, Any], known: dict[str, Any]) -> None:
-    """Write the table of docs/scripts.md: the scripts that ran, and those that did not with the reason."""
+    """Write the table of lab/pages/scripts.md: the scripts that ran, and those that did not with the reason."""
     ran = [
         "| script | optimizer steps | models | allocated | reserved | seconds |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""The measured scripts in docs/scripts.md are those of the shipped lines."""
+"""The measured scripts in lab/pages/scripts.md are those of the shipped lines."""
 
 from __future__ import annotations
 

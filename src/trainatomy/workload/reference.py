@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.section import Path
 
-_TYPES = {bool: "true or false", int: "integer", float: "number", str: "string", dict: "mapping", tuple: "list"}
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "mapping", tuple: "list"}
 
 _CLASSES = (
     "Or the path of a class, such as `torch.optim.RMSprop`, `bitsandbytes.optim.Adam8bit` or your own (modules in the",
@@ -62,18 +62,19 @@ def _table(path: Path, section: type[Section]) -> str:
     title = "" if len(path) == 1 else f"## `{'.'.join(map(str, path))}`" if path else "## The top of the file"
     lines = [
         *([title, ""] if title else []),
-        "| key | type | default | meaning | flag |",
-        "| --- | --- | --- | --- | --- |",
+        "| key | type (default) | meaning | flag |",
+        "| --- | --- | --- | --- |",
     ]
     for key, field in keys(section).items():
         option = options.get((*path, key))
-        cells = [f"`{key}`", _type(field.annotation), _default(field), field.description or "", _code(option)]
+        kind = f"{_type(field.annotation)}{_default(field)}"
+        cells = [f"`{key}`", kind, field.description or "", _code(option)]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _type(annotation: Any) -> str:
-    """Return a type in words: ``true or false``, ``string or list``."""
+    """Return a type in words: ``boolean``, ``string or list``."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"
     origin = get_origin(annotation)
@@ -88,10 +89,10 @@ def _type(annotation: Any) -> str:
 
 def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
-        return "" if field.default_factory else "required"
+        return "" if field.default_factory else ", required"
     if field.default in (None, (), ""):
         return ""
-    return f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
+    return f" (`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`)"
 
 
 def _code(option: str | None) -> str:
@@ -104,12 +105,9 @@ def _aside() -> str:
     lines = [
         "## `TrainingArguments` that change nothing here",
         "",
-        "Accepted under `train`, so that arguments can be pasted.",
-        "",
+        "Those of logs, files, uploads, schedules and other hardware are accepted under `train`, so that arguments can",
+        "be pasted ([list with reasons](../../src/trainatomy/workload/arguments.yaml)).",
     ]
-    for reason in dict.fromkeys(known.ignored.values()):
-        names = ", ".join(f"`{name}`" for name, why in known.ignored.items() if why == reason)
-        lines.append(f"- {reason[0].upper()}{reason[1:]}: {names}.")
     lines += ["", "## `TrainingArguments` that are not simulated", ""]
     lines += ["Accepted under `train`; a note on the prediction says that they are not counted.", ""]
     for reason in dict.fromkeys(known.not_simulated.values()):
