@@ -17,7 +17,8 @@
 #   make times     predict published step times of GPUs without a calibration (many minutes)
 #   make several-gpus GPU=h200 GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
 #   make scripts   run scripts of other projects without a GPU (fetches them; many minutes)
-#   make same      predict what lab/same has recorded, and show each figure that differs (ten minutes)
+#   make same      compute what lab/same has recorded, and show each figure that differs (ten minutes)
+#   make compiled  price the points of the shipped calibrations again, after a change of kernel costs (a minute)
 #   make keep-up   try the newest releases of the libraries; build/keep-up/report.md says what they change
 #   make speed     time the command line and compare it with importing the libraries
 #
@@ -48,7 +49,7 @@ DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done
 TORCHVISION := build/torchvision
 
-.PHONY: help setup demo test test-newest same keep-up check coverage format docs site accuracy rivals walls regret times several-gpus scripts speed clean
+.PHONY: help setup demo test test-newest same compiled keep-up check coverage format docs site accuracy rivals walls regret times several-gpus scripts speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -102,6 +103,9 @@ test-newest:
 
 same: $(TORCHVISION)/.done
 	$(BIN)/python lab/same/same.py
+
+compiled: $(SETUP)
+	$(BIN)/python lab/compile_calibrations.py
 
 keep-up: $(TORCHVISION)/.done
 	$(BIN)/python lab/keep_up/keep_up.py $(RELEASES)
