@@ -223,9 +223,10 @@ def seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[
     work = {phase: calls * costs.module_call for phase, calls in operations.module_calls.items()}
     if "recompute" in work:
         work["recompute"] *= costs.recomputed
+    micro_steps = count_micro_steps(operations) if counts.get("backward") else 0
     for phase, cost in (("forward", costs.forward_pass), ("backward", costs.backward_pass)):
-        if counts.get("backward"):
-            work[phase] = work.get(phase, 0.0) + count_micro_steps(operations) * cost
+        if micro_steps:
+            work[phase] = work.get(phase, 0.0) + micro_steps * cost
     for counts_of, cost in (
         (operations.sharded_calls, costs.sharded_call),
         (operations.resized_storages, costs.resized_storage),
