@@ -72,7 +72,7 @@ def predict(gpu_id: str) -> None:
             continue
         workload = row.workload(HERE).model_copy(update={"gpu": gpu_id})
         simulation = simulate(workload, find_gpu(gpu_id))
-        calls = analysis_of(workload, simulation).driver_calls
+        calls = analysis_of(workload, simulation, None).driver_calls
         found = time_of(workload, simulation, calls, None, paces=PACES)
         costs = cpu_costs(reference_host().microseconds)
         line = {

@@ -56,7 +56,7 @@ def pipeline_prediction(
     found: dict[int, _Rank] = {}
     for stage in dict.fromkeys(alike):
         simulation = simulate_rank(stage * parallel.ranks_per_stage) if stage else first
-        found[stage] = _Rank(simulation, analysis_of(workload, simulation))
+        found[stage] = _Rank(simulation, analysis_of(workload, simulation, calibration))
     main = 0 if first_rank else max(found, key=lambda each: found[each].analysis.memory.device_bytes)
     in_order = [found[stage] for stage in alike]
     step = _step(workload, in_order, calibration) if timed else None
@@ -74,7 +74,9 @@ def pipeline_prediction(
         steps = (PacedStep(pace, _step(workload, in_order, calibration, pace).step_seconds) for pace in sorted(paces))
         prediction = replace(prediction, time=replace(prediction.time, at_paces=tuple(steps)))
     others = tuple(
-        rank_prediction_of(workload, each.simulation, timeline=timeline, analysis=each.analysis)
+        rank_prediction_of(
+            workload, each.simulation, calibration=calibration, timeline=timeline, analysis=each.analysis
+        )
         for stage, each in found.items()
         if stage != main
     )

@@ -133,7 +133,9 @@ def _with_other_ranks(
             operations=False,
             topology=topology_of(workload, rank),
         )
-        found.append(rank_prediction_of(workload, simulation, timeline=options.timeline))
+        found.append(
+            rank_prediction_of(workload, simulation, calibration=options.calibration, timeline=options.timeline)
+        )
     return replace(prediction, other_ranks=tuple(found), seconds_taken=time.perf_counter() - started)
 
 
