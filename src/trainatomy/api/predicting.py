@@ -85,6 +85,7 @@ def predict(
         check_keywords(batch, optimizer)
         workload, make_batch = with_batch(changed(what, optimizer, gpu, settings), batch, settings)
         options.check([workload])
+        _refuse_missing(workload, options.ranks)
         if workload.parallel.pp_size > 1:
             return _with_other_ranks(
                 _predict_pipeline(workload, make_batch, options, started), workload, make_batch, options, started
@@ -95,13 +96,13 @@ def predict(
     else:
         from trainatomy.simulator.live import described
 
+        if ranks:
+            raise WorkloadError("ranks: a live module is predicted on one GPU; describe the training by a workload")
         workload, make_batch = described(what, batch, optimizer, gpu, settings)
         options.check([workload])
         if workload.data.varies:
             return _predict_lengths(workload, make_batch, options, started, on_progress, module=what)
         simulation = _simulate_module(what, workload, make_batch, options)
-        if ranks:
-            raise WorkloadError("ranks: a live module is predicted on one GPU; describe the training by a workload")
     prediction = _assemble(workload, simulation, options, started)
     return _with_other_ranks(prediction, workload, make_batch, options, started) if ranks else prediction
 
@@ -125,7 +126,6 @@ def _with_other_ranks(
     from trainatomy.prediction import rank_prediction_of
     from trainatomy.simulator.simulate import simulate, topology_of
 
-    _refuse_missing(workload, options.ranks)
     found = list(prediction.other_ranks)
     for rank in dict.fromkeys(rank for rank in options.ranks if rank not in prediction.ranks):
         simulation = simulate(
@@ -215,7 +215,6 @@ def _predict_lengths(
 
     if make_batch is not None:
         raise WorkloadError("data.lengths: cannot be combined with a batch, which has one length", key="data.lengths")
-    _refuse_missing(workload, options.ranks)
     tell = on_progress or (lambda message: None)
     run = partial(
         simulate_lengths,
