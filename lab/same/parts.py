@@ -34,18 +34,18 @@ from trainatomy.operators.cost.ways import Sizes, learned_way
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = ROOT / "benchmarks" / "cudnn"
+RECORDED = ROOT / "lab" / "records" / "cudnn"
 """Recorded convolutions, and what cuDNN answered for them."""
 GPUS = ("h200", "h100-sxm")
 """GPUs whose calibrations ship; cuDNN's answers are of the first."""
 EXTRAPOLATED = "rtx-4090"
 """The GPU that the points of each calibration are also priced for."""
 CONVOLUTIONS = {
-    "networks": ("cases/calls.jsonl.gz", "records/answers-h200.jsonl.gz"),
-    "networks held out": ("held_out/calls.jsonl.gz", ""),
-    "drawn": ("records/drawn.jsonl.gz", "records/answers-drawn-h200.jsonl.gz"),
-    "timed": ("records/timed.jsonl.gz", "records/answers-timed-h200.jsonl.gz"),
-    "by shape": ("records/plans-h200.jsonl.gz", ""),
+    "networks": ("calls.jsonl.gz", "answers-h200.jsonl.gz"),
+    "networks held out": ("held-out-calls.jsonl.gz", ""),
+    "drawn": ("drawn.jsonl.gz", "answers-drawn-h200.jsonl.gz"),
+    "timed": ("timed.jsonl.gz", "answers-timed-h200.jsonl.gz"),
+    "by shape": ("plans-h200.jsonl.gz", ""),
 }
 """Files of convolutions, and of the answers to them, below ``RECORDED``."""
 SETTINGS = {
