@@ -34,6 +34,7 @@ SHOWN = 6
 def find_modules() -> None:
     """Let this process, or a worker, import the cases and the rows of the grid, and predict convolutions by rules."""
     os.environ.setdefault("TRAINATOMY_CUDNN", "none")  # not by the library of cuDNN that a build of torch brings
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch: each worker has a core, and threads wait for one
     sys.path[:0] = [str(HERE), str(HERE.parent / "accuracy")]
 
 
@@ -118,10 +119,9 @@ def _change(old: Any, new: Any) -> str:
     return f"{old} -> {new}" + (f" ({new / old - 1:+.3%})" if relative < float("inf") else "")
 
 
-def _write_allocations(names: Sequence[str], jobs: int, path: Path) -> None:
+def _write_allocations(predictions: Sequence[Any], path: Path) -> None:
     rows = {
-        found.name: [[*place, *counts] for place, counts in sorted(found.allocations.items())]
-        for found in predict_all(names, jobs, in_detail=True)
+        found.name: [[*place, *counts] for place, counts in sorted(found.allocations.items())] for found in predictions
     }
     path.write_text(json.dumps(rows), encoding="utf-8")
 
@@ -132,20 +132,21 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="cases whose names contain a text")
     parser.add_argument("--sampled", action="store_true", help="one in six rows of the accuracy grid")
     parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help="recorded predictions")
-    parser.add_argument("--allocations", type=Path, metavar="FILE", help="write what is allocated instead")
+    parser.add_argument("--allocations", type=Path, metavar="FILE", help="write what is allocated; compare nothing")
     parser.add_argument("--jobs", type=int, default=2, metavar="N")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # transformers walks through sets of names of layers
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     find_modules()
     names = names_of(options.only, sampled=options.sampled)
-    if options.allocations:
-        _write_allocations(names, options.jobs, options.allocations)
-        return 0
-    found = {new.name: new.record() for new in predict_all(names, options.jobs)}
+    predictions = list(predict_all(names, options.jobs, in_detail=options.allocations is not None))
+    found = {new.name: new.record() for new in predictions}
     known = read(options.record)
+    if options.allocations:
+        _write_allocations(predictions, options.allocations)
     if options.write:
         write({**(known if options.only else {}), **found}, options.record)
+    if options.write or options.allocations:
         return 0
     different = {name: differences(known.get(name, {}), new) for name, new in sorted(found.items())}
     different = {name: lines for name, lines in different.items() if lines}
