@@ -1,4 +1,4 @@
-"""Check that predictions, and the parts that they are made of, are what they were, to the last bit.
+"""Check that predictions, and the ingredients that they are made of, are what they were, to the last bit.
 
     python lab/same/same.py                     compare with predictions.jsonl; exit status 1 if any differs
     python lab/same/same.py --write             record them instead
@@ -40,11 +40,11 @@ def find_modules() -> None:
 
 def predict_case(name: str, in_detail: bool = False) -> Any:
     """Predict, or compute, the case of that name; see ``predicted.Predicted``."""
-    import parts
+    import ingredients
     import predicted
 
-    if name in parts.cases():
-        return predicted.Predicted(name, parts.figures(parts.cases()[name]()))
+    if name in ingredients.cases():
+        return predicted.Predicted(name, ingredients.figures(ingredients.cases()[name]()))
     commands = predicted.command_cases()
     if name in commands:
         return predicted.run_command(name, commands[name])
@@ -55,16 +55,16 @@ def predict_case(name: str, in_detail: bool = False) -> Any:
 def names_of(only: Sequence[str], *, sampled: bool = False) -> list[str]:
     """Return the names of the cases that contain one of the texts; all if there is none.
 
-    ``sampled`` leaves out the parts, and most rows of the accuracy grid by a hash of their names.
+    ``sampled`` leaves out the ingredients, and most rows of the accuracy grid by a hash of their names.
     """
-    import parts
+    import ingredients
     import predicted
 
     grid = [row.name for row in predicted.grid_rows()]
     if sampled:
         grid = [name for name in grid if not zlib.crc32(name.encode()) % GRID_SHARE]
     names = [*predicted.command_cases(), *(row.name for row in predicted.feature_rows()), *grid]
-    names = names if sampled else [*parts.cases(), *names]
+    names = names if sampled else [*ingredients.cases(), *names]
     return [name for name in names if not only or any(text in name for text in only)]
 
 

@@ -159,5 +159,6 @@ def _convolution(line: Mapping[str, Any]) -> Convolution:
 
 
 def _sizes(line: Mapping[str, Any]) -> Sizes:
-    shapes = (tuple(line[name]) for name in ("data", "weight", "output", "strides", "padding", "dilation"))
-    return Sizes(*shapes, line["groups"], line["dtype"], line["transposed"], bool(line["last"]))
+    settings = tuple(line["strides"]), tuple(line["padding"]), tuple(line["dilation"])
+    how = line["groups"], line["dtype"], line["transposed"], bool(line["last"])
+    return Sizes(tuple(line["data"]), tuple(line["weight"]), tuple(line["output"]), *settings, *how)
