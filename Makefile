@@ -19,6 +19,7 @@
 #   make scripts   run scripts of other projects without a GPU (fetches them; many minutes)
 #   make same      predict what lab/same has recorded, and show each figure that differs (ten minutes)
 #   make keep-up   try the newest releases of the libraries; build/keep-up/report.md says what they change
+#                  (20 minutes with the quick part of the tests; TESTS=tests runs all)
 #   make speed     time the command line and compare it with importing the libraries
 #
 # PIP_ARGS is passed to every pip install. On Linux, torch without CUDA is a much smaller download:
@@ -104,7 +105,7 @@ same: $(TORCHVISION)/.done
 	$(BIN)/python lab/same/same.py
 
 keep-up: $(TORCHVISION)/.done
-	$(BIN)/python lab/keep_up/keep_up.py $(RELEASES)
+	$(BIN)/python lab/keep_up/keep_up.py $(RELEASES) --tests $(or $(TESTS),$(QUICK))
 
 coverage: $(TEST_SETUP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) --cov --cov-report=term $(TESTS)
