@@ -14,6 +14,7 @@
 #   make same      compute what lab/same has recorded, and show each figure that differs (ten minutes)
 #   make compiled  price the points of the shipped calibrations again, after a change of kernel costs (a minute)
 #   make keep-up   try the newest releases of the libraries; build/keep-up/report.md says what they change
+#                  (20 minutes with the quick part of the tests; TESTS=tests runs all)
 #   make speed     time the command line and compare it with importing the libraries
 #
 # PIP_ARGS is passed to every pip install. On Linux, torch without CUDA is a much smaller download:
@@ -100,7 +101,7 @@ compiled: $(SETUP)
 	$(BIN)/python lab/compile_calibrations.py
 
 keep-up: $(TORCHVISION)/.done
-	$(BIN)/python lab/keep_up/keep_up.py $(RELEASES)
+	$(BIN)/python lab/keep_up/keep_up.py $(RELEASES) --tests $(or $(TESTS),$(QUICK))
 
 coverage: $(TEST_SETUP)
 	$(BIN)/python -m pytest $(IN_PARALLEL) --cov --cov-report=term $(TESTS)

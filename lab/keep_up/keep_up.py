@@ -45,6 +45,7 @@ def reason_of(name: str) -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("requirements", nargs="*", help="requirements of pip, such as torch==2.14.1")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="PATH", help="run these tests instead of all")
     parser.add_argument("--python", type=Path, help="the Python of an environment that exists")
     parser.add_argument(
         "--pytorch",
@@ -68,7 +69,7 @@ def main() -> int:
     new = surface(python, list(old["names"]), options.folder)
     parts = [sections.releases(old, new)]
     if "tests" not in options.without:
-        parts.append(sections.tests(run_tests(python, options.folder)))
+        parts.append(sections.tests(run_tests(python, options.folder, options.tests), options.tests))
     if "predictions" not in options.without:
         parts.append(sections.predictions(*compare_predictions(python, options.folder)))
     parts += [
@@ -108,9 +109,10 @@ def surface(python: Path, names: Sequence[str], folder: Path) -> dict[str, Any]:
     return found
 
 
-def run_tests(python: Path, folder: Path) -> Path:
-    """Run the tests, and return pytest's report of them."""
+def run_tests(python: Path, folder: Path, paths: Sequence[str] = ()) -> Path:
+    """Run these tests, or all if none is named, and return pytest's report of them."""
     report = folder / "tests.xml"
+    report.unlink(missing_ok=True)  # of another run
     command = [
         python,
         "-m",
@@ -122,6 +124,7 @@ def run_tests(python: Path, folder: Path) -> Path:
         "--dist",
         "loadgroup",
         f"--junit-xml={report}",
+        *paths,
     ]
     subprocess.run([str(part) for part in command], cwd=ROOT, check=False)
     return report
@@ -173,7 +176,7 @@ def _upstream_section(old: dict[str, Any], new: dict[str, Any], checkout: Path |
     try:
         before, after = (upstream.read_tree(tag, checkout) for tag in tags)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        return sections.Section("Source files of PyTorch to read", f"Not compared: {error}\n", True)
+        return sections.not_compared(tags, str(error))
     return sections.upstream_files(
         upstream.changed_files(before, after, [name for name in named if not name.endswith(".py")]), named, tags
     )

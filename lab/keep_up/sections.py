@@ -53,8 +53,10 @@ def releases(old: Surface, new: Surface) -> Section:
     return Section("Releases", _table(("library", "pinned", "newest"), rows), False)
 
 
-def tests(report: Path) -> Section:
-    """Return the tests that failed, by the last line of their error."""
+def tests(report: Path, paths: Sequence[str] = ()) -> Section:
+    """Return the tests that failed, by the first line of their error; ``paths`` are those that ran, or none for all."""
+    if not report.exists():
+        return Section("Tests: pytest ended without a report", "Run them by hand: `python -m pytest`.\n", True)
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     causes: defaultdict[str, list[str]] = defaultdict(list)
     for case in cases:
@@ -68,7 +70,8 @@ def tests(report: Path) -> Section:
         + _more(names, LONGEST_CHANGES, "  ")
         for cause, names in sorted(causes.items(), key=lambda item: -len(item[1]))
     ]
-    return Section(f"Tests: {failed} of {len(cases)} fail", "".join(lines) or "None.\n", failed > 0)
+    part = f"Only a part of the tests ran: {', '.join(f'`{path}`' for path in paths)}.\n\n" if paths else ""
+    return Section(f"Tests: {failed} of {len(cases)} fail", part + ("".join(lines) or "None.\n"), failed > 0)
 
 
 def predictions(
@@ -102,14 +105,17 @@ def changes(old: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]]) -> list[
 
 
 def settings(old: Surface, new: Surface) -> Section:
-    """Return the fields of classes of settings that came, went, or have another default."""
-    lines = []
+    """Return the fields of classes of settings that came, went, or have another default, with their classes."""
+    owners: defaultdict[str, list[str]] = defaultdict(list)
     for name, fields in new["settings"].items():
         before = old["settings"].get(name, {})
         came, gone, changed = _difference(before, fields)
-        lines += [f"- `{name}.{field}` is new, by default {fields[field]}\n" for field in came]
-        lines += [f"- `{name}.{field}` is gone\n" for field in gone]
-        lines += [f"- `{name}.{field}`: {before[field]} -> {fields[field]}\n" for field in changed]
+        said = [f"`{field}` is new, by default {fields[field]}" for field in came]
+        said += [f"`{field}` is gone" for field in gone]
+        said += [f"`{field}`: {before[field]} -> {fields[field]}" for field in changed]
+        for line in said:
+            owners[line].append(name)
+    lines = [f"- {line} ({', '.join(names)})\n" for line, names in owners.items()]
     return Section("Settings", "".join(lines) or "The same.\n", bool(lines))
 
 
@@ -158,6 +164,22 @@ def upstream_files(changed: Mapping[str, str], named: Mapping[str, Sequence[str]
         rows.append((f"[{path}](https://github.com/pytorch/pytorch/blob/{tags[1]}/{path})", state, ", ".join(users)))
     text = _table(("file", "", "named in"), rows) if rows else "The same.\n"
     return Section(f"Source files of PyTorch to read, {tags[0]} to {tags[1]}: {len(rows)}", text, bool(rows))
+
+
+def not_compared(tags: Sequence[str], reason: str) -> Section:
+    """Return what to do where the two tags of PyTorch's repository could not be compared."""
+    old, new = tags
+    text = (
+        f"Not compared: {reason}\n\n"
+        "Run this part again where GitHub can be reached, or with a clone of PyTorch, of which no file is needed:\n\n"
+        "```console\n"
+        "$ git clone --bare --filter=blob:none https://github.com/pytorch/pytorch pytorch.git\n"
+        '$ make keep-up RELEASES="torch=='
+        + new.removeprefix("v")
+        + ' --without tests predictions --pytorch pytorch.git"\n'
+        "```\n"
+    )
+    return Section(f"Source files of PyTorch to read, {old} to {new}: not compared", text, True)
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:

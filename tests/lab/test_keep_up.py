@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 from fnmatch import fnmatch
@@ -84,14 +85,18 @@ def test_settings_have_their_defaults() -> None:
 def test_what_came_went_and_changed_is_named() -> None:
     old = {
         **RECORDED,
-        "settings": {"LoraConfig": {"r": "8", "old": "1"}},
+        "settings": {"LoraConfig": {"r": "8", "old": "1"}, "SFTConfig": {"r": "8"}},
         "operators": {"aten::add": "1", "aten::qr": "2"},
     }
-    new = {**old, "settings": {"LoraConfig": {"r": "16", "new": "None"}}, "operators": {"aten::add": "3"}}
+    new = {
+        **old,
+        "settings": {"LoraConfig": {"r": "16", "new": "None"}, "SFTConfig": {"r": "16"}},
+        "operators": {"aten::add": "3"},
+    }
     assert sections.settings(old, new).text.splitlines() == [
-        "- `LoraConfig.new` is new, by default None",
-        "- `LoraConfig.old` is gone",
-        "- `LoraConfig.r`: 8 -> 16",
+        "- `new` is new, by default None (LoraConfig)",
+        "- `old` is gone (LoraConfig)",
+        "- `r`: 8 -> 16 (LoraConfig, SFTConfig)",
     ]
     assert sections.operators(old, new).text.splitlines() == [
         "- operators that are gone: `aten::qr`",
@@ -132,6 +137,32 @@ def test_files_that_changed_between_two_tags(tmp_path: Path) -> None:
     assert "/v2/aten/Loss.cu) | changed | rules.py |" in section.text
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_trees_of_github_are_read_by_folder_where_the_whole_is_truncated(
+    cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = {"path": "Loss.cu", "type": "blob", "sha": "1"}
+    folders = [{"path": name, "type": "tree", "sha": f"of-{name}"} for name in ("aten", "docs")]
+    answers = {
+        "v1?recursive=1": {"truncated": cut, "tree": [*folders, {**blob, "path": "aten/Loss.cu"}]},
+        "v1": {"truncated": False, "tree": folders},
+        "of-aten?recursive=1": {"truncated": False, "tree": [blob]},
+    }
+    monkeypatch.setattr(
+        upstream.urllib.request,
+        "urlopen",
+        lambda address, timeout: io.BytesIO(json.dumps(answers[address.rpartition("/trees/")[2]]).encode()),
+    )
+    assert upstream.read_tree("v1") == {"aten/Loss.cu": "1"}
+
+
+def test_without_github_the_page_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream.urllib.request, "urlopen", mock.Mock(side_effect=OSError("no network")))
+    section = keep_up._upstream_section(RECORDED, RECORDED, None)
+    assert section.needs_work and section.text.startswith("Not compared: no network\n")
+    assert "--pytorch pytorch.git" in section.text
+
+
 # Tests and predictions
 
 
@@ -144,6 +175,8 @@ def test_failed_tests_are_grouped_by_their_cause(tmp_path: Path) -> None:
     section = sections.tests(report)
     assert section.title == "Tests: 2 of 3 fail"
     assert section.text == "- ValueError: no\n  - `tests.a::one`\n  - `tests.a::two`\n"
+    assert sections.tests(report, ["tests/a"]).text == f"Only a part of the tests ran: `tests/a`.\n\n{section.text}"
+    assert sections.tests(tmp_path / "none.xml").needs_work
 
 
 def test_other_allocations_are_shown_by_place() -> None:
