@@ -96,6 +96,7 @@ test-newest:
 
 same: $(TORCHVISION)/.done
 	$(BIN)/python lab/same/same.py
+	$(BIN)/python lab/same/same.py --cudnn
 
 compiled: $(SETUP)
 	$(BIN)/python lab/compile_calibrations.py
