@@ -13,7 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured.jsonl"
-PAGE = HERE.parents[1] / "lab" / "pages" / "scripts.md"
+PAGE = HERE.parent / "pages" / "scripts.md"
 BEGIN, END = "<!-- Written by lab/scripts/compare.py. -->", "<!-- End of what compare.py writes. -->"
 KEYS = {"peak_allocated_bytes": "allocated", "peak_reserved_bytes": "reserved"}
 TITLES = {
