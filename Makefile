@@ -9,14 +9,8 @@
 #   make format    format the code and apply safe lint fixes
 #   make docs      rewrite the generated pages in docs/
 #   make site      build the documentation site in site/ (mkdocs-material)
-#   make accuracy  predict every training that was measured on a GPU, rewrite docs/accuracy.md and its figures, and
+#   make accuracy  predict every training that was measured on a GPU, rewrite lab/pages/one-gpu.md and its figures, and
 #                  fail if errors grew (several minutes)
-#   make rivals    run other tools on the same trainings (installs them; MemTracker needs a GPU)
-#   make walls     predict again which batches fit GPUs of 8 to 80 GB (many minutes)
-#   make regret    compare what the search chose with what an H200 measured, and rewrite docs/fit-accuracy.md
-#   make times     predict published step times of GPUs without a calibration (many minutes)
-#   make several-gpus GPU=h200 GPUS=8   measure collectives and trainings on GPUs of this machine (ten minutes)
-#   make scripts   run scripts of other projects without a GPU (fetches them; many minutes)
 #   make same      predict what lab/same has recorded, and show each figure that differs (ten minutes)
 #   make keep-up   try the newest releases of the libraries; build/keep-up/report.md says what they change
 #   make speed     time the command line and compare it with importing the libraries
@@ -34,8 +28,6 @@ VENV := .venv
 CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 TESTS ?=
-GPU ?= h200
-GPUS ?= 8
 PIP_ARGS ?=
 RELEASES ?=
 QUICK := tests/allocator tests/catalog tests/workload tests/training tests/simulator/test_generation.py
@@ -48,7 +40,7 @@ DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done
 TORCHVISION := build/torchvision
 
-.PHONY: help setup demo test test-newest same keep-up check coverage format docs site accuracy rivals walls regret times several-gpus scripts speed clean
+.PHONY: help setup demo test test-newest same keep-up check coverage format docs site accuracy speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -76,7 +68,7 @@ $(DOCS_SETUP): $(SETUP)
 	@touch $@
 
 # For the rows of the accuracy benchmark that need them, outside .venv: PyPI's torchvision is a CUDA build that fails to
-# import beside a CPU build of torch, which breaks transformers. benchmarks/accuracy/torchvision_path.py loads it.
+# import beside a CPU build of torch, which breaks transformers. lab/accuracy/torchvision_path.py loads it.
 $(TORCHVISION)/.done: constraints.txt $(TEST_SETUP)
 	$(INSTALL) scipy pillow
 	$(INSTALL) --no-deps --upgrade --target $(TORCHVISION) torchvision
@@ -114,8 +106,7 @@ check: $(DEV_SETUP)
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
-	for folder in accuracy timing context cudnn drawn everyday fit parallel settings; do $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/$$folder || exit 1; done
-	for folder in same keep_up; do $(BIN)/mypy --config-file benchmarks/mypy.ini lab/$$folder || exit 1; done
+	for folder in accuracy timing context everyday fit parallel same keep_up; do $(BIN)/mypy --config-file lab/mypy.ini lab/$$folder || exit 1; done
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 
@@ -130,31 +121,10 @@ site: $(DOCS_SETUP)
 	$(BIN)/mkdocs build --strict
 
 accuracy: $(TORCHVISION)/.done
-	$(BIN)/python benchmarks/accuracy/report.py --check
-
-rivals: $(TORCHVISION)/.done
-	$(INSTALL) fitcheck-llm canifinetune fitscout
-	$(BIN)/python benchmarks/accuracy/run_rivals.py accelerate_estimate fitcheck canifinetune fitscout
-
-walls: $(TORCHVISION)/.done
-	$(BIN)/python benchmarks/accuracy/plan_walls.py --again
-
-regret: $(TEST_SETUP)
-	$(BIN)/python benchmarks/fit/regret.py --report
-
-times: $(TORCHVISION)/.done
-	$(BIN)/python benchmarks/timing/published.py
-
-# Needs GPUs, and libraries that see them: it runs with PYTHON instead of .venv.
-several-gpus:
-	$(PYTHON) benchmarks/parallel/measure.py --gpu $(GPU) --gpus $(GPUS) --time-limit 420 \
-		--collectives benchmarks/parallel/records/collectives-$(GPU)x$(GPUS).json
-
-scripts: $(TEST_SETUP) $(TORCHVISION)/.done
-	$(BIN)/python benchmarks/scripts/run.py
+	$(BIN)/python lab/accuracy/report.py --check
 
 speed: $(SETUP)
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python lab/speed.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site .coverage*

@@ -1,4 +1,4 @@
-"""Numbers and tables of docs/context.md: from the GPU catalog, benchmarks/context and the accuracy records."""
+"""Numbers and tables of docs/context.md: from the GPU catalog, lab/context and the accuracy records."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def context_page() -> str:
 
 @cache
 def records(name: str) -> list[dict[str, Any]]:
-    """Return the rows of a file in benchmarks/accuracy/records."""
-    lines = (ROOT / "benchmarks" / "accuracy" / "records" / f"{name}.jsonl").read_text("utf-8").splitlines()
+    """Return the rows of a file in lab/accuracy/records."""
+    lines = (ROOT / "lab" / "accuracy" / "records" / f"{name}.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -106,7 +106,7 @@ def alone() -> list[dict[str, Any]]:
 
 def shortfall() -> int:
     """Return the bytes that the driver's figure for a process omits, from records/cards.yaml."""
-    notes = yaml.safe_load((ROOT / "benchmarks" / "accuracy" / "records" / "cards.yaml").read_text("utf-8"))
+    notes = yaml.safe_load((ROOT / "lab" / "accuracy" / "records" / "cards.yaml").read_text("utf-8"))
     size: int = notes["NVIDIA H200"]["process_shortfall_bytes"]
     return size
 
@@ -125,8 +125,8 @@ def where(row: dict[str, Any]) -> str:
 
 @cache
 def probe(name: str) -> dict[str, Any]:
-    """Return what benchmarks/context/probe.py measured on a GPU."""
-    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "context" / f"{name}.json").read_text("utf-8"))
+    """Return what lab/context/probe.py measured on a GPU."""
+    found: dict[str, Any] = json.loads((ROOT / "lab" / "context" / f"{name}.json").read_text("utf-8"))
     return found
 
 

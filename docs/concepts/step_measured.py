@@ -15,7 +15,7 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.timing.cost_model import cost_model_from, kernel_cost
 from trainatomy.timing.efficiency import point_microseconds
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "timing"
+LAB = Path(__file__).resolve().parents[2] / "lab" / "timing"
 LEAST_MICROSECONDS = 10.0
 """Minimum duration of an operation to compare: shorter ones are mostly launch overhead."""
 SMALL = 0.05
@@ -33,15 +33,15 @@ class Extrapolation(NamedTuple):
 
 @cache
 def record(name: str) -> dict[str, Any]:
-    """Read a file of ``benchmarks/timing/records``."""
-    found: dict[str, Any] = json.loads((BENCHMARKS / "records" / f"{name}.json").read_text(encoding="utf-8"))
+    """Read a file of ``lab/timing/records``."""
+    found: dict[str, Any] = json.loads((LAB / "records" / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 @cache
 def padding_table() -> str:
     """Tabulate how much GPU time padding saves, predicted and measured."""
-    sys.path.insert(0, str(BENCHMARKS))
+    sys.path.insert(0, str(LAB))
     import padding
 
     known = record("h200-padding")["cases"]

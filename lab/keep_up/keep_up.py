@@ -87,7 +87,7 @@ def main() -> int:
 
 def record(folder: Path) -> int:
     """Record what the libraries of this environment are, and what the package replaces in them."""
-    sys.path[:0] = [str(SAME.parent), str(ROOT / "benchmarks" / "accuracy")]
+    sys.path[:0] = [str(SAME.parent), str(SAME.parents[1] / "accuracy")]
     import predicted
     from replaced import recorded_replacements
 

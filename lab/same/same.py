@@ -34,7 +34,7 @@ SHOWN = 6
 def find_modules() -> None:
     """Let this process, or a worker, import the cases and the rows of the grid, and predict convolutions by rules."""
     os.environ.setdefault("TRAINATOMY_CUDNN", "none")  # not by the library of cuDNN that a build of torch brings
-    sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks" / "accuracy")]
+    sys.path[:0] = [str(HERE), str(HERE.parent / "accuracy")]
 
 
 def predict_case(name: str, in_detail: bool = False) -> Any:

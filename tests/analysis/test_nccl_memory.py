@@ -39,7 +39,7 @@ def test_through_host_memory_h200s_hold_what_was_measured() -> None:
 
 
 def test_each_further_group_takes_what_was_measured_on_four_h200s() -> None:
-    """Differences of device memory between runs of benchmarks/parallel/records/h200x4.jsonl."""
+    """Differences of device memory between runs of lab/parallel/records/h200x4.jsonl."""
     everybody = four({(0, 1, 2, 3): uses("all_reduce")})
     hybrid: Communicators = {(0, 1): uses("all_gather", "reduce_scatter"), (0, 2): uses("all_reduce")}
     assert four(hybrid) - everybody == 970  # the group of all ranks is counted although the step does not use it

@@ -122,20 +122,6 @@ def test_records_of_a_folder_are_those_of_all_its_kinds(tmp_path: Path) -> None:
     assert everyday_cases.lines(tmp_path / "a.jsonl") == [{"kind": "a"}]
 
 
-@pytest.mark.parametrize(("seed", "each"), [(31, None), (32, 4)])
-def test_drawn_cases_are_those_of_their_seed(seed: int, each: int | None) -> None:
-    drawn = {name: case for cases in script("draw").drawn(seed, each).values() for name, case in cases.items()}
-    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith(f"-{seed}")}
-    assert written == drawn
-
-
-@pytest.mark.parametrize(("seed", "most"), [(33, 20), (34, 9)])
-def test_chosen_cases_of_a_seed_are_drawn_by_it(seed: int, most: int) -> None:
-    drawn = {name: case for cases in script("draw").drawn(seed, most).values() for name, case in cases.items()}
-    written = {case.name: dict(case.mapping) for case in everyday_cases.cases() if case.name.endswith(f"-{seed}")}
-    assert written and written.items() <= drawn.items()
-
-
 def test_kinds_of_cases_take_turns() -> None:
     one, two, other = (everyday_cases.Case(name, kind, {}) for name, kind in (("a", "x"), ("b", "x"), ("c", "y")))
     assert script("measure").in_turns([one, two, other]) == [one, other, two]

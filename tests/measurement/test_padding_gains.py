@@ -1,4 +1,4 @@
-"""``benchmarks/timing/padding.py``: predicted and measured gains of padding."""
+"""``lab/timing/padding.py``: predicted and measured gains of padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fake_gpu import FakeNvml, fake_cuda
 
 from trainatomy.workload import Workload
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "timing" / "padding.py"
+FILE = Path(__file__).parents[2] / "lab" / "timing" / "padding.py"
 TINY = {
     "model": {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 65}},
     "data": {"sequence_length": 8},

@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-import compare_runs
 import grid
 import measure_grid
 import processes
@@ -188,9 +187,3 @@ def test_the_control_run_is_kept_if_the_recorded_run_fails(grid_runs: GridRuns) 
 def test_no_row_starts_after_the_time_limit(grid_runs: GridRuns) -> None:
     assert grid_runs.run("--time-limit", "-1").done == []
     assert grid_runs.started == []
-
-
-def test_runs_are_compared_where_both_could_read() -> None:
-    values: dict[str, object] = dict.fromkeys(compare_runs.KEYS, 1)
-    one, other = {"a": values, "b": values}, {"a": values | {"device_bytes": None, "model_bytes": 2}}
-    assert compare_runs.differences(one, other) == ["a: model_bytes 1 / 2"]

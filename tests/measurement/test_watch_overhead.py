@@ -17,7 +17,7 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "watch.py"
+FILE = Path(__file__).parents[2] / "lab" / "watch.py"
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,7 @@ def test_a_model_on_a_gpu_of_another_process_is_refused() -> None:
 
 
 def test_the_cases_that_wait_for_a_measurement_are_valid() -> None:
-    rows = read_all(Path(__file__).parents[2] / "benchmarks/parallel/data_parallel.yaml")
+    rows = read_all(Path(__file__).parents[2] / "lab/parallel/data_parallel.yaml")
     assert len({row.name for row in rows}) == 7
     assert {row.parallel.devices for row in rows} == {2} and {row.loop for row in rows} == {"pytorch", "trainer"}
 

@@ -1,7 +1,7 @@
 """Records for the tests: three trainings of BERT-large measured on an H200, each with its prediction.
 
 They are files of the first version of the form, and every later trainatomy has to read them. What they say is that of
-the rows of those names in benchmarks/accuracy/records/h200-notebook.jsonl; samples per second follow from the time of a
+the rows of those names in lab/accuracy/records/h200-notebook.jsonl; samples per second follow from the time of a
 step.
 """
 

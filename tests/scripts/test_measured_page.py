@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "scripts" / "compare.py"
+FILE = Path(__file__).parents[2] / "lab" / "scripts" / "compare.py"
 
 
 def compare() -> Any:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import trainatomy
 from trainatomy.catalog.calls import from_text, to_text
 from trainatomy.errors import DeviceError, WorkloadError
-from trainatomy.measurement.calibration import calibrate, drawn
+from trainatomy.measurement.calibration import calibrate
 from trainatomy.measurement.profiler.calls import CallRecorder, device_time_by_mark, profiled
 
 
@@ -42,14 +42,6 @@ def test_calls_of_every_group_can_be_serialized(name):
     assert calls
     for call in calls:
         assert to_text(from_text(to_text(call))) == to_text(call)
-
-
-def test_drawn_cases_repeat_and_held_out_ones_are_others():
-    def drawn_with(seed, count):
-        return [str(case) for case in drawn.cases("depthwise convolutions", seed, count)]
-
-    assert drawn_with(drawn.SEED, 6) == drawn_with(drawn.SEED, 9)[:6]
-    assert not set(drawn_with(drawn.SEED, 9)) & set(drawn_with(drawn.HELD_OUT_SEED, 9))
 
 
 def test_device_time_belongs_to_the_mark_that_launched_it():

@@ -94,7 +94,7 @@ def test_backward_counts_only_the_requested_gradients():
 def test_each_row_of_a_filter_costs_index_arithmetic_unless_its_loops_are_unrolled(
     images: str, weight: str, padding: str, measured: float
 ):
-    """Held-out kernels that an H200 ran (benchmarks/timing/records), by their formula alone."""
+    """Held-out kernels that an H200 ran (lab/timing/records), by their formula alone."""
     groups = weight.split("[")[1].split(",")[0]
     ones = "[1]" if images.count(",") == 2 else "[1, 1]"
     found = conv(images, weight, images, f"stride={ones};padding={padding};dilation={ones};groups={groups}")

@@ -15,7 +15,7 @@ import yaml
 
 from trainatomy.catalog.files import read_yaml
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "timing"
+FOLDER = Path(__file__).parents[2] / "lab" / "timing"
 
 
 def load(name: str) -> ModuleType:

@@ -91,7 +91,7 @@ def recurrent_call(
     [("LSTM", 32, 50, 5), ("LSTM", 64, 50, 7), ("GRU", 65, 42, 11), ("LSTM", 60, 17, 3), ("RNN", 75, 40, 8)],
 )
 def test_inputs_of_stacked_layers_are_multiplied_in_parts(kind: str, batch: int, steps: int, parts: int):
-    """The numbers of products in ``benchmarks/timing/records/recurrent-wide-h200.jsonl.gz``."""
+    """The numbers of products in ``lab/timing/records/recurrent-wide-h200.jsonl.gz``."""
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * 512
     weights = f"f32[{gates},512]*2,f32[{gates}]*2"
     states = ",".join([f"f32[2,{batch},512]"] * (2 if kind == "LSTM" else 1))

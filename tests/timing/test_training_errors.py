@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks/timing"
+FOLDER = Path(__file__).parents[2] / "lab/timing"
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_names_are_unique_and_every_flag_sets_its_key() -> None:
 
 def test_flags_carry_the_names_of_training_arguments() -> None:
     flag = BY_NAME["per_device_train_batch_size"]
-    assert flag.spellings == ("--per-device-train-batch-size", "--per_device_train_batch_size")
+    assert flag.option == "--per-device-train-batch-size"
     assert (flag.kind, flag.panel, flag.metavar) == ("integer", "TrainingArguments", "INT")
     assert {name: BY_NAME[name].kind for name in ("fp16", "tf32", "config", "lora_target_modules", "dtype", "optim")} == {
         "fp16": "switch", "tf32": "switch", "config": "pairs", "lora_target_modules": "list", "dtype": "choice", "optim": "text",

@@ -37,11 +37,6 @@ class SegmentView:
         """Size of the allocated blocks together."""
         return sum(block.size for block in self.blocks if block.is_allocated)
 
-    @property
-    def largest_free_bytes(self) -> int:
-        """Size of the largest request that this segment can serve without growing."""
-        return max((block.size for block in self.blocks if not block.is_allocated), default=0)
-
 
 def segments_of(blocks: Iterable[Block]) -> tuple[SegmentView, ...]:
     """Return segments by address, from all mapped blocks (``snapshot`` in c10/cuda/CUDACachingAllocator.cpp)."""

@@ -19,7 +19,7 @@ _EXCLUSIVE = (
     frozenset({"allocator", "torch_empty_cache_steps"}),
 )
 """Axes of which a candidate changes one at most.  Another optimizer has no other implementation.  To unmap expandable
-segments after every step and map them again took 25 to 60 % of the step on an H200 (benchmarks/fit/records/h200.jsonl),
+segments after every step and map them again took 25 to 60 % of the step on an H200 (lab/fit/records/h200.jsonl),
 which the timing model does not know."""
 _DEPENDENT = frozenset({"lora", "quantization"})
 """Axes of which the second needs the first: quantised weights cannot be trained, adapters can."""

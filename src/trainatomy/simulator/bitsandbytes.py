@@ -68,7 +68,7 @@ _WITHOUT_BFLOAT16 = ("momentum", "rmsprop", "adagrad", "lars")
 """Optimizers without a 32-bit kernel for bfloat16 (backends/cuda/ops.py, ``str2optimizer32bit``, bitsandbytes 0.50)."""
 _MANAGED_UNIT = 128 * 2**20
 """Multiple that the GPU's used memory grew by for managed memory: 128 MiB for 168 paged states of together 21 MiB, and
-256 MiB for 192 of together 168 MiB (two trainings on an H200, driver 580.159; benchmarks/everyday)."""
+256 MiB for 192 of together 168 MiB (two trainings on an H200, driver 580.159; lab/everyday)."""
 
 
 def paged_notes(paged: Sequence[torch.Tensor]) -> Iterator[str]:

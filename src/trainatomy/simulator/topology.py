@@ -71,16 +71,6 @@ class Topology:
         """Index of the machine that this process runs on."""
         return self.rank // self.gpus_per_node
 
-    @property
-    def coordinates(self) -> tuple[int, ...]:
-        """Position of this process along each dimension of the mesh."""
-        found: list[int] = []
-        rest = self.rank
-        for _, extent in reversed(self.mesh or (("", self.world_size),)):
-            rest, coordinate = divmod(rest, extent)
-            found.append(coordinate)
-        return tuple(reversed(found))
-
     def environment(self) -> dict[str, str]:
         """Return the variables that ``torchrun`` sets; none for a process without a group."""
         if not self.has_group:

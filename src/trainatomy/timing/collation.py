@@ -6,7 +6,7 @@ library maps it and gives it back, and the operating system hands out its pages 
 longer than the copy.
 
 On the machine of an H200 (torch 2.11, 16 threads, 2.2 times as slow as a quiet one, 2026-11-28;
-``benchmarks/timing/records/stacks-h200.jsonl``) batches of samples of 120, 200 and 600 kB took 0.23, 0.17 and 0.10 ns a
+``lab/timing/records/stacks-h200.jsonl``) batches of samples of 120, 200 and 600 kB took 0.23, 0.17 and 0.10 ns a
 byte if they were smaller, and 0.64, 0.39 and 0.19 ns if they were larger.  In trainings it takes 1.6 times as long:
 threads have waited for longer, and samples are not in the CPU's caches.  That factor is from 388 steps
 (``records/trainings-*.jsonl.gz``) whose batches have more than 3 MB.  With families left out, 97 of them that the GPU

@@ -5,7 +5,7 @@ A collective holds multiprocessors for itself and takes a part of the memory's b
 left.  One that moves data takes the memory's time, which grows with the share of the bandwidth that is gone, and beyond
 that the multiprocessors' own.
 
-On an H200 (torch 2.11, CUDA 13.0, 2026-11-24; benchmarks/parallel/records/beside-h200.jsonl), beside blocks of threads
+On an H200 (torch 2.11, CUDA 13.0, 2026-11-24; lab/parallel/records/beside-h200.jsonl), beside blocks of threads
 that copied on 16 or 24 of 132 multiprocessors, kernels that move data or attend took 1.02 to 1.12 or 1.03 to 1.20 times
 as long, products 1.23 to 1.38 times; the multiprocessors that are left say 1.14 or 1.22.  Products did not take two
 waves, as in other reports (https://github.com/pytorch/pytorch/issues/143988).

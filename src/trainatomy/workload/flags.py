@@ -73,12 +73,6 @@ class Flag:
         return f"--{self.name.replace('_', '-')}"
 
     @property
-    def spellings(self) -> tuple[str, ...]:
-        """Return the flag and its aliases, with hyphens and with underscores."""
-        names = (self.name, *self.aliases)
-        return tuple(dict.fromkeys(f"--{form}" for name in names for form in (name.replace("_", "-"), name)))
-
-    @property
     def repeatable(self) -> bool:
         """Return whether several values are accepted."""
         return self.kind in ("list", "pairs")

@@ -3,7 +3,7 @@
 NVML's functions release Python's lock while the driver answers, so that a reading delays the training's thread only for
 the Python around it.  The thread reads every ``PERIOD`` seconds, and less often where a reading takes longer than
 ``SHARE`` of that.  The energy counter is read once in ``COUNTER_PERIOD`` seconds, and at both ends: on an H200 it takes
-2.5 ms to read, where every other figure takes 2 us (benchmarks/timing/records/h200-monitors.jsonl).
+2.5 ms to read, where every other figure takes 2 us (lab/timing/records/h200-monitors.jsonl).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainatomy import errors
 from trainatomy.results.measurement import Measurement
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 Stacks = Literal["none", "python", "cpp"]
-STACKS: tuple[Stacks, ...] = get_args(Stacks)
 DEFAULT_STEPS = 4
 WARM_UP_STEPS = 2
 """Untimed steps, which load kernels, create optimizer states and grow the allocator's cache."""

@@ -8,8 +8,8 @@ limit. The traffic alone would be a third of the time.
 
 Sources: csrc/kernels.cu of bitsandbytes 0.45 to 0.50 (``kOptimizerStatic8bit2StateBlockwise``, ``quantize_2D``);
 latencies: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture"
-(arXiv 2402.13499).  Measured: random sizes on an H200 (benchmarks/timing/records/kernels-h200.jsonl.gz), kernels of
-quantised layers (benchmarks/timing/records/quantised-h200.jsonl.gz).
+(arXiv 2402.13499).  Measured: random sizes on an H200 (lab/timing/records/kernels-h200.jsonl.gz), kernels of
+quantised layers (lab/timing/records/quantised-h200.jsonl.gz).
 """
 
 from __future__ import annotations

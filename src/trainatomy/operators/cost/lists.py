@@ -31,7 +31,7 @@ _CHUNK, _CHUNKS = 65536, 320
 
 _START, _ELEMENT = 2.5e-6, 0.48e-9
 """Seconds of a launch, and of each element of a chunk, of a fused optimizer: 34 µs for a full chunk in small networks
-on an H200 (benchmarks/timing/records/random-calls-h200.jsonl.gz)."""
+on an H200 (lab/timing/records/random-calls-h200.jsonl.gz)."""
 
 
 class _Launch(NamedTuple):

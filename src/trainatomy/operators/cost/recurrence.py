@@ -1,7 +1,7 @@
 """The sizes of a call of one of cuDNN's recurrent layers, and the kernels that it launches.
 
 The inputs of a stack of one direction are multiplied for some steps at a time, so that a layer can follow the layer
-below. The rules of these parts were read off 904 passes on an H200 (``benchmarks/timing/records``, recurrent-*), of
+below. The rules of these parts were read off 904 passes on an H200 (``lab/timing/records``, recurrent-*), of
 which they give the number of products in all, as in 248 other passes on an H200 and an H100.
 """
 

@@ -11,7 +11,7 @@ How many blocks share a tile is what takes the least time: more of them each add
 added pair by pair, as a tree, of which each level takes as long as a few steps of the sum. More than eight blocks are
 chosen by the terms that are left for each.
 
-Read off what an H200 answered for 8,600 divided sums (cuDNN 9.19; benchmarks/cudnn/records): the blocks at once by size
+Read off what an H200 answered for 8,600 divided sums (cuDNN 9.19; lab/records/cudnn): the blocks at once by size
 of cluster, the tiles by knob, and the steps of a level. They give the number of blocks for 97.9 % of these sums; where
 all tiles are shared, for 99.4 %. An H100 fits the same numbers of blocks, but a level takes longer there
 (``catalog/cudnn.yaml``): with factors for it, 1,465 of its 1,487 sums that may be divided are met, without

@@ -5,7 +5,7 @@ their workspaces are by far the largest. The sizes follow from the methods: each
 transformed tensors takes a plane of complex numbers, or all tiles of it. The last plan of each list is compiled when it
 is made, and works on copies in channels-last layout.
 
-Read off the plans that an H200's handle offered (cuDNN 9.19; benchmarks/cudnn/records); assumed for other GPUs.
+Read off the plans that an H200's handle offered (cuDNN 9.19; lab/records/cudnn); assumed for other GPUs.
 """
 
 from __future__ import annotations
