@@ -11,7 +11,8 @@
 #   make site      build the documentation site in site/ (mkdocs-material)
 #   make accuracy  predict every training that was measured on a GPU, rewrite lab/pages/one-gpu.md and its figures, and
 #                  fail if errors grew (several minutes)
-#   make same      predict what lab/same has recorded, and show each figure that differs (ten minutes)
+#   make same      compute what lab/same has recorded, and show each figure that differs (ten minutes)
+#   make compiled  price the points of the shipped calibrations again, after a change of kernel costs (a minute)
 #   make keep-up   try the newest releases of the libraries; build/keep-up/report.md says what they change
 #   make speed     time the command line and compare it with importing the libraries
 #
@@ -40,7 +41,7 @@ DEV_SETUP := $(VENV)/.dev-setup-done
 DOCS_SETUP := $(VENV)/.docs-setup-done
 TORCHVISION := build/torchvision
 
-.PHONY: help setup demo test test-newest same keep-up check coverage format docs site accuracy speed clean
+.PHONY: help setup demo test test-newest same compiled keep-up check coverage format docs site accuracy speed clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -94,6 +95,9 @@ test-newest:
 
 same: $(TORCHVISION)/.done
 	$(BIN)/python lab/same/same.py
+
+compiled: $(SETUP)
+	$(BIN)/python lab/compile_calibrations.py
 
 keep-up: $(TORCHVISION)/.done
 	$(BIN)/python lab/keep_up/keep_up.py $(RELEASES)

@@ -139,9 +139,9 @@ def compare_predictions(
     sys.path.insert(0, str(SAME.parent))
     import same
 
-    path = folder / "predictions.jsonl"
+    path, pinned, newest = (folder / name for name in ("predictions.jsonl", "pinned.json", "newest.json"))
     path.unlink(missing_ok=True)
-    _output([python, SAME, "--write", "--sampled", "--record", path])
+    _output([python, SAME, "--write", "--sampled", "--record", path, "--allocations", newest])
     old, new = same.read(), same.read(path)
     different = {name: same.differences(old.get(name, {}), found) for name, found in new.items()}
     different = {name: lines for name, lines in different.items() if lines}
@@ -150,18 +150,10 @@ def compare_predictions(
     ]
     allocated = {}
     if moved:
-        before, after = (
-            _allocations(chosen, moved, folder / f"{part}.json")
-            for part, chosen in (("old", Path(sys.executable)), ("new", python))
-        )
+        _output([sys.executable, SAME, "--sampled", "--only", *moved, "--allocations", pinned])
+        before, after = (json.loads(file.read_text(encoding="utf-8")) for file in (pinned, newest))
         allocated = {name: sections.changes(before.get(name, []), after.get(name, [])) for name in moved}
     return different, allocated, len(new)
-
-
-def _allocations(python: Path, names: Sequence[str], path: Path) -> dict[str, list[list[Any]]]:
-    _output([python, SAME, "--allocations", path, "--only", *names])
-    found: dict[str, list[list[Any]]] = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 def _environment(folder: Path, requirements: Sequence[str]) -> Path:

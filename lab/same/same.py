@@ -1,4 +1,4 @@
-"""Check that predictions are what they were, to the last bit.
+"""Check that predictions, and the ingredients that they are made of, are what they were, to the last bit.
 
     python lab/same/same.py                     compare with predictions.jsonl; exit status 1 if any differs
     python lab/same/same.py --write             record them instead
@@ -34,13 +34,17 @@ SHOWN = 6
 def find_modules() -> None:
     """Let this process, or a worker, import the cases and the rows of the grid, and predict convolutions by rules."""
     os.environ.setdefault("TRAINATOMY_CUDNN", "none")  # not by the library of cuDNN that a build of torch brings
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch: each worker has a core, and threads wait for one
     sys.path[:0] = [str(HERE), str(HERE.parent / "accuracy")]
 
 
 def predict_case(name: str, in_detail: bool = False) -> Any:
-    """Predict the case of that name; see ``predicted.Predicted``."""
+    """Predict, or compute, the case of that name; see ``predicted.Predicted``."""
+    import ingredients
     import predicted
 
+    if name in ingredients.cases():
+        return predicted.Predicted(name, ingredients.figures(ingredients.cases()[name]()))
     commands = predicted.command_cases()
     if name in commands:
         return predicted.run_command(name, commands[name])
@@ -51,14 +55,16 @@ def predict_case(name: str, in_detail: bool = False) -> Any:
 def names_of(only: Sequence[str], *, sampled: bool = False) -> list[str]:
     """Return the names of the cases that contain one of the texts; all if there is none.
 
-    ``sampled`` leaves out most rows of the accuracy grid, by a hash of their names.
+    ``sampled`` leaves out the ingredients, and most rows of the accuracy grid by a hash of their names.
     """
+    import ingredients
     import predicted
 
     grid = [row.name for row in predicted.grid_rows()]
     if sampled:
         grid = [name for name in grid if not zlib.crc32(name.encode()) % GRID_SHARE]
     names = [*predicted.command_cases(), *(row.name for row in predicted.feature_rows()), *grid]
+    names = names if sampled else [*ingredients.cases(), *names]
     return [name for name in names if not only or any(text in name for text in only)]
 
 
@@ -113,10 +119,9 @@ def _change(old: Any, new: Any) -> str:
     return f"{old} -> {new}" + (f" ({new / old - 1:+.3%})" if relative < float("inf") else "")
 
 
-def _write_allocations(names: Sequence[str], jobs: int, path: Path) -> None:
+def _write_allocations(predictions: Sequence[Any], path: Path) -> None:
     rows = {
-        found.name: [[*place, *counts] for place, counts in sorted(found.allocations.items())]
-        for found in predict_all(names, jobs, in_detail=True)
+        found.name: [[*place, *counts] for place, counts in sorted(found.allocations.items())] for found in predictions
     }
     path.write_text(json.dumps(rows), encoding="utf-8")
 
@@ -127,26 +132,27 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="cases whose names contain a text")
     parser.add_argument("--sampled", action="store_true", help="one in six rows of the accuracy grid")
     parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help="recorded predictions")
-    parser.add_argument("--allocations", type=Path, metavar="FILE", help="write what is allocated instead")
+    parser.add_argument("--allocations", type=Path, metavar="FILE", help="write what is allocated; compare nothing")
     parser.add_argument("--jobs", type=int, default=2, metavar="N")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # transformers walks through sets of names of layers
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     find_modules()
     names = names_of(options.only, sampled=options.sampled)
-    if options.allocations:
-        _write_allocations(names, options.jobs, options.allocations)
-        return 0
-    found = {new.name: new.record() for new in predict_all(names, options.jobs)}
+    predictions = list(predict_all(names, options.jobs, in_detail=options.allocations is not None))
+    found = {new.name: new.record() for new in predictions}
     known = read(options.record)
+    if options.allocations:
+        _write_allocations(predictions, options.allocations)
     if options.write:
         write({**(known if options.only else {}), **found}, options.record)
+    if options.write or options.allocations:
         return 0
     different = {name: differences(known.get(name, {}), new) for name, new in sorted(found.items())}
     different = {name: lines for name, lines in different.items() if lines}
     for name, lines in different.items():
         print(name, *lines, sep="\n  ")
-    print(f"{len(found) - len(different)} of {len(found)} predictions are the same")
+    print(f"{len(found) - len(different)} of {len(found)} cases are the same")
     return 1 if different else 0
 
 

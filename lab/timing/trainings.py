@@ -64,7 +64,7 @@ def prediction(row: grid.Row, gpu_id: str) -> dict[str, Any]:
     gpu = find_gpu(gpu_id)
     workload = row.workload(HERE).model_copy(update={"gpu": gpu_id})
     simulation = simulate(workload, gpu)
-    return priced(row, workload, simulation, analysis_of(workload, simulation).driver_calls)
+    return priced(row, workload, simulation, analysis_of(workload, simulation, None).driver_calls)
 
 
 def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Sequence[Any]) -> dict[str, Any]:

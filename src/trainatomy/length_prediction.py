@@ -22,7 +22,7 @@ from trainatomy.workload.batching import batching_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.results.prediction import Prediction, RankPrediction
+    from trainatomy.results.prediction import Prediction
     from trainatomy.results.time import Time
     from trainatomy.simulator.lengths import Epochs
     from trainatomy.simulator.simulation import Simulation
@@ -62,11 +62,16 @@ def prediction_of_lengths(
         tell(f"replaying orders of the samples: {place + 1} of {len(chosen)}")
         replayed.append(_replayed(workload, epochs, order, replayed, len(chosen)))
     worst = worst_of(replayed)
-    prediction = _of_worst(workload, epochs, worst, timeline=timeline, started=started)
+    prediction = _of_worst(workload, epochs, worst, calibration, timeline=timeline, started=started)
     times = EpochTimes(workload, epochs, calibration, timed=timed)
     mean = times.mean()
     others = [
-        _of_rank(workload, epochs, worst_of([one for one in replayed if one.rank == rank]), timeline=timeline)
+        rank_prediction_of(
+            workload,
+            _up_to_peaks(epochs, worst_of([one for one in replayed if one.rank == rank])),
+            calibration=calibration,
+            timeline=timeline,
+        )
         for rank in (sorted({0, *ranks} - {worst.rank}) if ranks else ())
     ]
     return replace(
@@ -147,16 +152,17 @@ def _longest(order: Order) -> list[int]:
 
 
 def _of_worst(
-    workload: Workload, epochs: Epochs, worst: OrderPrediction, *, timeline: bool, started: float
+    workload: Workload,
+    epochs: Epochs,
+    worst: OrderPrediction,
+    calibration: Calibration | None,
+    *,
+    timeline: bool,
+    started: float,
 ) -> Prediction:
     """Return the prediction of the worst order, up to the step at which its peaks are reached."""
     simulation = _up_to_peaks(epochs, worst)
-    return prediction_of(workload, simulation, calibration=None, timed=False, timeline=timeline, started=started)
-
-
-def _of_rank(workload: Workload, epochs: Epochs, worst: OrderPrediction, *, timeline: bool) -> RankPrediction:
-    """Return the memory of a rank in the worst of its orders."""
-    return rank_prediction_of(workload, _up_to_peaks(epochs, worst), timeline=timeline)
+    return prediction_of(workload, simulation, calibration=calibration, timed=False, timeline=timeline, started=started)
 
 
 def _up_to_peaks(epochs: Epochs, worst: OrderPrediction) -> Simulation:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.operators.cost.nccl import collective_seconds
-from trainatomy.prediction import analysis_of, prediction_of, rank_prediction_of
+from trainatomy.prediction import analysis_of, prediction_of, rank_prediction_of, replayed_as
 from trainatomy.results.time import PacedStep, Pipeline
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def pipeline_prediction(
     found: dict[int, _Rank] = {}
     for stage in dict.fromkeys(alike):
         simulation = simulate_rank(stage * parallel.ranks_per_stage) if stage else first
-        found[stage] = _Rank(simulation, analysis_of(workload, simulation))
+        found[stage] = _Rank(simulation, analysis_of(workload, simulation, calibration))
     main = 0 if first_rank else max(found, key=lambda each: found[each].analysis.memory.device_bytes)
     in_order = [found[stage] for stage in alike]
     step = _step(workload, in_order, calibration) if timed else None
@@ -74,7 +74,9 @@ def pipeline_prediction(
         steps = (PacedStep(pace, _step(workload, in_order, calibration, pace).step_seconds) for pace in sorted(paces))
         prediction = replace(prediction, time=replace(prediction.time, at_paces=tuple(steps)))
     others = tuple(
-        rank_prediction_of(workload, each.simulation, timeline=timeline, analysis=each.analysis)
+        rank_prediction_of(
+            workload, each.simulation, calibration=calibration, timeline=timeline, analysis=each.analysis
+        )
         for stage, each in found.items()
         if stage != main
     )
@@ -100,23 +102,19 @@ def ranks_alike(parallel: ParallelSpec, layers: int) -> list[int]:
 
 def _step(workload: Workload, ranks: Sequence[_Rank], calibration: Calibration | None, pace: float = 1.0) -> Pipeline:
     """Return the time of a step of the whole pipeline, from what each rank does (equal ones repeated)."""
-    from trainatomy.timing.cost_model import tensor_cores_for_fp32
     from trainatomy.timing.pipeline import schedule, stage_seconds
     from trainatomy.training.parallel.schedule import order_of_work
-    from trainatomy.workload.loops import loop_of
 
-    parallel, gpu = workload.parallel, workload.resolve_gpu()
+    parallel = workload.parallel
     seconds = {
         id(rank): stage_seconds(
             rank.simulation.operations,
-            gpu,
-            loop=loop_of(workload).cpu_costs,
-            tf32=tensor_cores_for_fp32(workload.train.tf32, rank.simulation.torch_version),
+            workload.resolve_gpu(),
             ranks=parallel.pp_size,
             calibration=calibration,
             driver_calls=rank.analysis.driver_calls,
-            links=parallel.links(gpu),
             pace=pace,
+            **replayed_as(workload, rank.simulation),
         )
         for rank in {id(rank): rank for rank in ranks}.values()
     }

@@ -84,7 +84,7 @@ def prediction_of(
             (``Memory.skipped_steps``), and sizes that are padded (``Prediction.paddings``).
     """
     gpu = workload.resolve_gpu()
-    analysis = analysis or analysis_of(workload, simulation, layouts=layouts)
+    analysis = analysis or analysis_of(workload, simulation, calibration, layouts=layouts)
     if (executed := _EXECUTED.get()) is not None:
         executed.append(Executed(workload, simulation, analysis))
     memory = analysis.memory
@@ -125,12 +125,14 @@ def prediction_of(
     )
 
 
-def analysis_of(workload: Workload, simulation: Simulation, *, layouts: bool = False) -> MemoryAnalysis:
-    """Return the analysis of what a simulated process holds on its GPU."""
+def analysis_of(
+    workload: Workload, simulation: Simulation, calibration: Calibration | None, *, layouts: bool = False
+) -> MemoryAnalysis:
+    """Return the analysis of what a simulated process holds on its GPU; arguments as those of ``prediction_of``."""
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
     gpu_bytes = workload.resolve_gpu().memory_bytes
-    clock = _clock(workload, simulation)
+    clock = _clock(workload, simulation, calibration)
     found = analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, clock, layouts=layouts)
     if not layouts or workload.skipped_steps or found.out_of_memory is not None or found.memory.num_alloc_retries:
         return found
@@ -138,7 +140,7 @@ def analysis_of(workload: Workload, simulation: Simulation, *, layouts: bool = F
     return replace(found, memory=replace(found.memory, skipped_steps=skipped))
 
 
-def _clock(workload: Workload, simulation: Simulation) -> StepClock | None:
+def _clock(workload: Workload, simulation: Simulation, calibration: Calibration | None) -> StepClock | None:
     """Return the clock of the releases that depend on timing; None where none does, or times are not known.
 
     With DeepSpeed they are made at once: its Python takes so long that the GPU is done by then, which predicted times
@@ -148,7 +150,7 @@ def _clock(workload: Workload, simulation: Simulation) -> StepClock | None:
     on_time = not trace.stream_uses and not trace.collectives
     if on_time or not operations.operations or workload.train.deepspeed is not None:
         return None
-    timed, seconds = timed_step(workload, simulation)
+    timed, seconds = timed_step(workload, simulation, calibration)
     return StepClock(trace, timed, operations.step, seconds)
 
 
@@ -196,10 +198,15 @@ def replayed_as(workload: Workload, simulation: Simulation) -> dict[str, Any]:
 
 
 def rank_prediction_of(
-    workload: Workload, simulation: Simulation, *, timeline: bool, analysis: MemoryAnalysis | None = None
+    workload: Workload,
+    simulation: Simulation,
+    *,
+    calibration: Calibration | None,
+    timeline: bool,
+    analysis: MemoryAnalysis | None = None,
 ) -> RankPrediction:
     """Return the memory of the rank that was simulated; the arguments are those of ``prediction_of``."""
-    gpu, analysis = workload.resolve_gpu(), analysis or analysis_of(workload, simulation, layouts=True)
+    gpu, analysis = workload.resolve_gpu(), analysis or analysis_of(workload, simulation, calibration, layouts=True)
     return RankPrediction(
         rank=simulation.trace.rank,
         fits=analysis.out_of_memory is None,

@@ -74,7 +74,7 @@ def breakdown_of(
     from trainatomy.workload.encoder_layer import is_encoder_layer
 
     gpu, trace, operations = workload.resolve_gpu(), simulation.trace, simulation.operations
-    memory = analysis or analysis_of(workload, simulation)
+    memory = analysis or analysis_of(workload, simulation, calibration)
     tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=workload.parallel.links(gpu))
     predicted = _predict_times(operations, cost_model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +16,7 @@ from spread import workload as described
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
-from trainatomy.pipeline_prediction import ranks_alike
+from trainatomy.pipeline_prediction import pipeline_prediction, ranks_alike
 from trainatomy.results.pipeline import Work
 from trainatomy.results.plan import GroupUse
 from trainatomy.timing.pipeline import StageSeconds, schedule
@@ -387,3 +388,21 @@ def test_models_that_cannot_be_divided_are_named(model: dict[str, Any], message:
     given = workload().to_mapping() | {"model": model}
     with pytest.raises(WorkloadError, match=message):
         predict(Workload.from_mapping(given), timed=False)
+
+
+def test_a_function_that_returns_batches_saves_a_pipeline_collating_them() -> None:
+    made = workload()
+    seconds = []
+    for changed in (made, made.replace("data.factory", "own.py:batch")):
+        found = pipeline_prediction(
+            changed,
+            partial(simulated, made),  # the operations are the same
+            calibration=None,
+            timed=True,
+            timeline=False,
+            started=0.0,
+            first_rank=True,
+        )
+        assert found.time is not None
+        seconds.append(found.time.step_seconds)
+    assert seconds[1] < seconds[0]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trainatomy.api.predicting import predict
+from trainatomy.catalog.calibrations import SCHEMA, parse
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.links import links_of
 from trainatomy.operators.cost.nccl import collective_seconds
@@ -29,6 +30,7 @@ CONFIG = {
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
 }
+PRODUCT = "aten::mm(f32[4096,4096],f32[4096,4096])->f32[4096,4096]"
 
 
 def workload(**parallel: Any) -> Workload:
@@ -119,6 +121,18 @@ def test_memory_of_fsdp1_depends_on_timing() -> None:
     peaks = predict(workload(gpus=4, strategy="fsdp1"), timed=False).memory.range
     assert peaks is not None and peaks.reserved_bytes[0] < peaks.reserved_bytes[1]
     assert predict(workload(gpus=4, strategy="fsdp2"), timed=False).memory.range is None
+
+
+def test_a_calibration_tells_when_memory_of_fsdp1_is_released() -> None:
+    content = {
+        "schema": SCHEMA,
+        "environment": {"gpu": "NVIDIA H200", "capability": [9, 0], "date": "2026-11-29"},
+        "sections": {"kernels": {"points": [{"call": PRODUCT, "us": 1e6, "kernels": 1}]}},
+    }
+    described = workload(gpus=4, strategy="fsdp1")
+    usual, slow = predict(described), predict(described, calibration=parse(content, "a slow GPU"))
+    assert usual.memory.range is not None and usual.memory.range == slow.memory.range
+    assert usual.memory.peak_reserved_bytes < slow.memory.peak_reserved_bytes <= slow.memory.range.reserved_bytes[1]
 
 
 def test_offloaded_shards_cross_the_bus_while_the_cpu_goes_on() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -413,3 +416,32 @@ for _ in range(4):
     found = run_script(TRAINING + text, steps=20).prediction
     assert found is not None and found.script is not None
     assert found.script.steps == 7
+
+
+@pytest.mark.parametrize(("text", "code"), [("import transformers\n", MissingLibrary.exit_code), ("", 0)])
+def test_a_script_that_imports_a_transformers_that_is_too_old_is_told_the_oldest(
+    tmp_path: Path, text: str, code: int
+) -> None:
+    libraries = tmp_path / "libraries"
+    package, described = libraries / "transformers", libraries / "transformers-5.0.0.dist-info"
+    package.mkdir(parents=True)
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 5.0.0\n")
+    (package / "dependency_versions_table.py").touch()
+    (package / "__init__.py").write_text(
+        "from . import dependency_versions_table\nraise ImportError('tokenizers is too new')\n"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(text + LOOP + MODEL + "train(model, optimizer, 5)\n")
+    path = os.pathsep.join([str(libraries), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "trainatomy", "run", "--gpu", "t4", str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    told = "train.py:1: trainatomy needs transformers 5.1 or later, found 5.0.0: pip install --upgrade transformers"
+    assert (told in done.stderr) == bool(text)

@@ -17,7 +17,8 @@ QWEN = {"class": "Qwen2ForCausalLM", "config": {**SIZES, "num_hidden_layers": 1,
 def noted(gpu: str = "a100-80gb", model: dict[str, Any] | None = None, **sections: Any) -> list[str]:
     train = {"per_device_train_batch_size": 2, **sections.pop("train", {})}
     data = {"sequence_length": 64, **sections.pop("data", {})}
-    described = {"model": {**QWEN, **(model or {})}, "data": data, "train": train, "gpu": gpu, "steps": 1, **sections}
+    described = {"model": {**QWEN, **(model or {})}, "data": data, "train": train, "gpu": gpu, "steps": 1}
+    described |= {"software": {"torch": "2.13"}, **sections}
     notes = simulated(Workload.from_mapping(described)).notes
     return [note for note in notes if isinstance(note, LeadingNote) and "stores all its scores" in note]
 
@@ -27,6 +28,7 @@ def test_samples_of_equal_length_have_no_mask() -> None:
     assert noted("t4", train={"fp16": True})
     assert noted(data={"attention_mask": True}), "a mask of ones is left out"
     assert noted(data={"padding": True}) == []
+    assert noted(software={"torch": "2.14"}) == [], "its memory-efficient kernel takes grouped queries"
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,17 @@ def test_tf32_defaults_to_the_share_of_16_bits():
     assert extrapolation.products["tf32"] == pytest.approx(attained["h200"]["tf32"] / attained["a100-40gb"]["half"])
 
 
+@pytest.mark.parametrize(("rate", "kind"), [("bf16", "half"), ("tf32", "tf32"), ("fp32", "fp32")])
+def test_grouped_products_and_convolutions_are_scaled_by_their_precision(rate: str, kind: str) -> None:
+    target = find_gpu("rtx-4090")
+    extrapolation = extrapolation_between(H200, target)
+    for family in ("grouped.kernel.nn", "convolution.forward.spatial.last"):
+        work = KernelWork(family, (), 1e12, rate, 1e6, 1, 1e-2)
+        taken = extrapolation.arithmetic_seconds(work, 1e-2, chip_of(target, tf32=True))
+        assert taken == pytest.approx(1e-2 * extrapolation.products[kind])
+    assert extrapolation.products["tf32"] < extrapolation.products["fp32"]
+
+
 def test_older_kernels_lose_nothing_on_older_gpus():
     product = KernelWork("matmul.half_odd.plain.nn.alone", (), 1e12, "fp16", 1e6, 1, 1e-2)
     a100, h100 = find_gpu("a100-80gb"), find_gpu("h100-sxm")

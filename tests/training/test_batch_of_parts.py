@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -153,13 +154,17 @@ def test_models_of_several_parts_take_the_batch_that_is_made(name: str, config: 
     [
         ("EncoderDecoderModel", {"encoder": 3, "decoder": 3}, "EncoderDecoderConfig"),
         ("MusicgenForConditionalGeneration", {"text_encoder": 3}, "MusicgenConfig"),
+        ("MusicgenForConditionalGeneration", {"text_encoder": {"d_model": "wide"}}, "MusicgenConfig"),
     ],
 )
 def test_a_model_of_others_without_their_configurations_is_a_workload_error(
     class_name: str, config: dict[str, Any], configuration: str
 ) -> None:
-    with pytest.raises(WorkloadError, match=rf"model\.config: {configuration} refuses these values"):
+    with pytest.raises(WorkloadError, match=rf"model\.config: {configuration} refuses these values") as refused:
         build_model(Workload.from_mapping({"model": {"class": class_name, "config": config}}))
+    assert re.search(
+        r"^[^\n]*\. Give others in model\.config, or install the release of transformers .*\)$", str(refused.value)
+    )
 
 
 def test_parts_of_different_width_are_named() -> None:

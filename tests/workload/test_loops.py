@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import get_args
 
 import pytest
 
 from trainatomy.catalog.hosts import reference_host
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.loops import LOOPS, loop_of
+from trainatomy.workload.loops import LOOPS, LoopName, loop_of
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.train import TrainSpec
 
@@ -31,6 +32,10 @@ def test_a_loop_can_be_imported_and_has_cpu_costs(name: str) -> None:
     assert callable(loop.function())
     costs = reference_host().microseconds
     assert all(loop.cpu_costs in costs[part] for part in ("step", "micro_step", "parameter_step", "sample"))
+
+
+def test_the_schema_takes_the_names_of_the_loops_that_train() -> None:
+    assert get_args(LoopName) == tuple(loop.name for loop in LOOPS.values() if loop.trains)
 
 
 def test_the_mode_decides_before_the_loop() -> None:

@@ -2,20 +2,26 @@
 
 The functions with keywords are for users.  Those that take one value of options (``predict_comparison``,
 ``search_settings`` and others) are for the command line, which has checked its own.
+
+Names are resolved when they are first used (PEP 562), so that a prediction loads no search.
 """
 
 from __future__ import annotations
 
-from trainatomy.api.comparing import compare, compare_gpus, measure_comparison, predict_comparison, predict_gpus
-from trainatomy.api.detailing import predict_in_detail
-from trainatomy.api.diagnosing import diagnose
-from trainatomy.api.fitting import fit, fit_gpus, measure_fit, why_out_of_memory
-from trainatomy.api.keywords import Batch
-from trainatomy.api.loading import time_loader
-from trainatomy.api.measuring import calibrate, measure, measure_and_record, this_gpu
-from trainatomy.api.operations import ops
-from trainatomy.api.predicting import predict
-from trainatomy.api.searching import SearchRequest, search_gpus, search_remedies, search_settings
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainatomy.api.comparing import compare, compare_gpus, measure_comparison, predict_comparison, predict_gpus
+    from trainatomy.api.detailing import predict_in_detail
+    from trainatomy.api.diagnosing import diagnose
+    from trainatomy.api.fitting import fit, fit_gpus, measure_fit, why_out_of_memory
+    from trainatomy.api.keywords import Batch
+    from trainatomy.api.loading import time_loader
+    from trainatomy.api.measuring import calibrate, measure, measure_and_record, this_gpu
+    from trainatomy.api.operations import ops
+    from trainatomy.api.predicting import predict
+    from trainatomy.api.searching import SearchRequest, search_gpus, search_remedies, search_settings
 
 __all__ = [
     "Batch",
@@ -42,3 +48,51 @@ __all__ = [
     "time_loader",
     "why_out_of_memory",
 ]
+
+_NAMES_BY_MODULE = {
+    "comparing": (
+        "compare",
+        "compare_gpus",
+        "measure_comparison",
+        "predict_comparison",
+        "predict_gpus",
+    ),
+    "detailing": ("predict_in_detail",),
+    "diagnosing": ("diagnose",),
+    "fitting": (
+        "fit",
+        "fit_gpus",
+        "measure_fit",
+        "why_out_of_memory",
+    ),
+    "keywords": ("Batch",),
+    "loading": ("time_loader",),
+    "measuring": (
+        "calibrate",
+        "measure",
+        "measure_and_record",
+        "this_gpu",
+    ),
+    "operations": ("ops",),
+    "predicting": ("predict",),
+    "searching": (
+        "SearchRequest",
+        "search_gpus",
+        "search_remedies",
+        "search_settings",
+    ),
+}
+_MODULES = {name: f"trainatomy.api.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that defines ``name``; raises ``AttributeError`` for other names."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

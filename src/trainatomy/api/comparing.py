@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.api.keywords import with_settings
 from trainatomy.api.predicting import predict_row
+from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.runs.options import COMPARED_PACES, PredictOptions, RunOptions
 from trainatomy.workload.global_batch import with_effective_batch_size
@@ -80,7 +81,7 @@ def compare(
             records cannot be written.
         ComparisonInterrupted: A ``KeyboardInterrupt`` that carries the comparison so far.
     """
-    predict_options = PredictOptions(timeline, True, trust_remote_code, calibration)
+    predict_options = PredictOptions(timeline, True, trust_remote_code, resolve_calibration(calibration))
     run_options = RunOptions(repeat, store, group, fresh, time_limit, keep_gpus=gpu is not None)
     changed: Sequence[Workload] = [with_settings(workload, settings, gpu) for workload in workloads]
     if effective_batch_size is not None:
@@ -125,7 +126,7 @@ def compare_gpus(
     Raises:
         TrainatomyError: The errors of ``predict``, if it cannot be predicted for any of the GPUs.
     """
-    options = PredictOptions(False, True, trust_remote_code, calibration)
+    options = PredictOptions(False, True, trust_remote_code, resolve_calibration(calibration))
     return predict_gpus(
         with_settings(workload, settings), gpus, options, costs_per_hour, jobs=jobs, executor=executor, keep=keep
     )
@@ -142,7 +143,6 @@ def predict_gpus(
     keep: Path | str | None = None,
 ) -> Comparison:
     """Predict a training on several GPUs (see ``compare_gpus``)."""
-    from trainatomy.catalog.calibrations import resolve_calibration
     from trainatomy.catalog.gpus import find_gpu
     from trainatomy.catalog.gpus import gpus as all_gpus
     from trainatomy.runs.comparison import gather
@@ -150,8 +150,7 @@ def predict_gpus(
     chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
     costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
     workloads = [workload.replace({"gpu": each.id, "name": each.name}) for each in chosen]
-    loaded = replace(options, calibration=resolve_calibration(options.calibration))
-    predictions = _predict_rows(workloads, loaded, jobs, executor, keep)
+    predictions = _predict_rows(workloads, options, jobs, executor, keep)
     if all(isinstance(each, TrainatomyError) for each in predictions):
         raise next(each for each in predictions if isinstance(each, TrainatomyError))
     return replace(gather(workloads, predictions), is_across_gpus=True, costs_per_hour=costs)
@@ -169,7 +168,8 @@ def predict_comparison(
     from trainatomy.runs.comparison import gather
     from trainatomy.runs.published import published
 
-    predictions = _predict_rows(workloads, options.for_workloads(workloads), jobs, executor, keep)
+    options.check(workloads)
+    predictions = _predict_rows(workloads, options, jobs, executor, keep)
     for each in predictions:
         if isinstance(each, TrainatomyError):
             raise each
@@ -187,12 +187,10 @@ def measure_comparison(
     progress: Callable[[Finished], None] | RunObserver | None = None,
 ) -> Comparison:
     """Predict several workloads, run them on this machine's GPU, and return both side by side (see ``compare``)."""
-    from trainatomy.catalog.calibrations import resolve_calibration
     from trainatomy.runs.comparison import prepare
     from trainatomy.runs.plan import observer_of
 
-    calibration = resolve_calibration(predict_options.calibration)
-    options = replace(predict_options, calibration=calibration, host_paces=COMPARED_PACES)
+    options = replace(predict_options, host_paces=COMPARED_PACES)
     run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs, executor, keep), run_options)
     return run.run(observer_of(progress))
 

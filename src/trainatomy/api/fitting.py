@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.api.comparing import measure_comparison
 from trainatomy.api.measuring import this_gpu
 from trainatomy.api.searching import SearchRequest, search_gpus, search_remedies, search_settings
+from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.errors import WorkloadError
 from trainatomy.runs.options import PredictOptions, RunOptions
 from trainatomy.workload.schema import Workload
@@ -91,7 +92,7 @@ def fit(
             "model.factory builds it"
         )
     gpu = gpu or (this_gpu() if measure else None)
-    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
+    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
     options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep), exhaustive, prices, can_apply)
     request = SearchRequest(what, options, predict_options, batch, optimizer, gpu, settings, jobs, progress, executor)
     found = search_settings(request, maximize)
@@ -140,7 +141,7 @@ def fit_gpus(
     """
     from trainatomy.search.options import SearchOptions
 
-    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
+    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
     options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep))
     request = SearchRequest(what, options, predict_options, batch, optimizer, None, settings, jobs, progress, executor)
     return search_gpus(request, gpus, costs_per_hour)
@@ -184,7 +185,7 @@ def why_out_of_memory(
     """
     from trainatomy.search.options import SearchOptions
 
-    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
+    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
     options = SearchOptions(headroom=headroom, keep=tuple(keep))
     request = SearchRequest(what, options, predict_options, batch, optimizer, gpu, settings, jobs, progress, executor)
     return search_remedies(request, prediction)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.api.keywords import Batch, changed, check_keywords, with_batch
+from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.errors import WorkloadError
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs.options import PredictOptions
@@ -77,11 +78,14 @@ def predict(
         SimulationError: An operation needs data that a run without a GPU does not have.
     """
     started = time.perf_counter()
-    options = PredictOptions(timeline, timed, trust_remote_code, calibration, tuple(ranks), tuple(host_paces), layouts)
+    options = PredictOptions(
+        timeline, timed, trust_remote_code, resolve_calibration(calibration), tuple(ranks), tuple(host_paces), layouts
+    )
     if isinstance(what, Workload):
         check_keywords(batch, optimizer)
         workload, make_batch = with_batch(changed(what, optimizer, gpu, settings), batch, settings)
-        options = options.for_workloads([workload])
+        options.check([workload])
+        _refuse_missing(workload, options.ranks)
         if workload.parallel.pp_size > 1:
             return _with_other_ranks(
                 _predict_pipeline(workload, make_batch, options, started), workload, make_batch, options, started
@@ -92,13 +96,13 @@ def predict(
     else:
         from trainatomy.simulator.live import described
 
+        if ranks:
+            raise WorkloadError("ranks: a live module is predicted on one GPU; describe the training by a workload")
         workload, make_batch = described(what, batch, optimizer, gpu, settings)
-        options = options.for_workloads([workload])
+        options.check([workload])
         if workload.data.varies:
             return _predict_lengths(workload, make_batch, options, started, on_progress, module=what)
         simulation = _simulate_module(what, workload, make_batch, options)
-        if ranks:
-            raise WorkloadError("ranks: a live module is predicted on one GPU; describe the training by a workload")
     prediction = _assemble(workload, simulation, options, started)
     return _with_other_ranks(prediction, workload, make_batch, options, started) if ranks else prediction
 
@@ -122,7 +126,6 @@ def _with_other_ranks(
     from trainatomy.prediction import rank_prediction_of
     from trainatomy.simulator.simulate import simulate, topology_of
 
-    _refuse_missing(workload, options.ranks)
     found = list(prediction.other_ranks)
     for rank in dict.fromkeys(rank for rank in options.ranks if rank not in prediction.ranks):
         simulation = simulate(
@@ -133,7 +136,9 @@ def _with_other_ranks(
             operations=False,
             topology=topology_of(workload, rank),
         )
-        found.append(rank_prediction_of(workload, simulation, timeline=options.timeline))
+        found.append(
+            rank_prediction_of(workload, simulation, calibration=options.calibration, timeline=options.timeline)
+        )
     return replace(prediction, other_ranks=tuple(found), seconds_taken=time.perf_counter() - started)
 
 
@@ -143,11 +148,10 @@ def _predict_pipeline(
     """Return the prediction of a pipeline: of rank 0 if ranks are asked for, else of the fullest one."""
     from trainatomy.pipeline_prediction import pipeline_prediction
 
-    loaded: Any = options.calibration
     return pipeline_prediction(
         workload,
         partial(_simulate_workload, workload, make_batch, options),
-        calibration=loaded,
+        calibration=options.calibration,
         timed=options.timed,
         timeline=options.timeline,
         started=started,
@@ -178,11 +182,10 @@ def predict_module(
 def _assemble(workload: Workload, simulation: Simulation, options: PredictOptions, started: float) -> Prediction:
     from trainatomy.prediction import prediction_of
 
-    loaded: Any = options.calibration
     found = prediction_of(
         workload,
         simulation,
-        calibration=loaded,
+        calibration=options.calibration,
         timed=options.timed,
         timeline=options.timeline,
         started=started,
@@ -212,7 +215,6 @@ def _predict_lengths(
 
     if make_batch is not None:
         raise WorkloadError("data.lengths: cannot be combined with a batch, which has one length", key="data.lengths")
-    _refuse_missing(workload, options.ranks)
     tell = on_progress or (lambda message: None)
     run = partial(
         simulate_lengths,
@@ -223,11 +225,10 @@ def _predict_lengths(
         operations=options.timed,
         tell=tell,
     )
-    calibration: Any = options.calibration
     return prediction_of_lengths(
         workload,
         run() if module is not None else shared_simulation(workload, (options.trust_remote_code, options.timed), run),
-        calibration=calibration,
+        calibration=options.calibration,
         timed=options.timed,
         timeline=options.timeline,
         started=started,

@@ -65,8 +65,7 @@ def search_settings(request: SearchRequest, goal: Goal = "throughput") -> Fit:
         found = run(workload, goal, options, pool, request.observer)
     if not workload.data.varies or not isinstance(request.what, Workload) or found.interrupted:
         return found
-    loaded = request.predict_options.for_workloads([workload])
-    return with_all_lengths(found, partial(predict_row, loaded))
+    return with_all_lengths(found, partial(predict_row, request.predict_options))
 
 
 def search_gpus(
@@ -112,7 +111,8 @@ def _of_workload(what: Workload, request: SearchRequest) -> Iterator[tuple[Workl
     workload = with_settings(what, {**request.settings, **optimizer}, request.gpu)
     if request.batch is not None:
         raise WorkloadError("batch: only a module takes one; name data.factory in the workload", key="data")
-    options = replace(request.predict_options.for_workloads([workload]), layouts=False, timeline=True)
+    request.predict_options.check([workload])
+    options = replace(request.predict_options, layouts=False, timeline=True)
     with prediction_pool(
         partial(predict_candidate, partial(predict_row, options)), request.jobs, request.executor
     ) as pool:
@@ -134,7 +134,8 @@ def _of_module(module: nn.Module, request: SearchRequest) -> tuple[Workload, Pre
     if isinstance(batch, Mapping) and "per_device_train_batch_size" not in settings:
         rows = next(len(value) for value in batch.values() if getattr(value, "ndim", 0))
         workload = workload.replace("train.per_device_train_batch_size", rows)
-    options = replace(request.predict_options.for_workloads([workload]), layouts=False, timeline=True)
+    request.predict_options.check([workload])
+    options = replace(request.predict_options, layouts=False, timeline=True)
     return workload, PredictionPool(
         partial(predict_candidate, partial(predict_module, module, make_batch, options)), None, 1
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 
 import typer
 
+from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -179,7 +180,7 @@ def compare(
         flags.pop("gpu", None)
         refuse_together({"several GPUs or --price": True, "--measure": measure, "--sweep": bool(sweep)})
     workloads = _rows(several_workloads(files, flags, today=measure), sweep or (), effective_batch_size)
-    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
+    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
     run_options = RunOptions(
         repeat=repeat,
         store=records,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
+from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -240,7 +241,7 @@ def fit(
     workload = one_workload(file, flags)
     allowed = cast("tuple[Permission, ...]", names(allow))
     options = SearchOptions(effective_batch_size, share(headroom), allowed, keys(keep), exhaustive)
-    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration)
+    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
     count = jobs if jobs or executor else jobs_for(MANY_CANDIDATES)
     with quiet_libraries(debug=debug), SearchProgress(workload.display_name) as progress:
         if executor is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -69,7 +70,7 @@ def measure(
 
         run = api.measure_and_record(
             workload,
-            PredictOptions(trust_remote_code=trust_remote_code, calibration=calibration),
+            PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration)),
             RunOptions(
                 store=records,
                 time_limit=time_limit,

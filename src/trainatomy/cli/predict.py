@@ -29,11 +29,8 @@ from trainatomy.cli.values import prices, whole_numbers
 from trainatomy.cli.workload_options import with_workload_options
 from trainatomy.cli.workloads import one_workload
 from trainatomy.errors import DoesNotFit
-from trainatomy.reporters.json import to_json
-from trainatomy.reporters.text.fit import shortage_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
-from trainatomy.search.options import refusal, unsupported_precision
 
 if TYPE_CHECKING:
     from trainatomy.results.fit import Shortage
@@ -114,16 +111,23 @@ def predict(
     write_report(page, prediction, is_opened=open_report, detail=detail)
     if detail is not None:
         write_exports(prediction, detail, trace, snapshot)
-    refused = None if prediction.fits else refusal(workload)
-    shortage = None
+    refused = shortage = None
+    if not prediction.fits:
+        from trainatomy.search.options import refusal
+
+        refused = refusal(workload)
     if why_oom and not prediction.fits and refused is None:
         shortage = _shortage(workload, whole, calibration, trust_remote_code, debug)
     if json:
+        from trainatomy.reporters.json import to_json
+
         found = to_json(prediction, version=json_version)
         show_json(found if shortage is None else {**found, "shortage": to_json(shortage)})
     else:
         show(prediction_page(prediction, cost_per_hour, with_sources=sources))
         if shortage is not None:
+            from trainatomy.reporters.text.fit import shortage_page
+
             show(shortage_page(shortage))
         elif not prediction.fits and refused is None:
             note(hint(workload))
@@ -148,6 +152,8 @@ def _cost_per_hour(workload: Workload, price: list[str] | None) -> float | None:
 
 def hint(workload: Workload) -> str:
     """Return which commands say what would fit, as they work for a training."""
+    from trainatomy.search.options import unsupported_precision
+
     allowed = "" if unsupported_precision(workload) is None else " --allow precision"
     return (
         f"`trainatomy fit{allowed}` finds settings that fit; --why-oom lists every change that would make this one fit"

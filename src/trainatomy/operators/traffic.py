@@ -14,7 +14,8 @@ from trainatomy.operators.operator import Operator
 from trainatomy.operators.registry import find
 from trainatomy.results.operations import Array, Call
 
-_COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
+COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
+"""Operators that may copy between host memory and GPU memory."""
 
 
 class Traffic(NamedTuple):
@@ -47,7 +48,7 @@ def traffic(call: Call) -> Traffic:
 
 def crosses(call: Call) -> bool:
     """Return whether a call copies between host memory and GPU memory."""
-    return call.name in _COPIES and len({array.on_host for array in (*call.inputs, *call.outputs)}) == 2
+    return call.name in COPIES and len({array.on_host for array in (*call.inputs, *call.outputs)}) == 2
 
 
 def is_asynchronous(call: Call) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
@@ -27,7 +27,7 @@ class PredictOptions:
         timeline: Include memory by component over the step.
         timed: Predict the time of a step; False predicts memory only, which is somewhat faster.
         trust_remote_code: Run the code that comes with a model on the hub.
-        calibration: A calibration or its file, for the timing model; None for the one that ships.
+        calibration: A calibration for the timing model; None for the one that ships.
         ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
         host_paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
         layouts: Try other addresses of segments; False is somewhat faster, for one of many candidates.
@@ -36,18 +36,14 @@ class PredictOptions:
     timeline: bool = False
     timed: bool = True
     trust_remote_code: bool = False
-    calibration: Calibration | Path | str | None = None
+    calibration: Calibration | None = None
     ranks: tuple[int, ...] = ()
     host_paces: tuple[float, ...] = ()
     layouts: bool = True
 
-    def for_workloads(self, workloads: Sequence[Workload]) -> PredictOptions:
-        """Return the options with the calibration loaded, once it is known to apply to the workloads' GPUs.
-
-        Raises:
-            WorkloadError: The calibration cannot be read, or does not apply.
-        """
-        return replace(self, calibration=load_calibration(self.calibration, workloads))
+    def check(self, workloads: Sequence[Workload]) -> None:
+        """Raise ``WorkloadError`` where the calibration does not apply to the workloads' GPUs."""
+        load_calibration(self.calibration, workloads)
 
     def keywords(self, workload: Workload) -> dict[str, Any]:
         """Return the keywords of ``trainatomy.predict``; a calibration does not apply to the libraries of 2022."""

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trainatomy.allocator.sizes import round_up
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation.arguments import ceil_div, round_up
+from trainatomy.operators.allocation.arguments import ceil_div
 from trainatomy.operators.allocation.attention import key_splits
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.whole import one_operation

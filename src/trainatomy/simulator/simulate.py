@@ -150,40 +150,40 @@ def simulate(
         simulate, gpu=gpu, model=model, make_batch=make_batch, trust_remote_code=trust_remote_code, topology=topology
     )
     rank = 0 if topology is None else topology.rank
-    with continued(workload, files, once, rank) as (workload, files), isolated():
-        _prepare(workload)
-        seed_host(workload.train.seed)  # a model may be built at random
-        process = _process_on(gpu, processor, topology or topology_of(workload), workload)
+    with continued(workload, files, once, rank) as (training, found_files), isolated():
+        _prepare(training)
+        seed_host(training.train.seed)  # a model may be built at random
+        process = _process_on(gpu, processor, topology or topology_of(training), training)
         process.recorder.operations.wanted = operations
         selections: dict[str, None] = {}
         process.recorder.sizes.assumes = lambda name: selections.setdefault(
             f"{name} in {process.modules.current() or 'the training loop'}"
         )
-        files.open(process)
-        steps = steps or steps_needed(workload)
+        found_files.open(process)
+        steps = steps or steps_needed(training)
         with (
-            software_of(workload.era),
-            optimizer_library(workload, process),
-            _pauses(workload, process, files),
-            attention_library(workload, processor),
+            software_of(training.era),
+            optimizer_library(training, process),
+            _pauses(training, process, found_files),
+            attention_library(training, processor),
         ):
-            built = _build(workload, model, trust_remote_code)
-            described = describe(workload, built) if _changes_when_spread(workload, built) else None
-            with quantised_kernels(process, outlier_columns(workload), quantising_libraries(workload, built)):
-                built = _execute(workload, process, built, steps, make_batch, watch)
+            built = _build(training, model, trust_remote_code)
+            described = describe(training, built) if _changes_when_spread(training, built) else None
+            with quantised_kernels(process, outlier_columns(training), quantising_libraries(training, built)):
+                built = _execute(training, process, built, steps, make_batch, watch)
         if processor.cudnn is not None:
             calls, settings = process.recorder.operations.operations.calls, settings_of_plans(processor)
             say_plans(calls, processor.cudnn, gpu.capability, **settings)
     process.notes.extend(selection_notes(tuple(selections)))
     if process.misses_a_mask and make_batch is None:
-        process.notes.extend(mask_notes(workload))
-    if workload.parallel.enable_expert_parallel and masks_rows(built):
-        share_rows(process.recorder.operations.operations, workload.parallel.tp_size)
-    goes_on = workload.mode == "training" and workload.steps is None and watch is Watcher and not workload.pauses
-    trace = with_skipped_steps(process.trace, workload.skipped_steps, after=int(goes_on))
+        process.notes.extend(mask_notes(training))
+    if training.parallel.enable_expert_parallel and masks_rows(built):
+        share_rows(process.recorder.operations.operations, training.parallel.tp_size)
+    goes_on = training.mode == "training" and training.steps is None and watch is Watcher and not training.pauses
+    trace = with_skipped_steps(process.trace, training.skipped_steps, after=int(goes_on))
     trace = with_further_steps(trace, process.allocator()) if goes_on else trace
-    shapes = batch_shapes(built, workload.batch_size * workload.parallel.devices)
-    return _result(workload, process, trace, described or describe(workload, built), steps, files, shapes)
+    shapes = batch_shapes(built, training.batch_size * training.parallel.devices)
+    return _result(training, process, trace, described or describe(training, built), steps, found_files, shapes)
 
 
 def _version(process: SimulatedProcess) -> str | None:

@@ -1,6 +1,7 @@
 """The timing model: predict how long one rank's training step takes, on the CPU and on its GPU.
 
 cost_model.py      GPU time of one operation: a physical estimate times an efficiency measured by a calibration
+efficiency.py      the efficiencies of kernel families by the points of a calibration; compiled.py: those that ship
 extrapolation.py   the efficiencies of one GPU applied to another
 launch.py          CPU time to launch each operation, and the training loop's own CPU time
 driver.py          CPU time of cudaMalloc and cudaFree

@@ -22,6 +22,7 @@ from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.chips import chip_of
+from trainatomy.timing.compiled import compiled_points
 from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoints, FamilyPoints, physical_seconds
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
 from trainatomy.timing.power import joules_of
@@ -125,7 +126,7 @@ class CostModel:
         """
         if not self.calibrated or not work.family.startswith(PRODUCTS) or not isinstance(self.points, EfficiencyPoints):
             return 0.0
-        return work.flop / (self.chip.rate(work.rate) * self.points.largest_share(work.rate))
+        return work.flop / (self.chip.rate(work.rate) * self.points.largest_shares.get(work.rate, 1.0))
 
     def _measured_efficiency(self, work: KernelWork) -> float:
         """Look up the efficiency of the family, or of the first parent family with enough points."""
@@ -288,4 +289,6 @@ def gap_seconds(measured: Calibration | None) -> float:
 @lru_cache(maxsize=16)
 def efficiency_points(gpu: GPU, measured: Calibration) -> EfficiencyPoints:
     """Return the points of a calibration of a GPU by kernel family, which all its cost models share."""
-    return EfficiencyPoints(measured.points, chip_of(gpu, None))
+    chip = chip_of(gpu, None)
+    name = next((name for name, one in shipped().items() if one is measured), "")
+    return EfficiencyPoints(measured.points, chip, compiled_points(name, chip))

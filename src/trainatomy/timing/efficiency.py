@@ -1,7 +1,8 @@
 """Efficiencies of kernel families from the points of a calibration: measured time over physical estimate.
 
 A calibration has thousands of points, and a training uses a few families of kernels.  The estimate of a point is
-therefore computed when a family that it may belong to is first looked up.
+therefore computed when a family that it may belong to is first looked up; those of the calibrations that ship are
+compiled (``compiled.py``).
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from math import inf, log, sqrt
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.calibrations import Point
 from trainatomy.catalog.calls import has_host_memory
 from trainatomy.operators.cost import FAMILIES, cost_module, kernel_work, modules_of, root_of
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.operators.cost.plans import Plan, is_alike, plan_distance
+
+if TYPE_CHECKING:
+    from trainatomy.timing.compiled import CompiledPoints
 
 PRODUCTS = "matmul."
 """Beginning of the families of matrix products."""
@@ -120,13 +124,16 @@ class FamilyPoints(tuple[EfficiencyPoint, ...]):
 
 
 class PricedPoint(NamedTuple):
-    """A point with its kernel family, its place in the calibration, and the share it reached of the peak of a rate."""
+    """A point with its kernel family, its place in the calibration, and the share it reached of the peak of a rate.
+
+    The share is not kept of compiled points.
+    """
 
     place: int
     family: str
     point: EfficiencyPoint
-    rate: str
-    share: float
+    rate: str = ""
+    share: float = 0.0
 
 
 class EfficiencyPoints(Mapping[str, FamilyPoints]):
@@ -137,17 +144,18 @@ class EfficiencyPoints(Mapping[str, FamilyPoints]):
     Args:
         points: The points of the calibration.
         chip: The GPU that they were measured on.
+        compiled: The efficiencies of these points, if they are known.
     """
 
-    def __init__(self, points: Iterable[Point], chip: Chip) -> None:
-        self._chip = chip
+    def __init__(self, points: Iterable[Point], chip: Chip, compiled: CompiledPoints | None = None) -> None:
+        self._chip, self._compiled = chip, compiled
         self._unpriced: dict[str, list[tuple[int, Point]]] = defaultdict(list)
-        for place, point in enumerate(points):
+        for place, point in enumerate(points if compiled is None else ()):
             module = "" if has_host_memory(point.text) else cost_module(point.operator)
             self._unpriced[module].append((place, point))
+        self._modules = tuple(self._unpriced) if compiled is None else tuple(compiled.modules)
         self._priced: dict[str, list[PricedPoint]] = {}
         self._by_root: dict[str, dict[str, FamilyPoints]] = {}
-        self._largest: dict[str, float] = {}
 
     def __getitem__(self, family: str) -> FamilyPoints:
         if not family:  # the parent of all families, which any module may return
@@ -158,27 +166,30 @@ class EfficiencyPoints(Mapping[str, FamilyPoints]):
         return self._by_root[root][family]
 
     def __iter__(self) -> Iterator[str]:
-        roots = {root_of(one.family) for module in (*self._unpriced,) for one in self._of_module(module)}
+        roots = {root_of(one.family) for module in self._modules for one in self.of_module(module)}
         return (family for root in sorted(roots) for family in self._below(root))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __bool__(self) -> bool:
-        return bool(self._unpriced)
+        return bool(self._modules)
 
-    def largest_share(self, rate: str) -> float:
-        """Return the largest share of the peak of a precision that a matrix product reached; 1 if none was measured."""
-        if not self._largest:
-            for one in self._of_module("matmul"):
-                if one.family.startswith(PRODUCTS):
-                    self._largest[one.rate] = max(self._largest.get(one.rate, 0.0), one.share)
-        return self._largest.get(rate, 1.0)
+    @cached_property
+    def largest_shares(self) -> Mapping[str, float]:
+        """The largest share of the peak that a matrix product reached, by precision."""
+        if self._compiled is not None:
+            return self._compiled.largest_shares
+        found: dict[str, float] = {}
+        for one in self.of_module("matmul"):
+            if one.family.startswith(PRODUCTS):
+                found[one.rate] = max(found.get(one.rate, 0.0), one.share)
+        return found
 
     def _below(self, root: str) -> dict[str, FamilyPoints]:
         """Return the families with a root, each with its points and those of the families below it."""
         modules = {"", *modules_of(root)}
-        priced = sorted(one for module in modules for one in self._of_module(module) if root_of(one.family) == root)
+        priced = sorted(one for module in modules for one in self.of_module(module) if root_of(one.family) == root)
         found: dict[str, list[EfficiencyPoint]] = defaultdict(list)
         for one in priced:
             family = one.family
@@ -187,12 +198,14 @@ class EfficiencyPoints(Mapping[str, FamilyPoints]):
                 family = family.rpartition(".")[0]
         return {family: FamilyPoints(points) for family, points in found.items()}
 
-    def _of_module(self, module: str) -> list[PricedPoint]:
+    def of_module(self, module: str) -> list[PricedPoint]:
         """Return the points of a module of ``operators.cost``; without a name, those with tensors in host memory.
 
         Raises:
             ValueError: If the module returns a family that ``FAMILIES`` does not list for it.
         """
+        if module not in self._priced and self._compiled is not None:
+            self._priced[module] = self._compiled.of_module(module)
         if module not in self._priced:
             found = [price_point(place, point, self._chip) for place, point in self._unpriced.get(module, ())]
             self._priced[module] = [one for one in found if one is not None]

@@ -167,9 +167,7 @@ def _is_on_tensor_cores(cores: str, chip: Chip) -> bool:
 def _precision_kind(work: KernelWork) -> str:
     """Return the key of ``Extrapolation.products`` for a product: half, tf32 or fp32."""
     parts = work.family.split(".")
-    if parts[0] == "grouped":
-        return "half" if work.rate in _HALF_RATES else "fp32"
-    if parts[0] == "convolution":
+    if parts[0] in ("grouped", "convolution"):
         return "half" if work.rate in _HALF_RATES else work.rate
     return parts[1].partition("_")[0] if len(parts) > 1 else ""
 

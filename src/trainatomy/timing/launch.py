@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from trainatomy.operators.cost import convolution, matmul, recurrence
 from trainatomy.operators.operator import LaunchKind
 from trainatomy.operators.registry import launch_kind
-from trainatomy.operators.traffic import is_asynchronous
+from trainatomy.operators.traffic import COPIES, is_asynchronous
 from trainatomy.results.operations import Call, Operation, Operations
 from trainatomy.timing.collation import MAPPED_BYTES, stacking_seconds
 from trainatomy.timing.host_costs import CPUCosts
@@ -43,7 +43,6 @@ _RESTORING = frozenset({"backward", "recompute"})
 """Phases in which a copy to the GPU brings back what was saved, and no batch."""
 _OF_LOOP = "other"
 """Phase of what a loop does outside of the model's passes."""
-_CROSSING = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
 
 
 def kind_of(call: Call) -> LaunchKind:
@@ -80,7 +79,7 @@ def batch_bytes(call: Call) -> int:
     """
     if is_asynchronous(call) or not call.outputs or call.outputs[0].on_host:
         return 0
-    copies = call.name in _CROSSING
+    copies = call.name in COPIES
     from_host = [array.bytes for array in call.inputs if array.on_host and (array.shape or copies)]
     return call.outputs[0].bytes if copies and from_host else sum(from_host)
 
@@ -223,9 +222,10 @@ def seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[
     work = {phase: calls * costs.module_call for phase, calls in operations.module_calls.items()}
     if "recompute" in work:
         work["recompute"] *= costs.recomputed
+    micro_steps = count_micro_steps(operations) if counts.get("backward") else 0
     for phase, cost in (("forward", costs.forward_pass), ("backward", costs.backward_pass)):
-        if counts.get("backward"):
-            work[phase] = work.get(phase, 0.0) + count_micro_steps(operations) * cost
+        if micro_steps:
+            work[phase] = work.get(phase, 0.0) + micro_steps * cost
     for counts_of, cost in (
         (operations.sharded_calls, costs.sharded_call),
         (operations.resized_storages, costs.resized_storage),

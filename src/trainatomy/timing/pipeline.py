@@ -62,9 +62,12 @@ def stage_seconds(
     loop: str,
     tf32: bool | None,
     ranks: int,
-    calibration: Calibration | None = None,
-    driver_calls: Sequence[DriverCall] = (),
-    links: Links | None = None,
+    calibration: Calibration | None,
+    driver_calls: Sequence[DriverCall],
+    links: Links | None,
+    samples: int,
+    collated: bool,
+    one_thread: bool,
     pace: float = 1.0,
 ) -> StageSeconds:
     """Return the durations of a rank's work; the arguments are those of ``predict_step_time`` and ``replayed``.
@@ -73,7 +76,17 @@ def stage_seconds(
     """
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
     timeline = replayed(
-        operations, cost_model, gpu, loop, calibration, driver_calls, at_once=MESSAGES, pace=pace, one_thread=True
+        operations,
+        cost_model,
+        gpu,
+        loop,
+        calibration,
+        driver_calls,
+        at_once=MESSAGES,
+        pace=pace,
+        samples=samples,
+        collated=collated,
+        one_thread=one_thread,
     )
     begin, *ends = timeline.stage_seconds
     work = {

@@ -7,7 +7,7 @@ so that its caches hold all of it.  A recurrence over the positions of a sequenc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import compress, count
 from operator import eq
 
 from trainatomy.results.operations import Call, Operations
@@ -41,12 +41,15 @@ def in_python_loops(operations: Operations) -> list[bool]:
 
 def _equal_stretches(forms: Sequence[int], turn: int) -> Iterator[tuple[int, int]]:
     """Yield the begin and end of stretches in which each operation equals the one that is a turn later."""
-    begin = 0
-    for equal, stretch in groupby(map(eq, forms, forms[turn:])):
-        end = begin + sum(1 for _ in stretch)
-        if equal:
-            yield begin, end
-        begin = end
+    begin = end = 0
+    for place in compress(count(), map(eq, forms, forms[turn:])):
+        if place > end:
+            if end > begin:
+                yield begin, end
+            begin = place
+        end = place + 1
+    if end > begin:
+        yield begin, end
 
 
 def _form(call: Call, numbers: dict[object, int]) -> int:

@@ -26,7 +26,7 @@ from trainatomy.timing.intervals import interval_seconds, slow_pace
 from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
 from trainatomy.timing.power import power_in, slowed
 from trainatomy.timing.replay import COLLECTIVES, StepTimeline
-from trainatomy.timing.timeline import replay_step
+from trainatomy.timing.timeline import has_one_stream, replay_step
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
@@ -173,11 +173,17 @@ def replayed(
     driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
     if cost_model.power is None or at_once:
         return _replay(operations, kernels, cost_model, costs, loop, samples, driver, on_launch)
-    timeline = _replay(operations, kernels, cost_model, costs, loop, samples, driver)
+    noted: list[tuple[int, float, float, float, float]] = []
+    notes = on_launch is not None and not has_one_stream(operations)  # a step on one stream is replayed without
+    note = (lambda *launch: noted.append(launch)) if notes else None
+    timeline = _replay(operations, kernels, cost_model, costs, loop, samples, driver, note)
     power = power_in(operations, kernels, timeline.seconds, cost_model.power)
-    if power.slowdown > 1 or on_launch is not None:
+    if power.slowdown > 1 or (on_launch is not None and not notes):
         kernels = slowed(kernels, power.slowdown)
         timeline = _replay(operations, kernels, cost_model, costs, loop, samples, driver, on_launch)
+    elif on_launch is not None:
+        for launch in noted:
+            on_launch(*launch)
     timeline.power = power
     return timeline
 

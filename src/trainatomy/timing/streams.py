@@ -41,7 +41,8 @@ def replay_streams(
             that step.
         contention: How collectives slow the kernels beside them; None: they do not.
     """
-    timelines = _Timelines(operations, costs, contention)
+    timelines = _Timelines(operations, costs, dict.fromkeys((rows[index].phase for index in order), 0.0), contention)
+    launch, cpu_waits = timelines.launch, operations.cpu_waits
     bounds = [run.begin for run in operations.stage_runs[:1]] + [run.end for run in operations.stage_runs]
     launches: list[tuple[int, float, float, _Run]] = []
     for is_second in (False, True):
@@ -51,15 +52,17 @@ def replay_streams(
             while len(passed) < len(bounds) and place >= bounds[len(passed)]:
                 passed.append(max(timelines.computed - began, 0.0))
             row = rows[index]
-            for one in work.get(place, ()):
-                timelines.run_on_cpu(one.after(timelines.warm_at - timelines.cpu_busy, costs.long_wait))
+            if place in work:
+                for one in work[place]:
+                    timelines.run_on_cpu(one.after(timelines.warm_at - timelines.cpu_busy, costs.long_wait))
             if row.waits:
                 timelines.wait_for(timelines.streams.values())
-            timelines.await_operations(index)
+            if index in cpu_waits:
+                timelines.await_operations(cpu_waits[index])
             launched = timelines.cpu
             timelines.run_on_cpu(row.launch)
             launch_end = timelines.cpu
-            run = timelines.launch(index, row)
+            run = launch(index, row)
             if is_second and on_launch is not None:
                 launches.append((index, launched, launch_end, run))
             if row.blocks:
@@ -135,18 +138,23 @@ class _Timelines:
         warm_at: Value of ``cpu_busy`` at which the CPU's work has made up for its waits.
     """
 
-    def __init__(self, operations: Operations, costs: CPUCosts, contention: Contention | None = None) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        costs: CPUCosts,
+        phases: Mapping[str, float],
+        contention: Contention | None = None,
+    ) -> None:
         self.cpu = self.cpu_busy = self.warm_at = 0.0
         self.streams = {stream: _Stream() for stream in {operation.stream for operation in operations.operations}}
         self.communication_seconds = self._kernel_seconds = 0.0
         self.runs: list[_Run] = []
-        self._phases: dict[str, float] = {}
+        self._no_seconds, self._phases = phases, dict(phases)
         self._is_collective = [call.name.startswith(COLLECTIVES) for call in operations.calls]
         self._operations = operations.operations
         self._windows = None if contention is None else Windows(contention)
         self._launch_delay, self._long_wait = costs.launch_delay, costs.long_wait
         self._dependencies = operations.dependencies
-        self._cpu_waits = operations.cpu_waits
         waits = (*operations.dependencies.values(), *operations.cpu_waits.values())
         self._awaited = {index for indices in waits for index in indices}
         self._ends: dict[int, _Run] = {}
@@ -165,7 +173,7 @@ class _Timelines:
         """Reset the busy times of the CPU and the streams."""
         self.warm_at -= self.cpu_busy
         self.cpu_busy = self.communication_seconds = self._kernel_seconds = 0.0
-        self._phases = {}
+        self._phases = dict(self._no_seconds)
         self.runs = []
 
     def run_on_cpu(self, seconds: float) -> None:
@@ -176,23 +184,24 @@ class _Timelines:
     def launch(self, index: int, row: Row) -> _Run:
         """Queue the kernels of an operation on its stream; the CPU waits while the queue is full."""
         stream, call = self.streams[row.stream], self._operations[index].call
-        for dependency in self._dependencies.get(index, ()):  # a view waits, too: what comes after it has to
-            if dependency in self._ends:
-                stream.end = max(stream.end, self._ends[dependency].end)
-        self._phases.setdefault(row.phase, 0.0)
-        if row.kernels:
-            run = self._run(stream, call, row)
+        if index in self._dependencies:  # a view waits, too: what comes after it has to
+            for dependency in self._dependencies[index]:
+                if dependency in self._ends:
+                    stream.end = max(stream.end, self._ends[dependency].end)
+        kernels = row.kernels
+        if kernels:
+            run, queue, cpu = self._run(stream, call, row), stream.queue, self.cpu
             stream.end = run.end
-            kernels = row.kernels
             if kernels > LAUNCH_QUEUE_DEPTH:
-                self.cpu = max(self.cpu, run.end - row.seconds * LAUNCH_QUEUE_DEPTH / kernels)
+                cpu = max(cpu, run.end - row.seconds * LAUNCH_QUEUE_DEPTH / kernels)
                 kernels = 1
-            stream.queue.append((run, kernels))
-            stream.queued += kernels
-            while stream.queue and (stream.queue[0][0].end <= self.cpu or stream.queued > LAUNCH_QUEUE_DEPTH):
-                done, count = stream.queue.popleft()
-                self.cpu = max(self.cpu, done.end)
-                stream.queued -= count
+            queue.append((run, kernels))
+            queued = stream.queued + kernels
+            while queue and (queue[0][0].end <= cpu or queued > LAUNCH_QUEUE_DEPTH):
+                done, count = queue.popleft()
+                cpu = max(cpu, done.end)
+                queued -= count
+            self.cpu, stream.queued = cpu, queued
         else:
             run = _Run(call, stream.end, stream.end, 0.0)
         if index in self._awaited:
@@ -233,9 +242,9 @@ class _Timelines:
             if running:
                 stream.end = max(stream.end, running[-1].end)
 
-    def await_operations(self, index: int) -> None:
-        """Let the CPU wait for the operations that it has to wait for before it launches one."""
-        for awaited in self._cpu_waits.get(index, ()):
+    def await_operations(self, indices: Iterable[int]) -> None:
+        """Let the CPU wait until these operations are done, by their indices."""
+        for awaited in indices:
             if awaited in self._ends:
                 self.cpu = max(self.cpu, self._ends[awaited].end)
 

@@ -98,12 +98,16 @@ def replay_step(
         )
         for index, (one, seconds) in enumerate(zip(operations.operations, launch_seconds, strict=True))
     ]
-    communicates = any(call.name.startswith(COLLECTIVES) for call in operations.calls)
-    waits = operations.dependencies or operations.cpu_waits
-    is_alone = len({one.stream for one in operations.operations}) == 1 and not waits
-    if is_alone and not communicates and on_launch is None:
+    if on_launch is None and has_one_stream(operations):
         return replay_one_stream(operations, order, rows, work, costs)
     return replay_streams(operations, order, rows, work, costs, on_launch, contention)
+
+
+def has_one_stream(operations: Operations) -> bool:
+    """Return whether a step uses one stream, waits for no operation and does not communicate."""
+    communicates = any(call.name.startswith(COLLECTIVES) for call in operations.calls)
+    waits = operations.dependencies or operations.cpu_waits
+    return len({one.stream for one in operations.operations}) == 1 and not waits and not communicates
 
 
 def _work_of_loop(

@@ -57,12 +57,22 @@ def build_configuration(spec: ModelSpec, *, trust_remote_code: bool = False) -> 
     try:
         config = config_class(**copy.deepcopy(merged))  # some classes take keys out of nested mappings
     except Exception as error:  # transformers checks values itself and raises exceptions of many kinds
-        raise WorkloadError(
-            f"model.config: {config_class.__name__} refuses these values: {error}", key="model.config"
-        ) from error
+        raise _refused(config_class, error) from error
     config._name_or_path = spec.id or ""
     stored_weights.remember(config, quantization)
     return config
+
+
+def _refused(config_class: type[PreTrainedConfig], error: Exception) -> WorkloadError:
+    """Return the error for values that a configuration of transformers refuses."""
+    from transformers import __version__
+
+    said = " ".join(str(error).split()) or type(error).__name__
+    return WorkloadError(
+        f"model.config: {config_class.__name__} refuses these values: {said.rstrip('.')}. Give others in model.config, "
+        f"or install the release of transformers that the model is for (found {__version__})",
+        key="model.config",
+    )
 
 
 def dtype_to_load(workload: Workload, config: PreTrainedConfig) -> torch.dtype:
@@ -152,7 +162,7 @@ def _default_parts(spec: ModelSpec, config_class: type[PreTrainedConfig]) -> Raw
         return {}
     try:
         default = config_class()
-    except ValueError:  # one made of others (``EncoderDecoderConfig``)
+    except Exception:  # one made of others, without defaults (``EncoderDecoderConfig``): see ``_keys``
         return {}
     parts: Raw = {}
     for name, value in overridden.items():

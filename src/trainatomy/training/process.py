@@ -78,8 +78,12 @@ def isolated_process_settings() -> Iterator[None]:
         forget_device()
 
 
-def _check_transformers() -> None:
-    """Refuse a transformers whose models do not say which weights stay in float32."""
+def check_transformers() -> None:
+    """Refuse a transformers whose models do not say which weights stay in float32.
+
+    Raises:
+        MissingLibrary: It is older than 5.1.
+    """
     found = version_of("transformers")
     if found is not None and not transformers_has("dtype_plans"):
         oldest = version_text(transformers_since("dtype_plans"))
@@ -100,7 +104,7 @@ def preload(workload: Workload) -> None:
             than 5.1.
         WorkloadError, FactoryError: See ``optimizer_class``.
     """
-    _check_transformers()
+    check_transformers()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it logs what it cannot do on a CPU
     import_module("torch._dynamo")
     if workload.model.lora is not None:

@@ -1,8 +1,8 @@
 """The training loops that a workload can name, one row each.
 
-``LOOPS`` is the only place that lists them: the schema, the flags, the reference page, the process that imports what a
-run needs, the timing model and the measurement all read this table.  To add a loop, write its function (see
-``trainatomy/training/loops``), add a row here and its CPU costs to ``catalog/hosts.yaml``.
+``LOOPS`` describes them: the flags, the reference page, the process that imports what a run needs, the timing model and
+the measurement all read this table.  To add a loop, write its function (see ``trainatomy/training/loops``), add its
+name and a row here, and its CPU costs to ``catalog/hosts.yaml``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainatomy.workload.schema import Workload
+
+LoopName = Literal["trainer", "sft", "dpo", "kto", "reward", "grpo", "pytorch"]
+"""The values of the workload's key ``loop``: the names of the rows below that train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,13 +310,6 @@ def other_loop(name: object) -> str | None:
     """Return what to write for the name of another library's trainer, such as ``SFTTrainer``; None for other names."""
     short = str(name).lower().rpartition(".")[2].removesuffix("trainer").rstrip("-_")
     return f"write loop: {short}" if short in LOOPS and LOOPS[short].settings else OTHER_LOOPS.get(short)
-
-
-if TYPE_CHECKING:
-    LoopName = str
-else:
-    LoopName = Literal[tuple(loop.name for loop in LOOPS.values() if loop.trains)]
-    """The values of the workload's key ``loop``."""
 
 
 def describe_loops() -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.catalog.calibrations import WHOLE
+from trainatomy.catalog.calibrations import SCHEMA, WHOLE
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.libraries import installed_versions
 from trainatomy.operators.cost import cost_module
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from trainatomy.measurement.calibration.host import JsonProcess
     from trainatomy.measurement.profiler.calls import CallRecorder, Sample
 
-SCHEMA = "trainatomy/calibration/1"
 TIME_LIMIT = 120.0
 """Seconds; cases that are not measured by then are left out, and the file lists them."""
 COLD_RUNS = 3

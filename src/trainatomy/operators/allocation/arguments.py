@@ -37,11 +37,6 @@ def ceil_div(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-def round_up(number: int, multiple: int) -> int:
-    """Return the smallest multiple of ``multiple`` that is not below ``number``."""
-    return ceil_div(number, multiple) * multiple
-
-
 def compute_type(dtype: torch.dtype) -> torch.dtype:
     """Return the type CUDA kernels compute in: fp32 for 16-bit floats, else the type (``at::opmath_type``)."""
     return _COMPUTE.get(dtype, dtype)

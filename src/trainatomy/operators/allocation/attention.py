@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from trainatomy.operators.allocation.arguments import FLOAT_BYTES, bound, ceil_div, dense_bytes, deterministic, round_up
+from trainatomy.allocator.sizes import round_up
+from trainatomy.operators.allocation.arguments import FLOAT_BYTES, bound, ceil_div, dense_bytes, deterministic
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 
 if TYPE_CHECKING:

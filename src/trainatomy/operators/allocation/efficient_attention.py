@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainatomy.allocator.sizes import round_up
 from trainatomy.operators.allocation.arguments import (
     FLOAT_BYTES,
     bound,
@@ -21,7 +22,6 @@ from trainatomy.operators.allocation.arguments import (
     dense_bytes,
     deterministic,
     is_half,
-    round_up,
 )
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
 

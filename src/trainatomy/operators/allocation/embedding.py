@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from trainatomy.allocator.sizes import round_up
 from trainatomy.catalog.versions import behaviour
 from trainatomy.operators.allocation.arguments import (
     bound,
@@ -12,7 +13,6 @@ from trainatomy.operators.allocation.arguments import (
     compute_type,
     contiguous_copies,
     dense_bytes,
-    round_up,
 )
 from trainatomy.operators.allocation.cub import radix_sort_pairs_bytes, scan_bytes, unique_by_key_bytes
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch

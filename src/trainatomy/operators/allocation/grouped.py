@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.operators.allocation.arguments import bound, round_up
+from trainatomy.allocator.sizes import round_up
+from trainatomy.operators.allocation.arguments import bound
 from trainatomy.operators.allocation.plan import KernelCall, Out, Plan, Scratch
 from trainatomy.operators.allocation.whole import one_operation
 

@@ -6,8 +6,8 @@ Which kernels run, as kernel names on an H200 show (torch 2.11, cuDNN 9.19):
   the input have a thread for each number of the result, with unrolled loops for filters of 1 x 1, 3 x 3 and 5 x 5; in
   others each row of the filter costs index arithmetic.  Each number of the weight's gradient has a block of up to 256
   threads (32 for each image) that walk over all images and places.
-- *shared*: channels-first fp16 in the sizes of ``use_cudnn_depthwise`` (ATen/native/Convolution.cpp): cuDNN's kernels
-  that keep a tile of the image in shared memory, or of a row (``conv1D_NCHW``).
+- *shared*: channels-first fp16 in the sizes of ``is_of_cudnn``: cuDNN's kernels that keep a tile of the image in
+  shared memory, or of a row (``conv1D_NCHW``).
 - *last*: channels-last, by cuDNN (``conv2d_c1_k1_nhwc``).
 - *many*: the same in 16 bits for eight images and more (``conv2d_c1_k1_nhwc_specialized``), up to three times as fast.
 - *direct*: channels-last, dilated or of filters above 7 x 7; cuDNN has only its general grouped kernel for these
@@ -20,6 +20,7 @@ of up to 256 channels, and in 16 bits all that are not *last*.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from math import ceil, prod
 from typing import NamedTuple
@@ -77,13 +78,39 @@ class DepthwiseConstants(NamedTuple):
     passes: float
 
 
+def is_of_cudnn(
+    data: Sequence[int], weight: Sequence[int], strides: Sequence[int], dilation: Sequence[int], *, fp16: bool
+) -> bool:
+    """Return whether cuDNN runs a channels-first depthwise convolution, not PyTorch: some in fp16.
+
+    Source: ``use_cudnn_depthwise`` in ATen/native/Convolution.cpp; sequences are images of one row there.
+    """
+    if not fp16 or max(dilation) > 1 or data[1] < _NARROWEST or len(data) > 4:
+        return False
+    batch, channels, width, is_row = data[0], data[1], data[-1], prod(data[2:-1]) == 1
+    stride, side = strides[-1], weight[-1]
+    if strides[0] != stride and not is_row:
+        return False
+    if is_row and stride == 1:
+        return True
+    if prod(weight[2:-1]) != side or side not in (1, 3, 5) or width < 7 or stride > 2:
+        return False
+    if stride == 1 or (side > 1 and batch == 1):
+        return True
+    if side == 1:
+        return width <= 28 if batch == 1 else batch <= 16 and channels >= 128 and width <= 7
+    return channels >= _WIDEST or (channels >= _WIDE and width >= 28)
+
+
 def kind_of(call: Call, x: Array, weight: Array) -> str:
     """Return which kernels run forward: own, shared, last, many or direct; sequences are made contiguous first."""
     if len(x.shape) > _SEQUENCE and x.strides[1] == 1 and prod(x.shape[2:]) > 1:
         if _dilated(call) or max(weight.shape[2:]) > _LARGEST:
             return "direct"
         return "many" if x.dtype in HALVES and x.shape[0] >= _MANY else "last"
-    return "shared" if _is_shared(call, x, weight) else "own"
+    strides, _, dilation = geometry_of(call, len(weight.shape) - 2)
+    fp16 = x.dtype == "float16"
+    return "shared" if is_of_cudnn(x.shape, weight.shape, strides, dilation, fp16=fp16) else "own"
 
 
 def kind_of_weight(call: Call, x: Array, weight: Array) -> str:
@@ -205,26 +232,6 @@ def _own_weight(chip: Chip, out: Array, weight: Array) -> float:
     busy = form.own_block_seconds * blocks * warps / most
     step = max(form.own_step_seconds, form.own_turn_seconds + busy)
     return steps * step + form.own_start_seconds * ceil(blocks / _AT_ONCE)
-
-
-def _is_shared(call: Call, x: Array, weight: Array) -> bool:
-    """Return whether cuDNN runs a channels-first convolution.
-
-    Source: ``use_cudnn_depthwise`` in ATen/native/Convolution.cpp.
-    """
-    if x.dtype != "float16" or _dilated(call) or x.shape[1] < _NARROWEST or len(x.shape) > 4:
-        return False
-    strides, row = whole_numbers(number(call, "stride", "1")) or (1,), len(x.shape) == 3 or x.shape[2] == 1
-    kernel, width, stride = weight.shape[-1], x.shape[-1], strides[-1]
-    if row and stride == 1:
-        return True
-    if row or set(weight.shape[2:]) != {kernel} or kernel not in (1, 3, 5) or width < 7 or stride > 2:
-        return False
-    if stride == 1 or (kernel > 1 and x.shape[0] == 1):
-        return True
-    if kernel == 1:
-        return width <= 28 if x.shape[0] == 1 else x.shape[0] <= 16 and x.shape[1] >= 128 and width <= 7
-    return x.shape[1] >= _WIDEST or (x.shape[1] >= _WIDE and width >= 28)
 
 
 def _dilated(call: Call) -> bool:

@@ -48,11 +48,12 @@ class Plan(NamedTuple):
 
 def plans_of(call: Call) -> tuple[Plan, ...]:
     """Return the plans that a call says, empty where it does not."""
-    return _parsed(dict(call.numbers).get(ARGUMENT, ""))
+    return parse_plans(dict(call.numbers).get(ARGUMENT, ""))
 
 
 @cache
-def _parsed(text: str) -> tuple[Plan, ...]:
+def parse_plans(text: str) -> tuple[Plan, ...]:
+    """Return the plans that ``say`` wrote."""
     return tuple(map(_plan, text.split(","))) if text else ()
 
 

@@ -7,10 +7,12 @@ stand for those of all further ones; a call that is like the one before is a cop
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import Any
 
 import torch
 
+from trainatomy.results.script import StandInKind
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.simulator.generation import CallOfGenerate
 from trainatomy.simulator.repeated_generation import RepeatedGeneration
@@ -32,23 +34,23 @@ def _put(stand_ins: StandIns, criteria: Any, utils: Any) -> None:
     call = CallOfGenerate(stand_ins.process.recorder)
     repeated = RepeatedGeneration(stand_ins.process.recorder)
     generate = utils.GenerationMixin.generate
-    begun, notes = 0, False
+    begun, noted = 0, Counter[tuple[StandInKind, str]]()
 
     @functools.wraps(generate)
     def generating(self: Any, *args: Any, **options: Any) -> Any:
-        nonlocal begun, notes
+        nonlocal begun, noted
         if call.runs:
             return generate(self, *args, **options)
         # In eval mode, each call of the model may be an evaluation, which a copy would not report.
         tokens = repeated.repeat(self, args, options) if self.training else None
         if tokens is not None:
-            if notes:
-                stand_ins.note("generation")
+            stand_ins.used.update(noted)
             return tokens
         call.begin(self)
-        begun, notes = 0, False
+        begun, before = 0, stand_ins.used.copy()
         try:
             tokens = generate(self, *args, **options)
+            noted = stand_ins.used - before
         finally:
             call.end()
             repeated.end(tokens)
@@ -70,14 +72,12 @@ def _put(stand_ins: StandIns, criteria: Any, utils: Any) -> None:
             return not tensor.is_meta or values.of(tensor) is not None
 
     def finished(self: Any, tokens: torch.Tensor, scores: Any, **options: Any) -> Any:
-        nonlocal notes
         result = is_finished(self, tokens, scores, **options)
         limits = [one.max_length for one in self if isinstance(one, criteria.MaxLengthCriteria)]
         is_full = any(tokens.shape[1] >= limit for limit in limits)
         if not is_known(result):
             learn(result, value=is_full)
             if is_full:
-                notes = True
                 stand_ins.note("generation")
         if call.runs and not is_full:
             token_begin(self, tokens, limits)

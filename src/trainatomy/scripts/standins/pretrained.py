@@ -18,6 +18,7 @@ from trainatomy.catalog.architectures import architecture, conversation_markers,
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.standins import bitsandbytes
 from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.training.process import check_transformers
 from trainatomy.training.stored_weights import is_dequantised, library_of
 
 _UNREAD = (OSError, ValueError)
@@ -56,7 +57,9 @@ def _put_torchvision(stand_ins: StandIns, api: Any) -> None:
 
 
 def _install_transformers(stand_ins: StandIns) -> None:
-    """Put the stand-ins of transformers' modules in place, each where its class is."""
+    """Put the stand-ins of transformers' modules in place, each where its class is; refuse an old release."""
+    # The first module that any release imports: libraries beside an old one may be too new for the others.
+    stand_ins.when("transformers.dependency_versions_table", lambda _: check_transformers())
 
     def put(name: str, owner: str, method: str, made: Callable[[Any], Any], *, of_class: bool = True) -> None:
         def replace(module: Any) -> None:

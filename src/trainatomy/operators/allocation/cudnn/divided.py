@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainatomy.operators.allocation.arguments import ceil_div, round_up
+from trainatomy.allocator.sizes import round_up
+from trainatomy.operators.allocation.arguments import ceil_div
 from trainatomy.operators.allocation.cudnn.grouped import padded, padded_width
 from trainatomy.operators.allocation.cudnn.heuristics import CLUSTER_KNOB
 from trainatomy.operators.allocation.cudnn.weight_gradient import transformed

@@ -23,6 +23,7 @@ import torch
 
 from trainatomy.operators.allocation.arguments import ceil_div
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE, Convolution, Kind
+from trainatomy.operators.cost.depthwise import is_of_cudnn
 
 Engine = Literal["direct", "padded", "by group"]
 
@@ -64,25 +65,9 @@ def grouped(kind: Kind, one: Convolution) -> int:
 
 
 def is_cudnn_depthwise(one: Convolution) -> bool:
-    """Return whether cuDNN runs a contiguous depthwise convolution: some in fp16.
-
-    Source: ``use_cudnn_depthwise`` in ATen/native/Convolution.cpp.
-    """
-    if one.dtype != torch.float16 or max(one.dilation) > 1:
-        return False
-    batch, channels, width = one.data[0], one.data[1], one.data[-1]
-    stride, kernel, is_row = one.strides[-1], one.weight[-1], one.data[2] == 1
-    if channels < 32 or len(one.data) == 5 or (one.strides[0] != stride and not is_row):
-        return False
-    if is_row and stride == 1:
-        return True
-    if kernel not in (1, 3, 5) or one.weight[2] != kernel or width < 7 or stride > 2:
-        return False
-    if stride == 1 or (kernel > 1 and batch == 1):
-        return True
-    if kernel == 1:
-        return width <= 28 if batch == 1 else batch <= 16 and channels >= 128 and width <= 7
-    return channels >= 512 or (channels >= 256 and width >= 28)
+    """Return whether cuDNN runs a contiguous depthwise convolution: some in fp16."""
+    fp16 = one.dtype == torch.float16
+    return is_of_cudnn(one.data, one.weight, one.strides, one.dilation, fp16=fp16)
 
 
 def copied_by_group(kind: Kind, one: Convolution) -> int:

@@ -26,7 +26,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from trainatomy.operators.allocation.arguments import ceil_div, round_up
+from trainatomy.allocator.sizes import round_up
+from trainatomy.operators.allocation.arguments import ceil_div
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
 from trainatomy.operators.allocation.cudnn.divided import divided_bytes, has_tiles, tiles_and_terms
 from trainatomy.operators.allocation.cudnn.grouped import copied_by_group, padded, padded_width

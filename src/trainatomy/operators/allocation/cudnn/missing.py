@@ -19,8 +19,8 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.allocator.sizes import round_up
 from trainatomy.catalog.files import read_text
-from trainatomy.operators.allocation.arguments import round_up
 from trainatomy.operators.allocation.cudnn.products import bytes_in_cublas
 from trainatomy.operators.allocation.cudnn.unnamed import WINOGRAD_IMAGES, by_tiles, of_whole_images, winograd
 

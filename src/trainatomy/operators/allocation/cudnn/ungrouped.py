@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainatomy.operators.allocation.arguments import round_up
+from trainatomy.allocator.sizes import round_up
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainatomy.operators.allocation.arguments import ceil_div, round_up
+from trainatomy.allocator.sizes import round_up
+from trainatomy.operators.allocation.arguments import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
