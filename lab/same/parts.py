@@ -159,5 +159,7 @@ def _convolution(line: Mapping[str, Any]) -> Convolution:
 
 
 def _sizes(line: Mapping[str, Any]) -> Sizes:
-    shapes = (tuple(line[name]) for name in ("data", "weight", "output", "strides", "padding", "dilation"))
-    return Sizes(*shapes, line["groups"], line["dtype"], line["transposed"], bool(line["last"]))
+    names = ("data", "weight", "output", "strides", "padding", "dilation")
+    shapes = {name: tuple(line[name]) for name in names}
+    last = bool(line["last"])
+    return Sizes(**shapes, groups=line["groups"], dtype=line["dtype"], transposed=line["transposed"], last=last)
