@@ -20,9 +20,9 @@ import math
 from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
+from trainatomy.lookup import on_line
 from trainatomy.search.footprint import grows_with_batch
 from trainatomy.search.outcomes import Effect, Outcome, effect_between
 from trainatomy.search.space import Point, Space
@@ -267,7 +267,7 @@ class Estimator:
         if len(series) < 2:
             return 0.0
         curve = [(1 / self.space.batch(each.point), each.gpu_seconds) for each in reversed(series)]
-        return math.log(_interpolate(curve, 1 / new) / _interpolate(curve, 1 / old))
+        return math.log(on_line(curve, 1 / new) / on_line(curve, 1 / old))
 
     def _cpu_factor(self, point: Point, new: int) -> float:
         """Return the factor by which the CPU's time for a step changes with the batch size.
@@ -299,13 +299,3 @@ def checkpointed_share(option: str) -> float:
     if option in ("off", "on"):
         return float(option == "on")
     return 1 / int(option.removeprefix("every_"))
-
-
-def _interpolate(curve: list[tuple[float, float]], place: float) -> float:
-    """Return the value of a piecewise linear curve, constant beyond its ends."""
-    if place <= curve[0][0]:
-        return curve[0][1]
-    for (left, low), (right, high) in pairwise(curve):
-        if place <= right:
-            return low + (high - low) * (place - left) / (right - left)
-    return curve[-1][1]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.calibrations import shipped
+from trainatomy.lookup import on_line
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import DriverAction, DriverCall
 from trainatomy.timing.cost_model import nearest_calibration
@@ -48,7 +49,7 @@ class DriverCosts:
         """Return the CPU time of one request of ``size`` bytes."""
         if action == "refused":
             return self.allocate[0][1]
-        return _interpolate(self.free if action in _RELEASES else self.allocate, size)
+        return on_line(self.free if action in _RELEASES else self.allocate, size, after=True)
 
 
 def driver_costs(gpu: GPU, calibration: Calibration | None = None) -> DriverCosts:
@@ -84,12 +85,3 @@ def driver_work(operations: Operations, calls: Iterable[DriverCall], costs: Driv
             seconds, waits = found.get(index, DriverWork(0.0, False))
             found[index] = DriverWork(seconds + costs.seconds(action, size), waits or action in _RELEASES)
     return found if any(work.waits for work in found.values()) else {}
-
-
-def _interpolate(curve: Curve, size: int) -> float:
-    """Interpolate linearly; extrapolate the last segment beyond the last point, and stay constant before the first."""
-    if size <= curve[0][0] or len(curve) == 1:
-        return curve[0][1]
-    upper = min(bisect_right([point for point, _ in curve], size), len(curve) - 1)
-    (low, cheap), (high, dear) = curve[upper - 1], curve[upper]
-    return cheap + (dear - cheap) * (size - low) / (high - low)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from trainatomy.lookup import on_line
 from trainatomy.results.power import ClockReason, PowerSample, PowerUse, Slowdown
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _joules(readings: Sequence[PowerReading], begin: float, end: float) -> tuple
         return None, False
     counted = [(reading.at, reading.joules) for reading in readings if reading.joules is not None]
     if len(counted) > 1 and counted[0][0] <= begin:
-        return _interpolated(counted, end) - _interpolated(counted, begin), True
+        return on_line(counted, end, before=True, after=True) - on_line(counted, begin, before=True, after=True), True
     drawn = [(reading.at, reading.watts) for reading in readings if reading.watts is not None]
     if len(drawn) < FEWEST_READINGS:
         return None, False
@@ -74,14 +75,7 @@ def _joules(readings: Sequence[PowerReading], begin: float, end: float) -> tuple
     for (before, low), (after, high) in pairwise(drawn):
         total += (after - before) * (low + high) / 2
         summed.append((after, total))
-    return _interpolated(summed, end) - _interpolated(summed, begin), False
-
-
-def _interpolated(points: Sequence[tuple[float, float]], at: float) -> float:
-    """Return the value at an instant; outside of the points, along the line through the nearest two."""
-    place = min(max(bisect_left(points, (at, 0.0)), 1), len(points) - 1)
-    (before, low), (after, high) = points[place - 1], points[place]
-    return low + (high - low) * (at - before) / (after - before)
+    return on_line(summed, end, before=True, after=True) - on_line(summed, begin, before=True, after=True), False
 
 
 def slowdowns(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.links import Link, Links, Point, points_of
+from trainatomy.lookup import mean_of_nearest
 
 _PROTOCOLS = ("LL", "LL128", "Simple")
 _SOFTENING = 0.05
@@ -229,8 +230,7 @@ def _ratio(collective: str, found: Estimate, group: Group) -> float:
     points = _relevant_points(collective, group.link, own)
     if not points:
         return 1.0
-    weights = [(1.0 / (_distance(found, group.ranks, one) + _SOFTENING) ** 2, one.log_ratio) for one in points]
-    return exp(sum(weight * value for weight, value in weights) / sum(weight for weight, _ in weights))
+    return exp(mean_of_nearest(((_distance(found, group.ranks, one), one.log_ratio) for one in points), _SOFTENING))
 
 
 class _Measured(NamedTuple):

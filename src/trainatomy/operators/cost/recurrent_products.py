@@ -19,6 +19,7 @@ from math import ceil, exp, gcd, log, log2, sqrt
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_text, read_yaml
+from trainatomy.lookup import mean_of_nearest
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 128), (128, 256))
 MEASURED_MULTIPROCESSORS = 132
@@ -72,11 +73,8 @@ def recurrent_product_seconds(one: RecurrentProduct, at_a_time: float, multiproc
     near = sorted(
         (sum((a - b) ** 2 for a, b in zip(each.place, place, strict=True)), each.ratio) for each in _known(one)
     )
-    weights = [(1 / (distance + _SOFTENING) ** 2, ratio) for distance, ratio in near[:_NEAREST]]
-    whole = sum(weight for weight, _ in weights) + _UNCHANGED
-    return estimate(one, _form_of(one), at_a_time, multiprocessors) * exp(
-        sum(weight * ratio for weight, ratio in weights) / whole
-    )
+    ratio = mean_of_nearest(near[:_NEAREST], _SOFTENING, prior_weight=_UNCHANGED)
+    return estimate(one, _form_of(one), at_a_time, multiprocessors) * exp(ratio)
 
 
 def estimate(one: RecurrentProduct, form: Sequence[float], at_a_time: float, multiprocessors: int) -> float:

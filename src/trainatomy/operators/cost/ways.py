@@ -21,6 +21,7 @@ from math import ceil, gcd, prod
 from typing import Any, NamedTuple
 
 from trainatomy.catalog.files import read_text, read_yaml
+from trainatomy.lookup import leaf
 from trainatomy.operators.cost.kernel import HALVES, Chip, geometry_of, number
 from trainatomy.results.operations import Array, Call
 
@@ -88,12 +89,8 @@ def _sizes(call: Call, out: Array, x: Array, weight: Array, groups: int) -> Size
 @cache
 def learned_way(kind: str, one: Sizes) -> str:
     """Return the way of a product by the tree of its kind, dimensions, type and layout."""
-    node: Any = _contents()["trees"].get(f"{kind}, {form_of(one)}", TOGETHER)
-    values = sizes_compared(one)
-    while not isinstance(node, str):
-        place, limit, below, above = node
-        node = below if values[place] <= limit else above
-    return node
+    way: str = leaf(_contents()["trees"].get(f"{kind}, {form_of(one)}", TOGETHER), sizes_compared(one))
+    return way
 
 
 def form_of(one: Sizes) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.catalog.files import read_text
+from trainatomy.lookup import leaf
 from trainatomy.operators.allocation.arguments import ceil_div
 from trainatomy.operators.allocation.cudnn.methods import bytes_of
 
@@ -33,14 +34,8 @@ _OF_OUTPUT, _OF_DATA, _OF_CHANNELS = (64, 128, 192, 256, 320, 384, 512, 576), (6
 
 def learned_workspace(kind: Kind, one: Convolution) -> int | None:
     """Return the bytes of workspace; None where the rules decide that were written by hand."""
-    node = None if one.dtype not in _OF_TYPE or _cuts_patches(one) else _trees()[kind].get(group_of(one))
-    if node is None:
-        return None
-    values = sizes_of(one)
-    while not isinstance(node, int):
-        size, limit, below, above = node
-        node = below if values[size] <= limit else above
-    return bytes_of(_methods()[node], kind, one)
+    tree = None if one.dtype not in _OF_TYPE or _cuts_patches(one) else _trees()[kind].get(group_of(one))
+    return None if tree is None else bytes_of(_methods()[leaf(tree, sizes_of(one))], kind, one)
 
 
 def _cuts_patches(one: Convolution) -> bool:
