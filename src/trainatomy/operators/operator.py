@@ -40,6 +40,9 @@ Sync = Literal["", "value", "shape", "always"]
 class Operator:
     """Everything that the package knows about one operator.
 
+    Functions are named by text: those of ``operators.cost`` look up rows themselves, and those of
+    ``operators.allocation`` import torch, which the timing model, a reader of the rows, does without.
+
     Attributes:
         name: the operator without ``aten::``; other namespaces are written out
             (``bitsandbytes::optimizer_update_32bit``). In-place forms (``mul_``) are served by the plain row.
