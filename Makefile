@@ -102,6 +102,7 @@ test-newest:
 
 same: $(TORCHVISION)/.done
 	$(BIN)/python lab/same/same.py
+	$(BIN)/python lab/same/same.py --cudnn
 
 keep-up: $(TORCHVISION)/.done
 	$(BIN)/python lab/keep_up/keep_up.py $(RELEASES)

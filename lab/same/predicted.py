@@ -50,6 +50,7 @@ class Predicted:
         trace: Hash of the allocations and releases; "" for a command.
         operations: Hash of the operations of a step; "" for a command.
         error: Message of the error in place of a prediction.
+        cudnn: Version of cuDNN's library that chose the plans of convolutions; "" where rules did.
         allocations: What was allocated, for a report of differences; not recorded.
     """
 
@@ -59,11 +60,13 @@ class Predicted:
     trace: str = ""
     operations: str = ""
     error: str = ""
+    cudnn: str = ""
     allocations: Allocations = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """Return what is kept in the repository."""
-        kept = {key: getattr(self, key) for key in ("name", "figures", "details", "trace", "operations", "error")}
+        keys = ("name", "figures", "details", "trace", "operations", "error", "cudnn")
+        kept = {key: getattr(self, key) for key in keys}
         return {key: value for key, value in kept.items() if value}
 
 
@@ -101,6 +104,7 @@ def predict_training(row: Row, *, in_detail: bool = False) -> Predicted:
         details,
         "" if simulation is None else _hash(_trace_lines(simulation)),
         "" if simulation is None else _hash(_operation_lines(simulation)),
+        cudnn="" if simulation is None else simulation.cudnn or "",
         allocations={} if simulation is None or not in_detail else _allocations(simulation),
     )
 

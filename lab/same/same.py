@@ -3,6 +3,7 @@
     python lab/same/same.py                     compare with predictions.jsonl; exit status 1 if any differs
     python lab/same/same.py --write             record them instead
     python lab/same/same.py --only qlora ddp    cases whose names contain one of these
+    python lab/same/same.py --cudnn             networks with convolutions, as where cuDNN's library is installed
     python lab/same/same.py --allocations out.json --only qlora    what is allocated by phase, module and operation
 
 A change of the code that is meant to change no prediction changes nothing here.  One that is meant to records the new
@@ -23,6 +24,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "predictions.jsonl"
+RECORD_WITH_LIBRARY = HERE / "predictions_cudnn.jsonl"
+"""The same by cuDNN's library, which builds of torch for CUDA bring, instead of rules."""
+CONVOLVING = ("convnext", "efficientnet", "mobilenet", "mobilevit", "segformer", "unet")
+"""Parts of names of cases that are predicted by cuDNN's library: networks of transformers, and one of our own."""
 GRID_SHARE = 6
 """A sample has one in so many rows of the accuracy grid."""
 TASKS = 40
@@ -88,6 +93,19 @@ def write(records: Mapping[str, Mapping[str, Any]], path: Path = RECORD) -> None
     path.write_text("".join(json.dumps(records[name]) + "\n" for name in sorted(records)), encoding="utf-8")
 
 
+def is_library_installed() -> bool:
+    """Return whether cuDNN's library is installed; say why not."""
+    from trainatomy.errors import MissingLibrary
+    from trainatomy.operators.allocation.cudnn.library import cudnn_library
+
+    try:
+        cudnn_library()
+    except MissingLibrary as missing:
+        print(f"not compared: {missing}")
+        return False
+    return True
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return what differs between two records of a case, the largest relative change of a figure first."""
     if old.get("error", "") != new.get("error", ""):
@@ -98,7 +116,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     lines = [f"{path}: {_change(before.get(path), after.get(path))}" for path in changed[:SHOWN]]
     if len(changed) > SHOWN:
         lines.append(f"{len(changed) - SHOWN} more figures")
-    other = [key for key in ("trace", "operations", "details") if old.get(key, "") != new.get(key, "")]
+    other = [key for key in ("cudnn", "trace", "operations", "details") if old.get(key, "") != new.get(key, "")]
     return lines + ([f"not the same {', '.join(other)}"] if other else [])
 
 
@@ -126,13 +144,20 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="record the predictions")
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="cases whose names contain a text")
     parser.add_argument("--sampled", action="store_true", help="one in six rows of the accuracy grid")
-    parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help="recorded predictions")
+    parser.add_argument("--cudnn", action="store_true", help="by cuDNN's library: networks with convolutions")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="recorded predictions")
     parser.add_argument("--allocations", type=Path, metavar="FILE", help="write what is allocated instead")
     parser.add_argument("--jobs", type=int, default=2, metavar="N")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # transformers walks through sets of names of layers
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
+    if options.cudnn:
+        os.environ["TRAINATOMY_CUDNN"] = ""  # look for the library
+        options.only = options.only or CONVOLVING
+    options.record = options.record or (RECORD_WITH_LIBRARY if options.cudnn else RECORD)
     find_modules()
+    if options.cudnn and not is_library_installed():
+        return 0
     names = names_of(options.only, sampled=options.sampled)
     if options.allocations:
         _write_allocations(names, options.jobs, options.allocations)

@@ -169,3 +169,10 @@ def test_differences_of_predictions_begin_with_the_largest() -> None:
     ]
     assert same.differences(old, old) == []
     assert same.differences(old, {"name": "a", "error": "no"}) == ["error: none -> no"]
+    assert same.differences({**old, "cudnn": "9.24.0"}, {**old, "cudnn": "9.19.0"}) == ["not the same cudnn"]
+
+
+def test_predictions_by_cudnns_library_name_its_version() -> None:
+    recorded = same.read(same.RECORD_WITH_LIBRARY)
+    assert recorded and {entry["cudnn"] for entry in recorded.values()} == {"9.24.0"}
+    assert all(any(part in name for part in same.CONVOLVING) for name in recorded)
