@@ -28,9 +28,10 @@ from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
 from trainatomy.operators.allocation.cudnn.missing import missing_engine
 from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
 from trainatomy.operators.allocation.cudnn.ways import plan_of, way_of
-from trainatomy.operators.cost import cost_module, kernel_work
+from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.recurrent_products import RecurrentProduct, recurrent_product_seconds
 from trainatomy.operators.cost.ways import Sizes, learned_way
+from trainatomy.operators.registry import row_of
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,9 +68,9 @@ def cases() -> dict[str, Callable[[], Rows]]:
     """Return what each case computes, by its name."""
     found: dict[str, Callable[[], Rows]] = {}
     for gpu in GPUS:
-        for module in sorted({cost_module(point.operator) for point in shipped()[gpu].points}):
-            found[f"prices {gpu} {module}"] = partial(prices, gpu, gpu, module)
-            found[f"prices {gpu} {module} for {EXTRAPOLATED}"] = partial(prices, gpu, EXTRAPOLATED, module)
+        for kind in sorted({row_of(point.operator).launch for point in shipped()[gpu].points}):
+            found[f"prices {gpu} {kind}"] = partial(prices, gpu, gpu, kind)
+            found[f"prices {gpu} {kind} for {EXTRAPOLATED}"] = partial(prices, gpu, EXTRAPOLATED, kind)
     found["recurrent products"] = recurrent_products
     found |= {f"convolutions {name}": partial(convolutions, *files) for name, files in CONVOLUTIONS.items()}
     found |= {f"blocks {name}": partial(blocks, settings) for name, settings in SETTINGS.items()}
@@ -89,11 +90,11 @@ def figures(rows: Rows) -> dict[str, Any]:
     return {**found, "hash": digest.hexdigest()[:16]}
 
 
-def prices(calibrated: str, gpu: str, module: str) -> Rows:
-    """Yield the time of each point of a calibration, with its work, on a GPU."""
+def prices(calibrated: str, gpu: str, kind: str) -> Rows:
+    """Yield the time of each point of a calibration that is launched as this kind, with its work, on a GPU."""
     models = {tf32: cost_model_of(find_gpu(gpu), tf32=tf32 or None) for tf32 in (False, True)}
     for point in shipped()[calibrated].points:
-        if cost_module(point.operator) == module:
+        if row_of(point.operator).launch == kind:
             model, call = models[point.tf32], point.call
             work, cost = kernel_work(call, model.chip), kernel_cost(call, model)
             yield ".".join(work.family.split(".")[:LISTED]), cost.seconds, (tuple(work), tuple(cost))
