@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from xml.etree import ElementTree
 
 MISSING = "missing"
 """State of a name that a release does not have (surface.py)."""
-LONGEST_CHANGES = 5
-"""Places shown at which a training allocates other bytes."""
+MOST_TESTS = 5
+"""Tests shown that fail for the same reason."""
+MOST_PLACES = 40
+"""Places shown at which trainings allocate other bytes."""
 
 Surface = Mapping[str, Any]
 
@@ -65,9 +68,7 @@ def tests(report: Path, paths: Sequence[str] = ()) -> Section:
             causes[cause[0][:200] if cause else "no message"].append(f"{case.get('classname')}::{case.get('name')}")
     failed = sum(map(len, causes.values()))
     lines = [
-        f"- {cause}\n"
-        + "".join(f"  - `{name}`\n" for name in names[:LONGEST_CHANGES])
-        + _more(names, LONGEST_CHANGES, "  ")
+        f"- {cause}\n" + "".join(f"  - `{name}`\n" for name in names[:MOST_TESTS]) + _more(names, MOST_TESTS, "  ")
         for cause, names in sorted(causes.items(), key=lambda item: -len(item[1]))
     ]
     part = f"Only a part of the tests ran: {', '.join(f'`{path}`' for path in paths)}.\n\n" if paths else ""
@@ -77,17 +78,29 @@ def tests(report: Path, paths: Sequence[str] = ()) -> Section:
 def predictions(
     different: Mapping[str, Sequence[str]], allocated: Mapping[str, Sequence[Change]], number: int
 ) -> Section:
-    """Return the predictions that differ: which figures, and where other bytes are allocated."""
-    lines = []
-    for name, figures in sorted(different.items()):
-        lines.append(f"- **{name}**\n" + "".join(f"  - {figure}\n" for figure in figures))
-        found = allocated.get(name, ())
-        lines += [
-            f"  - {change.phase}, `{change.operation}` in `{change.module or 'no module'}`: "
-            f"{change.bytes:+,} bytes, {change.allocations:+} allocations\n"
-            for change in found[:LONGEST_CHANGES]
-        ]
-        lines.append(_more(found, LONGEST_CHANGES, "  "))
+    """Return the predictions that differ, a line each, and where other bytes are allocated, in how many of them."""
+    lines = [
+        f"- **{name}**: {figures[0]}" + (f"; {len(figures) - 1} more" if figures[1:] else "") + "\n"
+        for name, figures in sorted(different.items(), key=lambda item: (not item[1][0].startswith("memory."), item[0]))
+    ]
+    places: defaultdict[tuple[str, str, str], dict[str, Change]] = defaultdict(dict)
+    for name, found in sorted(allocated.items()):
+        for change in found:
+            module = re.sub(r"\b\d+\b", "*", change.module) or "no module"
+            places[change.phase, change.operation, module].setdefault(name, change)  # of one layer
+    most = sorted(places.items(), key=lambda item: -len(item[1]))
+    where = [
+        f"- in {len(names)}: {phase}, `{operation}` in `{module}` "
+        f"({change.bytes:+,} bytes and {change.allocations:+} allocations in {name})\n"
+        for (phase, operation, module), names in most[:MOST_PLACES]
+        for name, change in [max(names.items(), key=lambda item: abs(item[1].bytes))]
+    ]
+    if where:
+        lines += ["\nOther bytes are allocated, in so many predictions:\n\n", *where, _more(most, MOST_PLACES)]
+    if lines:
+        lines.append(
+            "\nAll lines of one: `python lab/same/same.py --only NAME`, with the Python of the new environment.\n"
+        )
     title = f"Predictions: {len(different)} of {number} differ"
     return Section(title, "".join(lines) or "None.\n", bool(different))
 

@@ -113,12 +113,12 @@ def is_library_installed() -> bool:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two records of a case, the largest relative change of a figure first."""
+    """Return what differs between two records of a case: memory first, and the largest relative change of a figure."""
     if old.get("error", "") != new.get("error", ""):
         return [f"error: {old.get('error') or 'none'} -> {new.get('error') or 'none'}"]
     before, after = old.get("figures", {}), new.get("figures", {})
     changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-    changed.sort(key=lambda path: -_relative(before.get(path), after.get(path)))
+    changed.sort(key=lambda path: (not path.startswith("memory."), -_relative(before.get(path), after.get(path))))
     lines = [f"{path}: {_change(before.get(path), after.get(path))}" for path in changed[:SHOWN]]
     if len(changed) > SHOWN:
         lines.append(f"{len(changed) - SHOWN} more figures")

@@ -192,6 +192,18 @@ def test_other_allocations_are_shown_by_place() -> None:
     ]
 
 
+def test_predictions_that_differ_are_a_line_each_and_places_are_counted() -> None:
+    different = {"a": ["time.step_seconds: 1.0 -> 2.0"], "b": ["memory.bytes: 8 -> 9", "not the same trace"]}
+    place = sections.Change("forward", "layers.0.mlp", "aten::mm", 1, 8)
+    moved = {"a": [place, place._replace(module="layers.1.mlp")], "b": [place._replace(bytes=-9)]}
+    section = sections.predictions(different, moved, 3)
+    assert section.title == "Predictions: 2 of 3 differ"
+    lines = section.text.splitlines()
+    assert lines[:2] == ["- **b**: memory.bytes: 8 -> 9; 1 more", "- **a**: time.step_seconds: 1.0 -> 2.0"]
+    assert "- in 2: forward, `aten::mm` in `layers.*.mlp` (-9 bytes and +1 allocations in b)" in lines
+    assert sections.predictions({}, {}, 3).text == "None.\n"
+
+
 def test_differences_of_predictions_begin_with_the_largest() -> None:
     old = {"name": "a", "figures": {"bytes": 100, "seconds": 2.0, "fits": True}, "trace": "x", "details": "y"}
     new = {"name": "a", "figures": {"bytes": 101, "seconds": 3.0, "fits": True}, "trace": "z", "details": "y"}
@@ -200,6 +212,8 @@ def test_differences_of_predictions_begin_with_the_largest() -> None:
         "bytes: 100 -> 101 (+1.000%)",
         "not the same trace",
     ]
+    memory = [{"name": "a", "figures": {"memory.bytes": size, "seconds": size * size}} for size in (2, 3)]
+    assert same.differences(*memory)[0] == "memory.bytes: 2 -> 3 (+50.000%)"
     assert same.differences(old, old) == []
     assert same.differences(old, {"name": "a", "error": "no"}) == ["error: none -> no"]
     assert same.differences({**old, "cudnn": "9.24.0"}, {**old, "cudnn": "9.19.0"}) == ["not the same cudnn"]
