@@ -84,6 +84,12 @@ def training_cases() -> list[Row]:
     return [*grid_rows(), *feature_rows()]
 
 
+def cases_with_torchvision() -> frozenset[str]:
+    """Return the names of the trainings that load torchvision, beside whose CUDA build transformers' imports fail."""
+    networks = tuple(f"factories.py:{name}" for name in ("resnet18", "resnet50"))
+    return frozenset(row.name for row in training_cases() if row.mapping["model"].get("factory") in networks)
+
+
 def command_cases() -> dict[str, list[str]]:
     written = yaml.safe_load((HERE / "commands.yaml").read_text(encoding="utf-8"))
     return {name: line.split() for name, line in written.items()}

@@ -58,7 +58,7 @@ def predict_case(name: str, in_detail: bool = False) -> Any:
 
 
 def names_of(only: Sequence[str], *, sampled: bool = False) -> list[str]:
-    """Return the names of the cases that contain one of the texts; all if there is none.
+    """Return the names of the cases that contain one of the texts, in the order to predict them; all if there is none.
 
     ``sampled`` leaves out the ingredients, and most rows of the accuracy grid by a hash of their names.
     """
@@ -70,7 +70,9 @@ def names_of(only: Sequence[str], *, sampled: bool = False) -> list[str]:
         grid = [name for name in grid if not zlib.crc32(name.encode()) % GRID_SHARE]
     names = [*predicted.command_cases(), *(row.name for row in predicted.feature_rows()), *grid]
     names = names if sampled else [*ingredients.cases(), *names]
-    return [name for name in names if not only or any(text in name for text in only)]
+    last = predicted.cases_with_torchvision()
+    chosen = [name for name in names if not only or any(text in name for text in only)]
+    return sorted(chosen, key=lambda name: name in last)  # a worker that has loaded torchvision cannot load much else
 
 
 def predict_all(names: Sequence[str], jobs: int, *, in_detail: bool = False) -> Iterator[Any]:
