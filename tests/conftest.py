@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,3 +80,11 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="module")
+def kept_workspaces() -> Iterator[None]:
+    """Keep cuBLAS's workspaces, as PyTorch did before 2.15, so that they do not decide the peak of a tiny model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+        yield

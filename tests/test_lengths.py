@@ -23,6 +23,8 @@ from trainatomy.simulator.lengths import simulate_lengths
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
 
+pytestmark = pytest.mark.usefixtures("kept_workspaces")
+
 GPT2 = {"n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 4096, "n_positions": 512}
 HISTOGRAM = {20: 6, 100: 4, 300: 3, 500: 3}
 

@@ -13,6 +13,8 @@ from script_types import RunScript
 import trainatomy
 from trainatomy.results.prediction import Prediction
 
+pytestmark = pytest.mark.usefixtures("kept_workspaces")
+
 PLAIN = """
 import torch
 from torch import nn

@@ -34,6 +34,7 @@ def predicted(part: nn.Module, loss: Callable[..., torch.Tensor], **arguments: A
     return trainatomy.predict(Net(part, loss), batch=batch, gpu="h200", **{"optimizer": "adamw_torch", **settings})
 
 
+@pytest.mark.usefixtures("kept_workspaces")
 def test_ctc_accepts_cpu_tensors_as_lengths() -> None:
     def loss(part: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         frames, labels = torch.full((2,), 6), torch.tensor([3, 2])
@@ -54,6 +55,7 @@ def test_a_transcript_longer_than_its_sound_is_noted(length: int, noted: bool) -
     assert bool(found) is noted and all("has 7 labels and its sound 6 frames" in note for note in found)
 
 
+@pytest.mark.usefixtures("kept_workspaces")
 def test_ctc_takes_one_sample_without_a_batch() -> None:
     def loss(part: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return functional.ctc_loss(part(x[0]).log_softmax(-1), y[0], torch.tensor(6), torch.tensor(3))

@@ -61,6 +61,7 @@ def test_packs_hold_as_many_samples_as_fit() -> None:
     assert 2 * 3 * 31 * TILE * 2 in sizes(simulation)  # no token follows the last one of a sample
 
 
+@pytest.mark.usefixtures("kept_workspaces")
 @pytest.mark.parametrize(("settings", "samples"), [({}, 3), ({"eval_packing": False}, 1)])
 def test_evaluation_packs_as_the_training_unless_it_is_told_otherwise(settings: dict[str, bool], samples: int) -> None:
     train = {"eval_strategy": "steps", "per_device_eval_batch_size": 8}
