@@ -34,8 +34,9 @@ from trainatomy.catalog.versions import parse_version
 from trainatomy.cli.app import COMMANDS, load
 from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
 from trainatomy.cli.manual import panels, paragraphs, usage
-from trainatomy.reporters import list_schemas, schema
-from trainatomy.workload.flags import FLAGS
+from trainatomy.reporters import schema
+from trainatomy.reporters import schema as list_schemas
+from trainatomy.workload.overrides import FLAGS
 from trainatomy.workload.reference import reference
 
 HERE = Path(__file__).parent

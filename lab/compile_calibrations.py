@@ -13,9 +13,8 @@ from pathlib import Path
 import trainatomy
 from trainatomy.catalog.calibrations import shipped
 from trainatomy.operators.cost import FAMILIES
-from trainatomy.timing.chips import chip_of
 from trainatomy.timing.compiled import FOLDER, INDEX, as_rows, file_of, key_of
-from trainatomy.timing.efficiency import EfficiencyPoints
+from trainatomy.timing.efficiency import EfficiencyPoints, chip_of
 
 OUT = Path(trainatomy.__file__).parent / "catalog" / FOLDER
 

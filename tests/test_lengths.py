@@ -11,14 +11,14 @@ import trainatomy
 from trainatomy.analysis.epochs import steps_to_replay, worst_of
 from trainatomy.api.predicting import predict_candidate, predict_row
 from trainatomy.errors import WorkloadError
-from trainatomy.length_prediction import prediction_of_lengths
+from trainatomy.prediction.lengths import prediction_of_lengths
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.lengths import Distribution
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs.options import PredictOptions
-from trainatomy.search.lengths import with_all_lengths
+from trainatomy.search.run import with_all_lengths
 from trainatomy.simulator.lengths import simulate_lengths
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
@@ -135,7 +135,7 @@ def test_the_page_and_the_json_show_the_orders(prediction: Prediction) -> None:
 
 def test_the_chart_draws_the_orders(prediction: Prediction, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from trainatomy.cli.plots import draw_lengths
+    from trainatomy.cli.report import draw_lengths
     from trainatomy.reporters.charts.lengths import figure
 
     lines = figure(prediction).axes[0].get_lines()

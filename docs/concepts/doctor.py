@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from concepts.page import page, table
-from trainatomy.catalog.machine import FindingEntry, findings, variables
+from trainatomy.catalog.machines import FindingEntry, findings, variables
 from trainatomy.doctor.probe import COPIED_BYTES
 from trainatomy.errors import UnhealthyMachine
-from trainatomy.reporters.doctor_sentences import CONNECTIONS, cost_sentence
-from trainatomy.reporters.doctor_wordings import WORDINGS
-from trainatomy.results.diagnosis import SEVERITIES
+from trainatomy.reporters.doctor_sentences import CONNECTIONS, WORDINGS, cost_sentence
+from trainatomy.results.machine import SEVERITIES
 from trainatomy.units import human_bytes
 
 GROUPS = {

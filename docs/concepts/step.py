@@ -8,21 +8,20 @@ from importlib import metadata
 from concepts import step_measured
 from concepts.page import page, table
 from trainatomy.api import ops, predict
-from trainatomy.catalog.calibrations import shipped
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import from_text, shipped
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.results.operation_breakdown import GroupShare, OperationBreakdown
+from trainatomy.results.operations import GroupShare, OperationBreakdown
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import Time
 from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost
-from trainatomy.timing.replay import LAUNCH_QUEUE_DEPTH
+from trainatomy.timing.one_stream import LAUNCH_QUEUE_DEPTH
 from trainatomy.workload import Workload
-from trainatomy.workload.encoder_layer import encoder_layer
+from trainatomy.workload.builtin import encoder_layer
 
 GPU_ID = "h200"
 MODEL, LENGTH = "google-bert/bert-base-uncased", 128

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.measurement.process.job import NVML_CHECK, Job, can_fork, from_plain, set_environment, to_plain
-from trainatomy.measurement.process.log_tail import LogTail
+from trainatomy.measurement.process.job import NVML_CHECK, Job, LogTail, can_fork, from_plain, set_environment, to_plain
 from trainatomy.measurement.process.worker import preload
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from grid import HERE
 
-from trainatomy.results.host_pace import HostPace
+from trainatomy.results.measurement import HostPace
 
 if TYPE_CHECKING:
     from trainatomy.results.time import Time

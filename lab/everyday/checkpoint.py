@@ -13,7 +13,7 @@ from pathlib import Path
 
 import everyday_cases
 
-from trainatomy.simulator.resuming import FIRST_STEP
+from trainatomy.simulator.steps import FIRST_STEP
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.run import run

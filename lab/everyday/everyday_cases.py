@@ -14,8 +14,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))  # a checkout that is not installed, such as a GPU machine's
 
-from trainatomy.catalog.hosts import reference_host
-from trainatomy.results.host_pace import HostPace
+from trainatomy.catalog.machines import reference_host
+from trainatomy.results.measurement import HostPace
 from trainatomy.results.memory import TOTALS, SkippedSteps, totals_of_run
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload

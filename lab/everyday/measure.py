@@ -27,10 +27,9 @@ from checkpoint import made_elsewhere
 from everyday_cases import Case
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.measurement.device.visible import require_gpu
-from trainatomy.measurement.process.job import Job, warm_up_steps
+from trainatomy.measurement.device.nvml import require_gpu
+from trainatomy.measurement.process.job import Job, Progress, warm_up_steps
 from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
-from trainatomy.measurement.process.progress import Progress
 from trainatomy.results.measurement import Measurement
 
 TIMED_STEPS = 14

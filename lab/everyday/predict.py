@@ -23,8 +23,8 @@ from everyday_cases import Case, pace_of
 
 from trainatomy.api import predict
 from trainatomy.errors import TrainatomyError
-from trainatomy.prediction import keep_executed
-from trainatomy.prediction_tasks import evaluation_time, first_token_time
+from trainatomy.prediction.assemble import keep_executed
+from trainatomy.prediction.tasks import evaluation_time, first_token_time
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import Time
 from trainatomy.workload.schema import Workload

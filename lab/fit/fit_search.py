@@ -22,7 +22,7 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.results.fit import Fit
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs.predicting import PredictionPool, predict_rows, prediction_pool
-from trainatomy.search.execution import Observer
+from trainatomy.search.explore import Observer
 from trainatomy.search.fitting import search
 from trainatomy.search.options import SearchOptions
 from trainatomy.workload.schema import Workload

@@ -20,9 +20,9 @@ import parallel_cases
 from parallel_cases import GPU, GPUS, Case, records
 
 from trainatomy.errors import DeviceError, TrainatomyError
-from trainatomy.measurement import ranks
-from trainatomy.measurement.calibration.collectives import collectives_section
-from trainatomy.measurement.device.visible import require_gpus
+from trainatomy.measurement import measure as ranks
+from trainatomy.measurement.calibration.device import collectives_section
+from trainatomy.measurement.device.nvml import require_gpus
 from trainatomy.measurement.measure import MOST_STEPS, TIMED_STEPS
 from trainatomy.measurement.process.job import Job, warm_up_steps
 from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
@@ -32,7 +32,7 @@ from trainatomy.workload.parallel import ParallelSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trainatomy.measurement.process.progress import Progress
+    from trainatomy.measurement.process.job import Progress
     from trainatomy.results.measurement import Measurement
 
 TIMED_SECONDS = 1.0

@@ -25,12 +25,11 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.allocation.cudnn import by_hand, workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution
 from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
-from trainatomy.operators.allocation.cudnn.missing import missing_engine
-from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
+from trainatomy.operators.allocation.cudnn.missing import is_unanswered, missing_engine, missing_parts
 from trainatomy.operators.allocation.cudnn.ways import plan_of, way_of
 from trainatomy.operators.cost import kernel_work
-from trainatomy.operators.cost.recurrent_products import RecurrentProduct, recurrent_product_seconds
-from trainatomy.operators.cost.ways import Sizes, learned_way
+from trainatomy.operators.cost.algorithms import Sizes, learned_way
+from trainatomy.operators.cost.recurrent import RecurrentProduct, recurrent_product_seconds
 from trainatomy.operators.registry import row_of
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 

@@ -18,9 +18,9 @@ from grid import Row, rows
 
 from trainatomy import predict
 from trainatomy.errors import TrainatomyError
-from trainatomy.prediction import keep_executed
+from trainatomy.prediction.assemble import keep_executed
 from trainatomy.reporters.json import to_json
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import Simulation
 
 HERE = Path(__file__).resolve().parent
 UNSTABLE = {"seconds_taken", "versions", "timeline", "schema", "name", "workload", "card", "trainer_state.json"}

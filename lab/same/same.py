@@ -104,7 +104,7 @@ def write(records: Mapping[str, Mapping[str, Any]], path: Path = RECORD) -> None
 def is_library_installed() -> bool:
     """Return whether cuDNN's library is installed; say why not."""
     from trainatomy.errors import MissingLibrary
-    from trainatomy.operators.allocation.cudnn.library import cudnn_library
+    from trainatomy.operators.allocation.cudnn.backend import cudnn_library
 
     try:
         cudnn_library()

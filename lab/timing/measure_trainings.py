@@ -50,8 +50,8 @@ class TimedSteps(Silent):
     """Times steps after the warm-up; the host's pace is probed before, between and after them."""
 
     def __init__(self, warm_up: int) -> None:
-        from trainatomy.measurement.device.host_probe import HostProbe
-        from trainatomy.measurement.step.stopwatch import Stopwatch
+        from trainatomy.measurement.device.host import HostProbe
+        from trainatomy.measurement.step.timer import Stopwatch
 
         self.first, self.began = warm_up, 0.0
         self.watch, self.probe = Stopwatch(), HostProbe()
@@ -90,7 +90,7 @@ class ProfiledSteps(Silent):
     """Profiles some steps after the warm-up; the host's pace is probed before and after them."""
 
     def __init__(self, warm_up: int, trace: Path) -> None:
-        from trainatomy.measurement.device.host_probe import HostProbe
+        from trainatomy.measurement.device.host import HostProbe
 
         self.first, self.trace = warm_up, trace
         self.profiler: Any = None
@@ -118,7 +118,7 @@ class ProfiledSteps(Silent):
 
         Kernels that run beside each other are busy once.  Copies of batches from pageable memory do not count there.
         """
-        from trainatomy.measurement.profiler.calls import read_trace
+        from trainatomy.measurement.profiled_calls import read_trace
         from trainatomy.timing.streams import covered
 
         on_gpu = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -95,7 +95,7 @@ def measured(workload: Workload) -> Cost:
     """Measure the cost of a training on this machine's GPU, and free its memory."""
     import torch
 
-    from trainatomy.measurement.profiler.profile import tree
+    from trainatomy.measurement.profile import tree
     from trainatomy.training import model as models
     from trainatomy.training import run as steps
 

@@ -28,15 +28,15 @@ import yaml
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.host_costs import PARTS, cpu_costs
 from trainatomy.timing.launch import launch_seconds, loop_seconds
 from trainatomy.timing.step import bound_by
 from trainatomy.timing.timeline import replay_step
+from trainatomy.workload.builtin import notebook
 from trainatomy.workload.factory import resolve
-from trainatomy.workload.notebook import notebook
 from trainatomy.workload.overlay import overlay
 from trainatomy.workload.schema import Workload
 
@@ -130,7 +130,7 @@ def _rows(name: str, group: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _step_seconds(workload: Workload, samples_per_second: float) -> float:
-    from trainatomy.training.throughput import samples_per_step
+    from trainatomy.training.shape import samples_per_step
 
     return samples_per_step(workload) / samples_per_second
 

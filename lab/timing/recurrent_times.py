@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.timing.cost_model import CostModel, kernel_cost
 from trainatomy.timing.host_costs import PARTS, cpu_costs
 from trainatomy.timing.launch import seconds_within

@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 import trainings
 
-from trainatomy.results.host_pace import HostPace
+from trainatomy.results.measurement import HostPace
 
 PACE_STEP = 1.08
 """Ratio of paces between which a step's growth says what bounds it."""
@@ -63,7 +63,7 @@ def bound_at(line: dict[str, Any], pace: float) -> str:
     Copies of batches from pageable memory are the host's as well, and copies of samples into batches, although they
     grow less than the pace.
     """
-    from trainatomy.catalog.hosts import reference_host
+    from trainatomy.catalog.machines import reference_host
 
     slower, quicker = pace * PACE_STEP, pace / PACE_STEP
     grown = log(at_pace(line, slower) / at_pace(line, quicker)) / log(slower / quicker)
@@ -75,7 +75,7 @@ def bound_at(line: dict[str, Any], pace: float) -> str:
 
 def todays(recorded: HostPace) -> HostPace:
     """Return a recorded pace beside what is known of the reference host today."""
-    from trainatomy.catalog.hosts import reference_host
+    from trainatomy.catalog.machines import reference_host
 
     host, probe = reference_host(), recorded.probe
     if probe not in host.probe_seconds:
@@ -118,7 +118,7 @@ def _gathered(measured: Sequence[dict[str, Any]], predicted: Container[str]) -> 
 
 def _undisturbed(rounds: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Return the rounds in which the hypervisor took little of the processors' time; all of them, if it always did."""
-    from trainatomy.measurement.calibration.quiet import MOST_STOLEN
+    from trainatomy.measurement.calibration.calibrate import MOST_STOLEN
 
     kept = [one for one in rounds if (one.get("host_pace", {}).get("stolen_share") or 0.0) <= MOST_STOLEN]
     return kept or rounds

@@ -58,7 +58,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def prediction(row: grid.Row, gpu_id: str) -> dict[str, Any]:
     """Predict the GPU's own time of a training, and the step at several paces of the host."""
     from trainatomy.catalog.gpus import find_gpu
-    from trainatomy.prediction import analysis_of
+    from trainatomy.prediction.assemble import analysis_of
     from trainatomy.simulator.simulate import simulate
 
     gpu = find_gpu(gpu_id)
@@ -71,8 +71,8 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     """Return the predicted times of a simulated training."""
     from recurrent_times import RECURRENT, recurrent_seconds
 
-    from trainatomy.catalog.hosts import reference_host
-    from trainatomy.prediction import replayed_as, time_of
+    from trainatomy.catalog.machines import reference_host
+    from trainatomy.prediction.assemble import replayed_as, time_of
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
     from trainatomy.timing.host_costs import cpu_costs
     from trainatomy.timing.launch import batch_bytes, cpu_seconds_by_phase

@@ -46,19 +46,18 @@ if TYPE_CHECKING:
     from trainatomy.reporters.html import to_html
     from trainatomy.reporters.json import to_json
     from trainatomy.results.comparison import Comparison, ComparisonRow
-    from trainatomy.results.detail import Detail
-    from trainatomy.results.diagnosis import Diagnosis, Finding
-    from trainatomy.results.difference import Difference
     from trainatomy.results.fit import Candidate, Fit, FitAcross, Shortage
     from trainatomy.results.loader import LoaderReport
+    from trainatomy.results.machine import Diagnosis, Finding
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.memory import Components, Memory
-    from trainatomy.results.operation_breakdown import OperationBreakdown
+    from trainatomy.results.operations import OperationBreakdown
     from trainatomy.results.prediction import Fact, Prediction
-    from trainatomy.results.record import History, Record
+    from trainatomy.results.record import Difference, History, Record
     from trainatomy.results.time import Time
+    from trainatomy.results.trace import Detail
     from trainatomy.runs.comparison import ComparisonInterrupted
-    from trainatomy.workload.notebook import notebook
+    from trainatomy.workload.builtin import notebook
     from trainatomy.workload.reading import read as read_workload
     from trainatomy.workload.schema import Workload
 
@@ -164,19 +163,18 @@ _NAMES_BY_MODULE = {
     "reporters.html": ("to_html",),
     "reporters.json": ("to_json",),
     "results.comparison": ("Comparison", "ComparisonRow"),
-    "results.diagnosis": ("Diagnosis", "Finding"),
-    "results.detail": ("Detail",),
-    "results.difference": ("Difference",),
+    "results.machine": ("Diagnosis", "Finding"),
+    "results.trace": ("Detail",),
     "results.fit": ("Candidate", "Fit", "FitAcross", "Shortage"),
     "results.loader": ("LoaderReport",),
     "results.measurement": ("Measurement",),
     "results.memory": ("Components", "Memory"),
-    "results.operation_breakdown": ("OperationBreakdown",),
+    "results.operations": ("OperationBreakdown",),
     "results.prediction": ("Fact", "Prediction"),
-    "results.record": ("History", "Record"),
+    "results.record": ("Difference", "History", "Record"),
     "results.time": ("Time",),
     "runs.comparison": ("ComparisonInterrupted",),
-    "workload.notebook": ("notebook",),
+    "workload.builtin": ("notebook",),
     "workload.reading": ("read_workload",),
     "workload.schema": ("Workload",),
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainatomy.allocator import AllocatorSettings, CachingAllocator
-from trainatomy.allocator.sizes import MIB
+from trainatomy.allocator.blocks import MIB
 from trainatomy.results.trace import AllocationTrace, Event, Origin
 
 RECORDINGS = Path(__file__).parent / "recordings"

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainatomy.allocator import AllocatorSettings, CachingAllocator
-from trainatomy.allocator.addresses import NewestFirst, Scattered
-from trainatomy.allocator.sizes import MIB
+from trainatomy.allocator.blocks import MIB
+from trainatomy.allocator.segments import NewestFirst, Scattered
 
 
 def without_spare() -> tuple[NewestFirst, int]:

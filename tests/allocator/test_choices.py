@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainatomy.allocator import AllocatorSettings, replay
-from trainatomy.allocator.sizes import MIB
+from trainatomy.allocator.blocks import MIB
 from trainatomy.results.trace import AllocationTrace, DriverCall, Event, PlansTried
 
 DEFAULT = AllocatorSettings()

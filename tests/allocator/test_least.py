@@ -6,8 +6,8 @@ import pytest
 from recorded import NAMES, load
 
 from trainatomy.allocator import AllocatorSettings, replay
-from trainatomy.allocator.least import PRECISION_BYTES, PRECISION_SHARE, replay_on_least
-from trainatomy.allocator.sizes import MIB
+from trainatomy.allocator.blocks import MIB
+from trainatomy.allocator.replay import PRECISION_BYTES, PRECISION_SHARE, replay_on_least
 from trainatomy.results.trace import AllocationTrace, Event, Origin
 
 CONTEXT = 500 * MIB

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainatomy.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, replay
-from trainatomy.allocator.sizes import MIB
+from trainatomy.allocator.blocks import MIB
 from trainatomy.results.trace import AllocationTrace, Event
 
 CONFIGURATIONS = st.sampled_from([

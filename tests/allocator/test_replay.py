@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainatomy.allocator import AllocatorSettings, OutOfMemory, replay
-from trainatomy.allocator.sizes import MIB
+from trainatomy.allocator.blocks import MIB
 from trainatomy.results.trace import AllocationTrace, Event, Origin, PinnedBlock
 
 DEFAULT = AllocatorSettings()

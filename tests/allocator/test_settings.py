@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainatomy.allocator import AllocatorSettings
-from trainatomy.allocator.sizes import MIB
+from trainatomy.allocator.blocks import MIB
 from trainatomy.errors import WorkloadError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from trainatomy.allocator.blocks import LARGE_SEGMENT_BYTES, MIB, block_bytes, round_to_division, segment_bytes
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.allocator.sizes import LARGE_SEGMENT_BYTES, MIB, block_bytes, round_to_division, segment_bytes
 
 
 @pytest.mark.parametrize(

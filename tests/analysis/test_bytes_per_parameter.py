@@ -9,8 +9,8 @@ import pytest
 from traces_by_hand import MIB, one_step
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.bytes_per_parameter import bytes_per_parameter
 from trainatomy.analysis.memory import analyze_memory
+from trainatomy.analysis.published import bytes_per_parameter
 from trainatomy.results.memory import Memory
 from trainatomy.results.prediction import BytesPerParameter
 from trainatomy.workload import Workload

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from trainatomy.analysis.operations import analyze_operations
-from trainatomy.analysis.published_layer import SCOPE, published_notes, published_shares, shares_as_published
-from trainatomy.results.operation_breakdown import OperationBreakdown
-from trainatomy.results.operations import Operations
+from trainatomy.analysis.published import SCOPE, published_notes, published_shares, shares_as_published
+from trainatomy.results.operations import OperationBreakdown, Operations
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training import encoder_layer as layers
-from trainatomy.workload.encoder_layer import encoder_layer, is_encoder_layer
+from trainatomy.workload.builtin import encoder_layer, is_encoder_layer
 
 
 @pytest.fixture(scope="module")

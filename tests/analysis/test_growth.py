@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from traces_by_hand import MIB, TraceBuilder
 
-from trainatomy.analysis.growth import growth_of
+from trainatomy.analysis.epochs import growth_of
 from trainatomy.results.script import Growth
 from trainatomy.results.trace import AllocationTrace
 

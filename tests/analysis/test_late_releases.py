@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.late_releases import StepClock, let_go_late, released_by_clock, released_late
 from trainatomy.analysis.memory import analyze_memory, verdict
-from trainatomy.results.detail import TimedOperation
-from trainatomy.results.trace import AllocationTrace, CollectiveUse, CPUWait, Event, Mark, Origin, StreamUse
-from trainatomy.simulator.cpu_waits import CPUWaits
+from trainatomy.analysis.variants import StepClock, let_go_late, released_by_clock, released_late
+from trainatomy.results.trace import (
+    AllocationTrace,
+    CollectiveUse,
+    CPUWait,
+    Event,
+    Mark,
+    Origin,
+    StreamUse,
+    TimedOperation,
+)
+from trainatomy.simulator.streams import CPUWaits
 
 MIB = 2**20
 SIZE = 64 * MIB

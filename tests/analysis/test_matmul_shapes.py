@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from operations_by_hand import array, call, product, step
 
-from trainatomy.analysis.matmul_shapes import padded_call, product_of, wasteful_shapes, with_gains
 from trainatomy.analysis.operation_table import OperationTable
-from trainatomy.results.operation_breakdown import WastefulShape
-from trainatomy.results.operations import Call
+from trainatomy.analysis.shapes import padded_call, product_of, wasteful_shapes, with_gains
+from trainatomy.results.operations import Call, WastefulShape
 
 V100, A100, H200 = ((7, 0), 80), ((8, 0), 108), ((9, 0), 132)
 

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from traces_by_hand import GIB, KIB, MIB, TraceBuilder, one_step
 
 import trainatomy
-import trainatomy.prediction
+import trainatomy.prediction.assemble
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.detail import memory_timeline
 from trainatomy.analysis.memory import (
     COMPONENTS,
+    LABELLED,
     OTHER_COMPONENTS,
     TIGHT_SHARE,
     MemoryAnalysis,
     analyze_memory,
     verdict,
 )
-from trainatomy.analysis.memory_timeline import memory_timeline
-from trainatomy.analysis.purposes import LABELLED
 from trainatomy.results.memory import Instant
 from trainatomy.results.trace import AllocationTrace
 
@@ -248,7 +248,7 @@ def test_operations_are_analyzed_on_the_same_gpu_as_a_prediction(monkeypatch: py
         contexts.append(context + nccl)
         return analyze_memory(trace, settings, gpu_bytes, context, nccl, *more, **how)
 
-    monkeypatch.setattr(trainatomy.prediction, "analyze_memory", spy)
+    monkeypatch.setattr(trainatomy.prediction.assemble, "analyze_memory", spy)
     workload = trainatomy.Workload.from_mapping({"model": TINY_BERT, "gpu": "t4"})
     predicted = trainatomy.predict(workload, timed=False)
     trainatomy.ops(workload)

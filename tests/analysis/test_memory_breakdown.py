@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from traces_by_hand import MIB, TraceBuilder, one_step
 
+from trainatomy.analysis.detail import component_bytes_over_time
 from trainatomy.analysis.memory import (
     COMPONENTS,
     activations_by_module,
@@ -12,9 +13,9 @@ from trainatomy.analysis.memory import (
     bytes_by_component,
     fold_layers,
     held_after,
+    lifetimes,
+    purposes,
 )
-from trainatomy.analysis.memory_timeline import component_bytes_over_time
-from trainatomy.analysis.purposes import lifetimes, purposes
 from trainatomy.results.memory import Line, ModuleActivations
 
 

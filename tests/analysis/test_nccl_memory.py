@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainatomy.analysis.nccl_memory import nccl_bytes, one_process_bytes
+from trainatomy.analysis.outside_allocator import nccl_bytes, one_process_bytes
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.links import links_of
-from trainatomy.results.plan import Communicators, GroupUse
+from trainatomy.results.prediction import Communicators, GroupUse
 
 H200, H100 = find_gpu("h200"), find_gpu("h100-sxm")
 MIB, GB = 2**20, 10**9

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from operations_by_hand import array, call, product, step
 
-from trainatomy.analysis.matmul_shapes import wasteful_shapes
 from trainatomy.analysis.operation_table import OperationTable
-from trainatomy.analysis.padding import paddings
+from trainatomy.analysis.shapes import paddings, wasteful_shapes
 from trainatomy.reporters.sentences import padding_advice
-from trainatomy.results.operation_breakdown import Padding
-from trainatomy.results.operations import Call
+from trainatomy.results.operations import Call, Padding
 
 LOOKUP = call("embedding", [array(50257, 768), array(8, 1024, dtype="int64", storage=1)], [array(8, 1024, 768)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainatomy.analysis.page_tables import page_table_bytes
+from trainatomy.analysis.outside_allocator import page_table_bytes
 
 MIB = 2**20
 

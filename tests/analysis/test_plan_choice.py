@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import analyze_memory, verdict
-from trainatomy.analysis.plan_choice import with_plans
+from trainatomy.analysis.variants import with_plans
 from trainatomy.results.memory import PeakRange
 from trainatomy.results.trace import AllocationTrace, Event, Origin, PlansTried
 

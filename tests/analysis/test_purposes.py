@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from traces_by_hand import TraceBuilder, one_step
 
-from trainatomy.analysis.memory import COMPONENTS, OTHER_COMPONENTS
-from trainatomy.analysis.purposes import LABELLED, Purpose, lifetimes, purposes
+from trainatomy.analysis.memory import COMPONENTS, LABELLED, OTHER_COMPONENTS, Purpose, lifetimes, purposes
 from trainatomy.results.trace import AllocationTrace
 
 

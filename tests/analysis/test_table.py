@@ -6,10 +6,9 @@ import pytest
 from operations_by_hand import array, call, product, step
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.claims import claims
 from trainatomy.analysis.memory import analyze_memory, fold_layers
 from trainatomy.analysis.operation_table import OperationTable, PredictedTime
-from trainatomy.analysis.operations import bytes_by_group
+from trainatomy.analysis.operations import bytes_by_group, claims
 from trainatomy.reporters.sentences import claim_sentence
 from trainatomy.results.trace import AllocationTrace, Event, Origin
 

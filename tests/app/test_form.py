@@ -10,9 +10,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from trainatomy.app.answers import Answers, Request, Task
-from trainatomy.app.form import MAX_CONFIG_CHARACTERS, Form
-from trainatomy.app.refusals import in_terms_of_the_page
-from trainatomy.app.suited import Lengths, lengths_of
+from trainatomy.app.form import MAX_CONFIG_CHARACTERS, Form, Lengths, in_terms_of_the_page, lengths_of
 from trainatomy.errors import TrainatomyError, WorkloadError
 
 CHANGED = Form(

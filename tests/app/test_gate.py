@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainatomy.app.gate import Gate
 from trainatomy.app.page import check_address
+from trainatomy.app.workers import Gate
 from trainatomy.errors import TrainatomyError
 
 

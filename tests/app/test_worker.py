@@ -15,13 +15,11 @@ import pytest
 from trainatomy.app import worker as worker_module
 from trainatomy.app import workers as workers_module
 from trainatomy.app.answers import Answer, Answers, Request
-from trainatomy.app.estimate import estimated_bytes
 from trainatomy.app.form import Form
-from trainatomy.app.page import card, framed, notice, waiting
+from trainatomy.app.page import card, estimated_bytes, framed, notice, waiting
 from trainatomy.app.space import write_space
-from trainatomy.app.turns import Turns
 from trainatomy.app.worker import Limits, Worker
-from trainatomy.app.workers import Workers
+from trainatomy.app.workers import Turns, Workers
 from trainatomy.errors import TrainatomyError
 
 TINY = '{"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}'

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainatomy.catalog.workspaces import (
+from trainatomy.catalog.versions import (
     cublas_workspace_bytes,
     cublaslt_workspace_bytes,
     workspaces,

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 from machines import GIB, HEALTHY, HOST, SOFTWARE, with_gpu, with_host, with_software, without_gpus
 
-from trainatomy.catalog.machine import findings, variables
-from trainatomy.doctor.checks.links import ranges
-from trainatomy.doctor.checks.software import has_binary, has_ptx, same_version
-from trainatomy.doctor.diagnosing import diagnose
-from trainatomy.results.diagnosis import Finding
-from trainatomy.results.machine import Extension, GPUPair, MachineState, Process, Watched, WatchedGPU
+from trainatomy.catalog.machines import findings, variables
+from trainatomy.doctor.gathering import diagnose
+from trainatomy.doctor.gpu_checks import ranges
+from trainatomy.doctor.host_checks import has_binary, has_ptx, same_version
+from trainatomy.results.machine import Extension, Finding, GPUPair, MachineState, Process, Watched, WatchedGPU
 
 OLD_DRIVER = {"driver_error": "", "driver": "535.1", "driver_cuda": (12, 2)}
 

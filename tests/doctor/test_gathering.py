@@ -14,10 +14,8 @@ from typer.testing import CliRunner
 from trainatomy.cli.app import app
 from trainatomy.doctor import gathering, probe
 from trainatomy.doctor.gathering import copy_rates, merged
-from trainatomy.doctor.gpus import DriverState, read_driver
-from trainatomy.doctor.host import read_host
-from trainatomy.doctor.software import bitsandbytes_libraries, environment, read_software
-from trainatomy.doctor.watching import watch
+from trainatomy.doctor.gpus import DriverState, read_driver, watch
+from trainatomy.doctor.host import bitsandbytes_libraries, environment, read_host, read_software
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.results.machine import GPUPair, GPUState, MachineState, Process
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainatomy.measurement.device import links
+from trainatomy.measurement.device import state as links
 from trainatomy.measurement.device.nvml import NvmlDevice
 from trainatomy.results.machine import GPUPair, NVLinks
 

@@ -10,12 +10,12 @@ import pytest
 from machines import HEALTHY, SOFTWARE, with_gpu, with_software, without_gpus
 from test_checks import CASES
 
-from trainatomy.catalog.machine import findings, variables
+from trainatomy.catalog.machines import findings, variables
 from trainatomy.cli.app import COMMANDS
-from trainatomy.doctor.diagnosing import diagnose
+from trainatomy.doctor.gathering import diagnose
 from trainatomy.reporters import doctor_sentences as sentences
-from trainatomy.reporters.doctor_json import DIAGNOSIS, diagnosis_to_json
-from trainatomy.reporters.doctor_wordings import WORDINGS
+from trainatomy.reporters.doctor_sentences import WORDINGS
+from trainatomy.reporters.json import DIAGNOSIS, diagnosis_to_json
 from trainatomy.reporters.schema import diagnosis_schema
 from trainatomy.reporters.text.doctor import doctor_page
 from trainatomy.reporters.text.rendering import render

@@ -14,7 +14,7 @@ from recorded_nvml import RecordedNvml
 
 from trainatomy.doctor import gathering, probe
 from trainatomy.doctor.gpus import DriverState
-from trainatomy.doctor.software import read_software
+from trainatomy.doctor.host import read_software
 from trainatomy.measurement.device import nvml
 
 UUIDS = ["GPU-a", "GPU-b"]

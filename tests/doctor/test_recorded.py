@@ -8,10 +8,8 @@ import pytest
 from machines import HOST
 from recorded_nvml import RECORDED, TWO, RecordedNvml
 
-from trainatomy.doctor.diagnosing import diagnose
-from trainatomy.doctor.gathering import copy_rates
-from trainatomy.doctor.gpus import DriverState, NoSuchGPU, read_driver
-from trainatomy.doctor.watching import watch
+from trainatomy.doctor.gathering import copy_rates, diagnose
+from trainatomy.doctor.gpus import DriverState, NoSuchGPU, read_driver, watch
 from trainatomy.measurement.device import nvml
 from trainatomy.results.machine import Clocks, GPUPair, GPUState, MachineState, Software, Temperature
 

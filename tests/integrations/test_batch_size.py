@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 import trainatomy
 from trainatomy import api
 from trainatomy.errors import DoesNotFit, WorkloadError
-from trainatomy.integrations import best_settings, fit_training_arguments, predicted_batch_size
+from trainatomy.integrations import batch_size, fit_training_arguments, predicted_batch_size
 from trainatomy.integrations.training_arguments import can_hold, check_launch, train_settings, with_candidate
 from trainatomy.results.fit import Candidate, Change
 from trainatomy.search.options import SearchOptions, space_of
@@ -104,7 +104,7 @@ def test_where_the_model_is_does_not_matter(arguments: TrainingArguments) -> Non
 
 
 def test_a_name_stands_for_the_model_on_the_hub() -> None:
-    model = best_settings._built("distilbert-base-uncased", trust_remote_code=False)
+    model = batch_size._built("distilbert-base-uncased", trust_remote_code=False)
     assert isinstance(model, nn.Module)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
@@ -273,7 +273,7 @@ def test_this_machine_is_asked_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     seen = answered(monkeypatch)
     used = SimpleNamespace(other_bytes=trainatomy.find_gpu("t4").memory_bytes // 4, unlisted_bytes=None)
     monkeypatch.setattr(api, "this_gpu", lambda: "t4")
-    monkeypatch.setattr(best_settings, "utilization", lambda: used)
+    monkeypatch.setattr(batch_size, "utilization", lambda: used)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     workload = Workload.from_mapping({"model": {"id": "gpt2"}})
     function = predicted_batch_size(

@@ -12,8 +12,7 @@ from measured import FULL
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainatomy.integrations.live_measurement import process_place
-from trainatomy.integrations.live_prediction import predict_live
+from trainatomy.integrations.live_measurement import predict_live, process_place
 from trainatomy.integrations.watch import Watch
 
 

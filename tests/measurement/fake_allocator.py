@@ -107,8 +107,8 @@ class FakeAllocator(TorchDispatchMode):
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
         """Make ``torch.cuda`` and NVML answer for this allocator."""
         # The probe's tensors are on the CPU, which stands in for the GPU here.
-        monkeypatch.setattr("trainatomy.measurement.device.host_probe.probe_seconds", lambda: 1e-4)
-        monkeypatch.setattr("trainatomy.measurement.step.data_wait.DataWaits._event", instant_event)
+        monkeypatch.setattr("trainatomy.measurement.device.host.probe_seconds", lambda: 1e-4)
+        monkeypatch.setattr("trainatomy.measurement.step.timer.DataWaits._event", instant_event)
         library = FakeNvml(pid=os.getpid(), used=CONTEXT_BYTES + 64 * MIB)
         monkeypatch.setattr(nvml, "_library", lambda: library)
         fake_driver(monkeypatch, self.statistics)

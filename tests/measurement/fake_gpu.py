@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fake_driver import UUID, fake_driver
 
-from trainatomy.measurement.device import host_probe
+from trainatomy.measurement.device import host
 from trainatomy.training import run as steps
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
     """Make ``measurement.step.runner`` see a GPU; the step itself runs on the CPU."""
     from transformers import TrainingArguments  # noqa: F401  # some libraries look for CUDA's functions when imported
 
-    real_run, empty_on = steps.run, host_probe._empty
+    real_run, empty_on = steps.run, host._empty
 
     def run_on_cpu(*arguments: Any, device: str, **keywords: Any) -> None:
         assert device == "cuda"
@@ -155,9 +155,9 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, trace: list[dict[
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr("trainatomy.measurement.step.data_wait.DataWaits._event", instant_event)
+    monkeypatch.setattr("trainatomy.measurement.step.timer.DataWaits._event", instant_event)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [trace or []]})
     monkeypatch.setattr("trainatomy.measurement.step.runner._make_context", lambda: setattr(nvml, "used", 529 * MIB))
-    monkeypatch.setattr(host_probe, "_empty", lambda _: empty_on("cpu"))
+    monkeypatch.setattr(host, "_empty", lambda _: empty_on("cpu"))
     monkeypatch.setattr(steps, "run", run_on_cpu)

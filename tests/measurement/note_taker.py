@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.analysis.purposes import lifetimes, purposes
+from trainatomy.analysis.memory import lifetimes, purposes
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.workspaces import workspaces
-from trainatomy.measurement.step.communication import followed
-from trainatomy.measurement.step.modules import ModuleTracker
-from trainatomy.measurement.traces import labels
+from trainatomy.catalog.versions import workspaces
+from trainatomy.measurement.step.group import followed
+from trainatomy.measurement.step.recorder import ModuleTracker
+from trainatomy.measurement.traces import breakdown
 from trainatomy.measurement.traces.history import BUCKETS, COMMUNICATION, AllocationHistory, HistoryEvent, Note
 from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.simulator import simulate
@@ -154,7 +154,7 @@ def run(
         events.append(HistoryEvent(kind, event.allocation + 1, event.bytes, 0))
     real = to_trace(AllocationHistory({}, events, watchers[0].notes))
     version = simulate.torch_version(workload)
-    labels.label_remaining(real, workspaces(find_gpu("h200").capability, version), range(tracked))
+    breakdown.label_remaining(real, workspaces(find_gpu("h200").capability, version), range(tracked))
     return simulated, real
 
 

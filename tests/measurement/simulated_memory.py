@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.allocator.outofmemory import OutOfMemory
-from trainatomy.allocator.simulated import CachingAllocator
+from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from dataclasses import replace
 from measured import RESULT
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.catalog.workspaces import Workspaces
+from trainatomy.catalog.versions import Workspaces
 from trainatomy.measurement.measure import merge_runs
 from trainatomy.measurement.traces.breakdown import (
     UNEXPLAINED,

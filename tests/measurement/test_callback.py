@@ -17,7 +17,7 @@ from transformers.trainer_callback import CallbackHandler
 
 import trainatomy
 from trainatomy.integrations import CheckpointEvery, watch
-from trainatomy.integrations.live_prediction import unprepared
+from trainatomy.integrations.live_measurement import unprepared
 
 SAMPLES = 32
 

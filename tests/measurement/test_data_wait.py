@@ -7,9 +7,9 @@ import torch
 from fake_clock import Machine
 from torch.utils.data import DataLoader, Dataset, dataloader
 
-from trainatomy.measurement.step.data_wait import DataWaits
+from trainatomy.measurement.step.timer import DataWaits
 from trainatomy.reporters import run_sentences
-from trainatomy.results.data_wait import DataWait
+from trainatomy.results.loader import DataWait
 
 
 class Slow(Dataset[torch.Tensor]):

@@ -14,8 +14,8 @@ import everyday_cases
 import pytest
 from measured import FULL
 
-from trainatomy.catalog.hosts import reference_host
-from trainatomy.results.evaluation import Evaluation
+from trainatomy.catalog.machines import reference_host
+from trainatomy.results.tasks import Evaluation
 
 CASES = """
 tiny-evaluated:

@@ -12,15 +12,14 @@ from measured import RESULT
 
 import trainatomy
 from trainatomy.catalog.calibrations import Calibration
-from trainatomy.catalog.hosts import reference_host
-from trainatomy.measurement.device import host_probe, thread_waits
-from trainatomy.measurement.device.host_probe import PROBE, HostProbe
-from trainatomy.measurement.step.monitors import Monitors
-from trainatomy.measurement.step.stopwatch import Stopwatch
+from trainatomy.catalog.machines import reference_host
+from trainatomy.measurement.device import host as host_probe
+from trainatomy.measurement.device import host as thread_waits
+from trainatomy.measurement.device.host import PROBE, HostProbe
+from trainatomy.measurement.step.timer import Monitors, Stopwatch
 from trainatomy.reporters import run_sentences
 from trainatomy.results.comparison import ComparisonRow
-from trainatomy.results.host_pace import HostPace
-from trainatomy.results.power import PowerLimits, PowerUse, Slowdown
+from trainatomy.results.measurement import HostPace, PowerLimits, PowerUse, Slowdown
 from trainatomy.results.time import PacedStep, Time
 from trainatomy.timing.step import probe_seconds
 from trainatomy.workload.schema import Workload

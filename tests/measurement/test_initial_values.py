@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainatomy.measurement.step.initial_values import DRAWN, repeated_random_values
+from trainatomy.measurement.step.group import DRAWN, repeated_random_values
 
 
 def test_large_tensors_repeat_a_few_random_numbers() -> None:

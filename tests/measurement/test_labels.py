@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from note_taker import differences, run
 
-from trainatomy.analysis.purposes import lifetimes, purposes
-from trainatomy.measurement.traces import labels
+from trainatomy.analysis.memory import lifetimes, purposes
+from trainatomy.measurement.traces import breakdown
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 
 BERT = {
@@ -112,13 +112,13 @@ def handwritten_trace() -> AllocationTrace:
 
 def test_workspaces_are_the_first_of_their_size_on_each_thread_that_stay() -> None:
     trace = handwritten_trace()
-    labels.label_workspaces(trace, lifetimes(trace), "cublas_workspace", 1000)
+    breakdown.label_workspaces(trace, lifetimes(trace), "cublas_workspace", 1000)
     assert trace.labels == {1: "cublas_workspace", 2: "cublas_workspace"}
 
 
 def test_inputs_arrive_between_steps_and_exist_in_forward() -> None:
     trace = handwritten_trace()
-    labels.label_inputs(trace, lifetimes(trace))
+    breakdown.label_inputs(trace, lifetimes(trace))
     assert trace.labels == {0: "input", 5: "input"}
 
 
@@ -129,7 +129,7 @@ def test_a_step_that_repeats_a_followed_one_gets_its_modules_and_marks() -> None
     again = next(mark.event for mark in trace.marks if mark.name == "forward end")
     trace.marks += [Mark(again, "recompute", 0), Mark(again + 1, "recompute end", 0)]
     trace.marks.sort(key=lambda mark: mark.event)
-    assert labels.attribute_repeated_passes(trace, [0]) == ()
+    assert breakdown.attribute_repeated_passes(trace, [0]) == ()
     assert trace.origins[6].module == "layer" and trace.origins[6].step == 1
     assert trace.labels[6] == "weight_copy"
     copied = [mark.event for mark in trace.marks if mark.name.startswith("recompute") and mark.step == 1]
@@ -146,7 +146,7 @@ def test_a_longer_batch_is_the_same_pass() -> None:
     trace = handwritten_trace()
     trace.origins[1] = trace.origins[1]._replace(module="layer")
     longer(trace, 6, 2000)
-    assert labels.attribute_repeated_passes(trace, [0]) == ()
+    assert breakdown.attribute_repeated_passes(trace, [0]) == ()
     assert trace.origins[6].module == "layer" and trace.origins[6].step == 1
 
 
@@ -154,7 +154,7 @@ def test_a_copy_of_a_weight_is_as_large_in_every_pass() -> None:
     trace = handwritten_trace()
     trace.labels[1] = "weight_copy"
     longer(trace, 6, 2000)
-    assert labels.attribute_repeated_passes(trace, [0]) == (1,)
+    assert breakdown.attribute_repeated_passes(trace, [0]) == (1,)
     assert 6 not in trace.labels
 
 
@@ -164,7 +164,7 @@ def test_a_step_with_a_unique_pass_is_reported() -> None:
     trace.origins.append(Origin("", "", "forward", 1))
     trace.events.insert(begin, Event("alloc", len(trace.origins) - 1, 64))
     trace.marks = [mark._replace(event=mark.event + (mark.event > begin)) for mark in trace.marks]
-    assert labels.attribute_repeated_passes(trace, [0]) == (1,)
+    assert breakdown.attribute_repeated_passes(trace, [0]) == (1,)
 
 
 def test_an_interrupted_pass_is_labelled_up_to_its_end() -> None:
@@ -175,5 +175,5 @@ def test_an_interrupted_pass_is_labelled_up_to_its_end() -> None:
     del trace.events[again + 1 :]
     del trace.origins[7:]
     trace.marks = [mark for mark in trace.marks if mark.event <= again]
-    assert labels.attribute_repeated_passes(trace, [0]) == ()
+    assert breakdown.attribute_repeated_passes(trace, [0]) == ()
     assert trace.origins[6].module == "layer" and trace.labels[6] == "weight_copy"

@@ -8,7 +8,7 @@ import pytest
 from simulated_memory import SimulatedMemory
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.catalog.workspaces import Workspaces
+from trainatomy.catalog.versions import Workspaces
 from trainatomy.integrations import windows as windows_module
 from trainatomy.integrations.windows import WindowedHistory
 from trainatomy.measurement.step.recorder import AllocatorCounters

@@ -13,13 +13,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import trainatomy
-from trainatomy.api.loading import loader_of
+from trainatomy.api.measuring import loader_of
 from trainatomy.cli import main
 from trainatomy.errors import FactoryError, WorkloadError
-from trainatomy.measurement.loader import report as reports
-from trainatomy.measurement.loader.report import time_settings
-from trainatomy.measurement.loader.timing import with_settings
-from trainatomy.reporters import loader_sentences
+from trainatomy.measurement import loader as reports
+from trainatomy.measurement.loader import time_settings, with_settings
+from trainatomy.reporters import run_sentences
 from trainatomy.results.loader import LoaderReport, LoaderSettings, LoaderTiming, StepToFeed
 
 PLAIN = LoaderSettings(0, None, pin_memory=False, persistent_workers=False)
@@ -80,7 +79,7 @@ def test_batches_that_do_not_fit_into_shared_memory_are_not_tried(monkeypatch: p
     loader = DataLoader(Slow(0.0), batch_size=4)
     found = time_settings(loader, [PLAIN, workers(2)], StepToFeed(1.0), name="slow", seconds=0.05)
     assert [one.problem for one in found.timings] == ["", "shared memory"] and found.best == 0
-    (said,) = [line for line in loader_sentences.notes(found) if "/dev/shm" in line]
+    (said,) = [line for line in run_sentences.notes(found) if "/dev/shm" in line]
     assert "9.8 KiB left" in said and "32.0 KiB" in said and "--shm-size" in said
 
 
@@ -88,7 +87,7 @@ def test_batches_on_the_gpu_are_not_handed_to_workers(monkeypatch: pytest.Monkey
     monkeypatch.setattr(reports, "has_cuda_tensors", lambda batch: True)
     found = time_settings(DataLoader(Slow(0.0), batch_size=1), [workers(2)], None, name="slow", seconds=0.05)
     assert found.timings[1].problem == "cuda tensors"
-    assert any("on the GPU" in line for line in loader_sentences.notes(found))
+    assert any("on the GPU" in line for line in run_sentences.notes(found))
 
 
 def test_a_dataset_that_uses_cuda_before_the_workers_fork_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +95,7 @@ def test_a_dataset_that_uses_cuda_before_the_workers_fork_is_told(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: next(answers))
     found = time_settings(DataLoader(Slow(0.0), batch_size=1), [PLAIN], None, name="slow", seconds=0.02)
     assert "cuda initialised" in found.notes
-    assert any("forked subprocess" in line for line in loader_sentences.notes(found))
+    assert any("forked subprocess" in line for line in run_sentences.notes(found))
 
 
 @pytest.mark.parametrize(
@@ -175,16 +174,16 @@ def report(best: int | None) -> LoaderReport:
 
 
 def test_the_answer_says_how_many_workers_suffice() -> None:
-    assert loader_sentences.answer(report(1)) == (
+    assert run_sentences.answer(report(1)) == (
         "The loader keeps up with 2 workers: 41 ms per batch; a step of 100 ms takes 1 batch"
     )
-    assert any("num_workers=2, prefetch_factor=2" in line for line in loader_sentences.notes(report(1)))
+    assert any("num_workers=2, prefetch_factor=2" in line for line in run_sentences.notes(report(1)))
     none = replace(report(None), timings=report(None).timings[:1])
-    assert loader_sentences.answer(none) == (
+    assert run_sentences.answer(none) == (
         "The loader does not keep up: without workers a step takes 140 ms instead of 100 ms, 40.0 % longer"
     )
     unknown = replace(report(None), step=None, notes=("no step",))
-    assert loader_sentences.answer(unknown) == "The quickest: 41 ms per batch with 2 workers"
+    assert run_sentences.answer(unknown) == "The quickest: 41 ms per batch with 2 workers"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

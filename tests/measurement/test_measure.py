@@ -14,11 +14,11 @@ from processes import read_result, write_result
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.measurement import measure as measuring
-from trainatomy.measurement.device import nvml, visible
+from trainatomy.measurement.device import nvml
+from trainatomy.measurement.device import nvml as visible
 from trainatomy.measurement.process import pool
-from trainatomy.measurement.process.job import Job, from_plain, set_environment, to_plain
+from trainatomy.measurement.process.job import Job, Progress, from_plain, set_environment, to_plain
 from trainatomy.measurement.process.pool import TimeLimit, WorkerProcess
-from trainatomy.measurement.process.progress import Progress
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.workload.schema import Workload

@@ -17,13 +17,13 @@ import trainatomy.api.predicting
 from trainatomy.cli import main
 from trainatomy.cli import progress as measuring
 from trainatomy.errors import DeviceError, SimulationError
-from trainatomy.measurement.process.progress import Progress
+from trainatomy.measurement.process.job import Progress
 from trainatomy.reporters.json import measurement_to_json
 from trainatomy.reporters.text.measurement import measurement_page, rate
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
-from trainatomy.runs import machine
+from trainatomy.runs import single
 
 WORKLOAD = "model: {class: GPT2LMHeadModel, config: {n_layer: 1, n_embd: 8, n_head: 2}}\ndata: {sequence_length: 8}\n"
 
@@ -33,7 +33,7 @@ def measure_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, A
     """Return a dict with the arguments of the ``measure`` call; ``answer`` is the result of that call."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINATOMY_RECORDS", str(tmp_path / "records"))
-    monkeypatch.setattr(machine, "this_machine", lambda: machine.Machine(("NVIDIA H200",), "580"))
+    monkeypatch.setattr(single, "this_machine", lambda: single.Machine(("NVIDIA H200",), "580"))
     Path("w.yaml").write_text(WORKLOAD)
     call: dict[str, Any] = {"answer": FULL}
 
@@ -155,7 +155,7 @@ def test_without_a_gpu_nothing_is_predicted(
     def none() -> NoReturn:
         raise DeviceError("no GPU here")
 
-    monkeypatch.setattr(machine, "this_machine", none)
+    monkeypatch.setattr(single, "this_machine", none)
     monkeypatch.setattr(trainatomy.api.predicting, "predict", lambda *_, **__: pytest.fail("predicted"))
     assert main(["measure", "w.yaml"]) == 7
     assert main(["measure", "w.yaml", "--era", "2022"]) == 2

@@ -10,10 +10,9 @@ import pytest
 from fake_gpu import FakeNvmlError
 
 from trainatomy.measurement.device.nvml import NvmlDevice
-from trainatomy.measurement.device.power import PowerReading, PowerSampler, read_power, sampler_of
-from trainatomy.measurement.device.power_use import power_use
+from trainatomy.measurement.device.power import PowerReading, PowerSampler, power_use, read_power, sampler_of
 from trainatomy.reporters import run_sentences
-from trainatomy.results.power import ClockReason, PowerLimits
+from trainatomy.results.measurement import ClockReason, PowerLimits
 
 
 @dataclass

@@ -17,9 +17,8 @@ from kineto_trace import events_of
 
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import DeviceError
-from trainatomy.measurement.profiler import profile as profiling
-from trainatomy.measurement.profiler.join import _longest_common, join
-from trainatomy.measurement.profiler.profile import UNATTRIBUTED, Profiled, ProfiledStep, tree
+from trainatomy.measurement import profile as profiling
+from trainatomy.measurement.profile import UNATTRIBUTED, Profiled, ProfiledStep, _longest_common, join, tree
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
 from trainatomy.workload import Workload

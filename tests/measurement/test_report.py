@@ -24,7 +24,7 @@ from techniques import PLAIN, techniques
 from test_measure import RESULT
 
 from trainatomy.errors import SimulationError
-from trainatomy.results.host_pace import HostPace
+from trainatomy.results.measurement import HostPace
 from trainatomy.results.time import PacedStep, Time
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from trainatomy.measurement.device import nvml
 from trainatomy.measurement.process.job import Job
 from trainatomy.measurement.step import recorder as recorders
 from trainatomy.measurement.step import runner
-from trainatomy.measurement.step.environment import NO_ENGINE, is_out_of_memory, requested_bytes
 from trainatomy.measurement.step.recorder import RunRecorder
+from trainatomy.measurement.step.results import NO_ENGINE, is_out_of_memory, requested_bytes
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.training import run as steps

@@ -18,14 +18,13 @@ from torch.utils.data import dataloader
 
 from trainatomy.integrations import utilization as utilization_module
 from trainatomy.integrations import windows
-from trainatomy.integrations.hooks import LoopHooks
 from trainatomy.integrations.live_measurement import USERS_HISTORY, LiveMeasurement
 from trainatomy.integrations.printing import print_gpu_utilization
+from trainatomy.integrations.recorder import LoopHooks
 from trainatomy.integrations.utilization import utilization
 from trainatomy.integrations.watch import watch
 from trainatomy.integrations.windows import BEFORE
-from trainatomy.measurement.step.data_wait import DataWaits
-from trainatomy.measurement.step.stopwatch import Stopwatch
+from trainatomy.measurement.step.timer import DataWaits, Stopwatch
 from trainatomy.training.observer import Silent
 
 MIB = 2**20

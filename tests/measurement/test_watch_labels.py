@@ -8,13 +8,12 @@ import pytest
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import analyze_memory
-from trainatomy.catalog.workspaces import workspaces
-from trainatomy.integrations.hooks import LoopHooks
-from trainatomy.integrations.recorder import LiveRecorder
+from trainatomy.catalog.versions import workspaces
+from trainatomy.integrations.recorder import LiveRecorder, LoopHooks
 from trainatomy.measurement.step import recorder as recorders
 from trainatomy.measurement.step.recorder import AllocatorCounters
+from trainatomy.measurement.traces.breakdown import label_remaining
 from trainatomy.measurement.traces.history import AllocationHistory, HistoryEvent, Note
-from trainatomy.measurement.traces.labels import label_remaining
 from trainatomy.measurement.traces.trace import to_trace
 from trainatomy.simulator import simulate
 from trainatomy.simulator.watcher import Watcher

@@ -15,8 +15,7 @@ from measured import RESULT
 
 from trainatomy.errors import WorkloadError
 from trainatomy.measurement.process import worker
-from trainatomy.measurement.process.job import NVML_CHECK, Job, from_plain
-from trainatomy.measurement.process.progress import Progress, Reporter, read_progress
+from trainatomy.measurement.process.job import NVML_CHECK, Job, Progress, Reporter, from_plain, read_progress
 from trainatomy.measurement.step import runner
 
 if TYPE_CHECKING:

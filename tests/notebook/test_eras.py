@@ -7,9 +7,9 @@ import torch
 from executed import predicted
 from torch import nn
 
-from trainatomy.simulator.eras import attention_of_2022, functions_of, software_of
+from trainatomy.simulator.releases import attention_of_2022, functions_of, software_of
 from trainatomy.training.adamw_hf import AdamW
-from trainatomy.workload.notebook import notebook
+from trainatomy.workload.builtin import notebook
 from trainatomy.workload.schema import Workload
 
 

@@ -18,9 +18,9 @@ from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.comparison import Comparison
-from trainatomy.results.plan import total_rate
-from trainatomy.runs.published import published
-from trainatomy.workload.notebook import PARALLEL, ready
+from trainatomy.results.prediction import total_rate
+from trainatomy.runs.comparison import published
+from trainatomy.workload.builtin import PARALLEL, ready
 
 
 @cache

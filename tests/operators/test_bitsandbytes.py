@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainatomy.errors import MissingLibrary
-from trainatomy.simulator.bitsandbytes import simulated_bitsandbytes
+from trainatomy.simulator.adapters.bitsandbytes import simulated_bitsandbytes
 
 optim = pytest.importorskip("bitsandbytes.optim")
 

@@ -16,8 +16,7 @@ from cudnn_sample import KINDS, convolution_of, sample
 from trainatomy.catalog.files import read_text
 from trainatomy.operators.allocation.cudnn import by_hand, workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
-from trainatomy.operators.allocation.cudnn.learned import FILE, learned_workspace, sizes_of
-from trainatomy.operators.allocation.cudnn.methods import bytes_of
+from trainatomy.operators.allocation.cudnn.learned import FILE, bytes_of, learned_workspace, sizes_of
 from trainatomy.operators.allocation.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
 
 HALF, FLOAT = torch.bfloat16, torch.float32

@@ -16,20 +16,27 @@ import torch
 from cudnn_sample import KINDS, convolution_of, sample
 
 from trainatomy.api import predict
-from trainatomy.catalog.cudnn import device_text, has_recorded_engines, is_measured
 from trainatomy.catalog.files import read_text
-from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.gpus import device_text, find_gpu, has_recorded_engines, is_measured
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.operators.allocation.convolution import convolution as plan_of
 from trainatomy.operators.allocation.convolution import workspace_bytes
-from trainatomy.operators.allocation.cudnn import divided, library, missing, workspace
+from trainatomy.operators.allocation.cudnn import backend, missing, unnamed, workspace
 from trainatomy.operators.allocation.cudnn.backend import Backend, BackendError, Mode, Note, version_text
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.heuristics import Choice, EnginePlan, Heuristics, mode_of, plans
-from trainatomy.operators.allocation.cudnn.missing import FILE, NAMED, SIZES, Engine, Row, missing_engine
-from trainatomy.operators.allocation.cudnn.products import bytes_in_cublas
-from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
-from trainatomy.operators.allocation.cudnn.weight_gradient import weight_gradient
+from trainatomy.operators.allocation.cudnn.missing import (
+    FILE,
+    NAMED,
+    SIZES,
+    Engine,
+    Row,
+    bytes_in_cublas,
+    is_unanswered,
+    missing_engine,
+    missing_parts,
+)
+from trainatomy.operators.allocation.cudnn.ungrouped import weight_gradient
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Scratch
 from trainatomy.results.operations import Call
 from trainatomy.results.prediction import Fact, Prediction
@@ -64,17 +71,17 @@ def images(batch_size):
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     yield
-    library.cudnn_library.cache_clear()
+    backend.cudnn_library.cache_clear()
     cudnn._heuristics.cache_clear()
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Backend:
     """Return the library, or skip the test."""
-    monkeypatch.delenv(library.VARIABLE)
-    library.cudnn_library.cache_clear()
+    monkeypatch.delenv(backend.VARIABLE)
+    backend.cudnn_library.cache_clear()
     try:
-        return library.cudnn_library()
+        return backend.cudnn_library()
     except MissingLibrary as missing:
         pytest.skip(str(missing))
 
@@ -95,30 +102,30 @@ STEM = convolution((8, 3, 224, 224), (64, 3, 7, 7), 2, 3)
 def test_without_the_library_rules_are_used_and_the_reason_is_given_where_it_was_asked_for() -> None:
     gpu, workload = find_gpu("h200"), Workload.from_mapping({"model": {"id": "gpt2"}})
     assert cudnn.heuristics_of(workload, gpu) is None
-    with pytest.raises(MissingLibrary, match=library.VARIABLE):
+    with pytest.raises(MissingLibrary, match=backend.VARIABLE):
         cudnn.heuristics_of(workload.replace("software.cudnn", "library"), gpu)
 
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
     """Write files with the names of cuDNN's, and name the first as the library."""
-    files = [tmp_path / f"libcudnn{name}.so.9" for name in ("", *(f"_{part}" for part in library._PARTS))]
+    files = [tmp_path / f"libcudnn{name}.so.9" for name in ("", *(f"_{part}" for part in backend._PARTS))]
     for file in files:
         file.write_text("no library")
-    monkeypatch.setenv(library.VARIABLE, str(files[0]))
-    library.cudnn_library.cache_clear()
+    monkeypatch.setenv(backend.VARIABLE, str(files[0]))
+    backend.cudnn_library.cache_clear()
     return files
 
 
 def test_a_file_that_is_no_library_is_named(parts: list[Path]) -> None:
     with pytest.raises(MissingLibrary, match="cannot be loaded"):
-        library.cudnn_library()
+        backend.cudnn_library()
 
 
 def test_a_library_without_its_parts_is_not_loaded(parts: list[Path]) -> None:
     parts[2].unlink()
     with pytest.raises(MissingLibrary, match=r"lacks libcudnn_heuristic\.so\.9 beside it"):
-        library.cudnn_library()
+        backend.cudnn_library()
 
 
 def test_an_old_library_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch, parts: list[Path]) -> None:
@@ -128,9 +135,9 @@ def test_an_old_library_is_refused_with_its_version(monkeypatch: pytest.MonkeyPa
         def __init__(self, path: Path) -> None:
             pass
 
-    monkeypatch.setattr(library, "Backend", Old)
+    monkeypatch.setattr(backend, "Backend", Old)
     with pytest.raises(MissingLibrary, match=r"cuDNN 9\.5\.1 .* 9\.8\.0 and newer do"):
-        library.cudnn_library()
+        backend.cudnn_library()
 
 
 def test_a_gpu_that_cudnn_does_not_run_on_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +375,7 @@ def test_partial_sums_are_those_of_a_gpu(kind: Kind, one: Convolution, plan: Eng
 def test_so_many_blocks_share_a_tile_as_take_the_least_time(
     steps: int, most: int, dtype: torch.dtype, tile: tuple[int, int], whole: bool, blocks: int
 ) -> None:
-    assert divided.blocks_of_tile(steps, most, dtype, tile, whole=whole) == blocks
+    assert unnamed.blocks_of_tile(steps, most, dtype, tile, whole=whole) == blocks
 
 
 def fact(found: Prediction) -> Fact:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainatomy.operators.allocation import allocation_rules
-from trainatomy.operators.allocation.grouped import grouped_mm
+from trainatomy.operators.allocation.matmul import grouped_mm
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Processor, Scratch
 from trainatomy.operators.allocation.recurrent import Recurrence, _scalars, recurrent
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker, product_of

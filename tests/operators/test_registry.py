@@ -22,7 +22,7 @@ from trainatomy.operators.table import OPERATORS
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.chips import chip_of
+from trainatomy.timing.efficiency import chip_of
 from trainatomy.workload.schema import Workload
 
 PROFILES = sorted((Path(__file__).parents[1] / "data" / "traces").glob("*.trace.json.gz"))

@@ -10,11 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation.efficient_attention import efficient_backward
+from trainatomy.operators.allocation.attention import efficient_backward
 from trainatomy.operators.allocation.meta import meta_kernels
 from trainatomy.operators.allocation.plan import KernelCall, Plan, Processor, Scratch
-from trainatomy.operators.allocation.sdpa import sdpa
-from trainatomy.operators.allocation.sdpa_choice import SdpFlags, choose_sdpa
+from trainatomy.operators.allocation.sdpa import SdpFlags, choose_sdpa, sdpa
 
 H200 = Processor((9, 0), 132, (2, 11))
 OLD_H200 = Processor((9, 0), 132, (2, 9))

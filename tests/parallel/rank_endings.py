@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from trainatomy.errors import WorkloadError
-from trainatomy.measurement.process.progress import Reporter
+from trainatomy.measurement.process.job import Reporter
 from trainatomy.measurement.step import group
 from trainatomy.workload.parallel import ParallelSpec
 

@@ -18,16 +18,16 @@ import torch.distributed as dist
 from fake_gpu import MIB, FakeEvent, FakeNvml, fake_cuda
 from torch.distributed.tensor import DTensor
 
-from trainatomy.measurement.calibration import collectives
+from trainatomy.measurement.calibration import device
 from trainatomy.measurement.device import nvml
-from trainatomy.measurement.process.progress import Reporter
+from trainatomy.measurement.process.job import Reporter
 from trainatomy.measurement.step import group, runner
-from trainatomy.measurement.step.communication import followed
+from trainatomy.measurement.step.group import followed
 from trainatomy.simulator.parallel.recorder import local
+from trainatomy.training.factory import loss_of
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
-from trainatomy.training.outputs import loss_of
 from trainatomy.training.parallel import strategies  # noqa: F401  takes most of a second to import
 from trainatomy.training.parallel.deepspeed import engine_tensors
 from trainatomy.training.parallel.pipeline import Pipeline
@@ -67,13 +67,13 @@ def collectives_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[st
     """Measure real collectives on the CPU, as if each took half a second."""
     group.BACKEND = "gloo"
     patch = pytest.MonkeyPatch()
-    patch.setattr(collectives, "DEVICE", "cpu")
-    patch.setattr(collectives, "SIZES", (1024, 4096))
+    patch.setattr(device, "DEVICE", "cpu")
+    patch.setattr(device, "SIZES", (1024, 4096))
     patch.setattr(torch.cuda, "set_device", lambda index: None)
     patch.setattr(torch.cuda, "synchronize", lambda: None)
     patch.setattr(torch.cuda, "_sleep", lambda cycles: None, raising=False)
     patch.setattr(torch.cuda, "Event", FakeEvent)
-    return collectives.measure_rank(arguments, reporter)
+    return device.measure_rank(arguments, reporter)
 
 
 def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:

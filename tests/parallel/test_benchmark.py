@@ -15,7 +15,7 @@ import parallel_cases
 import pytest
 from measured import FULL, GIB
 
-from trainatomy.measurement import ranks
+from trainatomy.measurement import measure as ranks
 from trainatomy.results.measurement import RankMeasurement
 
 CASES = """

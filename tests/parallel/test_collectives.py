@@ -11,7 +11,7 @@ import pytest
 
 from trainatomy.catalog.calibrations import CollectivePoint, parse
 from trainatomy.errors import WorkloadError
-from trainatomy.measurement.calibration import collectives
+from trainatomy.measurement.calibration import device
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
@@ -41,16 +41,16 @@ def test_rows_that_cannot_have_been_measured_are_refused(wrong: dict[str, Any]) 
 
 def test_the_slowest_rank_counts() -> None:
     rows = [[{**POINT, "seconds": seconds}] for seconds in (1e-5, 3e-5)]
-    assert collectives.slowest(rows) == [{**POINT, "seconds": 3e-5}]
+    assert device.slowest(rows) == [{**POINT, "seconds": 3e-5}]
 
 
 def test_every_kind_is_measured_at_every_size(
     monkeypatch: pytest.MonkeyPatch, same_processes: Callable[[ModuleType], None]
 ) -> None:
-    same_processes(collectives)
-    monkeypatch.setattr(collectives, "TASK", "rank_tasks:collectives_on_cpu")
+    same_processes(device)
+    monkeypatch.setattr(device, "TASK", "rank_tasks:collectives_on_cpu")
     lines: list[str] = []
-    found = collectives.collectives_section(2, time_limit=60.0, report=lines.append)
+    found = device.collectives_section(2, time_limit=60.0, report=lines.append)
     assert [(row["kind"], row["bytes"]) for row in found["points"]] == [
         (kind, size) for kind in KINDS for size in (1024, 4096)
     ]

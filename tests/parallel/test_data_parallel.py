@@ -15,15 +15,14 @@ from torch.nn.parallel._functions import Broadcast
 
 from trainatomy import api
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.measurement.device.visible import show_first_gpus
+from trainatomy.measurement.device.nvml import show_first_gpus
 from trainatomy.measurement.step.group import place_of
 from trainatomy.reporters.export_python import plain_loop
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.results.plan import GroupUse, Plan
+from trainatomy.results.prediction import GroupUse, Plan
 from trainatomy.simulator.parallel.data_parallel import take_tensors
-from trainatomy.simulator.simulate import simulate, topology_of
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import Simulation, simulate, topology_of
 from trainatomy.workload.reading import read_all
 from trainatomy.workload.schema import Workload
 
@@ -196,7 +195,7 @@ def test_a_measurement_is_one_process_that_sees_its_gpus_only(monkeypatch: pytes
 
 def test_a_model_on_a_gpu_of_another_process_is_refused() -> None:
     from trainatomy.simulator.driver import CurrentDevice
-    from trainatomy.simulator.topology import Topology
+    from trainatomy.simulator.parallel.group import Topology
 
     with pytest.raises(SimulationError, match="cuda:1 is not simulated"):
         CurrentDevice(Topology(gpus_per_node=2)).check("cuda:1")

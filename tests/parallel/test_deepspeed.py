@@ -12,11 +12,10 @@ import torch
 from executed import simulated
 from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, workload
 
-from trainatomy.analysis.nccl_memory import nccl_bytes
+from trainatomy.analysis.outside_allocator import nccl_bytes
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.search.axes import axes_of
-from trainatomy.simulator.simulate import simulate, topology_of
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import Simulation, simulate, topology_of
 from trainatomy.workload.schema import Workload
 
 RANKS = 4

@@ -9,11 +9,10 @@ from spread import workload
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
-from trainatomy.reporters.task_sentences import padding_of_lengths, worst_order
+from trainatomy.reporters.subject_sentences import padding_of_lengths, worst_order
 from trainatomy.simulator.lengths import EveryStep, simulate_lengths
 from trainatomy.simulator.simulate import simulate, topology_of
-from trainatomy.training.lengths import LengthBatch, Order, orders
-from trainatomy.training.lengths_of_ranks import MOST_ORDERS, replayed_orders, slowest_batches
+from trainatomy.training.lengths import MOST_ORDERS, LengthBatch, Order, orders, replayed_orders, slowest_batches
 from trainatomy.workload.schema import Workload
 
 LENGTHS = {5: 3, 9: 3, 40: 4, 63: 3, 64: 4, 65: 3}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trainatomy.measurement import ranks as measuring
+from trainatomy.measurement import measure as measuring
 from trainatomy.measurement.measure import jobs_for
 from trainatomy.measurement.process import ranks
 from trainatomy.measurement.process.pool import TimeLimit
 from trainatomy.measurement.process.ranks import RankProcesses, RankTask
-from trainatomy.measurement.traces.labels import BUFFERS_NOTE
+from trainatomy.measurement.traces.breakdown import BUFFERS_NOTE
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:

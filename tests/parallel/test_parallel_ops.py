@@ -6,14 +6,14 @@ import pytest
 from executed import simulated
 from spread import HIDDEN, VOCABULARY, weight_bytes, workload
 
-from trainatomy.api.operations import ops
+from trainatomy.api.detailing import ops
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.counts import count
 from trainatomy.operators.operator import GROUPS
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.results.operation_breakdown import OperationBreakdown
+from trainatomy.results.operations import OperationBreakdown
 from trainatomy.timing.cost_model import cost_model_of
 from trainatomy.workload.schema import Workload
 

@@ -16,12 +16,11 @@ from spread import workload as described
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
-from trainatomy.pipeline_prediction import pipeline_prediction, ranks_alike
-from trainatomy.results.pipeline import Work
-from trainatomy.results.plan import GroupUse
+from trainatomy.prediction.pipeline import pipeline_prediction, ranks_alike
+from trainatomy.results.prediction import GroupUse
+from trainatomy.results.time import Work
 from trainatomy.timing.pipeline import StageSeconds, schedule
-from trainatomy.training.parallel.schedule import order_of_work
-from trainatomy.training.parallel.stages import layers_by_stage, stages_of
+from trainatomy.training.parallel.pipeline import layers_by_stage, order_of_work, stages_of
 from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.schema import Workload
 

@@ -15,8 +15,8 @@ import pytest
 
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.process import rank, ranks
+from trainatomy.measurement.process.job import Progress
 from trainatomy.measurement.process.pool import TimeLimit
-from trainatomy.measurement.process.progress import Progress
 from trainatomy.measurement.process.ranks import RankAnswer, RankProcesses, RankTask
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from trainatomy.api.predicting import predict
 from trainatomy.catalog.calibrations import SCHEMA, parse
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.links import links_of
-from trainatomy.operators.cost.nccl import collective_seconds
+from trainatomy.operators.cost.communication import collective_seconds
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.prediction import Prediction

@@ -12,9 +12,8 @@ from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
 from trainatomy.measurement.process.pool import TimeLimit
 from trainatomy.measurement.process.ranks import RankTask
-from trainatomy.reporters.task_sentences import checkpoint
-from trainatomy.simulator.simulate import simulate, topology_of
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.reporters.subject_sentences import checkpoint
+from trainatomy.simulator.simulate import Simulation, simulate, topology_of
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainatomy.cli import main
-from trainatomy.records.document import to_document
+from trainatomy.records.create import to_document
 from trainatomy.results.record import Record
 
 DATA = str(Path(__file__).parent / "data")

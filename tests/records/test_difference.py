@@ -8,16 +8,14 @@ from dataclasses import replace
 import pytest
 
 import trainatomy
-from trainatomy.records.difference import difference
+from trainatomy.records.reading import difference
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import difference_to_json
-from trainatomy.reporters.text.difference import answer, difference_page
-from trainatomy.reporters.text.history import history_page
+from trainatomy.reporters.text.history import answer, difference_page, history_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.results.difference import SetupChange
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Line, Memory
-from trainatomy.results.record import History, Record, Skipped
+from trainatomy.results.record import History, Record, SetupChange, Skipped
 
 GIB = 2**30
 

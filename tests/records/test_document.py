@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.records.document import SCHEMA, from_document, to_document
+from trainatomy.records.create import SCHEMA, from_document, to_document
 from trainatomy.reporters.json import record_to_json
 from trainatomy.reporters.schema import record_schema
 from trainatomy.results.measurement import OtherProcess, Stage

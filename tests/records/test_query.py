@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.records.query import Query
-from trainatomy.records.reference import resolve, split_path
+from trainatomy.records.query import Query, resolve, split_path
 from trainatomy.records.store import Store
 from trainatomy.results.record import Record
 

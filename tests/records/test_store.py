@@ -12,8 +12,7 @@ import fsspec
 import pytest
 
 from trainatomy.errors import MissingLibrary, TrainatomyError
-from trainatomy.records.create import key_of, make_record
-from trainatomy.records.document import to_document
+from trainatomy.records.create import key_of, make_record, to_document
 from trainatomy.records.store import Store, default_folder
 from trainatomy.results.record import Record
 
@@ -191,7 +190,7 @@ def test_a_filesystem_whose_library_is_missing(monkeypatch: pytest.MonkeyPatch) 
     def missing(*_: object, **__: object) -> None:
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr("trainatomy.records.folder.url_to_fs", missing)
+    monkeypatch.setattr("trainatomy.records.store.url_to_fs", missing)
     with pytest.raises(MissingLibrary, match="s3://bucket/runs: Install s3fs"):
         Store("s3://bucket/runs")
 
@@ -200,7 +199,7 @@ def test_files_are_renamed_into_place_where_a_put_is_not_atomic(
     vanilla: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Write as on SFTP: a reader that looks during the transfer sees no record."""
-    monkeypatch.setattr("trainatomy.records.folder.ATOMIC_FILESYSTEMS", frozenset())
+    monkeypatch.setattr("trainatomy.records.store.ATOMIC_FILESYSTEMS", frozenset())
     store, memory = Store("memory://sftp-like"), fsspec.filesystem("memory")
     seen: list[list[str]] = []
     move = memory.mv

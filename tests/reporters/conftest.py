@@ -7,17 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainatomy.results.fit import (
-    Candidate,
-    Change,
-    Fit,
-    FitAcross,
-    GPUOption,
-    Price,
-    Remedy,
-    SearchCounts,
-    Shortage,
-)
+from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy, SearchCounts, Shortage
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import (
     Components,
@@ -28,8 +18,7 @@ from trainatomy.results.memory import (
     OutOfMemoryPoint,
     TimelinePoint,
 )
-from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction
-from trainatomy.results.subject import Subject
+from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, Subject
 from trainatomy.results.time import Time
 from trainatomy.runs import predicting
 from trainatomy.workload.schema import Workload

@@ -14,7 +14,7 @@ import pytest
 
 import trainatomy.api.predicting
 import trainatomy.measurement.measure
-import trainatomy.runs.machine
+import trainatomy.runs.single
 from trainatomy.cli import main
 from trainatomy.errors import DeviceError, MissingLibrary, SimulationError
 from trainatomy.records.store import Store
@@ -22,7 +22,7 @@ from trainatomy.reporters.schema import comparison_schema
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.results.prediction import Prediction
-from trainatomy.runs.machine import Machine
+from trainatomy.runs.single import Machine
 
 MIB, GIB = 2**20, 2**30
 ROWS = "model: {class: GPT2LMHeadModel}\nrows: [{name: a}, {name: b, loop: pytorch}, {name: c, mode: inference}]\n"
@@ -65,7 +65,7 @@ def script(monkeypatch: pytest.MonkeyPatch, prediction: Prediction, measurement:
 
     monkeypatch.setattr(trainatomy.api.predicting, "predict", predict)
     monkeypatch.setattr(trainatomy.measurement.measure, "measure", measure)
-    monkeypatch.setattr(trainatomy.runs.machine, "this_machine", lambda: Machine(("NVIDIA H200",), measurement.driver))
+    monkeypatch.setattr(trainatomy.runs.single, "this_machine", lambda: Machine(("NVIDIA H200",), measurement.driver))
     return script
 
 
@@ -246,7 +246,7 @@ def test_without_a_gpu(
     def none() -> Machine:
         raise DeviceError("No NVIDIA driver is installed")
 
-    monkeypatch.setattr(trainatomy.runs.machine, "this_machine", none)
+    monkeypatch.setattr(trainatomy.runs.single, "this_machine", none)
     code, out, err = compare(rows)
     assert (code, out, script.started) == (7, "", [])
     assert "No NVIDIA driver" in err

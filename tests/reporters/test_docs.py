@@ -14,7 +14,7 @@ from jinja2 import UndefinedError
 
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.cli.app import COMMANDS, load
-from trainatomy.workload.flags import FLAGS
+from trainatomy.workload.overrides import FLAGS
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024**2

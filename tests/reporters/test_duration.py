@@ -12,8 +12,8 @@ from trainatomy.reporters import sentences
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.results.evaluation import Evaluation
 from trainatomy.results.prediction import Prediction
+from trainatomy.results.tasks import Evaluation
 from trainatomy.workload.schema import Workload
 
 EVALUATION = Evaluation(8, 2, 16, 0, 0, 0, 0, seconds=10.0, first_extra_seconds=1.0)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from trainatomy.reporters.charts.fit import NAMED, draw, figure
 from trainatomy.reporters.charts.gpus import draw_gpus, gpus_figure
 from trainatomy.reporters.charts.style import drawing
-from trainatomy.reporters.search_labels import FIT_MARKS
+from trainatomy.reporters.settings import FIT_MARKS
 from trainatomy.results.fit import Candidate, Change, Fit, FitAcross
 
 MakeCandidate = Callable[..., Candidate]

@@ -18,21 +18,18 @@ from rich.console import Group
 from rich.text import Text
 
 from trainatomy.reporters.html import to_html
-from trainatomy.reporters.html.charts import module_tree
-from trainatomy.reporters.html.from_text import sections_of
-from trainatomy.reporters.html.labels import REPORT
+from trainatomy.reporters.html.charts import module_tree, timeline
 from trainatomy.reporters.html.page import page_of
-from trainatomy.reporters.html.timeline import timeline
-from trainatomy.reporters.html.values import ChartBlock, ListBlock, Page, TableBlock
+from trainatomy.reporters.html.values import REPORT, ChartBlock, ListBlock, Page, TableBlock, sections_of
 from trainatomy.reporters.labels import SECTIONS
 from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.results.comparison import Comparison, ComparisonRow
-from trainatomy.results.detail import Allocation, Detail, Source
 from trainatomy.results.fit import Fit, FitAcross
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import ModuleActivations
-from trainatomy.results.operation_breakdown import GroupShare, HeavyOperation, OperationBreakdown
+from trainatomy.results.operations import GroupShare, HeavyOperation, OperationBreakdown
 from trainatomy.results.prediction import Prediction
+from trainatomy.results.trace import Allocation, Detail, Source
 
 MIB = 2**20
 LARGEST = 2 * 10**6
@@ -210,7 +207,7 @@ def test_columns_of_the_timeline_are_the_allocations(detail: Detail) -> None:
 
 
 def test_allocations_that_are_left_out_are_named(detail: Detail, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainatomy.reporters.html.timeline.MOST_ALLOCATIONS", 2)
+    monkeypatch.setattr("trainatomy.reporters.html.charts.MOST_ALLOCATIONS", 2)
     small = detail.allocations[2]._replace(bytes=512)
     *_, last = timeline("timeline", replace(detail, allocations=(*detail.allocations[:2], small)), "")
     assert "1 smaller allocation are not drawn; together they hold at most 512 B" in str(last).replace(" is ", " are ")

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from trainatomy.cli import output
 from trainatomy.cli.progress import SearchProgress
-from trainatomy.integrations import live_view
-from trainatomy.integrations.live_view import LiveView
+from trainatomy.integrations import watch
+from trainatomy.integrations.watch import LiveView
 from trainatomy.measurement.step.recorder import AllocatorCounters
 
 
@@ -29,7 +29,7 @@ def test_a_watched_training_is_followed(monkeypatch: pytest.MonkeyPatch) -> None
     paper, now = terminal(), iter([1.0, 1.1, 3.0])
     view = LiveView("net", 10, paper)
     view.start()
-    monkeypatch.setattr(live_view.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(watch.time, "monotonic", lambda: next(now))
     for steps in (1, 2, 5):  # the second is too soon after the first
         view.step_ended(steps, AllocatorCounters(0, 5 * 2**20))
     view.stop()

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from trainatomy.api import predict
-from trainatomy.reporters import task_sentences
+from trainatomy.reporters import subject_sentences
 from trainatomy.workload.schema import Workload
 
 EPOCH = {
@@ -22,7 +22,7 @@ def test_lengths_that_are_new_to_cudnn_cost_a_plan_each() -> None:
     assert lengths.new_shape_seconds == pytest.approx(0.028 + 0.060)
     assert lengths.new_shapes is not None
     assert 1 <= lengths.new_shapes <= 2
-    found = task_sentences.new_lengths(replace(lengths, new_shapes=2.0))
+    found = subject_sentences.new_lengths(replace(lengths, new_shapes=2.0))
     assert found is not None
     assert found.startswith("A step takes about 88 ms longer")
     assert f"2 lengths in an epoch of {lengths.steps} steps, 176 ms" in found
@@ -32,7 +32,7 @@ def test_attention_of_pytorch_itself_needs_no_plan() -> None:
     lengths = predict(Workload.from_mapping({**EPOCH, "train": {"per_device_train_batch_size": 8}})).lengths
     assert lengths is not None
     assert lengths.new_shape_seconds == 0
-    assert task_sentences.new_lengths(lengths) is None
+    assert subject_sentences.new_lengths(lengths) is None
 
 
 def test_forward_with_and_without_gradients_are_two_plans() -> None:

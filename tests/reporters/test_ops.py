@@ -14,8 +14,8 @@ from trainatomy.reporters.json import operations_to_json
 from trainatomy.reporters.schema import operations_schema
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, Padding
-from trainatomy.workload.encoder_layer import encoder_layer
+from trainatomy.results.operations import Joined, OperationBreakdown, Padding
+from trainatomy.workload.builtin import encoder_layer
 
 
 @pytest.fixture(scope="module")

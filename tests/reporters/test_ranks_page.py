@@ -15,12 +15,13 @@ from rich.console import Console
 from trainatomy import predict
 from trainatomy.catalog.calibrations import parse
 from trainatomy.errors import DeviceError, WorkloadError
-from trainatomy.measurement.device import nvml, visible
+from trainatomy.measurement.device import nvml
+from trainatomy.measurement.device import nvml as visible
 from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import measurement_to_json
 from trainatomy.reporters.schema import measurement_schema
-from trainatomy.reporters.text.catalog import calibration_page
+from trainatomy.reporters.text.gpus import calibration_page
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.results.measurement import RankMeasurement
 from trainatomy.results.prediction import Prediction

@@ -20,8 +20,7 @@ from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.plan import Plan
-from trainatomy.results.prediction import Prediction, RankPrediction
+from trainatomy.results.prediction import Plan, Prediction, RankPrediction
 
 MIB = 2**20
 MakeRow = Callable[..., ComparisonRow]

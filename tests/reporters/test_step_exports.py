@@ -12,12 +12,10 @@ from itertools import pairwise
 import pytest
 
 from trainatomy import api
-from trainatomy.reporters.memory_snapshot import memory_snapshot
-from trainatomy.reporters.openmetrics import openmetrics
-from trainatomy.reporters.step_trace import step_trace
-from trainatomy.results.detail import Detail
+from trainatomy.reporters.viewers import memory_snapshot, openmetrics, step_trace
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import History, Summary
+from trainatomy.results.trace import Detail
 from trainatomy.workload.schema import Workload
 
 TINY = {

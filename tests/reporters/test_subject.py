@@ -16,8 +16,7 @@ from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.fit import Fit
-from trainatomy.results.prediction import Prediction
-from trainatomy.results.subject import Subject
+from trainatomy.results.prediction import Prediction, Subject
 from trainatomy.workload.arguments import arguments
 
 BERT = Subject(

@@ -18,7 +18,7 @@ from trainatomy.reporters.text.rendering import bar, bullets, render, swept
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint, PeakRange
-from trainatomy.results.operation_breakdown import Padding
+from trainatomy.results.operations import Padding
 from trainatomy.results.prediction import Fact, Prediction
 
 GIB = 1024**3

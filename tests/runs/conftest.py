@@ -11,8 +11,8 @@ import pytest
 
 from trainatomy.records.store import Store
 from trainatomy.results.measurement import Measurement
-from trainatomy.runs.machine import Machine
 from trainatomy.runs.plan import Plan
+from trainatomy.runs.single import Machine
 from trainatomy.workload.schema import Workload
 
 GPU, DRIVER = "NVIDIA H200", "580.159.04"

@@ -14,11 +14,11 @@ from trainatomy.api import predicting
 from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as real_gpu
 from trainatomy.records.store import Store
-from trainatomy.runs import machine as machines
-from trainatomy.runs.machine import Machine
+from trainatomy.runs import single as machines
+from trainatomy.runs.comparison import published, published_beside
 from trainatomy.runs.plan import Finished, Plan
-from trainatomy.runs.published import published, published_beside
-from trainatomy.workload.notebook import ready
+from trainatomy.runs.single import Machine
+from trainatomy.workload.builtin import ready
 from trainatomy.workload.schema import Workload
 
 Workloads = tuple[Workload, ...]

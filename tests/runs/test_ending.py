@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trainatomy.cli import exits, interrupts
+from trainatomy.cli import exits
+from trainatomy.cli import exits as interrupts
 
 SOURCES = os.pathsep.join(map(os.path.abspath, sys.path))
 TINY = """

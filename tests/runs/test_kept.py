@@ -10,8 +10,8 @@ import pytest
 
 from trainatomy import api
 from trainatomy.results.prediction import Prediction
-from trainatomy.runs.kept import Kept
 from trainatomy.runs.options import PredictOptions
+from trainatomy.runs.predicting import Kept
 from trainatomy.workload.schema import Workload
 
 CONFIG = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "vocab_size": 32}

@@ -12,8 +12,8 @@ import pytest
 from trainatomy.errors import DeviceError, SimulationError
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.runs.comparison import gather
-from trainatomy.runs.machine import Machine
 from trainatomy.runs.plan import Finished, Plan, group_name
+from trainatomy.runs.single import Machine
 
 PlanOf = Callable[..., Plan]
 

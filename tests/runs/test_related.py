@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from trainatomy.runs.related import KEPT_RUNS, RelatedProcesses
+from trainatomy.runs.pools import KEPT_RUNS, RelatedProcesses
 
 
 class Pool:

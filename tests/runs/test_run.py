@@ -12,8 +12,8 @@ import pytest
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.records.store import Store
 from trainatomy.results.record import Record
-from trainatomy.runs.machine import Machine
 from trainatomy.runs.plan import Finished, Plan, run
+from trainatomy.runs.single import Machine
 
 PlanOf = Callable[..., Plan]
 

@@ -12,8 +12,8 @@ import pytest
 from script_types import RunScript
 
 from trainatomy.scripts.command import read_command, with_gpus
+from trainatomy.scripts.imports import preload
 from trainatomy.scripts.job import Job, Outcome
-from trainatomy.scripts.preload import preload
 from trainatomy.scripts.run import run_job
 from trainatomy.training.process import forget_device
 

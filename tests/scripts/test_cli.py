@@ -10,7 +10,7 @@ from script_types import RunScript
 
 import trainatomy
 from trainatomy.cli import main
-from trainatomy.cli.script_words import DEFAULT_GPU
+from trainatomy.cli.run import DEFAULT_GPU
 from trainatomy.errors import WorkloadError
 from trainatomy.scripts import launch
 from trainatomy.scripts.job import Job, Outcome

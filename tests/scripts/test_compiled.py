@@ -18,7 +18,7 @@ from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.command import read_command, with_gpus
-from trainatomy.scripts.compiling import compiling
+from trainatomy.scripts.imports import compiling
 from trainatomy.scripts.job import Job
 
 SCRIPT = """

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from trainatomy.errors import WorkloadError
-from trainatomy.scripts import places
+from trainatomy.scripts import job
 from trainatomy.scripts.command import read_command, with_gpus
-from trainatomy.scripts.job import Job
-from trainatomy.scripts.places import add_run, is_users, place_of
-from trainatomy.scripts.preload import preload
+from trainatomy.scripts.imports import preload
+from trainatomy.scripts.job import Job, add_run, is_users, place_of
 from trainatomy.scripts.run import run_job
 
 TRAINS = """
@@ -142,7 +141,7 @@ def test_what_a_package_fails_to_import_is_reported_as_missing(package: Path, wo
 
 def test_lines_of_the_package_that_is_run_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not the user's code all the same: libraries start processes for other reasons."""
-    monkeypatch.setattr(places, "_run", ())
+    monkeypatch.setattr(job, "_run", ())
     code = compile("raise ValueError", "/usr/lib/site-packages/framework/train.py", "exec")
     with pytest.raises(ValueError) as error:
         exec(code)

@@ -15,8 +15,7 @@ from script_types import RunScript
 
 from trainatomy.alike import alike
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.scripts.imports import ImportHook
-from trainatomy.scripts.preload import preload
+from trainatomy.scripts.imports import ImportHook, preload
 from trainatomy.scripts.session import Session, Settings
 from trainatomy.scripts.standins.notes import StandIns
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from trainatomy.errors import SimulationError
-from trainatomy.scripts import launch, supervision
+from trainatomy.scripts import launch
+from trainatomy.scripts import launch as supervision
 from trainatomy.scripts.command import Command
 from trainatomy.scripts.job import Job
 from trainatomy.scripts.launch import crashed_at
@@ -170,7 +171,7 @@ def _interrupt_twice() -> None:
 
 def test_an_interrupt_waits_until_a_process_listens() -> None:
     code = (
-        "import signal, time\nfrom trainatomy.scripts.supervision import listen\n"
+        "import signal, time\nfrom trainatomy.scripts.launch import listen\n"
         "signal.signal(signal.SIGINT, lambda *_: exit(7))\ntime.sleep(0.2)\nlisten()\ntime.sleep(20)"
     )
     with supervision.held_interrupts():

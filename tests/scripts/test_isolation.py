@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trainatomy.scripts import wall
+from trainatomy.scripts import guard
 from trainatomy.scripts.command import read_command
 from trainatomy.scripts.job import Job, Outcome
 from trainatomy.scripts.launch import run_script
@@ -226,14 +226,14 @@ def test_no_process_runs_and_no_file_is_written_by_any_way(tmp_path: Path, monke
     script = outcome.prediction.script
     assert script.steps == 3
     ways = {
-        kind: {name: number for number, name in enumerate(ways) if name not in OF_THE_WALL or wall.is_there()}
+        kind: {name: number for number, name in enumerate(ways) if name not in OF_THE_WALL or guard.is_there()}
         for kind, ways in WAYS.items()
     }
     for kind in ("process", "file"):
         made = [name for name, number in ways[kind].items() if list(tmp_path.glob(f"{kind}-{number}-*"))]
         assert made == []
     assert [name for name in ways["change"] if (tmp_path / "victim" / name).read_text() != "mine"] == []
-    if wall.is_there():
+    if guard.is_there():
         assert sorted(each.name for each in (tmp_path / "victim").iterdir()) == sorted(CHANGES)
         assert not {each.name for each in tmp_path.iterdir()} - FOLDER
     assert not list(Path("/dev/shm").glob("file-*"))

@@ -14,10 +14,9 @@ from trainatomy.integrations import measured_script
 from trainatomy.integrations.measured_script import StepClock, compared, measure_here
 from trainatomy.integrations.utilization import Utilization
 from trainatomy.results.measurement import Measurement
-from trainatomy.scripts.command import read_command, with_gpus
+from trainatomy.scripts.command import read_command, variables, with_gpus
 from trainatomy.scripts.job import Job
 from trainatomy.scripts.launch import started_by, visible_gpus
-from trainatomy.scripts.launcher import variables
 
 SCRIPT = """
 import torch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from script_types import RunScript
 
-from trainatomy.scripts import overlay, wall
+from trainatomy.scripts import guard, overlay
 
 LOOP = """
 import torch
@@ -225,22 +225,22 @@ with dbm.open("keys") as keys: assert keys["a"] == b"b"
     assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
 
 
-@pytest.mark.skipif(not wall.is_there(), reason="the kernel has no Landlock")
+@pytest.mark.skipif(not guard.is_there(), reason="the kernel has no Landlock")
 def test_the_files_that_are_executed_for_a_program(tmp_path: Path) -> None:
-    program, *loaders = wall.executed("true")
+    program, *loaders = guard.executed("true")
     assert Path(program).name == "true" and all(Path(each).is_file() for each in loaders)
-    assert list(wall.executed("no-program-of-that-name")) == []
+    assert list(guard.executed("no-program-of-that-name")) == []
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(f'#!/bin/sh\nexec {program} "$@"\n')
     wrapper.chmod(0o755)
-    files = list(wall.executed(str(wrapper)))
+    files = list(guard.executed(str(wrapper)))
     assert files[:2] == [str(wrapper), "/bin/sh"] and {program, *loaders} <= {*files}
 
 
 def test_a_run_folder_of_a_killed_process_is_removed_and_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainatomy.scripts.run_folder import run_folder
+    from trainatomy.scripts.launch import run_folder
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with run_folder() as alive:

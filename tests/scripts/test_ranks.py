@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from script_types import RunScript
 
-from trainatomy.results.plan import Plan
+from trainatomy.results.prediction import Plan
 
 SHARDED = """
     import os

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from script_types import RunScript
 
-from trainatomy.simulator.repeated_generation import RepeatedGeneration
+from trainatomy.simulator.generation import RepeatedGeneration
 
 SCRIPT = """
 import torch

@@ -13,7 +13,7 @@ from script_types import RunScript
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.prediction import Prediction
-from trainatomy.scripts.samples import batch_size
+from trainatomy.scripts.longest import batch_size
 
 
 def zeros(*shape: int) -> torch.Tensor:

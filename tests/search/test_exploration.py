@@ -16,8 +16,7 @@ from trainatomy.errors import SimulationError, TrainatomyError, WorkloadError
 from trainatomy.results.fit import Fit
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.axes import divisors
-from trainatomy.search.execution import Observer
-from trainatomy.search.explore import Exploration
+from trainatomy.search.explore import Exploration, Observer
 from trainatomy.search.fitting import SAME_SPEED, search
 from trainatomy.search.options import SearchOptions, space_of
 from trainatomy.search.run import run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pretender import Model, Pretender
 
 from trainatomy.results.prediction import Prediction
-from trainatomy.search.execution import Observer
+from trainatomy.search.explore import Observer
 from trainatomy.search.maximize import maximize
 from trainatomy.search.options import SearchOptions
 from trainatomy.workload.schema import Workload

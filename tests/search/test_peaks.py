@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pretender import GIB, TINY, Phased, Pretender
 
 from trainatomy.results.fit import Fit, Permission
-from trainatomy.results.plan import Plan
-from trainatomy.results.prediction import Prediction
+from trainatomy.results.prediction import Plan, Prediction
 from trainatomy.search.options import SearchOptions, space_of
 from trainatomy.search.run import run
 from trainatomy.workload.schema import Workload

@@ -12,17 +12,16 @@ from pretender import GIB, TINY, Model, Pretender
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Fit, Remedy
-from trainatomy.results.plan import Plan
-from trainatomy.results.prediction import Prediction
+from trainatomy.results.prediction import Plan, Prediction
 from trainatomy.search.across import search_across
-from trainatomy.search.execution import Observer
+from trainatomy.search.explore import Observer
 from trainatomy.search.fitting import search
 from trainatomy.search.options import SearchOptions
 from trainatomy.search.plans import plan_axis, plan_of
 from trainatomy.search.remedies import shortage_of
 from trainatomy.search.run import run
-from trainatomy.workload.global_batch import effective_batch_size_of
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sweep import effective_batch_size_of
 
 KEPT = ("optimizer_implementation", "torch_empty_cache_steps", "attention")
 

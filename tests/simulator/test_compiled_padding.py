@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.simulator.compiled.padding import pads
+from trainatomy.simulator.compiled.device import pads
 
 NAME = find_gpu("h200").device_name
 aten = torch.ops.aten

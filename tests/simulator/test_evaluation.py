@@ -9,8 +9,7 @@ from executed import predicted, simulated
 
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.evaluation import RepeatedBatches
-from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.workload import Workload
 
 VOCABULARY = 4096

@@ -9,8 +9,7 @@ import torch
 from transformers import modeling_flash_attention_utils as utilities
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.training.samples import PADDED_SHARE
 from trainatomy.workload import Workload
 

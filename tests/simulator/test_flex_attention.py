@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from trainatomy.analysis.local_memory import local_memory_bytes
+from trainatomy.analysis.outside_allocator import local_memory_bytes
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import SimulationError
+from trainatomy.simulator.flex.attention import Tuning
 from trainatomy.simulator.flex.block_mask import kept_share
 from trainatomy.simulator.flex.calls import MAY_SPILL, SPILLS
-from trainatomy.simulator.flex.tuning import Tuning
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.workload import Workload
 
 Factory = Callable[..., Workload]

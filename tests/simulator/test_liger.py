@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from trainatomy.errors import MissingLibrary
-from trainatomy.simulator import triton as simulated
-from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.adapters import triton as simulated
+from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.workload import Workload
 
 LLAMA = {

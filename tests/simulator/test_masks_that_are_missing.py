@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from executed import simulated
 
-from trainatomy.results.notes import LeadingNote
+from trainatomy.results.prediction import LeadingNote
 from trainatomy.workload import Workload
 
 SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}

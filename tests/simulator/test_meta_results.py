@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainatomy.simulator.meta_results import MetaResults
+from trainatomy.simulator.execution import MetaResults
 from trainatomy.simulator.simulate import simulate
 from trainatomy.workload import Workload
 

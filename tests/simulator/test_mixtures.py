@@ -8,7 +8,7 @@ import pytest
 from executed import predicted
 
 from trainatomy import ops
-from trainatomy.reporters import task_sentences
+from trainatomy.reporters import subject_sentences
 from trainatomy.workload.schema import Workload
 
 SMALL = {
@@ -72,4 +72,4 @@ def test_a_dense_model_has_no_experts() -> None:
 def test_the_sentences_state_the_assumption(words: str) -> None:
     found = predicted(MIXTRAL).experts
     assert found is not None
-    assert any(words in line for line in task_sentences.experts(found))
+    assert any(words in line for line in subject_sentences.experts(found))

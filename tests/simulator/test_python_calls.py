@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo  # replaces torch.manual_seed when it is first imported
 
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
 from trainatomy.timing.host_costs import cpu_costs

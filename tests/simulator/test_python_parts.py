@@ -9,8 +9,8 @@ import torch
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.versions import parse_version, python_changes, version_text
-from trainatomy.results.notes import LeadingNote
-from trainatomy.simulator.python_parts import python_part_notes
+from trainatomy.results.prediction import LeadingNote
+from trainatomy.simulator.releases import python_part_notes
 from trainatomy.workload import Workload
 
 PARTS = {

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from trainatomy.runs.pools import KEPT_RUNS
 from trainatomy.runs.predicting import PredictionPool, prediction_pool, recollections
-from trainatomy.runs.related import KEPT_RUNS
-from trainatomy.simulator.recollections import Recollections, RememberedRun
+from trainatomy.simulator.micro_batches import Recollections, RememberedRun
 from trainatomy.simulator.repetition import Repetition
-from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.workload import Workload
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainatomy import Workload
-from trainatomy.simulator.repeated_generation import RepeatedGeneration
+from trainatomy.simulator.generation import RepeatedGeneration
 from trainatomy.simulator.simulate import simulate
 
 pytest.importorskip("trl")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from trainatomy.simulator.repetition import Repetition
-from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.workload import Workload
 
 Factory = Callable[..., Workload]

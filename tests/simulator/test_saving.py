@@ -12,7 +12,7 @@ from executed import predicted
 from safetensors.torch import save
 
 from trainatomy.errors import WorkloadError
-from trainatomy.simulator.saving import safetensors_bytes
+from trainatomy.simulator.evaluation import safetensors_bytes
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent

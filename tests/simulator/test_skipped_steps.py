@@ -16,10 +16,9 @@ from trainatomy.api import predict
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.memory import SkippedSteps, totals_of_run
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
-from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.simulation import Simulation
-from trainatomy.simulator.skipped_steps import BEGIN, END, makes_states, with_skipped_steps
-from trainatomy.training.gradient_scaling import CountedSteps
+from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.steps import BEGIN, END, makes_states, with_skipped_steps
+from trainatomy.training.run import CountedSteps
 from trainatomy.workload import Workload
 
 VIT = {

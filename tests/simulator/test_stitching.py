@@ -11,11 +11,10 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import SimulationError
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator.lengths import Epochs, EveryStep, simulate_lengths, stand_ins_of
-from trainatomy.simulator.pieces import cut
+from trainatomy.simulator.pieces import StepLibrary, cut
 from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.stitching import StepLibrary
 from trainatomy.training.lengths import BatchShape, LengthBatch, orders
-from trainatomy.workload.batching import batching_of
+from trainatomy.workload.data import batching_of
 from trainatomy.workload.schema import Workload
 
 GPT2 = {"n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 512, "n_positions": 256}

@@ -13,8 +13,8 @@ import trainatomy
 from trainatomy.allocator import AllocatorSettings, CachingAllocator, replay
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation.plan import Processor
+from trainatomy.simulator.parallel.group import Topology
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.topology import Topology
 
 PROCESSOR = Processor((9, 0), 132, (2, 11))
 

@@ -10,9 +10,8 @@ from executed import predicted, simulated
 from torch import nn
 
 from trainatomy.api import predict
-from trainatomy.prediction_subject import subject_of
-from trainatomy.results.notes import LeadingNote
-from trainatomy.results.subject import Subject
+from trainatomy.prediction.subject import subject_of
+from trainatomy.results.prediction import LeadingNote, Subject
 from trainatomy.workload.schema import Workload
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}

@@ -13,13 +13,12 @@ import trainatomy
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import WorkloadError
-from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
-from trainatomy.training.packed_weights import numbers
 from trainatomy.training.quantization import load_on_device, scales
 from trainatomy.training.run import run as train
+from trainatomy.training.stored_weights import numbers
 from trainatomy.workload import Workload
 
 quantization: Any = pytest.importorskip("torchao.quantization")

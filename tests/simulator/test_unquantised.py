@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from executed import simulated
 
-from trainatomy.results.notes import LeadingNote
+from trainatomy.results.prediction import LeadingNote
 from trainatomy.workload import Workload
 
 pytest.importorskip("bitsandbytes")

@@ -11,10 +11,10 @@ from torch.overrides import TorchFunctionMode
 from typer.testing import CliRunner
 
 import trainatomy
-from trainatomy.catalog.calls import from_text, to_text
+from trainatomy.catalog.calibrations import from_text, to_text
 from trainatomy.errors import DeviceError, WorkloadError
 from trainatomy.measurement.calibration import calibrate
-from trainatomy.measurement.profiler.calls import CallRecorder, device_time_by_mark, profiled
+from trainatomy.measurement.profiled_calls import CallRecorder, device_time_by_mark, profiled
 
 
 class OnMeta(TorchFunctionMode):

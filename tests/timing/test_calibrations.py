@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainatomy.catalog.calibrations import SCHEMA, load, parse, shipped
-from trainatomy.catalog.calls import from_text, to_text
+from trainatomy.catalog.calibrations import SCHEMA, from_text, load, parse, shipped, to_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpu_from_mapping, gpus
 from trainatomy.errors import WorkloadError

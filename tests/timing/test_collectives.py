@@ -14,8 +14,8 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.links import Point, bus_bytes, find_link, links_of, points_of, with_points
 from trainatomy.errors import WorkloadError
-from trainatomy.operators.cost import nccl
-from trainatomy.operators.cost.nccl import collective_seconds
+from trainatomy.operators.cost import communication
+from trainatomy.operators.cost.communication import collective_seconds
 from trainatomy.results.operations import Array, Call
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 
@@ -34,14 +34,14 @@ def forgets(monkeypatch: pytest.MonkeyPatch):
 
     def forget(left_out: Point | None) -> None:
         monkeypatch.setattr(
-            nccl, "points_of", lambda link: tuple(point for point in points_of(link) if point != left_out)
+            communication, "points_of", lambda link: tuple(point for point in points_of(link) if point != left_out)
         )
-        nccl._relevant_points.cache_clear()
+        communication._relevant_points.cache_clear()
         collective_seconds.cache_clear()
 
     yield forget
     monkeypatch.undo()
-    nccl._relevant_points.cache_clear()
+    communication._relevant_points.cache_clear()
     collective_seconds.cache_clear()
 
 

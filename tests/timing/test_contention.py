@@ -9,15 +9,14 @@ from itertools import pairwise
 import pytest
 
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.hosts import reference_host
 from trainatomy.catalog.links import links_of
-from trainatomy.operators.cost.contention import Taken, channels, taken_by
-from trainatomy.operators.cost.nccl import Group
+from trainatomy.catalog.machines import reference_host
+from trainatomy.operators.cost.communication import Group, Taken, channels, taken_by
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.timing.contention import Contention, Windows, contention_in
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.host_costs import cpu_costs
-from trainatomy.timing.replay import StepTimeline
+from trainatomy.timing.one_stream import StepTimeline
 from trainatomy.timing.timeline import replay_step
 
 GIB = 2**30

@@ -7,17 +7,16 @@ from statistics import geometric_mean
 
 import pytest
 
-from trainatomy.catalog.calibrations import Calibration
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import Calibration, from_text
 from trainatomy.catalog.gpus import find_gpu, gpus
-from trainatomy.catalog.hosts import reference_host
-from trainatomy.measurement.calibration import expected, host, phases
-from trainatomy.measurement.device.host_probe import PROBE
-from trainatomy.results.host_pace import HostPace
+from trainatomy.catalog.machines import reference_host
+from trainatomy.measurement.calibration import expected, host
+from trainatomy.measurement.calibration import host as phases
+from trainatomy.measurement.device.host import PROBE
+from trainatomy.results.measurement import HostPace
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.collation import stacking_seconds
-from trainatomy.timing.host_costs import PARTS, by_one_thread, cpu_costs
+from trainatomy.timing.host_costs import PARTS, by_one_thread, cpu_costs, stacking_seconds
 from trainatomy.timing.launch import (
     backward_share,
     batch_bytes,

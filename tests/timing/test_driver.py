@@ -10,7 +10,7 @@ from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.results.operations import Operation, Operations
 from trainatomy.results.trace import DriverCall
-from trainatomy.timing.driver import DriverCosts, driver_costs, driver_work
+from trainatomy.timing.host_costs import DriverCosts, driver_costs, driver_work
 
 MIB = 2**20
 COSTS = DriverCosts(allocate=((2 * MIB, 10e-6), (20 * MIB, 28e-6)), free=((2 * MIB, 5e-6), (10 * MIB, 45e-6)))

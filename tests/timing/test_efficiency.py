@@ -7,18 +7,17 @@ from math import log
 
 import pytest
 
-from trainatomy.catalog.calibrations import shipped
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import from_text, shipped
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.plans import Plan, is_alike, plan_distance, plans_of
 from trainatomy.timing import efficiency
-from trainatomy.timing.chips import chip_of
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.efficiency import (
     EfficiencyPoint,
     EfficiencyPoints,
     FamilyPoints,
+    chip_of,
     physical_seconds,
     point_microseconds,
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
 from trainatomy.operators.allocation.cudnn.ways import convolutions_of, say_plans, way_of

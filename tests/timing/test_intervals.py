@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import from_text
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.reporters import sentences
 from trainatomy.results.operations import Operation, Operations
 from trainatomy.results.time import PacedStep, Time
 from trainatomy.timing import step
-from trainatomy.timing.intervals import interval_seconds, slow_pace
-from trainatomy.timing.step import predict_step_time
+from trainatomy.timing.step import interval_seconds, predict_step_time, slow_pace
 
 DOCS = Path(__file__).parents[2] / "docs"
 KNOWN = read_yaml("intervals.yaml")

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import from_text
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.convolution import launches_of_groups
 from trainatomy.operators.cost.kernel import KernelWork
-from trainatomy.timing.chips import chip_of
 from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost
+from trainatomy.timing.efficiency import chip_of
 from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.launch import seconds_within, waits_first
 

@@ -6,13 +6,11 @@ import time
 
 import pytest
 
-from trainatomy.catalog.calibrations import shipped
-from trainatomy.catalog.calls import array, from_text
+from trainatomy.catalog.calibrations import array, from_text, shipped
 from trainatomy.catalog.gpus import find_gpu, gpus
-from trainatomy.operators.cost.across import blocks_of
 from trainatomy.operators.cost.lists import launches_of
+from trainatomy.operators.cost.reduction import blocks_of
 from trainatomy.results.operations import Call
-from trainatomy.timing.chips import chip_of
 from trainatomy.timing.cost_model import (
     KernelCost,
     cost_model_of,
@@ -21,6 +19,7 @@ from trainatomy.timing.cost_model import (
     kernel_work,
     precision_of,
 )
+from trainatomy.timing.efficiency import chip_of
 
 H200 = cost_model_of(find_gpu("h200"))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trainatomy.results.time import PacedStep, Time
-from trainatomy.timing.periods import mean_over_period
+from trainatomy.timing.step import mean_over_period
 
 RARE = Time(1.0, (0.8, 1.5), 8, 80, "host", 0.4, 0.9, {"forward": 0.4}, 100, 100.0, 0.2, None, 50, "", "", ("aten::a",))
 

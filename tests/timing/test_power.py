@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from trainatomy.api import predict
-from trainatomy.catalog.gpus import find_gpu, gpu_from_mapping, gpus
-from trainatomy.catalog.power import power_of
+from trainatomy.catalog.gpus import find_gpu, gpu_from_mapping, gpus, power_of
 from trainatomy.errors import WorkloadError
 from trainatomy.reporters import sentences
 from trainatomy.results.time import Power, Time

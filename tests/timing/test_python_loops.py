@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.results.operations import Array, Call, Operation, Operations
-from trainatomy.timing.host_costs import cpu_costs
+from trainatomy.timing.host_costs import LEAST_TURNS, LONGEST_TURN, cpu_costs, in_python_loops
 from trainatomy.timing.launch import launch_seconds
-from trainatomy.timing.python_loops import LEAST_TURNS, LONGEST_TURN, in_python_loops
 
 ROW, MATRIX = (Array((size,), (1,), "float32", 4, 0) for size in (64, 4096))
 CALLS = [

@@ -7,8 +7,7 @@ from statistics import median
 
 import pytest
 
-from trainatomy.catalog.calibrations import Point, shipped
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import Point, from_text, shipped
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost import kernel_work
 from trainatomy.timing.cost_model import cost_model_from, cost_model_of, kernel_cost

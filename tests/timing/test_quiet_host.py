@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import trainatomy
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.errors import TrainatomyError
-from trainatomy.measurement.calibration import calibrate, expected, host, phases, quiet
-from trainatomy.measurement.device import host_load
-from trainatomy.measurement.device.host_load import HostLoad, LoadMeter
-from trainatomy.measurement.device.host_probe import PROBE
+from trainatomy.measurement.calibration import calibrate, expected, host
+from trainatomy.measurement.calibration import calibrate as quiet
+from trainatomy.measurement.calibration import host as phases
+from trainatomy.measurement.device import host as host_load
+from trainatomy.measurement.device.host import PROBE, HostLoad, LoadMeter
 from trainatomy.reporters import run_sentences
-from trainatomy.results.host_pace import HostPace
+from trainatomy.results.measurement import HostPace
 
 IDLE = {"others_share": 0.02, "stolen_share": 0.0, "throttled_share": 0.0}
 BUSY = {**IDLE, "others_share": 0.9}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost.kernel import Chip
 from trainatomy.operators.cost.recurrence import Recurrence, recurrence

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost.kernel import Chip
 from trainatomy.operators.cost.recurrence import recurrence
-from trainatomy.operators.cost.recurrent import _bias_seconds, _kernels_at_once
-from trainatomy.operators.cost.recurrent_products import RecurrentProduct, recurrent_product_seconds
+from trainatomy.operators.cost.recurrent import (
+    RecurrentProduct,
+    _bias_seconds,
+    _kernels_at_once,
+    recurrent_product_seconds,
+)
 from trainatomy.results.operations import Call
 from trainatomy.timing.cost_model import KernelWork, cost_model_of, kernel_cost, kernel_work
 

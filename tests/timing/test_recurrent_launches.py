@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainatomy.catalog.calls import from_text
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.calibrations import from_text
+from trainatomy.catalog.machines import reference_host
 from trainatomy.operators.cost import recurrence
 from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.launch import seconds_within

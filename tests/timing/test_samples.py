@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost import kernel_work
 from trainatomy.timing.cost_model import cost_model_of

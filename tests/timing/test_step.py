@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trainatomy.catalog.calls import from_text
+from trainatomy.catalog.calibrations import from_text
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.hosts import reference_host
-from trainatomy.prediction import replayed_as
+from trainatomy.catalog.machines import reference_host
+from trainatomy.prediction.assemble import replayed_as
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.results.time import Time
 from trainatomy.results.trace import DriverCall

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.operators.cost import recurrence
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.timing import one_stream, streams, timeline
 from trainatomy.timing.host_costs import cpu_costs
-from trainatomy.timing.replay import StepTimeline, end_within
+from trainatomy.timing.one_stream import StepTimeline, end_within
 from trainatomy.timing.timeline import replay_step
 
 COSTS = replace(cpu_costs(reference_host().microseconds), launch_delay=0.0, read=0.0)

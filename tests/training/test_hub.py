@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from trainatomy.errors import NetworkError, WorkloadError
-from trainatomy.training import hub
+from trainatomy.training import stored_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,23 +26,23 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_an_invalid_name_is_refused(cache: Path) -> None:
     with pytest.raises(WorkloadError, match="not a name on the hub; hint"):
-        hub.fetch_config("google bert!", hint="; hint")
+        stored_weights.fetch_config("google bert!", hint="; hint")
 
 
 def test_without_network_the_answer_is_quick(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # no server listens on this port
     with pytest.raises(NetworkError, match=r"cannot be reached.*config\.json in a folder"):
-        hub.fetch_config("someone/something")
+        stored_weights.fetch_config("someone/something")
 
 
 def test_cached_files_need_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_reachable", lambda endpoint: False)
+    monkeypatch.setattr(stored_weights, "_reachable", lambda endpoint: False)
     snapshot = cache / "models--someone--something" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 48}))
     (cache / "models--someone--something" / "refs").mkdir()
     (cache / "models--someone--something" / "refs" / "main").write_text("abc")
-    assert hub.fetch_config("someone/something")["hidden_size"] == 48
+    assert stored_weights.fetch_config("someone/something")["hidden_size"] == 48
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_each_refusal_has_its_answer(
     def refuse(*arguments: Any, **keywords: Any) -> None:
         raise OSError("cannot load") from reason
 
-    monkeypatch.setattr(hub, "_reachable", lambda endpoint: True)
+    monkeypatch.setattr(stored_weights, "_reachable", lambda endpoint: True)
     monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", refuse)
     with pytest.raises(error, match=words):
-        hub.fetch_config("someone/something")
+        stored_weights.fetch_config("someone/something")

@@ -14,7 +14,8 @@ import torch
 from trainatomy.catalog.architectures import ArchitectureEntry, architecture, architectures
 from trainatomy.catalog.versions import transformers_since, version_text
 from trainatomy.errors import FactoryError, MissingLibrary, NetworkError, SimulationError, WorkloadError
-from trainatomy.training import hub, process, stored_weights
+from trainatomy.training import process, stored_weights
+from trainatomy.training import stored_weights as hub
 from trainatomy.training.configuration import DTYPES, build_configuration
 from trainatomy.training.model import build_model, model_notes
 from trainatomy.training.positions import lengths, position_limits, sequence_note

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainatomy.scripts.signals import ScriptSignals
-from trainatomy.training.signals import LoopSignals
+from trainatomy.training.observer import LoopSignals
 
 STEP = [
     "step_begin",

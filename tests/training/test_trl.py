@@ -12,7 +12,7 @@ from trainatomy.training.lengths import orders, sample_lengths
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.run import run
-from trainatomy.training.trl_data import make_tokenizer, packed_samples, tokenised_samples, trained_batches
+from trainatomy.training.trl import make_tokenizer, packed_samples, tokenised_samples, trained_batches
 from trainatomy.workload import Workload
 
 pytest.importorskip("trl")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.notebook import notebook
+from trainatomy.workload.builtin import notebook
 from trainatomy.workload.overlay import get_key
 from trainatomy.workload.schema import Workload
 

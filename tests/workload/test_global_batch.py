@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.global_batch import accumulation_for, effective_batch_size_of, with_effective_batch_size
 from trainatomy.workload.schema import Workload
-from trainatomy.workload.sweep import sweep
+from trainatomy.workload.sweep import accumulation_for, effective_batch_size_of, sweep, with_effective_batch_size
 
 
 def training(**parallel: Any) -> Workload:

@@ -11,8 +11,7 @@ import pytest
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.workload import LoraSpec, TrainSpec, Workload
-from trainatomy.workload.arguments import arguments
-from trainatomy.workload.checkpointing import NEW_NAMES
+from trainatomy.workload.arguments import NEW_NAMES, arguments
 
 
 def defaults(options: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.machines import reference_host
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.loops import LOOPS, LoopName, loop_of
 from trainatomy.workload.schema import Workload

@@ -10,7 +10,7 @@ import pytest
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload import FLAGS, Workload, merge, read
-from trainatomy.workload.flags import BY_NAME
+from trainatomy.workload.overrides import BY_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import torch
 from trainatomy.errors import WorkloadError
 from trainatomy.training.model import build_model
 from trainatomy.workload import Workload
-from trainatomy.workload.quantization_methods import DEQUANTISED
+from trainatomy.workload.quantization import DEQUANTISED
 
 TORCHAO = {"quant_method": "torchao", "quant_type": "Int8WeightOnlyConfig"}
 LLAMA = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 99}

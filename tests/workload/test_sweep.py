@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.flags import FLAGS, Flag
+from trainatomy.workload.overrides import FLAGS, Flag
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import parse, sweep
 

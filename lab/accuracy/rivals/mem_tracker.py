@@ -46,7 +46,7 @@ def peak(workload: Workload, device: str) -> int:
 
     from trainatomy.training.batch import build_batch
     from trainatomy.training.model import build_model
-    from trainatomy.training.precision import set_tf32
+    from trainatomy.training.process import set_tf32
 
     workload = _cast(workload)
     set_tf32(workload.train)
@@ -71,7 +71,7 @@ def peak(workload: Workload, device: str) -> int:
 
 def _cast(workload: Workload) -> Workload:
     """Build the model in 16 bits for inference in 16 bits: fake parameters cannot be cast in place."""
-    from trainatomy.training.precision import full_precision_of_inference
+    from trainatomy.training.process import full_precision_of_inference
 
     dtype = full_precision_of_inference(workload.train) if workload.mode == "inference" else None
     if dtype is None:
@@ -119,8 +119,8 @@ def _run(workload: Workload, model: nn.Module, optimizer: Any, inputs: dict[str,
     import torch
     from torch import nn
 
-    from trainatomy.training.outputs import loss_of
-    from trainatomy.training.precision import autocast
+    from trainatomy.training.factory import loss_of
+    from trainatomy.training.process import autocast
 
     settings = workload.train
     kind = next(model.parameters()).device.type

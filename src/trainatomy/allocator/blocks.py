@@ -4,6 +4,14 @@ A segment is a doubly linked list of blocks in address order; adjacent free bloc
 free blocks of one kind (small or large) and one stream in best-fit order: by size, then by address
 (``BlockComparatorSize`` in c10/cuda/CUDACachingAllocator.cpp). PyTorch's set holds all streams and never crosses from
 one to the next while it searches, so one sorted list for each stream is the same thing.
+
+Sizes of blocks and segments for a request.
+
+Source: ``round_size``, ``roundup_power2_next_division`` and ``get_allocation_size`` in
+c10/cuda/CUDACachingAllocator.cpp, constants in c10/core/AllocatorConfig.h, the same in torch 2.9-2.13
+(2.13 makes the 20 MiB a setting).
+
+Snapshot of the allocator: its segments and blocks at one moment, as frozen values.
 """
 
 from __future__ import annotations
@@ -13,7 +21,61 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from trainatomy.allocator.expandable import ExpandableSegment
+    from collections.abc import Iterable
+
+    from trainatomy.allocator.segments import ExpandableSegment
+
+
+MIB: Final = 1 << 20
+MIN_BLOCK_BYTES: Final = 512
+SMALL_REQUEST_BYTES: Final = 1 * MIB
+"""Largest block of the small pool."""
+SMALL_SEGMENT_BYTES: Final = 2 * MIB
+LARGE_SEGMENT_BYTES: Final = 20 * MIB
+OWN_SEGMENT_BYTES: Final = 10 * MIB
+"""Smallest request that gets a segment of its own size."""
+SEGMENT_GRANULARITY_BYTES: Final = 2 * MIB
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Round ``value`` up to a multiple."""
+    return -(-value // multiple) * multiple
+
+
+def round_to_division(size: int, divisions: int) -> int:
+    """Round up to one of ``divisions`` equal steps between the powers of two around ``size``; powers of two stay."""
+    floor = 1 << (size.bit_length() - 1)
+    if size == floor:
+        return size
+    step = floor >> (divisions.bit_length() - 1)
+    return round_up(size, step) if step else 2 * floor
+
+
+def block_bytes(requested: int, divisions: tuple[int, ...]) -> int:
+    """Return the bytes of the block that serves a request, before a rest that is not split off is added.
+
+    Args:
+        requested: Bytes that the program requested.
+        divisions: ``roundup_power2_divisions`` for the intervals from 1 MiB, 2 MiB, 4 MiB ... up to 32 GiB and more
+            (0 or 1: none); requests below 1 MiB use the first.
+    """
+    if requested < MIN_BLOCK_BYTES:
+        return MIN_BLOCK_BYTES
+    interval = min(max(requested.bit_length() - MIB.bit_length(), 0), len(divisions) - 1)
+    parts = divisions[interval] if divisions else 0
+    if parts > 1 and requested > MIN_BLOCK_BYTES * parts:
+        return round_to_division(requested, parts)
+    return round_up(requested, MIN_BLOCK_BYTES)
+
+
+def segment_bytes(block: int, large_segment: int) -> int:
+    """Return the bytes that ``cudaMalloc`` is called with when no cached block serves a block of that size."""
+    if block <= SMALL_REQUEST_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if block < OWN_SEGMENT_BYTES:
+        return large_segment
+    return round_up(block, SEGMENT_GRANULARITY_BYTES)
+
 
 ADDRESS_BITS: Final = 53
 ADDRESS_MASK: Final = (1 << ADDRESS_BITS) - 1
@@ -124,3 +186,48 @@ def splice(block: Block, before: Block | None, after: Block | None) -> None:
         before.next = block
     if after is not None:
         after.prev = block
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """Block, with sizes in bytes; ``requested`` is 0 for a free one."""
+
+    address: int
+    size: int
+    requested: int
+    is_allocated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentView:
+    """Contiguous range of reserved memory: one ``cudaMalloc``, or one mapped stretch of an expandable segment."""
+
+    address: int
+    size: int
+    stream: int
+    is_small: bool
+    is_expandable: bool
+    blocks: tuple[BlockView, ...]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Size of the allocated blocks together."""
+        return sum(block.size for block in self.blocks if block.is_allocated)
+
+
+def segments_of(blocks: Iterable[Block]) -> tuple[SegmentView, ...]:
+    """Return segments by address, from all mapped blocks (``snapshot`` in c10/cuda/CUDACachingAllocator.cpp)."""
+    heads = (block for block in blocks if block.prev is None or block.prev.state == UNMAPPED)
+    return tuple(sorted(map(_segment_from, heads), key=lambda segment: segment.address))
+
+
+def _segment_from(head: Block) -> SegmentView:
+    views = []
+    block: Block | None = head
+    while block is not None and block.state != UNMAPPED:
+        is_allocated = block.state == ALLOCATED
+        views.append(BlockView(block.address, block.size, block.requested if is_allocated else 0, is_allocated))
+        block = block.next
+    size = sum(view.size for view in views)
+    pool = head.pool
+    return SegmentView(head.address, size, pool.stream, pool.is_small, head.expandable is not None, tuple(views))

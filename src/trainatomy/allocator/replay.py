@@ -1,23 +1,151 @@
-"""Replays an allocation trace: block sizes, allocated and reserved memory over time, and their peaks."""
+"""Replays an allocation trace: block sizes, allocated and reserved memory over time, and their peaks.
+
+Workspaces that a library does without when memory is short.
+
+PyTorch finds a plan for cuDNN's convolutions by trying: it catches the ``OutOfMemoryError`` of a plan's workspace and
+tries the next plan.  The plan that ran is kept for all equal calls.  When its workspace fails later, PyTorch asks for
+plans again, and the first of them fails a second time before the next is tried.  Each failure has made the allocator
+release its cache and counts as a retry.  The next plan is assumed to need no workspace (see
+``trainatomy.operators.allocation.convolution``).
+
+With ``cudnn.benchmark`` the first call leaves out plans that need more than the driver has left and more than any
+cached block, takes a buffer for the largest workspace of the others, half of it and so on where that fails, and times
+the plans that fit into the buffer (``generate_and_filter_plans``).
+
+Source: aten/src/ATen/native/cudnn/Conv_v8.cpp (``run_single_conv``, ``try_configs``, ``BenchmarkCache``), the same in
+copies of 2023 and of late 2025; Conv_v7.cpp (``AlgoIterator::try_all``) does the same.
+
+Plays the events of a trace on an allocator bit by bit, where only the allocator's state afterwards is wanted.
+
+The least memory of a GPU on which a trace can be replayed to its end.
+
+What the allocator reserves where memory is plenty says little about it: freed blocks that no later request fits stay in
+the cache, and only a refusal of the driver empties that.  So sizes are tried, each as a GPU of that size would run the
+trace, with the retries that free the cache.
+"""
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from trainatomy.allocator.choices import Choices
-from trainatomy.allocator.outofmemory import OutOfMemory
-from trainatomy.allocator.simulated import CachingAllocator
+from trainatomy.allocator.blocks import MIB
+from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory
 from trainatomy.results.trace import DriverCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from trainatomy.allocator.addresses import AddressPolicy
+    from trainatomy.allocator.segments import AddressPolicy
     from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.results.trace import AllocationTrace, DriverAction, Event
+    from trainatomy.results.trace import AllocationTrace, DriverAction, Event, PlansTried
+
+
+class Choices:
+    """Allocates optional workspaces as their library would.
+
+    Attributes:
+        of: Number of the decision that each allocation belongs to.
+        skipped: Allocations that the library did without.
+    """
+
+    def __init__(
+        self,
+        of: Mapping[int, int],
+        malloc: Callable[[int, int], int],
+        trials: Mapping[int, PlansTried],
+        largest_possible: Callable[[], float],
+    ) -> None:
+        self.of = of
+        self.skipped: list[int] = []
+        self._malloc = malloc
+        self._trials = trials
+        self._largest_possible = largest_possible
+        self._instead: dict[int, int] = {}
+        """Workspace of the plan that is kept, of decisions whose expected plan did not fit into the trial's buffer."""
+        self._kept: set[int] = set()
+        self._without: set[int] = set()
+
+    def take(self, allocation: int, requested: int, stream: int) -> int:
+        """Allocate a workspace and return its handle, 0 if the library does without."""
+        choice = self.of[allocation]
+        if allocation in self._trials:
+            return self._try(choice, self._trials[allocation].workspaces, stream)
+        requested = min(requested, self._instead.get(choice, requested))
+        if choice not in self._without:
+            for _ in range(2 if choice in self._kept else 1):
+                try:
+                    handle = self._malloc(requested, stream)
+                except OutOfMemory:
+                    continue
+                self._kept.add(choice)
+                return handle
+            self._without.add(choice)
+        self.skipped.append(allocation)
+        return 0
+
+    def _try(self, choice: int, workspaces: tuple[int, ...], stream: int) -> int:
+        """Allocate the buffer of a trial and return its handle, 0 if all plans that fit need none."""
+        possible = self._largest_possible()
+        size, handle = max((one for one in workspaces if one <= possible), default=0), 0
+        while size and not handle:
+            try:
+                handle = self._malloc(size, stream)
+            except OutOfMemory:
+                size //= 2
+        if workspaces[0] > size:
+            self._instead[choice] = next((one for one in workspaces if one <= size), 0)
+        return handle
+
+
+class Player:
+    """Player of the events of one trace in their order.
+
+    Args:
+        trace: The trace; it may grow.
+        allocator: The allocator.
+        moments: (event, what to call before it) in order: the moments at which libraries take memory of their own, on
+            which addresses of segments depend (``replay.library_moments``).  Those of a trace that grows are not known.
+    """
+
+    def __init__(
+        self,
+        trace: AllocationTrace,
+        allocator: CachingAllocator,
+        moments: Sequence[tuple[int, Callable[[], None]]] = (),
+    ) -> None:
+        self.allocator = allocator
+        self._trace = trace
+        self._choices = Choices(trace.choices, allocator.malloc, trace.trials, allocator.largest_possible)
+        self._handles: dict[int, int] = {}
+        self._moments = deque(moments)
+        self._done = 0
+
+    def play(self, end: int) -> None:
+        """Allocate and release what the next events say, up to the event of that index."""
+        while self._moments and self._moments[0][0] <= end:
+            event, notify = self._moments.popleft()
+            self._play(self._trace.events[self._done : event])
+            notify()
+            self._done = event
+        self._play(self._trace.events[self._done : end])
+        self._done = end
+
+    def _play(self, events: Sequence[Event]) -> None:
+        allocator, choices, handles = self.allocator, self._choices, self._handles
+        for action, allocation, requested, stream in events:
+            if action == "alloc" and allocation in choices.of:
+                handles[allocation] = choices.take(allocation, requested, stream)
+            elif action == "alloc":
+                handles[allocation] = allocator.malloc(requested, stream)
+            elif action == "free":
+                allocator.free(handles.pop(allocation))
+            else:
+                allocator.empty_cache()
+
 
 BEFORE_THE_STEP: Final = ("load", "other")
 """Phases before the first step, in which its kernels are not loaded yet."""
@@ -201,3 +329,58 @@ def _end_of_loading(trace: AllocationTrace) -> int:
 
 def _first_maximum(series: array[int]) -> int | None:
     return series.index(max(series)) if series else None
+
+
+PRECISION_BYTES: Final = 64 * MIB
+"""Distance within which the least size is found."""
+PRECISION_SHARE: Final = 0.01
+"""The same as a share of it; the larger of the two counts."""
+
+
+def replay_on_least(
+    trace: AllocationTrace,
+    settings: AllocatorSettings,
+    too_small: int,
+    outside_bytes: int,
+    unlimited: Replay,
+) -> Replay:
+    """Return the replay on the smallest GPU on which the trace runs to its end.
+
+    A GPU with the reserved peak of that replay and what lies outside the allocator is enough.
+
+    Args:
+        trace: Allocations and releases.
+        settings: Settings of the allocator.
+        too_small: Memory of a GPU on which it runs out of memory.
+        outside_bytes: Memory of a GPU that is not the allocator's: context and libraries.
+        unlimited: The replay without a limit of the reserved bytes.
+    """
+    low, high, found = too_small, 0, unlimited
+    if unlimited.out_of_memory is None:
+        high = unlimited.peak_reserved_bytes + outside_bytes
+    tensors = max(unlimited.peak_allocated_bytes + outside_bytes, low)
+    half = _precision(tensors) // 2
+    sizes = [tensors + half, tensors - half]  # mostly, what tensors alone take suffices once the cache is freed
+    while not high or high - low > _precision(high):
+        size = sizes.pop(0) if sizes else _between(low, high, tensors)
+        if not low < size < (high or size + 1):
+            continue
+        tried = replay(trace, settings, max(size - outside_bytes, 0), device_bytes=size)
+        if tried.out_of_memory is None:
+            high, found = size, tried
+        else:
+            low = size
+    return found
+
+
+def _between(low: int, high: int, tensors: int) -> int:
+    """Return the size to try next: the middle, or twice as far beyond what tensors take as was not enough."""
+    farther = tensors + 2 * (low - tensors)
+    if not high:
+        return max(farther, low + _precision(low))
+    middle = (low + high) // 2
+    return min(middle, farther) if farther > low else middle
+
+
+def _precision(size: int) -> int:
+    return max(PRECISION_BYTES, int(PRECISION_SHARE * size))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from trainatomy.allocator.sizes import LARGE_SEGMENT_BYTES, MIB, OWN_SEGMENT_BYTES
+from trainatomy.allocator.blocks import LARGE_SEGMENT_BYTES, MIB, OWN_SEGMENT_BYTES
 from trainatomy.catalog.versions import first_release_with, version_text
 from trainatomy.errors import WorkloadError
 

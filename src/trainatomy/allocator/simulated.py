@@ -4,6 +4,8 @@ Source: ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocator.cpp, torch 2
 describes the rules.  Left out: private pools (CUDA graphs, ``MemPool``), streams recorded on a block
 (``record_stream``: a free then waits for that stream, which depends on timing), callbacks that free memory, sharing of
 memory between processes.
+
+Out of memory: the prediction that a real run would stop here.
 """
 
 from __future__ import annotations
@@ -11,37 +13,72 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
-from trainatomy.allocator.addresses import AddressPolicy, NewestFirst
 from trainatomy.allocator.blocks import (
     ADDRESS_BITS,
     ADDRESS_MASK,
     ALLOCATED,
     FREE,
-    UNMAPPED,
-    Block,
-    Pool,
-    SearchCount,
-    splice,
-)
-from trainatomy.allocator.eviction import aged_blocks, oversize_blocks
-from trainatomy.allocator.expandable import ExpandableSegment, best_fit, find_span, grow, unmap
-from trainatomy.allocator.outofmemory import OutOfMemory
-from trainatomy.allocator.sizes import (
     MIB,
     MIN_BLOCK_BYTES,
     SMALL_REQUEST_BYTES,
     SMALL_SEGMENT_BYTES,
+    UNMAPPED,
+    Block,
+    Pool,
+    SearchCount,
+    SegmentView,
     block_bytes,
     round_up,
     segment_bytes,
+    segments_of,
+    splice,
 )
-from trainatomy.allocator.snapshot import SegmentView, segments_of
+from trainatomy.allocator.segments import (
+    AddressPolicy,
+    ExpandableSegment,
+    NewestFirst,
+    aged_blocks,
+    best_fit,
+    find_span,
+    grow,
+    oversize_blocks,
+    unmap,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trainatomy.allocator.settings import AllocatorSettings
     from trainatomy.results.trace import DriverAction
+
+
+class OutOfMemory(Exception):  # a result that is raised, named as PyTorch names it
+    """The allocator could not serve a request, even after it released every cached segment.
+
+    Not a TrainatomyError: the caller decides whether this is a failure or the answer.
+
+    Attributes:
+        requested: Bytes that the program requested.
+        segment: Bytes that the allocator requested from the driver.
+        allocated: Allocated bytes at that moment.
+        reserved: Reserved bytes at that moment.
+        capacity: Limit of the reserved bytes.
+    """
+
+    def __init__(self, requested: int, segment: int, allocated: int, reserved: int, capacity: int) -> None:
+        self.requested = requested
+        self.segment = segment
+        self.allocated = allocated
+        self.reserved = reserved
+        self.capacity = capacity
+        super().__init__(requested, segment, allocated, reserved, capacity)
+
+    def __str__(self) -> str:
+        return (
+            f"a request of {self.requested} bytes needs {self.segment} from the driver; "
+            f"{self.reserved} of {self.capacity} are reserved, {self.allocated} of them allocated"
+        )
+
 
 UNBOUNDED = 1 << 62
 UNBOUNDED_ADDRESSES = 1 << 48

@@ -11,14 +11,15 @@ from trainatomy.analysis.memory import fold_layers
 from trainatomy.catalog.links import bus_bytes
 from trainatomy.operators.counts import Counts, count
 from trainatomy.operators.operator import COMMUNICATION, GROUPS
-from trainatomy.results.operation_breakdown import (
+from trainatomy.results.operations import (
     CollectiveShare,
     GroupShare,
     HeavyOperation,
     ModuleOperations,
+    Operation,
+    Operations,
     Unformulated,
 )
-from trainatomy.results.operations import Operation, Operations
 
 STEP = "step"
 _ALL = (*GROUPS, COMMUNICATION)

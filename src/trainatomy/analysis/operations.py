@@ -1,21 +1,67 @@
-"""Analyze the operations of a step: groups, the heaviest operations and modules, and shapes that waste the GPU."""
+"""Analyze the operations of a step: groups, the heaviest operations and modules, and shapes that waste the GPU.
+
+Check general statements of training guides against the operations of this step.
+
+Sources: Hugging Face, "Model training anatomy" and "Methods and tools for efficient training": backward takes about
+twice the FLOP of forward; element-wise functions are bound by memory (forward reads one tensor and writes one, backward
+reads two and writes one).
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainatomy.analysis.claims import claims
-from trainatomy.analysis.matmul_shapes import wasteful_shapes, with_gains
 from trainatomy.analysis.operation_table import OperationTable, PredictedTime
-from trainatomy.analysis.padding import paddings
+from trainatomy.analysis.shapes import paddings, wasteful_shapes, with_gains
 from trainatomy.catalog.gpus import GPU
 from trainatomy.operators.operator import GROUPS
 from trainatomy.operators.registry import group_of
-from trainatomy.results.experts import Experts
-from trainatomy.results.operation_breakdown import Joined, OperationBreakdown, PublishedShares
-from trainatomy.results.operations import Call, Operations
+from trainatomy.results.operations import Call, Claim, Joined, OperationBreakdown, Operations, PublishedShares
+from trainatomy.results.tasks import Experts
 from trainatomy.results.trace import AllocationTrace
+
+
+def claims(table: OperationTable) -> tuple[Claim, ...]:
+    """Return the claims this step can be checked against: it needs a backward pass and an activation function."""
+    return tuple(claim for claim in (_backward_flop(table), _activation_bytes(table)) if claim is not None)
+
+
+def _backward_flop(table: OperationTable) -> Claim | None:
+    flop: Counter[str] = Counter()
+    for _, operation, work in table.kernels():
+        flop[operation.phase] += (work.flop or 0) * operation.repeats
+    forward, backward, recompute = (float(flop[phase]) for phase in ("forward", "backward", "recompute"))
+    if not forward or not backward:
+        return None
+    return Claim("backward_to_forward_flop", forward, backward, backward / forward, recompute=recompute or None)
+
+
+def _activation_bytes(table: OperationTable) -> Claim | None:
+    """Compare the traffic of activation functions that run in both directions."""
+    read: Counter[str] = Counter()
+    written: Counter[str] = Counter()
+    names: set[str] = set()
+    for _, operation, work in table.kernels():
+        if work.operator is not None and work.operator.activation and operation.phase in ("forward", "backward"):
+            direction = work.operator.activation
+            read[direction] += work.read * operation.repeats
+            written[direction] += work.written * operation.repeats
+            names.add(table.operations.calls[operation.call].name.rpartition("::")[2].removesuffix("_"))
+    if not written["forward"] or not written["backward"]:
+        return None
+    forward, backward = (read[way] + written[way] for way in ("forward", "backward"))
+    return Claim(
+        "activation_bytes",
+        float(forward),
+        float(backward),
+        backward / forward,
+        operators=tuple(sorted(names)),
+        forward_reads_per_write=read["forward"] / written["forward"],
+        backward_reads_per_write=read["backward"] / written["backward"],
+    )
+
 
 _NOT_RESULTS = frozenset({"weight", "buffer", "optimizer_state", "input", "cublas_workspace", "cublaslt_workspace"})
 """Labels of allocations that no operation of the step computes."""

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainatomy.api.comparing import compare, compare_gpus, measure_comparison, predict_comparison, predict_gpus
-    from trainatomy.api.detailing import predict_in_detail
-    from trainatomy.api.diagnosing import diagnose
-    from trainatomy.api.fitting import fit, fit_gpus, measure_fit, why_out_of_memory
-    from trainatomy.api.keywords import Batch
-    from trainatomy.api.loading import time_loader
-    from trainatomy.api.measuring import calibrate, measure, measure_and_record, this_gpu
-    from trainatomy.api.operations import ops
-    from trainatomy.api.predicting import predict
-    from trainatomy.api.searching import SearchRequest, search_gpus, search_remedies, search_settings
+    from trainatomy.api.detailing import ops, predict_in_detail
+    from trainatomy.api.fitting import (
+        SearchRequest,
+        fit,
+        fit_gpus,
+        measure_fit,
+        search_gpus,
+        search_remedies,
+        search_settings,
+        why_out_of_memory,
+    )
+    from trainatomy.api.measuring import calibrate, diagnose, measure, measure_and_record, this_gpu, time_loader
+    from trainatomy.api.predicting import Batch, predict
 
 __all__ = [
     "Batch",
@@ -50,37 +54,20 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "comparing": (
-        "compare",
-        "compare_gpus",
-        "measure_comparison",
-        "predict_comparison",
-        "predict_gpus",
-    ),
-    "detailing": ("predict_in_detail",),
-    "diagnosing": ("diagnose",),
+    "comparing": ("compare", "compare_gpus", "measure_comparison", "predict_comparison", "predict_gpus"),
+    "detailing": ("ops", "predict_in_detail"),
     "fitting": (
+        "SearchRequest",
         "fit",
         "fit_gpus",
         "measure_fit",
-        "why_out_of_memory",
-    ),
-    "keywords": ("Batch",),
-    "loading": ("time_loader",),
-    "measuring": (
-        "calibrate",
-        "measure",
-        "measure_and_record",
-        "this_gpu",
-    ),
-    "operations": ("ops",),
-    "predicting": ("predict",),
-    "searching": (
-        "SearchRequest",
         "search_gpus",
         "search_remedies",
         "search_settings",
+        "why_out_of_memory",
     ),
+    "measuring": ("calibrate", "diagnose", "measure", "measure_and_record", "this_gpu", "time_loader"),
+    "predicting": ("Batch", "predict"),
 }
 _MODULES = {name: f"trainatomy.api.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names}
 

@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.api.keywords import with_settings
-from trainatomy.api.predicting import predict_row
+from trainatomy.api.predicting import predict_row, with_settings
 from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.runs.options import COMPARED_PACES, PredictOptions, RunOptions
-from trainatomy.workload.global_batch import with_effective_batch_size
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sweep import with_effective_batch_size
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
@@ -165,8 +164,7 @@ def predict_comparison(
     keep: Path | str | None = None,
 ) -> Comparison:
     """Predict several workloads and return them side by side (see ``compare``)."""
-    from trainatomy.runs.comparison import gather
-    from trainatomy.runs.published import published
+    from trainatomy.runs.comparison import gather, published
 
     options.check(workloads)
     predictions = _predict_rows(workloads, options, jobs, executor, keep)
@@ -208,7 +206,7 @@ def _predict_rows(
         jobs = jobs_for(len(workloads), 1 if jobs is None else jobs)
     predict: Callable[[Workload], Prediction] = partial(predict_row, options)
     if keep is not None:
-        from trainatomy.runs.kept import Kept
+        from trainatomy.runs.predicting import Kept
 
         predict = Kept(predict, options, str(keep))
     return predict_rows(predict, workloads, jobs, executor)

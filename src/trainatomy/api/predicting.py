@@ -1,19 +1,22 @@
-"""Predict one training, given as a workload or as a live module."""
+"""Predict one training, given as a workload or as a live module.
+
+A workload as the keywords of the library's functions change it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.api.keywords import Batch, changed, check_keywords, with_batch
 from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.errors import WorkloadError
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs.options import PredictOptions
+from trainatomy.workload.arguments import path_of
 from trainatomy.workload.measurable import fewer_lengths
 from trainatomy.workload.schema import Workload
 
@@ -22,8 +25,71 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.simulator.simulation import Simulation
+    from trainatomy.simulator.simulate import Simulation
     from trainatomy.training.batch import MakeBatch
+
+
+Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+
+_SECTIONS = frozenset(Workload.model_fields) - {"train"}
+
+
+def check_keywords(batch: Any, optimizer: Any) -> None:
+    """Raise ``WorkloadError`` if a batch or an optimizer has the wrong type; names need no torch."""
+    if batch is not None or not isinstance(optimizer, str | None):
+        from trainatomy.simulator import live
+
+        live.check_keywords(batch, optimizer)
+
+
+def changed(
+    workload: Workload,
+    optimizer: str | type[torch.optim.Optimizer] | Callable[[Any], Any] | None,
+    gpu: str | None,
+    settings: Mapping[str, Any],
+) -> Workload:
+    """Return the workload with keywords applied: settings of ``train``, and sections by their name."""
+    changes: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in _SECTIONS:
+            changes[f"train.{name}"] = value
+        elif isinstance(value, Mapping):
+            changes |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            changes[name] = value
+    if gpu is not None:
+        changes["gpu"] = gpu
+    if optimizer is not None:
+        changes["train.optim"] = optimizer if isinstance(optimizer, str) else path_of(optimizer)
+    return workload.replace(changes) if changes else workload
+
+
+def with_settings(workload: Workload, settings: Mapping[str, Any], gpu: str | None = None) -> Workload:
+    """Return the workload with keywords applied, ``optimizer`` among them; a batch is refused."""
+    check_keywords(None, settings.get("optimizer"))
+    if "batch" in settings:
+        raise WorkloadError("batch: only predict takes one; name data.factory in the workload", key="data")
+    rest = {name: value for name, value in settings.items() if name != "optimizer"}
+    return changed(workload, settings.get("optimizer"), gpu, rest)
+
+
+def with_batch(
+    workload: Workload, batch: Batch | None, settings: Mapping[str, Any]
+) -> tuple[Workload, MakeBatch | None]:
+    """Return the workload for an explicit batch, and the function that makes it; the batch replaces ``data``."""
+    if batch is None:
+        return workload, None
+    from trainatomy.simulator.live import batches_of
+
+    make_batch, size = batches_of(batch)
+    is_eval = workload.mode != "training" and workload.train.per_device_eval_batch_size is not None
+    name = "per_device_eval_batch_size" if is_eval else "per_device_train_batch_size"
+    if size is not None and settings.get(name, size) != size:
+        raise WorkloadError(f"{name}={settings[name]}, but the batch holds {size} samples", key=f"train.{name}")
+    changes: dict[str, Any] = {"data": {}}
+    if size is not None:
+        changes[f"train.{name}"] = size
+    return workload.replace(changes), make_batch
 
 
 def predict(
@@ -123,7 +189,7 @@ def _with_other_ranks(
     prediction: Prediction, workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, started: float
 ) -> Prediction:
     """Return a prediction with the memory of further ranks."""
-    from trainatomy.prediction import rank_prediction_of
+    from trainatomy.prediction.assemble import rank_prediction_of
     from trainatomy.simulator.simulate import simulate, topology_of
 
     found = list(prediction.other_ranks)
@@ -146,7 +212,7 @@ def _predict_pipeline(
     workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, started: float
 ) -> Prediction:
     """Return the prediction of a pipeline: of rank 0 if ranks are asked for, else of the fullest one."""
-    from trainatomy.pipeline_prediction import pipeline_prediction
+    from trainatomy.prediction.pipeline import pipeline_prediction
 
     return pipeline_prediction(
         workload,
@@ -180,7 +246,7 @@ def predict_module(
 
 
 def _assemble(workload: Workload, simulation: Simulation, options: PredictOptions, started: float) -> Prediction:
-    from trainatomy.prediction import prediction_of
+    from trainatomy.prediction.assemble import prediction_of
 
     found = prediction_of(
         workload,
@@ -194,7 +260,7 @@ def _assemble(workload: Workload, simulation: Simulation, options: PredictOption
     )
     if workload.data.lengths is None:
         return found
-    from trainatomy.length_prediction import with_lengths
+    from trainatomy.prediction.lengths import with_lengths
 
     return with_lengths(workload, found)
 
@@ -208,7 +274,7 @@ def _predict_lengths(
     module: nn.Module | None = None,
 ) -> Prediction:
     """Return the prediction of a training whose samples differ in length."""
-    from trainatomy.length_prediction import prediction_of_lengths
+    from trainatomy.prediction.lengths import prediction_of_lengths
     from trainatomy.runs.predicting import shared_simulation
     from trainatomy.simulator.lengths import simulate_lengths
     from trainatomy.simulator.live import on_meta
@@ -241,7 +307,7 @@ def _simulate_workload(
     workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, rank: int = 0
 ) -> Simulation:
     from trainatomy.runs.predicting import recollections, shared_simulation
-    from trainatomy.simulator.recollections import Recollections
+    from trainatomy.simulator.micro_batches import Recollections
     from trainatomy.simulator.simulate import simulate, topology_of
     from trainatomy.simulator.watcher import Watcher
 

@@ -92,7 +92,7 @@ class DryRun:
         self.prediction: Prediction | None = None
 
     def __enter__(self) -> DryRun:
-        from trainatomy.scripts.preload import preload
+        from trainatomy.scripts.imports import preload
         from trainatomy.scripts.session import Session, Settings
 
         self._started = time.perf_counter()

@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from trainatomy.app.refusals import in_terms_of_the_page
+from trainatomy.app.form import in_terms_of_the_page
 from trainatomy.errors import TrainatomyError
 from trainatomy.results.fit import Candidate, Fit, Permission
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.prediction import Executed
-    from trainatomy.results.detail import Detail
+    from trainatomy.prediction.assemble import Executed
     from trainatomy.results.prediction import Prediction
+    from trainatomy.results.trace import Detail
 
 Task = Literal["bill", "report", "fit", "gpus"]
 
@@ -111,7 +111,7 @@ class Answers:
 
     def _executed(self, training: str, workload: Workload) -> tuple[Prediction, Executed]:
         from trainatomy import api
-        from trainatomy.prediction import keep_executed
+        from trainatomy.prediction.assemble import keep_executed
 
         if self._last is None or self._last[0] != training:
             self._last = None  # its memory is needed
@@ -122,8 +122,8 @@ class Answers:
 
 
 def _detail(executed: Executed, workload: Workload) -> Detail:
+    from trainatomy.prediction.detail import detail_of_executed
     from trainatomy.runs.options import load_calibration
-    from trainatomy.step_detail import detail_of_executed
 
     return detail_of_executed(executed, load_calibration(None, [workload]))
 

@@ -1,4 +1,7 @@
-"""The page: a form on the left, the answer beside it. Gradio draws it; nothing is computed here."""
+"""The page: a form on the left, the answer beside it. Gradio draws it; nothing is computed here.
+
+An estimate of memory while the exact prediction is executed.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,37 @@ import errno
 import html
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from trainatomy.app.answers import Answer, Request
-from trainatomy.app.estimate import estimated_bytes
-from trainatomy.app.fields import form_fields, suit, values_of
-from trainatomy.app.form import Form
-from trainatomy.app.gate import Gate
-from trainatomy.app.refusals import in_terms_of_the_page
-from trainatomy.app.turns import Turns
+from trainatomy.app.form import Form, form_fields, in_terms_of_the_page, suit, values_of
 from trainatomy.app.worker import Limits
-from trainatomy.app.workers import Workers
+from trainatomy.app.workers import Gate, Turns, Workers
 from trainatomy.errors import TrainatomyError
 from trainatomy.libraries import import_library
 from trainatomy.units import human_bytes
+
+
+def estimated_bytes(workers: Workers, form: Form) -> int | None:
+    """Return device memory on the line through the two executed batch sizes nearest to that of a form.
+
+    None where fewer than two training runs were executed that differ from the form in nothing but the batch size. The
+    allocator rounds sizes and may choose other blocks, which the line leaves out: it is shown as an estimate only.
+    """
+    known = [
+        (batch, found.device_bytes)
+        for batch in range(1, 129)
+        if batch != form.batch
+        and (found := workers.known(Request.of("bill", replace(form, batch=batch).workload()))) is not None
+        and found.device_bytes is not None
+    ]
+    if len(known) < 2:
+        return None
+    (low, low_bytes), (high, high_bytes) = sorted(known, key=lambda point: abs(point[0] - form.batch))[:2]
+    return max(0, round(low_bytes + (high_bytes - low_bytes) * (form.batch - low) / (high - low)))
+
 
 WAITING = 40
 """Requests in the queue; a further one is turned away."""

@@ -1,16 +1,93 @@
-"""The processes behind the page, some for predictions and others for searches, and the answers that they gave."""
+"""The processes behind the page, some for predictions and others for searches, and the answers that they gave.
+
+The latest prediction of each visitor: answers of earlier ones that arrive late are not shown.
+
+What the server answers: requests of its own page, and no uploads, which the form does not have.
+
+A page in another tab can send requests to a server on this machine, under its own name (DNS rebinding) or from its own
+origin. Gradio keeps files that are uploaded, whoever sends them.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, Lock
+from typing import Any
+from urllib.parse import urlsplit
 
 from trainatomy.app.answers import Answer, Request
 from trainatomy.app.worker import Limits, Worker
+
+VISITORS = 1000
+"""Visitors that are remembered; of more, those who asked longest ago are forgotten."""
+
+
+class Turns:
+    """Numbers the predictions of each visitor."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._latest: OrderedDict[str, int] = OrderedDict()
+        self._count = 0
+
+    def next(self, visitor: str) -> int:
+        """Return the number of a new prediction, which is the visitor's latest from now on."""
+        with self._lock:
+            self._count += 1
+            self._latest[visitor] = self._count
+            self._latest.move_to_end(visitor)
+            if len(self._latest) > VISITORS:
+                self._latest.popitem(last=False)
+            return self._count
+
+    def is_latest(self, visitor: str, turn: int) -> bool:
+        """Return whether the visitor has asked for nothing since; a forgotten one has not."""
+        with self._lock:
+            return self._latest.get(visitor, turn) == turn
+
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names of this machine for itself."""
+
+
+class Gate:
+    """An ASGI application in front of another one, which gets only the requests that its own page makes."""
+
+    def __init__(self, app: App, host: str) -> None:
+        """Take the application, and the address that it is served on."""
+        self._app = app
+        self._names = LOCAL if host in LOCAL else None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        reason = self._refusal(scope) if scope["type"] in ("http", "websocket") else ""
+        if not reason:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _refusal(self, scope: Message) -> str:
+        """Return why a request is refused; an empty string if it is not."""
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._names is not None and urlsplit(f"//{host}").hostname not in self._names:
+            return "this page is served on this machine only, as localhost"
+        if origin is not None and urlsplit(origin).netloc != host:
+            return "requests of other pages are not answered"
+        return "this page takes no files" if scope["path"].rstrip("/").endswith("/upload") else ""
+
 
 KEPT = 200
 """Answers that are kept."""

@@ -57,12 +57,12 @@ def run() -> NoReturn:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     import trainatomy.cli.app
     import trainatomy.cli.exits  # noqa: F401
-    from trainatomy.cli import interrupts
+    from trainatomy.cli import exits
 
-    interrupts.listen()
+    exits.listen()
     code = main(sys.argv[1:])
-    if interrupts.exit_code() is not None:
-        interrupts.end(code, silently=DEBUG not in sys.argv)
+    if exits.exit_code() is not None:
+        exits.end(code, silently=DEBUG not in sys.argv)
     sys.exit(code)
 
 

@@ -49,7 +49,14 @@ COMMANDS = (
 )
 
 
-_MODULES = {"app": "serve"}
+_MODULES = {
+    "app": "serve",
+    "calibrate": "measure",
+    "data": "doctor",
+    "diff": "history",
+    "models": "gpus",
+    "ops": "predict",
+}
 """Modules that are not called like their command."""
 
 

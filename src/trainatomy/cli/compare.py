@@ -23,16 +23,16 @@ from trainatomy.cli.options import (
     in_output,
     in_run,
     plot_option,
+    prices,
+    refuse_together,
+    several_gpus,
     time_limit_option,
 )
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
-from trainatomy.cli.plots import check_plots, write_default_plots, write_plots
 from trainatomy.cli.progress import ComparisonProgress
-from trainatomy.cli.report import Html, Open, check_report, write_report
+from trainatomy.cli.report import Html, Open, check_plots, check_report, write_default_plots, write_plots, write_report
 from trainatomy.cli.unused_imports import skip_unused_imports
-from trainatomy.cli.values import prices, refuse_together, several_gpus
-from trainatomy.cli.workload_options import with_workload_options
-from trainatomy.cli.workloads import note_many_steps, samples_of, several_workloads
+from trainatomy.cli.workloads import note_many_steps, samples_of, several_workloads, with_workload_options
 from trainatomy.errors import MissingLibrary
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import comparison_to_json
@@ -42,9 +42,9 @@ from trainatomy.runs.options import PredictOptions, RunOptions
 from trainatomy.runs.pools import hidden_in_workers
 from trainatomy.runs.predicting import jobs_for
 from trainatomy.units import many
-from trainatomy.workload.global_batch import with_effective_batch_size
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import sweep as sweep_workloads
+from trainatomy.workload.sweep import with_effective_batch_size
 
 Files = Annotated[
     list[str] | None,

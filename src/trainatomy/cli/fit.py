@@ -1,7 +1,11 @@
-"""``trainatomy fit``: find the settings that fit a GPU and train fastest."""
+"""``trainatomy fit``: find the settings that fit a GPU and train fastest.
+
+``trainatomy fit --script``: search over the flags of the user's own script.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
@@ -22,18 +26,10 @@ from trainatomy.cli.options import (
     check_option,
     command_line,
     in_run,
-    output_file,
-    plot_option,
-)
-from trainatomy.cli.output import note, quiet_libraries, show, show_json
-from trainatomy.cli.plots import check_plots, draw_into
-from trainatomy.cli.predict import MANY_CANDIDATES
-from trainatomy.cli.progress import ComparisonProgress, SearchProgress
-from trainatomy.cli.report import Html, Open, check_report, write_report
-from trainatomy.cli.unused_imports import skip_unused_imports
-from trainatomy.cli.values import (
     keys,
     names,
+    output_file,
+    plot_option,
     prices,
     refuse_others,
     refuse_together,
@@ -41,16 +37,25 @@ from trainatomy.cli.values import (
     several_gpus,
     share,
 )
-from trainatomy.cli.workload_options import with_workload_options
-from trainatomy.cli.workloads import one_workload
-from trainatomy.errors import DoesNotFit
+from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.predict import MANY_CANDIDATES
+from trainatomy.cli.progress import ComparisonProgress, SearchProgress
+from trainatomy.cli.report import Html, Open, check_plots, check_report, draw_into, write_report
+from trainatomy.cli.run import DEFAULT_GPU
+from trainatomy.cli.unused_imports import skip_unused_imports
+from trainatomy.cli.workloads import one_workload, with_workload_options
+from trainatomy.errors import DoesNotFit, TrainatomyError
 from trainatomy.reporters.export import workload_yaml
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, shortage_page
-from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
+from trainatomy.reporters.text.script import script_fit_page
+from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, ScriptFit, Shortage
 from trainatomy.runs.options import PredictOptions, RunOptions
 from trainatomy.runs.pools import start_importing
 from trainatomy.runs.predicting import jobs_for
+from trainatomy.scripts.command import Command, check_gpu, read_command
+from trainatomy.scripts.fitting import read_flags, search_flags
+from trainatomy.scripts.job import Job, Outcome
 from trainatomy.search.axes import AXES, PERMISSIONS
 from trainatomy.search.maximize import GOALS
 from trainatomy.search.options import SearchOptions
@@ -61,6 +66,55 @@ if TYPE_CHECKING:
     from trainatomy.api import SearchRequest
 
     Found = Fit | FitAcross | Shortage
+
+
+SCHEMA = "trainatomy/script-fit/1"
+
+
+def fit_script(script: str, flags: Sequence[str], gpu: str | None, *, json: bool, check: bool) -> None:
+    """Run a script with each combination of the values of its flags, and show which fit."""
+    if several_gpus({"gpu": gpu}, None) is not None:
+        raise typer.BadParameter(f"--gpu {gpu}: the flags of a script are searched for one GPU")
+    from trainatomy.catalog.gpus import find_gpu
+    from trainatomy.scripts.launch import run_script
+
+    command, wanted = read_command(shlex.split(script)), read_flags(flags)
+    if gpu is None:
+        check_gpu(command, DEFAULT_GPU, "trainatomy fit --gpu {gpu} --script '{script}'")
+    card = find_gpu(gpu or DEFAULT_GPU)
+
+    def run(one: Command) -> Outcome:
+        return run_script(Job(one, (card.id,)))[0]
+
+    with progress(f"running {command.name} without a GPU") as tell:
+        found = search_flags(command, wanted, card.id, run, tell)
+    if json:
+        show_json(script_fit_to_json(found))
+    else:
+        show(script_fit_page(found))
+    if found.candidates and len(found.failed) == len(found.candidates):
+        error = TrainatomyError(found.failed[0].message)
+        error.exit_code = found.failed[0].exit_code
+        raise error
+    if check and found.best is None:
+        raise DoesNotFit(f"nothing fits for {command.name}")
+
+
+def script_fit_to_json(found: ScriptFit) -> dict[str, Any]:
+    """Return a search over flags as JSON."""
+    candidates = [
+        {
+            "flags": dict(each.flags),
+            "command": list(each.command),
+            "message": each.message,
+            "failed": each.failed,
+            "prediction": each.prediction and to_json(each.prediction),
+        }
+        for each in found.candidates
+    ]
+    best = None if found.best is None else found.candidates.index(found.best)
+    return {"schema": SCHEMA, "name": found.name, "gpu": found.gpu, "best": best, "candidates": candidates}
+
 
 EffectiveBatchSize = Annotated[
     int | None,
@@ -211,8 +265,6 @@ def fit(
     each GPU.
     """
     if script is not None:
-        from trainatomy.cli.fit_script import fit_script
-
         refuse_others(context, _WITH_SCRIPT, "with --script, which varies the script's own flags")
         fit_script(script, flag or (), flags.get("gpu"), json=json, check=check)
         return

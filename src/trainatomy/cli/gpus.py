@@ -1,4 +1,7 @@
-"""``trainatomy gpus``: the GPUs that ship as data."""
+"""``trainatomy gpus``: the GPUs that ship as data.
+
+``trainatomy models``: the model architectures that ship as data.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from typing import Annotated
 
 import typer
 
+from trainatomy.catalog.architectures import architectures
 from trainatomy.catalog.gpus import find_gpu as find
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.options import Debug, Jobs, Json, in_run
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
-from trainatomy.reporters.json import comparison_to_json, gpus_to_json
-from trainatomy.reporters.text.catalog import gpu_page, gpus_table
+from trainatomy.reporters.json import architectures_to_json, comparison_to_json, gpus_to_json
+from trainatomy.reporters.text.gpus import architectures_table, catalog_table, gpu_page
 from trainatomy.units import many
 
 For = Annotated[
@@ -45,7 +49,7 @@ def gpus(
     if json:
         show_json(gpus_to_json(chosen))
     else:
-        show(gpus_table(chosen) if gpu is None else gpu_page(chosen[0]))
+        show(catalog_table(chosen) if gpu is None else gpu_page(chosen[0]))
 
 
 def _show_for(file: str, names: Sequence[str] | None, jobs: int | None, *, json: bool, debug: bool) -> None:
@@ -66,3 +70,12 @@ def _show_for(file: str, names: Sequence[str] | None, jobs: int | None, *, json:
         show_json(comparison_to_json(comparison))
     else:
         show(gpus_for_page(comparison))
+
+
+def models(json: Json = False, debug: Debug = False) -> None:
+    """List the model architectures that need no network, by their name on the Hugging Face hub."""
+    entries = architectures()
+    if json:
+        show_json(architectures_to_json(entries))
+    else:
+        show(architectures_table(entries))

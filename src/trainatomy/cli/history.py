@@ -1,4 +1,7 @@
-"""``trainatomy history``: list measured runs."""
+"""``trainatomy history``: list measured runs.
+
+``trainatomy diff``: compare two records.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from trainatomy.cli.options import Debug, Json, Records, in_output
+from trainatomy.cli.options import Debug, Json, Records, in_output, refuse_together
 from trainatomy.cli.output import show, show_json
-from trainatomy.cli.values import refuse_together
 from trainatomy.errors import TrainatomyError
 from trainatomy.records.query import Query
+from trainatomy.records.reading import difference
 from trainatomy.records.store import Store
-from trainatomy.reporters.json import history_to_json
-from trainatomy.reporters.openmetrics import openmetrics as openmetrics_text
-from trainatomy.reporters.text.history import history_page
+from trainatomy.reporters.json import difference_to_json, history_to_json
+from trainatomy.reporters.text.history import difference_page, history_page
+from trainatomy.reporters.viewers import openmetrics as openmetrics_text
 from trainatomy.units import printable
 
 
@@ -75,3 +78,20 @@ def history(
         show_json(history_to_json(found))
     else:
         show(history_page(found))
+
+
+First = Annotated[str, typer.Argument(metavar="A", help="A record, as in `trainatomy show`.")]
+Second = Annotated[str, typer.Argument(metavar="B", help="The record to compare it with.")]
+
+
+def diff(a: First, b: Second, records: Records = None, json: Json = False, debug: Debug = False) -> None:
+    """Compare two measured runs: their workloads, machines and libraries, and the memory of each component.
+
+    Components are measured if both records have them, else predicted; the output says which.
+    """
+    store = Store(records)
+    found = difference(store.read(a), store.read(b))
+    if json:
+        show_json(difference_to_json(found))
+    else:
+        show(difference_page(found))

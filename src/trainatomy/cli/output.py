@@ -66,7 +66,7 @@ def progress(message: str) -> Iterator[Callable[[str], None]]:
     if not paper.is_terminal:
         yield lambda stage: None
         return
-    from trainatomy.cli.live import live_line
+    from trainatomy.cli.progress import live_line
 
     with live_line(paper) as line:
         task = line.add_task(message, total=None)

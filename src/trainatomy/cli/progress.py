@@ -1,35 +1,69 @@
-"""Live views of long work on stderr: bars with stage, memory and time left on a terminal, lines elsewhere."""
+"""Live views of long work on stderr: bars with stage, memory and time left on a terminal, lines elsewhere.
+
+A live line for work whose length is not known.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
-from trainatomy.cli.live import live_line
 from trainatomy.cli.output import note, say
 from trainatomy.reporters.text.comparison import run_line
 from trainatomy.reporters.text.rendering import error_paper
-from trainatomy.results.plan import total_rate
+from trainatomy.results.prediction import total_rate
 from trainatomy.runs.plan import Finished, Plan, RunObserver
-from trainatomy.search.execution import Observer
+from trainatomy.search.explore import Observer
 from trainatomy.units import human_bytes, many
 
 if TYPE_CHECKING:
-    from trainatomy.measurement.process.progress import Progress as RunProgress
+    from trainatomy.measurement.process.job import Progress as RunProgress
     from trainatomy.search.outcomes import Outcome
 
     Tell = Callable[[RunProgress], None]
+
+
+def live_line(paper: Console) -> Progress:
+    """Return a line that shows what is done, for how long, and how much host memory it takes."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), HostMemoryColumn())
+    return Progress(*columns, console=paper, transient=True, refresh_per_second=4)
+
+
+class HostMemoryColumn(ProgressColumn):
+    """The host memory that this process holds."""
+
+    max_refresh = 1.0
+
+    def render(self, task: Task) -> Text:
+        held = resident_bytes()
+        return Text("" if held is None else f"{human_bytes(held)} of host memory", style="dim")
+
+
+def resident_bytes() -> int | None:
+    """Return the resident memory of this process, None where the system does not tell it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager

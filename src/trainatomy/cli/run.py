@@ -1,13 +1,17 @@
-"""``trainatomy run``: run the user's own training script without a GPU, and predict its memory and time."""
+"""``trainatomy run``: run the user's own training script without a GPU, and predict its memory and time.
+
+Words of ``trainatomy run``: its own options stand before the script; the rest is the script's.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from trainatomy.cli.app import Command
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -19,12 +23,11 @@ from trainatomy.cli.options import (
     in_output,
     in_run,
     output_file,
+    several_gpus,
     time_limit_option,
 )
 from trainatomy.cli.output import note, progress, show, show_json
 from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_report, write_exports, write_report
-from trainatomy.cli.script_words import DEFAULT_GPU, ScriptCommand, passed_on
-from trainatomy.cli.values import several_gpus
 from trainatomy.errors import DoesNotFit, TrainatomyError, WorkloadError
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
@@ -33,12 +36,71 @@ from trainatomy.reporters.text.script import scripts_page
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
-from trainatomy.scripts.command import read_command, with_gpus
+from trainatomy.scripts.command import Command as Script
+from trainatomy.scripts.command import check_gpu, read_command, with_gpus
 from trainatomy.scripts.job import Job, Outcome
+
+DEFAULT_GPU = "h200"
+_NOT_GIVEN = "trainatomy.not_given"
+"""Options of the command that were not given before the script, each with whether it takes a value."""
+
+
+class ScriptCommand(Command):
+    """A command whose own options end where the script begins; the script's are passed on as they are."""
+
+    options_first = True
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        switches = {
+            name for option in self.params for name in (*option.opts, *option.secondary_opts) if _is_switch(option)
+        }
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] not in ("-m", "--"):
+            word = args[position]
+            alone = "=" in word or word.replace("_", "-") in switches or word in ("-h", "--help")
+            position += 1 if alone else 2
+        script = args[position:]
+        is_divided = script[:1] == ["--"]
+        script = script[1:] if is_divided else script
+        rest: list[str] = super().parse_args(ctx, [*args[:position], "--", *script])
+        if not is_divided:
+            own = {word.partition("=")[0].replace("_", "-") for word in args[:position]}
+            ctx.meta[_NOT_GIVEN] = [
+                (name, not _is_switch(option))
+                for option in self.params
+                for name in (*option.opts, *option.secondary_opts)
+                if option.param_type_name == "option" and name not in own
+            ]
+        return rest
+
+
+def passed_on(command: Script, context: typer.Context) -> str:
+    """Return that arguments of a script are spelled like options that were not given before it; "" if none is.
+
+    Raises:
+        WorkloadError: The answer would be another: for another GPU, or success whether the script fits or not.
+    """
+    options = dict(context.meta.get(_NOT_GIVEN, []))
+    if "--gpu" in options:
+        check_gpu(command, DEFAULT_GPU)
+    if "--check" in options and (words := command.spelled("--check", takes_value=False)):
+        raise WorkloadError(
+            f"{words} stands after the script and goes to it, so that nothing would be checked. Write "
+            f"trainatomy run --check {command.without(words)}\n"
+            f"If it is meant for the script, say so: trainatomy run -- {command.text}"
+        )
+    spelled = (command.spelled(name, takes_value=takes_value) for name, takes_value in options.items())
+    found = ", ".join(filter(None, spelled))
+    return found and f"{found}: for the script, not for trainatomy run, whose options stand before the script"
+
+
+def _is_switch(option: Any) -> bool:
+    return bool(getattr(option, "is_flag", False))
+
 
 COMMAND = ScriptCommand
 
-Script = Annotated[
+ScriptArguments = Annotated[
     list[str],
     typer.Argument(
         metavar="SCRIPT ARGUMENTS…",
@@ -103,7 +165,7 @@ Torch = Annotated[
 
 def run(
     context: typer.Context,
-    script: Script,
+    script: ScriptArguments,
     gpu: GPU = None,
     gpus: GPUs = None,
     steps: Steps = 3,
@@ -190,7 +252,7 @@ def _gpus(text: str) -> tuple[str, ...]:
 def this_gpu() -> str:
     """Return the id of this machine's GPU; the default if there are no data for it."""
     from trainatomy.catalog.gpus import gpus as all_gpus
-    from trainatomy.measurement.device.visible import require_gpu
+    from trainatomy.measurement.device.nvml import require_gpu
 
     name = require_gpu().partition(" (driver")[0]
     return next((each.id for each in all_gpus() if each.device_name == name), DEFAULT_GPU)

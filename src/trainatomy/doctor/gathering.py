@@ -1,4 +1,7 @@
-"""Everything that can be found on this machine, as one value."""
+"""Everything that can be found on this machine, as one value.
+
+All checks of a machine.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainatomy.doctor.gpus import DriverState, read_driver
-from trainatomy.doctor.host import read_host
-from trainatomy.doctor.software import read_software
-from trainatomy.doctor.watching import watch
+from trainatomy.doctor.gpu_checks import check_gpus, check_links, check_training
+from trainatomy.doctor.gpus import DriverState, read_driver, watch
+from trainatomy.doctor.host import read_host, read_software
+from trainatomy.doctor.host_checks import check_host, check_software
 from trainatomy.errors import DeviceError
-from trainatomy.results.machine import Clocks, CopyRates, GPUPair, GPUState, MachineState, PCIe, Power
+from trainatomy.results.machine import (
+    SEVERITIES,
+    Clocks,
+    CopyRates,
+    Diagnosis,
+    Finding,
+    GPUPair,
+    GPUState,
+    MachineState,
+    PCIe,
+    Power,
+)
 
 PROBE_SECONDS = 90.0
 """A probe that takes longer hangs: importing torch takes seconds, the copies one second for each GPU."""
@@ -141,3 +155,18 @@ def copy_rates(said: Mapping[str, Any]) -> CopyRates | None:
         power=Power(**power),
         clocks=Clocks(**said.get("clocks", {})),
     )
+
+
+CHECKS = (check_software, check_gpus, check_links, check_host, check_training)
+
+
+def diagnose(machine: MachineState) -> Diagnosis:
+    """Return the findings on a machine, worst first; what several GPUs have in common is one finding."""
+    found: list[Finding] = []
+    for each in (finding for check in CHECKS for finding in check(machine)):
+        same = next((one for one in found if replace(one, gpus=each.gpus) == each and each.gpus), None)
+        if same is None:
+            found.append(each)
+        else:
+            found[found.index(same)] = replace(same, gpus=tuple(sorted({*same.gpus, *each.gpus})))
+    return Diagnosis(machine, tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))))

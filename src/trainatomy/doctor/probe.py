@@ -14,10 +14,11 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.catalog.machine import extensions
+from trainatomy.catalog.machines import extensions
 from trainatomy.libraries import version_of
-from trainatomy.measurement.device import links, nvml, state
-from trainatomy.records.document import to_plain
+from trainatomy.measurement.device import nvml, state
+from trainatomy.measurement.device import state as links
+from trainatomy.records.create import to_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
 from trainatomy.integrations.watch import Watch
-from trainatomy.training.signals import wrapped
+from trainatomy.training.observer import wrapped
 from trainatomy.units import GIB
 
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ import torch
 
 from trainatomy.errors import DeviceError
 from trainatomy.integrations.utilization import utilization
-from trainatomy.measurement.step.environment import driver_version, is_out_of_memory, versions
+from trainatomy.measurement.step.results import driver_version, is_out_of_memory, versions
 from trainatomy.results.measurement import Measurement, Status
-from trainatomy.scripts.job import Job
-from trainatomy.scripts.places import place_of
-from trainatomy.scripts.samples import SampleCounter
+from trainatomy.scripts.job import Job, place_of
+from trainatomy.scripts.longest import SampleCounter
 from trainatomy.scripts.signals import ScriptSignals, StepsDone
 from trainatomy.training.observer import Silent
 

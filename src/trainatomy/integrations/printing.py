@@ -10,7 +10,7 @@ from trainatomy.integrations.watch import Watch, has_gpu
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import console
-from trainatomy.reporters.text.watched import speed_text, summary_page, utilization_text
+from trainatomy.reporters.text.script import speed_text, summary_page, utilization_text
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 

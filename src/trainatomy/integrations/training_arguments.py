@@ -12,12 +12,11 @@ from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from trainatomy.errors import WorkloadError
-from trainatomy.integrations.live_prediction import restored_accelerate_state
+from trainatomy.integrations.live_measurement import restored_accelerate_state
 from trainatomy.reporters.export_python import OF_TORCH
 from trainatomy.training.checkpointing import takes_every_and_offload
-from trainatomy.training.precision import set_tf32
-from trainatomy.workload.arguments import arguments
-from trainatomy.workload.checkpointing import NEW_NAMES
+from trainatomy.training.process import set_tf32
+from trainatomy.workload.arguments import NEW_NAMES, arguments
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.train import TrainSpec
 

@@ -1,9 +1,12 @@
-"""The value in which one row of the registry describes an operator."""
+"""The value in which one row of the registry describes an operator.
+
+Families of rows of the table: operators that share most of what is known about them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 Group = Literal["contraction", "normalisation", "elementwise", "communication"]
 GROUPS: tuple[Group, ...] = ("contraction", "normalisation", "elementwise")
@@ -90,3 +93,18 @@ class Operator:
     uncounted: str = ""
     read_only_list: int | None = None
     inferred: bool = False
+
+
+Row = tuple[str, dict[str, Any]]
+
+CUDNN = ("cudnn", "convolution")
+
+
+def row(names: str, **differences: Any) -> Row:
+    """Describe the operators ``names`` (separated by spaces) by what differs from their family."""
+    return names, differences
+
+
+def family(shared: Operator, *rows: Row) -> tuple[Operator, ...]:
+    """Return an operator for each name of ``rows``."""
+    return tuple(replace(shared, name=name, **differences) for names, differences in rows for name in names.split())

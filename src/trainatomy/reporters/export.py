@@ -11,9 +11,8 @@ import yaml
 from trainatomy.reporters.export_python import WIDTH, training_arguments_code
 from trainatomy.reporters.settings import defaults, inline, setting
 from trainatomy.results.fit import Candidate
-from trainatomy.workload.flags import FLAGS, Flag
 from trainatomy.workload.overlay import set_key
-from trainatomy.workload.overrides import RawWorkload
+from trainatomy.workload.overrides import FLAGS, Flag, RawWorkload
 from trainatomy.workload.schema import Workload
 
 __all__ = ["command_line_flags", "launch_command", "training_arguments_code", "workload_yaml"]

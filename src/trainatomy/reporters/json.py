@@ -1,34 +1,45 @@
-"""Result values as JSON objects: what ``--json`` prints (docs/json.md), with the name and version of their schema."""
+"""Result values as JSON objects: what ``--json`` prints (docs/json.md), with the name and version of their schema.
+
+A diagnosis as a JSON object: what ``trainatomy doctor --json`` prints.
+
+The draft of version 2 of a prediction's JSON: memory by rank, and the names that its keys will have.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
-from trainatomy.records.document import SCHEMA, to_plain
-from trainatomy.reporters.doctor_json import diagnosis_to_json
-from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renamed_v2
-from trainatomy.reporters.search_json import (
-    fit_across_to_json,
-    plan_to_json,
-    search_to_json,
-    shortage_to_json,
-)
+from trainatomy.records.create import SCHEMA, to_plain
+from trainatomy.reporters.doctor_sentences import cost_sentence, fix_sentence, found_sentence, meaning_sentence
+from trainatomy.reporters.search_json import fit_across_to_json, plan_to_json, search_to_json, shortage_to_json
 from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, padding_advice, reasons
 from trainatomy.reporters.subject_sentences import shared_subject, subject_line
 from trainatomy.results.comparison import Comparison, ComparisonRow
-from trainatomy.results.diagnosis import Diagnosis
-from trainatomy.results.difference import Difference
 from trainatomy.results.fit import Fit, FitAcross, Shortage
+from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.loader import LoaderReport
+from trainatomy.results.machine import Diagnosis, Finding
 from trainatomy.results.measurement import Measurement, RankMeasurement
-from trainatomy.results.memory import TOTALS
-from trainatomy.results.operation_breakdown import OperationBreakdown
-from trainatomy.results.plan import Scaling
-from trainatomy.results.prediction import Prediction
-from trainatomy.results.record import History, Record
+from trainatomy.results.memory import TOTALS, Verdict
+from trainatomy.results.operations import OperationBreakdown, Padding
+from trainatomy.results.prediction import (
+    BytesPerParameter,
+    Fact,
+    GPUSummary,
+    Prediction,
+    RankPrediction,
+    Scaling,
+    Subject,
+)
+from trainatomy.results.record import Difference, History, Record
+from trainatomy.results.script import ScriptRun
+from trainatomy.results.tasks import Checkpoint, Evaluation, Generation, RestoredCheckpoint
+from trainatomy.results.time import Time
 
 PREDICTION = "trainatomy/prediction/1"
 COMPARISON = "trainatomy/comparison/1"
@@ -254,3 +265,110 @@ def _subject(prediction: Prediction) -> dict[str, Any] | None:
     if prediction.subject is None:
         return None
     return {"line": subject_line(prediction), **to_plain(prediction.subject)}
+
+
+DIAGNOSIS = "trainatomy/diagnosis/1"
+
+
+def diagnosis_to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return findings, each with its sentences, and all facts that were found."""
+    return {
+        "schema": DIAGNOSIS,
+        "healthy": diagnosis.healthy,
+        "findings": [_finding(finding) for finding in diagnosis.findings],
+        "machine": to_plain(diagnosis.machine),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        **to_plain(finding),
+        "costs": [{**to_plain(cost), "sentence": cost_sentence(cost)} for cost in finding.costs],
+        "found": found_sentence(finding),
+        "means": meaning_sentence(finding),
+        "fix": fix_sentence(finding),
+    }
+
+
+PREDICTION_2 = "trainatomy/prediction/2-draft"
+
+_SEVERITY: tuple[Verdict, ...] = ("fits", "tight", "does not fit")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionV2:
+    """A predicted training, with its memory by rank.
+
+    A training fits if all ranks do; `verdict` is the worst one of any rank.  Components of memory may be more than
+    the eight standard ones.  Facts with an `amount` have an empty `value`; `reasons` are codes.
+    """
+
+    name: str
+    workload: dict[str, object]
+    card: GPUSummary
+    fits: bool
+    verdict: Verdict
+    ranks: tuple[RankPrediction, ...]
+    bytes_per_parameter: BytesPerParameter
+    facts: tuple[Fact, ...]
+    notes: tuple[str, ...]
+    time: Time | None
+    seconds_taken: float
+    versions: dict[str, str]
+    without_workspace: int
+    trials: int
+    evaluation: Evaluation | None = None
+    generation: Generation | None = None
+    checkpoint: Checkpoint | None = None
+    restored: tuple[RestoredCheckpoint, ...] = ()
+    lengths: LengthsPrediction | None = None
+    script: ScriptRun | None = None
+    subject: Subject | None = None
+    leading_notes: tuple[str, ...] = ()
+    paddings: tuple[Padding, ...] = ()
+
+    @classmethod
+    def of(cls, prediction: Prediction) -> PredictionV2:
+        """Return the form of version 2 of a prediction."""
+        ranks = tuple(prediction.ranks.values())
+        made: dict[str, Any] = {"ranks": ranks, "fits": all(each.fits for each in ranks)}
+        made["verdict"] = max((each.verdict for each in ranks), key=_SEVERITY.index)
+        kept = {each.name: getattr(prediction, each.name) for each in fields(cls) if each.name not in made}
+        return cls(**kept, **made)
+
+
+_NAMES_V2 = {
+    "card": "gpu",
+    "functionality": "inputs_and_workspaces",
+    "general_rule_only": "operators_by_traffic_only",
+    "host": "cpu",
+    "host_seconds": "cpu_seconds",
+    "modules": "activations_by_module",
+    "num_alloc_retries": "allocator_retries",
+    "priced_by": "kernel_times_from",
+    "room_bytes": "headroom_bytes",
+    "slow_host": "slow_cpu",
+    "trials": "convolutions_with_trials",
+    "without_workspace": "convolutions_without_workspace",
+}
+"""Keys of version 1 that have another name in version 2."""
+
+
+def renamed_v2(value: Any, key: str = "") -> Any:
+    """Return a JSON value or a JSON Schema of version 1 with the names of version 2."""
+    if isinstance(value, dict):
+        if key in ("workload", "versions"):
+            return value
+        return {_NAMES_V2.get(name, name): renamed_v2(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [renamed_v2(item, key) for item in value]
+    if key in ("component", "bound_by", "required", "enum"):
+        return _NAMES_V2.get(value, value)
+    if key == "description":
+        return re.sub(r"`(\w+)`|\b\w+_\w+\b", _renamed_word, value)
+    return value
+
+
+def _renamed_word(match: re.Match[str]) -> str:
+    word = match[0].strip("`")
+    return match[0].replace(word, _NAMES_V2.get(word, word))

@@ -2,6 +2,8 @@
 
 Pydantic derives the schema of a dataclass; this module adds the ``schema`` key, and the keys and sentences that
 ``reporters.json`` adds to the values.
+
+JSON Schemas of lists, of differences and of errors (see ``reporters/schema.py``).
 """
 
 from __future__ import annotations
@@ -13,21 +15,36 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from trainatomy.reporters.doctor_json import DIAGNOSIS
-from trainatomy.reporters.json import COMPARISON, LOADER, MEASUREMENT, OPERATIONS, PREDICTION, RECORD, SPREADS
-from trainatomy.reporters.prediction_v2 import PREDICTION_2, PredictionV2, renamed_v2
+from trainatomy.catalog.architectures import ArchitectureEntry
+from trainatomy.catalog.gpus import GPU
+from trainatomy.reporters.json import (
+    ARCHITECTURES,
+    COMPARISON,
+    DIAGNOSIS,
+    DIFFERENCE,
+    ERROR,
+    GPUS,
+    HISTORY,
+    LOADER,
+    MEASUREMENT,
+    OPERATIONS,
+    PREDICTION,
+    PREDICTION_2,
+    RECORD,
+    SPREADS,
+    PredictionV2,
+    renamed_v2,
+)
 from trainatomy.reporters.search_json import FIT, FIT_ACROSS, SHORTAGE
 from trainatomy.results.comparison import RowStatus, Spread
-from trainatomy.results.diagnosis import Diagnosis
 from trainatomy.results.fit import Change, Goal, Maximum, Permission, RemedyKind, SearchCounts
 from trainatomy.results.loader import LoaderReport
+from trainatomy.results.machine import Diagnosis
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, TOTALS, Components, Memory, OutOfMemoryPoint, Verdict
-from trainatomy.results.operation_breakdown import OperationBreakdown
-from trainatomy.results.plan import Plan
-from trainatomy.results.prediction import GPUSummary, Prediction
-from trainatomy.results.record import Record
-from trainatomy.results.subject import Subject
+from trainatomy.results.operations import OperationBreakdown
+from trainatomy.results.prediction import GPUSummary, Plan, Prediction, Subject
+from trainatomy.results.record import Difference, History, Record
 from trainatomy.results.time import Time
 
 _DEFINITION = "#/$defs/{model}"
@@ -369,3 +386,40 @@ def _subject(definitions: Schema) -> Schema:
 
 def object_of(properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def gpus_schema() -> Schema:
+    """Return the schema of ``gpus --json``."""
+    definitions: Schema = {}
+    rows = array_of(reference_to(GPU, definitions))
+    return document("GPUs", object_of({"schema": {"const": GPUS}, "rows": rows}), definitions)
+
+
+def architectures_schema() -> Schema:
+    """Return the schema of ``models --json``."""
+    definitions: Schema = {}
+    rows = array_of(reference_to(ArchitectureEntry, definitions))
+    return document("Architectures", object_of({"schema": {"const": ARCHITECTURES}, "rows": rows}), definitions)
+
+
+def history_schema() -> Schema:
+    """Return the schema of ``history --json``."""
+    definitions: Schema = {}
+    return document("Measured runs", tagged(History, HISTORY, definitions), definitions)
+
+
+def difference_schema() -> Schema:
+    """Return the schema of ``diff --json``."""
+    definitions: Schema = {}
+    body = tagged(Difference, DIFFERENCE, definitions)
+    for name, key, kind in (("MemoryChange", "change", "integer"), ("SpeedChange", "ratio", "number")):
+        definitions[name]["properties"][key] = {"type": [kind, "null"]}
+        definitions[name]["required"].append(key)
+    return document("The difference between two measured runs", body, definitions)
+
+
+def error_schema() -> Schema:
+    """Return the schema of what a command with ``--json`` prints when it fails."""
+    text = {"type": "string"}
+    error = object_of({"exit_code": {"type": "integer"}, "kind": text, "message": text})
+    return document("An error", object_of({"schema": {"const": ERROR}, "error": error}), {})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainatomy.records.document import to_plain
+from trainatomy.records.create import to_plain
 from trainatomy.reporters.export import command_line_flags, launch_command, training_arguments_code, workload_yaml
 from trainatomy.reporters.search_sentences import fit_note
 from trainatomy.reporters.settings import may_change, plan_name
 from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy, Shortage
 from trainatomy.results.memory import TOTALS
-from trainatomy.results.plan import Plan
+from trainatomy.results.prediction import Plan
 
 FIT = "trainatomy/fit/1"
 FIT_ACROSS = "trainatomy/fit-across/1"

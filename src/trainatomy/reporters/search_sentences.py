@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainatomy.reporters import sentences, settings
-from trainatomy.reporters.search_labels import FIT_NOTES, GOALS
+from trainatomy.reporters.settings import FIT_NOTES, GOALS
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.fit import Candidate, Fit, Maximum, Price, Remedy, SearchCounts, Shortage
-from trainatomy.results.plan import total_rate
-from trainatomy.results.prediction import Prediction
+from trainatomy.results.prediction import Prediction, total_rate
 from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, signed_percent
 
 _MUCH = 0.1

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from trainatomy.reporters.labels import BOUNDS, FACTS
 from trainatomy.reporters.script_sentences import fills_later, not_reached
-from trainatomy.results.duration import Duration
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Memory, OutOfMemoryPoint, PeakRange
-from trainatomy.results.operation_breakdown import Claim, Padding
+from trainatomy.results.operations import Claim, Padding
 from trainatomy.results.prediction import BytesPerParameter, Fact, Prediction
-from trainatomy.results.time import Communication, Pipeline, Power, Time
+from trainatomy.results.time import Communication, Duration, Pipeline, Power, Time
 from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, times
 
 NVML = (

@@ -1,14 +1,17 @@
-"""What was predicted in one line: ``BertForMaskedLM · fp32 · AdamW (fused) · SDPA · Trainer · 16 × 512 tokens``."""
+"""What was predicted in one line: ``BertForMaskedLM · fp32 · AdamW (fused) · SDPA · Trainer · 16 × 512 tokens``.
+
+Sentences about evaluation, checkpoints, experts, generation and samples of different lengths.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from trainatomy.reporters.settings import plan_name
-from trainatomy.results.plan import Plan
-from trainatomy.results.prediction import Prediction
-from trainatomy.results.subject import Subject
-from trainatomy.units import many, percent
+from trainatomy.results.lengths import LengthsPrediction
+from trainatomy.results.prediction import Plan, Prediction, Subject
+from trainatomy.results.tasks import Checkpoint, Evaluation, Experts, Generation, RestoredCheckpoint
+from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds
 
 SEPARATOR = " · "
 
@@ -197,3 +200,160 @@ def _software(subject: Subject) -> str:
     era = f"libraries of {subject.era}" if subject.era else ""
     torch = f"PyTorch {subject.torch}" if subject.torch else ""
     return ", ".join(filter(None, (era, torch)))
+
+
+def evaluation(found: Evaluation) -> list[str]:
+    """Return which phase peaks, and what an evaluation costs in memory and time."""
+    batches = f"{found.batches:,} batch{'' if found.batches == 1 else 'es'} of {found.batch_size}"
+    count = f"{many(found.samples, 'sample')} in {batches}"
+    own, before = found.own_allocated_bytes, found.allocated_before_bytes
+    spent = "" if found.seconds is None else f", {seconds(found.seconds)}"
+    if found.first_extra_seconds:
+        spent += f" (the first one {seconds(found.first_extra_seconds)} longer"
+        if found.first_on_machine_seconds:
+            spent += f", and {seconds(found.first_on_machine_seconds)} more if it is the first on its machine"
+        spent += ")"
+    lines = [f"one evaluation: {count}{spent}"]
+    if own is not None:
+        peaks = "the evaluation" if own > before else "the training step"
+        lines.append(
+            f"{peaks} has the peak: {human_bytes(before)} allocated until the evaluation, {human_bytes(own)} in it"
+        )
+    reserved, after = human_bytes(found.reserved_before_bytes), human_bytes(found.reserved_after_bytes)
+    more = found.added_reserved_bytes
+    kept = f" ({human_bytes(more)} more, which stay reserved)" if more else ""
+    return [*lines, f"{reserved} reserved before it, {after} after it{kept}"]
+
+
+def checkpoint(found: Checkpoint) -> list[str]:
+    """Return what a checkpoint takes on disk, and whether saving it raises the peak."""
+    weights, states = found.weights_bytes, found.states_bytes
+    others = found.total_bytes - weights - states
+    parts = [f"{human_bytes(weights)} of weights"]
+    parts += [f"{human_bytes(states)} of optimizer states"] if states else []
+    parts += [f"{human_bytes(others)} of other files"]
+    by = " by this GPU, as each writes its own part" if found.is_sharded else ""
+    lines = [f"{human_bytes(found.total_bytes)} on disk{by}: {', '.join(parts)}"]
+    if found.kept is None:
+        lines.append("every checkpoint is kept; save_total_limit removes older ones")
+    else:
+        size = human_bytes(found.total_bytes * (found.kept + 1))
+        lines.append(f"{size} on disk while {many(found.kept, 'checkpoint')} and a new one exist")
+    more = found.allocated_after_bytes - found.allocated_before_bytes
+    raised = f"saving raises the peak of GPU memory by {human_bytes(more)}" if more > 0 else "saving raises no peak"
+    lines.append(f"{raised}{'' if more > 0 else ' of GPU memory'}")
+    if found.host_bytes is not None:
+        lines.append(f"{human_bytes(found.host_bytes)} of host memory while it is saved")
+    return lines
+
+
+def checkpoints(saved: Checkpoint | None, loaded: Sequence[RestoredCheckpoint]) -> list[str]:
+    """Return what the checkpoints of a training take that are saved and loaded."""
+    return [*([] if saved is None else checkpoint(saved)), *map(restored, loaded)]
+
+
+def restored(found: RestoredCheckpoint) -> str:
+    """Return what loading a checkpoint takes of the GPU and of the host."""
+    more = found.allocated_after_bytes - found.allocated_before_bytes
+    if found.purpose == "resume":
+        gpu = f"resuming: {human_bytes(found.allocated_after_bytes)} allocated on the GPU before the first step"
+    else:
+        raised = f"raises the peak of GPU memory by {human_bytes(more)}" if more > 0 else "raises no peak of GPU memory"
+        gpu = f"loading the best model after the training {raised}"
+    host = "" if found.host_bytes is None else f"; the host reads up to {human_bytes(found.host_bytes)} at once"
+    return gpu + host
+
+
+def experts(found: Experts) -> list[str]:
+    """Return what a mixture of experts holds against what it computes with, and how rows are assumed to be spread."""
+    active, held = count_of(found.active_parameters), count_of(found.parameters)
+    share = percent(found.active_parameters, found.parameters)
+    lines = [
+        f"{held} parameters in memory, of which {active} ({share}) compute for each token: "
+        f"{found.experts_per_token} of {found.experts} experts in {many(found.layers, 'layer')}",
+        f"experts hold {count_of(found.expert_parameters)} of them "
+        f"({percent(found.expert_parameters, found.parameters)}); weights, gradients and optimizer states are held for "
+        "all experts, whether a token passes them or not",
+    ]
+    if found.rows_per_expert is None:
+        return lines
+    return [
+        *lines,
+        f"assumed: the router spreads rows evenly, {found.rows_per_expert:,.0f} of a batch for each expert; on one GPU "
+        "an uneven spread changes neither memory nor arithmetic, only how well the rows fill the kernels' tiles",
+    ]
+
+
+def generation(found: Generation) -> list[str]:
+    """Return what keys and values take, and the time to the first and to each further token."""
+    lines = [
+        f"{many(found.sequences, 'sequence')} of {many(found.prompts, 'prompt')}, "
+        f"{many(found.new_tokens, 'new token')} each; none ends early",
+        f"keys and values: {human_bytes(found.cache_bytes)} at the end, {human_bytes(found.cache_bytes_per_token)} per "
+        "token of each sequence",
+    ]
+    if found.first_token_seconds is None:
+        return lines
+    rest = "" if found.token_seconds is None else f", {seconds(found.token_seconds)} for each further one"
+    return [*lines, f"{seconds(found.first_token_seconds)} to the first token{rest}"]
+
+
+_BATCHING = {
+    "padded": "padded to the longest of a batch",
+    "padded to the maximum": "padded to sequence_length",
+    "packed": "joined and cut into packs of sequence_length",
+    "joined": "joined in one row per batch, without padding",
+}
+
+
+def samples_of_lengths(lengths: LengthsPrediction) -> str:
+    """Return ``2,000 samples of 12 to 512 tokens (mean 176), padded to the longest of a batch: 250 steps an epoch``."""
+    samples = lengths.samples
+    return (
+        f"{many(samples.count, 'sample')} of {samples.shortest:,} to {samples.longest:,} tokens "
+        f"(mean {samples.mean:,.0f}), {_BATCHING[lengths.batching]}: {many(lengths.steps, 'step')} an epoch"
+    )
+
+
+def worst_order(lengths: LengthsPrediction) -> str:
+    """Return which order the memory breakdown is of, and what was replayed."""
+    replayed = ""
+    if lengths.is_sampled:
+        count = min(len(order.steps) for order in lengths.orders)
+        replayed = (
+            f" Of each epoch about {count:,} steps were replayed: the first ones, and those that bring a longer batch "
+            "than any before."
+        )
+    fitting, ranks = sum(order.fits for order in lengths.orders), len({order.rank for order in lengths.orders})
+    found = many(len({order.seed for order in lengths.orders}), "order")
+    found += f" of {ranks} ranks" if ranks > 1 else ""
+    orders = f"{found}, {lengths.sampling}" + ("" if fitting == len(lengths.orders) else f" ({fitting} of them fit)")
+    worst = f"seed {lengths.worst_seed}" + (f", rank {lengths.worst_rank}" if ranks > 1 else "")
+    return f"{orders}; memory above is that of the worst, {worst}.{replayed}"
+
+
+def padding_of_lengths(lengths: LengthsPrediction) -> str:
+    """Return the tokens of a step, how many are padding, and the tokens per second."""
+    text = (
+        f"{lengths.tokens_per_step:,.0f} tokens of samples in a step of {lengths.padded_tokens_per_step:,.0f}: "
+        f"{percent(lengths.padding_share, 1)} is padding"
+    )
+    if lengths.waiting_share:
+        text += f"; ranks wait {percent(lengths.waiting_share, 1)} of the time for the one with the longest batch"
+    if lengths.tokens_per_second is None or lengths.padded_tokens_per_second is None:
+        return text
+    padded = rate(lengths.padded_tokens_per_second)
+    return f"{text}; {rate(lengths.tokens_per_second)} tokens/s of samples, {padded} with padding"
+
+
+def new_lengths(lengths: LengthsPrediction) -> str | None:
+    """Return what lengths that occur for the first time cost, None if they cost nothing."""
+    extra, count = lengths.new_shape_seconds, lengths.new_shapes
+    if not extra or count is None:
+        return None
+    return (
+        f"A step takes about {seconds(extra)} longer when its length has not occurred before, because cuDNN plans its "
+        f"attention for it: {count:,.0f} lengths in an epoch of {lengths.steps:,} steps, {seconds(extra * count)}, "
+        "which the step time leaves out. pad_to_multiple_of makes them fewer. On a machine where no such training has "
+        "run before, CUDA also compiles a few of cuDNN's kernels, 1 to 3 s each, and keeps them in ~/.nv/ComputeCache."
+    )

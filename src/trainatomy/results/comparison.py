@@ -9,8 +9,7 @@ from typing import Literal
 
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import OutOfMemoryPoint
-from trainatomy.results.plan import Plan, Scaling, total_rate, trained
-from trainatomy.results.prediction import Prediction
+from trainatomy.results.prediction import Plan, Prediction, Scaling, total_rate, trained
 
 RowStatus = Literal["not measured", "completed", "out of memory", "failed"]
 

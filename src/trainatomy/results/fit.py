@@ -1,6 +1,8 @@
 """The outcome of a search: settings that fit a GPU, ranked by throughput, and what every single change costs or saves.
 
 Every candidate was executed without a GPU; none of its figures is interpolated.
+
+A search over a script's own flags.
 """
 
 from __future__ import annotations
@@ -10,8 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainatomy.results.comparison import Comparison
-from trainatomy.results.plan import Plan
-from trainatomy.results.prediction import GPUSummary, Prediction
+from trainatomy.results.prediction import GPUSummary, Plan, Prediction
 
 Permission = Literal["", "precision", "optimizer", "lora", "quantization", "sequence-length", "evaluation"]
 """What a user has to allow for a change: empty for changes after which the same is trained in the same way."""
@@ -356,3 +357,54 @@ class FitAcross:
     refused: tuple[str, ...] = ()
     seconds: float = 0.0
     interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCandidate:
+    """A script with some of its flags set.
+
+    ``message`` says why there is no prediction, or what ended it early. ``exit_code`` is that of the script's error, 0
+    without one.
+    """
+
+    flags: Mapping[str, str]
+    command: tuple[str, ...]
+    prediction: Prediction | None
+    message: str = ""
+    exit_code: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """True if an error ended it."""
+        return self.prediction is None or self.exit_code != 0
+
+    @property
+    def fits(self) -> bool:
+        """True if it ran without an error, and fits."""
+        return not self.failed and self.prediction is not None and self.prediction.fits
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples per second on the GPU; 0 where they are not known."""
+        time = self.prediction.time if self.prediction is not None else None
+        return time.samples_per_second if time is not None else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptFit:
+    """Candidates in the order in which they were run; ``best`` is the fastest that fits."""
+
+    name: str
+    gpu: str
+    candidates: tuple[ScriptCandidate, ...]
+
+    @property
+    def failed(self) -> tuple[ScriptCandidate, ...]:
+        """The candidates that an error ended."""
+        return tuple(each for each in self.candidates if each.failed)
+
+    @property
+    def best(self) -> ScriptCandidate | None:
+        """The candidate that fits and trains most samples per second."""
+        fitting = [each for each in self.candidates if each.fits]
+        return max(fitting, key=lambda each: each.samples_per_second, default=None)

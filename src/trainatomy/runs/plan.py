@@ -16,11 +16,11 @@ from trainatomy.records.create import key_of, make_record
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from trainatomy.measurement.process.progress import Progress
+    from trainatomy.measurement.process.job import Progress
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
     from trainatomy.results.record import Record
-    from trainatomy.runs.machine import Machine
+    from trainatomy.runs.single import Machine
     from trainatomy.workload.schema import Workload
 
     Measure = Callable[[Workload], Measurement]

@@ -20,7 +20,7 @@ _MODULES = (
     "torch._dynamo",
     "transformers.trainer",
     "trainatomy.api",
-    "trainatomy.prediction",
+    "trainatomy.prediction.assemble",
     "trainatomy.simulator.simulate",
     "trainatomy.timing.step",
     "trainatomy.training.loops.observed_trainer",

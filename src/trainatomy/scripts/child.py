@@ -16,10 +16,10 @@ from typing import NoReturn
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.processes import end_with_parent
-from trainatomy.scripts import wall
+from trainatomy.scripts import guard
 from trainatomy.scripts.job import CRASH, INTERRUPTED, Job, Outcome
+from trainatomy.scripts.launch import listen
 from trainatomy.scripts.programs import programs
-from trainatomy.scripts.supervision import listen
 
 BUG = 70
 HANDED_OVER = 71
@@ -36,11 +36,10 @@ def main(job_file: str, folder: str, parent: str) -> None:
     _let_interrupts_end(job, folder)
     listen()
     _note_crashes(folder)
-    wall.put_up([folder], programs(), network=job.network)
-    from trainatomy.scripts import places
-    from trainatomy.scripts.compiling import compiling
-    from trainatomy.scripts.launcher import variables
-    from trainatomy.scripts.preload import preload
+    guard.put_up([folder], programs(), network=job.network)
+    from trainatomy.scripts import job as places
+    from trainatomy.scripts.command import variables
+    from trainatomy.scripts.imports import compiling, preload
     from trainatomy.scripts.run import run_job
 
     places.add_libraries(places.libraries_in(os.environ))
@@ -73,7 +72,7 @@ def main(job_file: str, folder: str, parent: str) -> None:
 def _end(folder: str, run: Callable[[], Outcome]) -> NoReturn:
     """Write the outcome of a GPU, and end the process: what the script has registered for its end is not called."""
     try:
-        wall.end_forks()
+        guard.end_forks()
         outcome = run()
         _write(folder, outcome)
         sys.stdout.flush()

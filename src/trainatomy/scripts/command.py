@@ -1,25 +1,33 @@
-"""The command that a script is started by: a script, a module, a command of a package, perhaps with a launcher."""
+"""The command that a script is started by: a script, a module, a command of a package, perhaps with a launcher.
+
+Environment variables by which `accelerate launch` configures a script: precision, compiling, FSDP, DeepSpeed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
+import logging
 import os
 import re
 import runpy
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from trainatomy.errors import WorkloadError
-from trainatomy.scripts.console import Entry, installed_command, is_python, module_file, package_folder
+from trainatomy.libraries import import_library
 from trainatomy.scripts.notebook import run_file
+from trainatomy.scripts.programs import Entry, installed_command, module_file, names_python, package_folder
 from trainatomy.workload.launch import read_launch
-from trainatomy.workload.launch_settings import Launch
+from trainatomy.workload.launch_accelerate import Launch
 
 _MOST_NAMES = 6
 _DEVICE = re.compile(r"(cuda|gpu)?:?(-?\d{1,2}(,\d{1,2})*)?|cpu|mps", re.IGNORECASE)
@@ -215,7 +223,7 @@ def _without_prefixes(words: list[str]) -> tuple[dict[str, str], list[str]]:
             words = words[len(prefix) :]
             if words[:1] and words[0].startswith("-"):
                 raise WorkloadError(f"`{shlex.join(prefix)} {words[0]}`: give the command after it to `trainatomy run`")
-        elif is_python(words[0]) and not Path(words[0]).with_suffix(".py").is_file():
+        elif names_python(words[0]) and not Path(words[0]).with_suffix(".py").is_file():
             return variables, _after_python(words[1:])
         else:
             break
@@ -300,3 +308,45 @@ def with_gpus(command: Command, gpus: int | None) -> Command:
     if command.launch is not None:
         raise WorkloadError(f"--gpus {gpus}: the launcher of `{command.text}` says how many GPUs there are")
     return replace(command, launch=Launch("--gpus", gpus))
+
+
+_VARIABLE_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+
+
+def variables(command: Command) -> Mapping[str, str]:
+    """Return the variables that a command's launcher sets for each process, as accelerate's own code computes them.
+
+    torchrun's say a process's rank, which the simulated process does itself.
+
+    Raises:
+        MissingLibrary: accelerate or DeepSpeed is not installed.
+        WorkloadError: accelerate refuses its options.
+    """
+    words = command.launcher
+    if words[:1] != ("accelerate",):
+        return {}
+    import_library("accelerate", f"`{command.text}`", install="accelerate")
+    from accelerate.commands import launch
+
+    parser = launch.launch_command_parser()
+    given: Any = parser.parse_args([*words[2:], "script.py"])
+    if given.num_processes is None and given.config_file is None and command.launch is not None:
+        given.num_processes = command.launch.gpus
+    logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            given, defaults, says_precision = launch._validate_launch_command(given)
+            if given.use_deepspeed and not given.cpu:
+                from trainatomy.training.parallel.deepspeed import import_deepspeed
+
+                import_deepspeed()  # for a GPU, before the simulated one appears
+                fields = [*(defaults.deepspeed_config if defaults else ()), *["mixed_precision"] * says_precision]
+                given.deepspeed_fields_from_accelerate_config = ",".join(fields)  # as `launch_command` does
+                found = launch.prepare_deepspeed_cmd_env(given)[1]
+            elif (given.use_fsdp or given.multi_gpu) and not given.cpu:
+                found = launch.prepare_multi_gpu_env(given)
+            else:
+                found = launch.prepare_simple_launcher_cmd_env(given)[1]
+    except ValueError as error:
+        raise WorkloadError(f"`{command.text}`: accelerate refuses this: {error}") from error
+    return {name: value for name, value in found.items() if name.startswith(_VARIABLE_PREFIXES)}

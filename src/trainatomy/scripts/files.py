@@ -18,8 +18,8 @@ from importlib import import_module
 from typing import Any
 
 from trainatomy.scripts.guard import WRITES, absolute, passing
+from trainatomy.scripts.imports import replace_everywhere
 from trainatomy.scripts.overlay import LARGEST_COPY, Overlay
-from trainatomy.scripts.replacing import replace_everywhere
 
 _open, _os_open, _stat, _getcwd = builtins.open, os.open, os.stat, os.getcwd
 _ANONYMOUS = getattr(os, "O_TMPFILE", 0)

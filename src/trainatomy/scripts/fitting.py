@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from trainatomy.errors import WorkloadError
-from trainatomy.results.script_fit import ScriptCandidate, ScriptFit
+from trainatomy.results.fit import ScriptCandidate, ScriptFit
 from trainatomy.scripts.command import Command
 from trainatomy.scripts.job import Outcome
 

@@ -1,19 +1,38 @@
 """Call functions as soon as modules have been imported, whoever imports them.
 
 A framework imports its libraries when it likes: a command's main function, a plugin, a lazy module of transformers.
+
+Replace functions wherever modules hold them.
+
+What has to be imported before the simulated GPU appears, and which of the user's files a script imports.
+
+Decide whether a script is simulated compiled, before the simulated GPU appears.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import logging
+import os
+import re
 import sys
 import threading
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from trainatomy.errors import SimulationError, TrainatomyError
+from trainatomy.scripts.job import Job
+from trainatomy.scripts.notebook import source_of
 
 Surroundings = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -116,3 +135,128 @@ class _WatchedLoader(Loader):
 
     def __getattr__(self, name: str) -> Any:  # resources, source text
         return getattr(self._loader, name)
+
+
+_OURS = __name__.partition(".")[0]
+
+
+def replace_everywhere(stack: ExitStack, replacements: Iterable[tuple[Any, Any]]) -> None:
+    """Replace objects in all modules but ours until ``stack`` closes: ``from os import remove`` keeps a function, too.
+
+    Args:
+        stack: Puts the originals back.
+        replacements: Originals, and what takes their places.
+    """
+    news = dict(replacements)
+    kinds = set(map(type, news))  # others may be unhashable; ``id`` would be slow, as each call is an audit event
+    changed: list[tuple[ModuleType, str, Any]] = []
+    for name, module in list(sys.modules.items()):
+        if not isinstance(module, ModuleType) or name.partition(".")[0] == _OURS:
+            continue
+        for attribute, value in list(vars(module).items()):
+            if type(value) in kinds and value in news:
+                changed.append((module, attribute, value))
+                setattr(module, attribute, news[value])
+
+    def restore() -> None:
+        for module, attribute, original in changed:
+            setattr(module, attribute, original)
+
+    stack.callback(restore)
+
+
+_OF_TORCH = ("torch._dynamo", "torch.utils.cpp_extension", "torch.utils.data", "torch.optim.swa_utils")
+"""Modules of PyTorch that keep tables of its functions, or look for CUDA's compiler, while they are imported.
+
+Libraries need no such care: their stand-ins are put in place when they are imported (``imports``).
+"""
+_TALKATIVE = (
+    "bitsandbytes", "torch._dynamo", "torch.distributed.elastic", "torch.utils._pytree", "torch.utils.cpp_extension",
+    "torchao",
+)  # fmt: skip
+"""Loggers that warn of a GPU's libraries that are not here."""
+_MOST_FILES = 200
+
+
+def files_of(script: Path, *, package: Path | None = None) -> list[Path]:
+    """Return a script and the modules beside it, or in ``package``, that it imports, directly or not."""
+    found = [script]
+    for file in found:  # grows
+        for name in _imported(file) if len(found) < _MOST_FILES else ():
+            for folder in {script.parent, *([package] if package else [])}:
+                found += [local for local in _local_files(folder, name) if local not in found]
+    return found
+
+
+def _imported(file: Path) -> list[str]:
+    """Return the dotted names that a file imports anywhere; [] where it cannot be parsed."""
+    try:
+        tree = ast.parse(source_of(file))
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
+
+
+def _local_files(folder: Path, name: str) -> list[Path]:
+    base = folder.joinpath(*name.split("."))
+    return [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
+
+
+def preload() -> None:
+    """Import what keeps PyTorch's own functions."""
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in _OF_TORCH:
+            with contextlib.suppress(ImportError):
+                import_module(module)
+
+
+_NAMED = re.compile(r"(?<!\bre)\.compile\b|torch_?compile|dynamo", re.IGNORECASE)
+"""Names of the compiler in a script or a command: ``torch.compile``, ``torch_compile=True``, ``--dynamo_backend``."""
+_DISABLED = "TORCHDYNAMO_DISABLE"
+
+
+def compiling(job: Job, file: Path) -> tuple[Job, str]:
+    """Import the compiler where a job wants it, and return the job with ``compiled`` decided.
+
+    Returns:
+        The job, and the reason why it is simulated eagerly where the script may compile; "" without one.
+
+    Raises:
+        TrainatomyError: It was asked for, and cannot be simulated here.
+    """
+    wanted = names_compiler(job, file) if job.compiled is None else job.compiled
+    if not wanted:
+        reason = "" if job.compiled is None else "--no-compile: torch.compile was left out, as asked"
+        return replace(job, compiled=False), reason
+    from trainatomy.simulator.compiled import preload_compiler
+
+    launch = job.command.launch
+    try:
+        if launch is not None and launch.gpus * launch.nodes > 1:
+            raise SimulationError("torch.compile on several GPUs is not simulated: leave it out with --no-compile")
+        preload_compiler("torch.compile")
+    except TrainatomyError as error:
+        if job.compiled:
+            raise
+        return replace(job, compiled=False), str(error).partition("\n")[0]
+    os.environ.pop(_DISABLED, None)
+    settings: Any = import_module("torch._dynamo.config")
+    settings.disable = False
+    return replace(job, compiled=True), ""
+
+
+def names_compiler(job: Job, file: Path) -> bool:
+    """Return whether a script's files, its arguments or accelerate's variables name the compiler."""
+    if os.environ.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO":
+        return True
+    texts = [*job.command.arguments, *map(source_of, files_of(file))]
+    return any(_NAMED.search(text) for text in texts)

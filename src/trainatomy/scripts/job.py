@@ -1,17 +1,28 @@
-"""A script to run and what comes of it: the values that the command and the process of the script exchange."""
+"""A script to run and what comes of it: the values that the command and the process of the script exchange.
+
+Lines of a user's script, for messages and notes.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Mapping
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from trainatomy.scripts.command import Command, read_command
 
 if TYPE_CHECKING:
-    from trainatomy.results.detail import Detail
     from trainatomy.results.prediction import Prediction
+    from trainatomy.results.trace import Detail
 
 
 INTERRUPTED = 130
@@ -109,3 +120,118 @@ class Outcome:
     exit_code: int = 0
     detail: Detail | None = None
     handover: Handover | None = None
+
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_TORCH = str(torch.__path__[0])
+_INSTALLED = tuple({*map(sysconfig.get_path, _LIBRARIES), str(Path(_TORCH).parent)})
+_STANDARD = tuple({*map(sysconfig.get_path, _LIBRARIES[:2])})
+_run: tuple[str, ...] = ()
+_known: dict[str, bool] = {}
+
+
+def is_users(filename: str) -> bool:
+    """Return whether a file belongs to the user: neither to this package nor to an installed one."""
+    found = _known.get(filename)
+    if found is None:
+        path = str(Path(filename).resolve())
+        installed = path.startswith((_OURS, *_INSTALLED)) or "site-packages" in path
+        found = _known[filename] = not filename.startswith("<") and not installed
+    return found
+
+
+def add_run(folder: str) -> None:
+    """Let lines of an installed package be named: the one whose command or module is run."""
+    global _run
+    if folder:
+        _run = (*_run, str(Path(folder).resolve()))
+
+
+def _is_named(filename: str) -> bool:
+    """Return whether lines of a file are named in messages: of the user's, or of the package that is run."""
+    return is_users(filename) or (bool(_run) and str(Path(filename).resolve()).startswith(_run))
+
+
+def add_libraries(folders: list[str]) -> None:
+    """Let folders (those of PYTHONPATH) count as installed libraries; the script's own folder does not."""
+    global _INSTALLED
+    _INSTALLED = (*_INSTALLED, *(str(Path(folder).resolve()) for folder in folders))
+    _known.clear()
+
+
+def is_called_by_user() -> bool:
+    """Return whether code of the user has called what replaces a function, perhaps through Python's own library."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_of_python(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and is_users(frame.f_code.co_filename)
+
+
+def callers() -> Iterator[str]:
+    """Yield the names of the packages whose code is running, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        frame = frame.f_back
+
+
+def _is_of_python(filename: str) -> bool:
+    return filename.startswith(_OURS) or (
+        filename.startswith((*_STANDARD, "<frozen ")) and "site-packages" not in filename
+    )
+
+
+def is_of_platform(filename: str) -> bool:
+    """Return whether a file is Python's, PyTorch's or ours, or none."""
+    return filename.startswith(("<", _TORCH)) or _is_of_python(filename)
+
+
+def libraries_in(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders of PYTHONPATH."""
+    return [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one]
+
+
+def current_place(script: str = "") -> str:
+    """Return ``train.py:31`` for the user's innermost frame, of ``script`` if it has one; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    first = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if _is_named(name):
+            place = f"{Path(name).name}:{frame.f_lineno}"
+            if not script or name == script:
+                return place
+            first = first or place
+        frame = frame.f_back
+    return first
+
+
+def any_place_of(error: BaseException) -> str:
+    """Return the user's innermost line in a traceback, or else that of a library: ``filelock/_api.py:231``."""
+    place = place_of(error)
+    if place:
+        return place
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    return line_of_library(frames[::-1])
+
+
+def line_of_library(frames: Iterable[tuple[str, int]]) -> str:
+    """Return the first line of an installed library in frames, the innermost first; else of Python's own.
+
+    Lines of ours are left out.
+    """
+    known = [frame for frame in frames if not frame[0].startswith((_OURS, "<"))]
+    installed = [(name, line) for name, line in known if not _is_of_python(name)]
+    for name, line in [*installed, *known][:1]:
+        path = Path(name)
+        return f"{Path(*path.parts[-2:])}:{line}"
+    return ""
+
+
+def place_of(error: BaseException) -> str:
+    """Return the user's innermost line in the traceback of an exception, ``train.py:31``; "" if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno or 0}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_named(frame.filename)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

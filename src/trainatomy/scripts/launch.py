@@ -2,6 +2,10 @@
 
 The script runs in a process of its own: its output stays apart, ``sys.exit`` and crashes end that process only, and it
 can be ended.
+
+The temporary folder of a run: removed when it ends, or by a later run if its process was killed.
+
+Start the process of a script and wait for it: its time limit, Ctrl-C and SIGTERM end it, and it reports first.
 """
 
 from __future__ import annotations
@@ -10,19 +14,167 @@ import contextlib
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.results.measurement import Measurement
 from trainatomy.scripts.command import Command
 from trainatomy.scripts.job import CRASH, INTERRUPTED, Job, Outcome
-from trainatomy.scripts.run_folder import run_folder
-from trainatomy.scripts.supervision import held_interrupts, send, start, wait
+
+_PREFIX = "trainatomy-run-"
+_HELD = "held"
+"""File that the process of a run keeps locked as long as it lives."""
+
+
+@contextlib.contextmanager
+def run_folder() -> Iterator[str]:
+    """Yield a new temporary folder; those that killed runs have left are removed before."""
+    _remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        with (folder / "new").open("w") as file:
+            with contextlib.suppress(OSError):
+                _lock(file)
+                (folder / "new").rename(folder / _HELD)  # no other run finds it before it is locked
+            yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned() -> None:
+    """Remove the user's folders whose file nobody has locked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid():
+                with (folder / _HELD).open("r+") as file:
+                    _lock(file)
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock an open file, as long as the process keeps it open.
+
+    Raises:
+        OSError: Another process has locked it, or files cannot be locked there.
+    """
+    if sys.platform == "win32":
+        raise OSError("files are not locked on Windows")
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+_GRACE = {signal.SIGINT: 60.0, signal.SIGTERM: 8.0}
+"""Seconds that a process has to report after a signal; ``docker stop`` waits 10 s before it kills everything."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """This process was asked to end; ``signal`` is how."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = signal.Signals(number)
+
+
+def start(words: Sequence[str], output: IO[Any] | int, environment: Mapping[str, str], **options: Any) -> Any:
+    """Start a process in a group of its own, so that a signal reaches it once: from ``wait``.
+
+    SIGINT is blocked in it until it calls ``listen``, if it does.
+    """
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=environment,
+        process_group=0,
+        **options,
+    )
+
+
+@contextlib.contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Let SIGINT wait until the block ends, also in processes that it starts, until they ``listen``."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def listen() -> None:
+    """Receive SIGINT from now on, also one that waits already."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def wait(
+    process: subprocess.Popen[bytes], seconds: float, *, ask: Callable[[], object], answers_in: float
+) -> int | None:
+    """Wait for a process; Ctrl-C or SIGTERM lets it report what it has, and a second one ends it.
+
+    Args:
+        process: A process that was started by ``start``.
+        seconds: Its time limit.
+        ask: Called before it is killed: a dry run writes where it is, a launcher ends its processes.
+        answers_in: Seconds after that.
+
+    Returns:
+        Its exit code; None: it did not end in time and was killed.
+    """
+    limit, was_interrupted = seconds, False
+    with _terms_interrupt():
+        while True:
+            try:
+                return process.wait(limit)
+            except KeyboardInterrupt as error:
+                if was_interrupted:
+                    send(process, signal.SIGKILL)
+                    raise
+                send(process, signal.SIGINT)
+                limit = _GRACE[error.signal if isinstance(error, Interrupted) else signal.SIGINT]
+                was_interrupted = True
+            except subprocess.TimeoutExpired:
+                ask()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(answers_in)
+                send(process, signal.SIGKILL)
+                process.wait()
+                return -signal.SIGINT if was_interrupted else None
+
+
+def send(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a process that has not ended, and to what it started."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+@contextlib.contextmanager
+def _terms_interrupt() -> Iterator[None]:
+    """Let SIGTERM interrupt the block, where nothing else handles it and this is the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
 
 _ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
@@ -65,7 +217,7 @@ _CACHES = {
 }
 """Folders in that of the run, for what libraries keep by code that is not Python's, or import again."""
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-_GRACE = 60.0
+_GRACE_AFTER_LIMIT = 60.0
 """Seconds that a process has to end after its time limit."""
 _ANSWER = 0.5
 """Seconds that a process has to write where it is, before it is ended."""
@@ -116,7 +268,7 @@ def _outcomes(job: Job, folder: str, output: IO[Any] | int) -> tuple[Outcome, ..
     with held_interrupts():
         process = start(words, output, variables, cwd=where)
     try:
-        limit = _LIBRARIES + (job.time_limit + _GRACE) * len(job.gpus)
+        limit = _LIBRARIES + (job.time_limit + _GRACE_AFTER_LIMIT) * len(job.gpus)
         code = wait(process, limit, ask=lambda: send(process, signal.SIGUSR1), answers_in=_ANSWER)
     finally:
         send(process, signal.SIGKILL)
@@ -244,7 +396,7 @@ def _outcome(job: Job, folder: str, gpu: str, code: int | None) -> Outcome:
 
 def crashed_at(text: str) -> str:
     """Return ``train.py:31`` for the user's innermost line in what ``faulthandler`` wrote, or else a library's."""
-    from trainatomy.scripts.places import add_libraries, is_users, libraries_in, line_of_library
+    from trainatomy.scripts.job import add_libraries, is_users, libraries_in, line_of_library
 
     add_libraries(libraries_in(os.environ))
     frames = [(frame[1], int(frame[2])) for frame in _FRAME.finditer(text)]

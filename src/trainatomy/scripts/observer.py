@@ -20,13 +20,12 @@ from trainatomy.errors import SimulationError
 from trainatomy.results.operations import Operations
 from trainatomy.results.script import TaskKind, TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
-from trainatomy.scripts.longest import LongestSample
-from trainatomy.scripts.places import current_place
-from trainatomy.scripts.samples import SampleCounter
-from trainatomy.simulator.phases import PhaseMarker
+from trainatomy.scripts.job import current_place
+from trainatomy.scripts.longest import LongestSample, SampleCounter
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import storage_of
+from trainatomy.simulator.watcher import PhaseMarker
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel.deepspeed import part_of
 from trainatomy.training.quantization import parameter_count, scales

@@ -19,19 +19,18 @@ from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.libraries import version_of
-from trainatomy.prediction import keep_executed
+from trainatomy.prediction.assemble import keep_executed
+from trainatomy.prediction.detail import detail_of_executed
 from trainatomy.results.script import Ending, StandIn
-from trainatomy.scripts.console import is_installed
-from trainatomy.scripts.job import INTERRUPTED, HandedOver, Job, Outcome
+from trainatomy.scripts.imports import files_of
+from trainatomy.scripts.job import INTERRUPTED, HandedOver, Job, Outcome, any_place_of, place_of
 from trainatomy.scripts.notebook import SUFFIX, read_notebook, source_of
-from trainatomy.scripts.places import any_place_of, place_of
 from trainatomy.scripts.prediction import prediction_of_script, run_of
-from trainatomy.scripts.preload import files_of
+from trainatomy.scripts.programs import is_installed
 from trainatomy.scripts.session import Session, Settings, TimeIsUp
 from trainatomy.scripts.signals import StepsDone
 from trainatomy.scripts.standins.flash_attention import names_flash_attention
-from trainatomy.simulator.topology import Topology
-from trainatomy.step_detail import detail_of_executed
+from trainatomy.simulator.parallel.group import Topology
 
 if TYPE_CHECKING:
     from trainatomy.scripts.command import Command

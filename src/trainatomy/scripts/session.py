@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.catalog.cudnn import level_factors
+from trainatomy.catalog.gpus import level_factors
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
-from trainatomy.scripts import wall
-from trainatomy.scripts.ahead import StepsAhead
+from trainatomy.scripts import guard
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.guard import guarded
 from trainatomy.scripts.imports import ImportHook
 from trainatomy.scripts.job import HandedOver
+from trainatomy.scripts.launch import run_folder
 from trainatomy.scripts.observer import ScriptObserver
-from trainatomy.scripts.run_folder import run_folder
-from trainatomy.scripts.signals import ScriptSignals, StepsDone
+from trainatomy.scripts.prediction import StepsAhead
+from trainatomy.scripts.signals import ScriptSignals, StepsDone, Threads
 from trainatomy.scripts.standins import (
     bitsandbytes,
     compiler,
@@ -49,14 +49,13 @@ from trainatomy.scripts.standins import (
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
 from trainatomy.scripts.tasks import lightning, trainer
 from trainatomy.scripts.tasks.planned import Tasks
-from trainatomy.scripts.threads import Threads
+from trainatomy.simulator.adapters.triton import MODULE as KERNELS_OF_TRL
+from trainatomy.simulator.adapters.triton import simulated_trl
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.isolation import isolated
+from trainatomy.simulator.parallel.group import Topology
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.topology import Topology
-from trainatomy.simulator.trl_kernels import MODULE as KERNELS_OF_TRL
-from trainatomy.simulator.trl_kernels import simulated_trl
 from trainatomy.training.process import forget_device
 
 if TYPE_CHECKING:
@@ -234,7 +233,7 @@ class Session:
         self._log_no_end()
         self.files.install(stack)
         own_process = settings.folder is not None
-        if own_process and not wall.is_there():
+        if own_process and not guard.is_there():
             self.process.notes.append(_NO_WALL)
         stack.enter_context(guarded(self.files.is_ours, self.script, everywhere=own_process, network=settings.network))
 

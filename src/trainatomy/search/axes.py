@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from trainatomy.catalog.gpus import GPU
 from trainatomy.results.fit import Permission
-from trainatomy.search.axis import Axis, Option, axis_of
-from trainatomy.search.plans import plan_axis
+from trainatomy.search.plans import Axis, Option, axis_of, plan_axis
 from trainatomy.workload.arguments import is_class_path, is_factory
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, PREDICTED_IDS
 from trainatomy.workload.loops import LOOPS

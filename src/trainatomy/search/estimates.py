@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainatomy.lookup import on_line
-from trainatomy.search.footprint import grows_with_batch
-from trainatomy.search.outcomes import Effect, Outcome, effect_between
+from trainatomy.search.outcomes import Effect, Outcome, effect_between, grows_with_batch
 from trainatomy.search.space import Point, Space
 
 TIME_MARGIN = 0.02

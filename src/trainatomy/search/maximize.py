@@ -16,8 +16,7 @@ from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.results.fit import Candidate, Change, Fit, Goal, Maximum, SearchCounts
 from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.search.axes import axes_of, divisors
-from trainatomy.search.axis import Axis, Option
-from trainatomy.search.execution import Executor, Observer
+from trainatomy.search.explore import Executor, Observer
 from trainatomy.search.options import (
     SearchOptions,
     check,
@@ -26,10 +25,11 @@ from trainatomy.search.options import (
     samples_per_rank,
     usable_bytes,
 )
+from trainatomy.search.plans import Axis, Option
 from trainatomy.workload.contradictions import MAX_BATCH_ELEMENTS
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
-from trainatomy.workload.global_batch import effective_batch_size_of
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sweep import effective_batch_size_of
 
 GOALS: tuple[Goal, ...] = ("batch", "sequence-length", "model-size")
 SEQUENCE_STEP = 8

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from trainatomy.errors import WorkloadError
 from trainatomy.results.fit import Permission
 from trainatomy.search.axes import AXES, PERMISSIONS, CanApply, applicable, axes_of
-from trainatomy.search.axis import Axis, Option
 from trainatomy.search.estimates import Estimator
+from trainatomy.search.plans import Axis, Option
 from trainatomy.search.space import Point, Space
-from trainatomy.workload.global_batch import effective_batch_size_of
-from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.document import suggestion
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sweep import effective_batch_size_of
 
 DEFAULT_HEADROOM = 0.05
 

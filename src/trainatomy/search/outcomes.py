@@ -1,15 +1,130 @@
-"""Figures of executed candidates, and the effects of options that they show."""
+"""Figures of executed candidates, and the effects of options that they show.
+
+What a training holds at the moments that may become its peak.
+
+The peak of a training is that of one moment, and another moment is the peak after a change of settings: with AdamW it
+may be the optimizer's step, in which gradient checkpointing saves nothing, and with LoRA the end of forward, where it
+saves most.  So an executed candidate is kept as the moments that would be its peak if some of what it holds weighed
+nothing, each with what it holds by part.  A change makes parts smaller or larger, and the largest moment is the peak.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import NamedTuple
 
+from trainatomy.results.memory import OUTSIDE
 from trainatomy.results.prediction import Prediction
-from trainatomy.search.footprint import Footprint, footprint_of, grows_with_batch
 from trainatomy.search.space import Point
+
+_TEMPORARY = "temporary"
+_VARYING = 5
+"""Parts, the largest ones, whose moments are kept in case they shrink."""
+_ALWAYS_HELD = "optimizer_states"
+"""A part that is held at every moment once it exists."""
+ACTIVATIONS = frozenset({"activations", *(f"{_TEMPORARY} {phase}" for phase in ("forward", "recompute", "backward"))})
+"""Parts that are about proportional to the batch."""
+
+
+class Moment(NamedTuple):
+    """Bytes by part at an instant: components without cache, with temporary buffers apart for each phase."""
+
+    phase: str
+    parts: Mapping[str, float]
+
+
+class Need(NamedTuple):
+    """What parts take at the peak, how much of that and of the cache grows with the batch, and the cache."""
+
+    held_bytes: float
+    by_batch_bytes: float
+    cache_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of a training.
+
+    Attributes:
+        moments: What it holds at those moments that may become its peak.
+        largest: The most that each part takes.
+        cache_bytes: What the allocator keeps in its cache at the peak.
+    """
+
+    moments: tuple[Moment, ...]
+    largest: Mapping[str, float]
+    cache_bytes: float
+
+    def resized(self, sizes: Mapping[str, float]) -> Need:
+        """Return what a training needs of which each part takes at most these sizes instead."""
+        largest = self.largest
+        new = 0.0 if _ALWAYS_HELD in largest else sizes.get(_ALWAYS_HELD, 0.0)
+        totals = []
+        for moment in self.moments:
+            parts = {part: size * sizes[part] / largest[part] for part, size in moment.parts.items()}
+            totals.append((sum(parts.values()) + new, _by_batch(parts)))
+        held, by_batch = max(totals)
+        passing = _by_batch(largest)  # the cache is what was freed of it
+        cache = self.cache_bytes * min(_by_batch(sizes) / passing, 1.0) if passing else self.cache_bytes
+        return Need(held, by_batch + cache, cache)
+
+
+def footprint_of(prediction: Prediction) -> Footprint:
+    """Return the footprint of a training by its timeline, or without one by its peak alone."""
+    memory = prediction.memory
+    at_peak = memory.components.as_dict()
+    cache = at_peak.pop("cache")
+    outside = {name: at_peak[name] for name in ("context", *OUTSIDE) if name in at_peak}
+    moments = [_moment(point.phase, {**point.components, **outside}) for point in prediction.timeline]
+    moments = moments or [_moment(memory.peak.phase, at_peak)]
+    largest = _largest(moments)
+    return Footprint(_decisive(moments, largest), largest, cache)
+
+
+def grows_with_batch(part: str) -> bool:
+    """Return whether a part is about proportional to the batch size."""
+    return part in ACTIVATIONS
+
+
+def _by_batch(parts: Mapping[str, float]) -> float:
+    return sum(size for part, size in parts.items() if grows_with_batch(part))
+
+
+def _moment(phase: str, components: Mapping[str, int]) -> Moment:
+    parts = {(f"{name} {phase}" if name == _TEMPORARY else name): float(size) for name, size in components.items()}
+    return Moment(phase, {part: size for part, size in parts.items() if size})
+
+
+def _largest(moments: Iterable[Moment]) -> dict[str, float]:
+    """Return the most that each part takes."""
+    found: dict[str, float] = {}
+    for moment in moments:
+        for part, size in moment.parts.items():
+            found[part] = max(size, found.get(part, 0.0))
+    return found
+
+
+def _decisive(moments: Sequence[Moment], largest: Mapping[str, float]) -> tuple[Moment, ...]:
+    """Return the moments that are the peak of their phase, or would be if some of the largest parts were nothing."""
+    varying = sorted(largest, key=lambda part: -largest[part])[:_VARYING]
+    kept: dict[int, Moment] = {}
+    for without in _subsets(varying):
+        peaks: dict[str, tuple[float, int]] = {}
+        for place, moment in enumerate(moments):
+            held = sum(size for part, size in moment.parts.items() if part not in without)
+            if held > peaks.get(moment.phase, (-1.0, 0))[0]:
+                peaks[moment.phase] = held, place
+        kept |= {place: moments[place] for _, place in peaks.values()}
+    return tuple(kept.values())
+
+
+def _subsets(parts: Iterable[str]) -> Iterator[frozenset[str]]:
+    parts = tuple(parts)
+    return (frozenset(some) for count in range(len(parts)) for some in combinations(parts, count))
+
 
 _SAVING_BYTES = 16 * 2**20
 """What an option must save in some part to count as one that saves memory."""

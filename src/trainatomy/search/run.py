@@ -1,19 +1,27 @@
-"""Run a search to its end: the best settings or the largest size, with ways out where nothing fits."""
+"""Run a search to its end: the best settings or the largest size, with ways out where nothing fits.
+
+Recommends the settings of a training whose samples differ in length: with all lengths, in all orders.
+
+A search executes fewer of them of each candidate (``workload.measurable.fewer_lengths``), which is enough to rank, but
+may miss the worst epoch.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from trainatomy.errors import WorkloadError
-from trainatomy.results.fit import Fit, Goal
-from trainatomy.search.execution import Executor, Observer
-from trainatomy.search.fewer_gpus import search_counts_of_gpus
+from trainatomy.results.fit import Candidate, Fit, Goal
+from trainatomy.results.prediction import Prediction
+from trainatomy.search.across import search_counts_of_gpus
+from trainatomy.search.explore import Executor, Observer
 from trainatomy.search.fitting import search
 from trainatomy.search.maximize import GOALS, maximize
 from trainatomy.search.options import SearchOptions
 from trainatomy.search.remedies import remedied
-from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.document import suggestion
 from trainatomy.workload.schema import Workload
 
 
@@ -48,3 +56,44 @@ def run(
     shortage = remedied(exploration, options, smallest.point)
     counts = replace(found.counts, seconds=time.perf_counter() - began)
     return replace(found, shortage=shortage, counts=counts, interrupted=shortage.interrupted)
+
+
+MOST_CHECKED = 5
+"""Candidates that are predicted in full until one of them fits."""
+
+
+def with_all_lengths(found: Fit, predict: Callable[[Workload], Prediction]) -> Fit:
+    """Return a search whose best candidate, predicted in full, fits: the first of the best ones that does.
+
+    Candidates that do not are moved to those that are too large.
+
+    Args:
+        found: The outcome of the search.
+        predict: Predicts a workload with all lengths and orders.
+    """
+    if found.goal != "throughput" or found.best is None:
+        return replace(found, notes=(*found.notes, "fewer_lengths"))
+    left, too_large = list(found.candidates), list(found.too_large)
+    best: Candidate | None = None
+    for candidate in found.candidates[:MOST_CHECKED]:
+        prediction = predict(Workload.from_mapping(candidate.workload))
+        fits = prediction.fits and prediction.memory.device_bytes <= found.usable_bytes
+        checked = replace(candidate, prediction=prediction, fits=fits)
+        left.remove(candidate)
+        if fits:
+            best = checked
+            left.insert(0, checked)
+            break
+        too_large.append(checked)
+    if best is None:
+        left = []
+    known = {each.name for each in left}
+    return replace(
+        found,
+        best=best,
+        candidates=tuple(left),
+        too_large=tuple(sorted(too_large, key=lambda each: each.device_bytes)),
+        ties=tuple(each for each in found.ties if each.name in known and (best is None or each.name != best.name)),
+        by_gpus=tuple(each for each in found.by_gpus if each.name in known),
+        notes=(*found.notes, "best_with_all_lengths" if best is not None else f"none_with_all_lengths: {MOST_CHECKED}"),
+    )

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from trainatomy.results.fit import Change, Permission
-from trainatomy.search.axis import Axis
+from trainatomy.search.plans import Axis
 from trainatomy.workload.schema import Workload
 
 Point = tuple[str, ...]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from trainatomy.catalog.cudnn import device_text
-from trainatomy.catalog.gpus import GPU
+from trainatomy.catalog.gpus import GPU, device_text
 from trainatomy.errors import MissingLibrary, WorkloadError
-from trainatomy.operators.allocation.cudnn.backend import BackendError, Mode
+from trainatomy.operators.allocation.cudnn.backend import BackendError, Mode, cudnn_library
 from trainatomy.operators.allocation.cudnn.heuristics import Heuristics, mode_of
-from trainatomy.operators.allocation.cudnn.library import cudnn_library
 from trainatomy.workload.schema import Workload
 
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.mask_bounds import MaskBounds
+from trainatomy.simulator.bounds import MaskBounds
 from trainatomy.simulator.storages import forgetting
 from trainatomy.simulator.values import Values
 

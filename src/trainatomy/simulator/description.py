@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from trainatomy.results.experts import Experts
-from trainatomy.simulator.mixtures import experts_of
+from trainatomy.results.tasks import Experts
+from trainatomy.simulator.experts import experts_of
 from trainatomy.simulator.notes import notes_on
 from trainatomy.training.model import model_notes, unwrap, weights_dtype
 from trainatomy.training.quantization import parameter_count
+from trainatomy.training.shape import tokens_per_sample
 from trainatomy.training.stored_weights import quantization_name, stored_quantization
-from trainatomy.training.throughput import tokens_per_sample
 from trainatomy.workload.schema import Workload
 
 
@@ -66,6 +66,6 @@ def _layers(workload: Workload, model: nn.Module) -> int:
     """Return the number of layers that a pipeline divides; 0 without one."""
     if workload.parallel.pp_size == 1:
         return 0
-    from trainatomy.training.parallel.stages import layers_in
+    from trainatomy.training.parallel.pipeline import layers_in
 
     return len(layers_in(model))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainatomy.errors import SimulationError, TrainatomyError
-from trainatomy.simulator.index_ranges import OutOfRange
+from trainatomy.simulator.bounds import OutOfRange
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.training.factory import has_users_frame
 

@@ -17,19 +17,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation import above_autograd, cells, recurrent
-from trainatomy.operators.allocation.grouped import grouped_mm
+from trainatomy.operators.allocation import above_autograd, recurrent
+from trainatomy.operators.allocation import recurrent as cells
+from trainatomy.operators.allocation.matmul import grouped_mm
 from trainatomy.operators.allocation.plan import Processor
-from trainatomy.operators.allocation.sdpa import sdpa
-from trainatomy.operators.allocation.sdpa_choice import SdpFlags
-from trainatomy.simulator.assignments import Handler
-from trainatomy.simulator.autocast import Autocast
-from trainatomy.simulator.cross_entropy import cross_entropy_loss
-from trainatomy.simulator.eras import functions_of
-from trainatomy.simulator.packed import packed_function
+from trainatomy.operators.allocation.sdpa import SdpFlags, sdpa
+from trainatomy.simulator.adapters.torchao import packed_function
+from trainatomy.simulator.autocast import Autocast, cross_entropy_loss
+from trainatomy.simulator.autograd import Handler
 from trainatomy.simulator.placement import CPU, META, Placement, names_cuda
+from trainatomy.simulator.releases import functions_of
 from trainatomy.simulator.storages import NESTED
-from trainatomy.training.packed_weights import is_packed_type
+from trainatomy.training.stored_weights import is_packed_type
 
 Function = Callable[..., Any]
 _FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)

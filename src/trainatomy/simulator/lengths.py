@@ -16,17 +16,14 @@ import torch
 
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.operations import Operations
-from trainatomy.simulator.pieces import Piece, cut
+from trainatomy.simulator.pieces import Beginning, Piece, StepLibrary, StepShapes, Stitched, cut, same_events
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.simulate import simulate
-from trainatomy.simulator.simulation import Simulation
-from trainatomy.simulator.stitching import Beginning, StepLibrary, StepShapes, Stitched, same_events
+from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.batch import BatchesOfLengths
 from trainatomy.training.labels import IGNORED
 from trainatomy.training.lengths import BatchShape, LengthBatch, Order, fewest_tokens, orders
-from trainatomy.workload.batching import Batching, batching_of
-from trainatomy.workload.lengths import MOST_COUNTED_SHAPES
+from trainatomy.workload.data import MOST_COUNTED_SHAPES, Batching, batching_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -3,23 +3,80 @@
 The recorder passes each aten operation after it ran.  Where PyTorch acts otherwise under a dispatch mode than on a GPU
 (gradients that the engine accumulates, zeros that are filled in place), the operation is written as on the GPU; where a
 kernel is simulated by smaller operations, ``operators.allocation.whole.one_operation`` writes it as one.
+
+Order between operations of several streams: what each has to wait for, by the indices of operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from trainatomy.results.operations import CAST_FROM, Call, Operation, Operations
-from trainatomy.results.pipeline import StageRun, Work
+from trainatomy.results.time import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
-from trainatomy.simulator.operation_order import OperationOrder
 from trainatomy.simulator.storages import Storages
 from trainatomy.simulator.streams import Streams, SyncKind
+
+_NONE: frozenset[int] = frozenset()
+
+
+class OperationOrder:
+    """Notes which operations have to be over before the next one of a stream, or of the CPU, begins."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, frozenset[int]] = {}
+        self._awaited: dict[int, frozenset[int]] = {}
+        self._recorded: dict[int, frozenset[int]] = {}
+        self._cpu_awaits = _NONE
+
+    def clear(self) -> None:
+        """Forget all operations: a step begins."""
+        for table in (self._last, self._awaited, self._recorded):
+            table.clear()
+        self._cpu_awaits = _NONE
+
+    def append(self, operations: Operations, stream: int) -> None:
+        """Note the operation that is about to be appended, and what it waits for."""
+        position = len(operations.operations)
+        if self._cpu_awaits:
+            operations.cpu_waits[position] = tuple(sorted(self._cpu_awaits))
+            self._cpu_awaits = _NONE
+        if awaited := self._awaited.pop(stream, None):
+            operations.dependencies[position] = tuple(sorted(awaited))
+        self.note_last(position, stream)
+
+    def note_last(self, position: int, stream: int) -> None:
+        """Note the last operation of a stream."""
+        self._last[stream] = frozenset((position,))
+
+    def wait_for(self, positions: Iterable[int], stream: int) -> None:
+        """Let the next operation on a stream wait for operations."""
+        self._awaited[stream] = self._awaited.get(stream, _NONE) | frozenset(positions)
+
+    def wait_for_stream(self, other: int, stream: int) -> None:
+        """Let the next operation on a stream wait for all that another stream was given."""
+        self.wait_for(self._given(other), stream)
+
+    def synchronize(self, kind: SyncKind, stream: int, event: int) -> None:
+        """Note a synchronisation of streams (see ``Streams``)."""
+        if kind == "record":
+            self._recorded[event] = self._given(stream)
+        elif kind == "wait":
+            self.wait_for(self._recorded.get(event, _NONE), stream)
+        elif event >= 0:
+            self._cpu_awaits |= self._recorded.get(event, _NONE)
+        else:
+            chosen = self._last if stream < 0 else {stream: self._last.get(stream, _NONE)}
+            self._cpu_awaits = self._cpu_awaits.union(*chosen.values())
+
+    def _given(self, stream: int) -> frozenset[int]:
+        """Return the last operation of a stream, and those that its next one waits for."""
+        return self._last.get(stream, _NONE) | self._awaited.get(stream, _NONE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,11 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.assignments import Handler, assignments
+from trainatomy.simulator.autograd import Handler, assignments, is_dense
 from trainatomy.simulator.data_dependent import assumed_values
 from trainatomy.simulator.driver import CurrentDevice
-from trainatomy.simulator.inplace import is_dense
 from trainatomy.simulator.storages import Storages
-from trainatomy.training.packed_weights import is_packed, numbers, rebuilt
+from trainatomy.training.stored_weights import is_packed, numbers, rebuilt
 
 CPU = torch.device("cpu")
 META = torch.device("meta")

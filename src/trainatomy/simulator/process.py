@@ -15,36 +15,33 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.operators.allocation.above_autograd import record_operations_with
 from trainatomy.operators.allocation.meta import meta_kernels
 from trainatomy.operators.allocation.plan import Processor, Rule
 from trainatomy.operators.allocation.recurrent import flattening
-from trainatomy.operators.allocation.whole import record_operations_with
 from trainatomy.operators.allocation.workspaces import Workspace
 from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator import sparse_tensors
-from trainatomy.simulator.assignments import Handler
 from trainatomy.simulator.autocast import Autocast
-from trainatomy.simulator.backward_order import BackwardOrder
-from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, install_driver
+from trainatomy.simulator.autograd import BackwardOrder, Handler
+from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, MemoryCounters, install_driver
 from trainatomy.simulator.experts import grouped_mm_fallback
+from trainatomy.simulator.flex.attention import Tuning
 from trainatomy.simulator.flex.calls import FlexCalls
-from trainatomy.simulator.flex.tuning import Tuning
 from trainatomy.simulator.functions import CudaFunctions, composites
 from trainatomy.simulator.isolation import patched
-from trainatomy.simulator.legacy_types import install_legacy_types
-from trainatomy.simulator.memory_counters import MemoryCounters
-from trainatomy.simulator.modules import ModuleTracker
+from trainatomy.simulator.modules import ModuleTracker, count_calls
+from trainatomy.simulator.parallel.group import Topology
 from trainatomy.simulator.placement import Placement
-from trainatomy.simulator.python_calls import count_calls
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.releases import install_legacy_types
 from trainatomy.simulator.saved_tensors import addresses, blocking_copies, checkpoint_inputs, hooks_in_mode
-from trainatomy.simulator.skipped_steps import BEGIN as SCALED_STEP
-from trainatomy.simulator.skipped_steps import END as SCALED_STEP_END
+from trainatomy.simulator.steps import BEGIN as SCALED_STEP
+from trainatomy.simulator.steps import END as SCALED_STEP_END
 from trainatomy.simulator.storages import Storages
-from trainatomy.simulator.topology import Topology
-from trainatomy.training.gradient_scaling import following_scaled_steps
-from trainatomy.training.packed_weights import numbers
 from trainatomy.training.quantization import scales
+from trainatomy.training.run import following_scaled_steps
+from trainatomy.training.stored_weights import numbers
 
 _FEW = 1024
 """Numbers of a tensor such as a metric of each sample."""
@@ -102,7 +99,7 @@ class SimulatedProcess:
     def _recorder(self, parts: tuple[Any, ...]) -> Recorder:
         """Return the recorder: for one of several processes, one that knows collectives and sharded tensors."""
         if self.topology.devices > 1:
-            from trainatomy.simulator.parallel.replicas import ReplicaRecorder
+            from trainatomy.simulator.parallel.data_parallel import ReplicaRecorder
 
             return ReplicaRecorder(*parts, topology=self.topology, current=self.current)
         if not self.topology.has_group:
@@ -115,7 +112,7 @@ class SimulatedProcess:
         """Return the placement: for a process with several GPUs, one that tells them apart."""
         if self.topology.devices == 1:
             return Placement(*parts)
-        from trainatomy.simulator.parallel.replicas import ReplicaPlacement
+        from trainatomy.simulator.parallel.data_parallel import ReplicaPlacement
 
         recorder: Any = self.recorder
         return ReplicaPlacement(*parts, recorder=recorder)

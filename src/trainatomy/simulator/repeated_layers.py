@@ -19,9 +19,9 @@ from torch import nn
 
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repeated_calls import Module, RepeatedCalls, Window
-from trainatomy.training.packed_weights import numbers
+from trainatomy.training.process import host_states
 from trainatomy.training.quantization import scales
-from trainatomy.training.seeds import host_states
+from trainatomy.training.stored_weights import numbers
 
 _EXECUTED = 2
 """Tokens after the prompts for which all layers are executed."""

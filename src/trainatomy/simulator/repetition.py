@@ -33,15 +33,17 @@ from trainatomy.simulator.micro_batches import (
     LOSS,
     OLDER,
     OWN,
+    Beginning,
     Name,
+    Recollections,
+    RememberedRun,
     Template,
     Window,
     gradients,
     leaves_only,
 )
-from trainatomy.simulator.recollections import Beginning, Recollections, RememberedRun
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.training.seeds import host_states
+from trainatomy.training.process import host_states
 
 _PLAIN = (bool, int, float, str)
 

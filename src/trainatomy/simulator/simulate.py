@@ -1,17 +1,21 @@
-"""Executes the steps of a workload without a GPU."""
+"""Executes the steps of a workload without a GPU.
+
+The value that a simulation returns.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.catalog.cudnn import level_factors
-from trainatomy.catalog.gpus import GPU
+from trainatomy.catalog.gpus import GPU, level_factors
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation import allocation_rules
@@ -19,25 +23,25 @@ from trainatomy.operators.allocation.convolution import settings_of_plans
 from trainatomy.operators.allocation.cudnn.ways import say_plans
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
+from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
-from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
-from trainatomy.simulator.cudnn import heuristics_of
-from trainatomy.simulator.description import Description, describe
-from trainatomy.simulator.eras import software_of
-from trainatomy.simulator.evaluation import arrays_without_data
-from trainatomy.simulator.experts import masks_rows, share_rows
-from trainatomy.simulator.failures import explained_failures
-from trainatomy.simulator.foreign_kernels import (
+from trainatomy.simulator.adapters.contexts import (
     attention_library,
     engine_library,
     optimizer_library,
     quantised_kernels,
     triton_kernels,
 )
-from trainatomy.simulator.further_steps import with_further_steps
+from trainatomy.simulator.adapters.triton import import_liger, uses_liger
+from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
+from trainatomy.simulator.cudnn import heuristics_of
+from trainatomy.simulator.description import Description, describe
+from trainatomy.simulator.evaluation import CheckpointFiles, ExecutedRestoring, arrays_without_data, files_without_data
+from trainatomy.simulator.experts import masks_rows, share_rows
+from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.isolation import isolated
-from trainatomy.simulator.loading import loading
+from trainatomy.simulator.live import loading
 from trainatomy.simulator.notes import (
     host_memory_notes,
     mask_notes,
@@ -47,26 +51,92 @@ from trainatomy.simulator.notes import (
     trial_notes,
     version_notes,
 )
+from trainatomy.simulator.parallel.group import Topology
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.python_parts import python_part_notes
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.resuming import continued
-from trainatomy.simulator.saving import CheckpointFiles, ExecutedRestoring, files_without_data
-from trainatomy.simulator.simulation import Simulation
-from trainatomy.simulator.skipped_steps import with_skipped_steps
-from trainatomy.simulator.topology import Topology
-from trainatomy.simulator.triton import import_liger, uses_liger
+from trainatomy.simulator.releases import python_part_notes, software_of
+from trainatomy.simulator.steps import continued, with_further_steps, with_skipped_steps
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch, batch_shapes
 from trainatomy.training.model import build_model, is_quantised, unwrap
 from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
-from trainatomy.training.process import preload
+from trainatomy.training.process import preload, seed_host
 from trainatomy.training.quantization import load_on_device, quantising_libraries
 from trainatomy.training.run import run
-from trainatomy.training.seeds import seed_host
 from trainatomy.workload.quantization import outlier_columns
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
+
+if TYPE_CHECKING:
+    from trainatomy.results.prediction import Communicators
+    from trainatomy.results.tasks import Experts, RestoringPurpose
+    from trainatomy.simulator.evaluation import ExecutedEvaluation, ExecutedSaving
+    from trainatomy.simulator.generation import ExecutedGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Result of executing a workload's steps.
+
+    Attributes:
+        trace: Allocations of the run.
+        parameters: Number of parameters of the model.
+        trainable_parameters: Number of those that are trained.
+        steps: Optimizer steps that were executed.
+        torch_version: Version of PyTorch that was simulated.
+        libraries: Names of the libraries loaded into the GPU's context (see ``catalog.gpus.Context``).
+        notes: Sentences about the description for the reader.
+        stack_bytes: Largest stack of a kernel, for each thread; 0: none is known to need one.
+        operations: Operations of the last step.
+        operations_between: Operations of a step that does not generate, where only every so many steps do (GRPO).
+        tokens_per_sample: Tokens that the model reads for each sample, None where it reads none.
+        communicators: What this process did with each communicator, by its ranks.
+        communicator_copies: Number of communicators by these ranks, where there are several.
+        evaluation: The last evaluation of the training.
+        layers: Number of layers that a pipeline divides; 0 without one.
+        generation: The last call of ``generate()``.
+        saving: The last checkpoint that was saved.
+        restored: Checkpoints that were loaded, by the reason.
+        host_bytes_of_saving: Most that was copied to host memory at once to save it.
+        experts: The experts of a mixture of experts.
+        cudnn: Version of cuDNN's library that chose for convolutions; None: rules did.
+        trials: Convolutions for which cuDNN tries all its algorithms (``cudnn.benchmark``).
+        models: Classes of the models that were executed.
+        attention: transformers' name of the attention of a model that has any.
+        input_shapes: Shape of each input of a sample, by the name of the model's argument; empty if it is not known.
+        stored_quantization: How the weights of the checkpoint are quantised, if they are loaded so.
+        loop: Name of a loop that is not the workload's: that of a script.
+    """
+
+    trace: AllocationTrace
+    parameters: int
+    trainable_parameters: int
+    steps: int
+    torch_version: tuple[int, int]
+    libraries: frozenset[str]
+    notes: tuple[str, ...]
+    stack_bytes: int = 0
+    operations: Operations = field(default_factory=Operations)
+    tokens_per_sample: int | None = None
+    weights_dtype: str = "float32"
+    communicators: Communicators = field(default_factory=dict)
+    communicator_copies: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    evaluation: ExecutedEvaluation | None = None
+    layers: int = 0
+    generation: ExecutedGeneration | None = None
+    saving: ExecutedSaving | None = None
+    restored: Mapping[RestoringPurpose, ExecutedRestoring] = field(default_factory=dict)
+    host_bytes_of_saving: int = 0
+    experts: Experts | None = None
+    cudnn: str | None = None
+    trials: int = 0
+    operations_between: Operations | None = None
+    models: tuple[str, ...] = ()
+    attention: str | None = None
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    stored_quantization: str | None = None
+    loop: str | None = None
+
 
 _MAX_MICRO_STEPS_IN_THREE = 6
 """Micro-batches that three steps may have in all; with more, two steps run, as states and gradients exist from the

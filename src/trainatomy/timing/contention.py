@@ -1,9 +1,9 @@
 """Slow down kernels while collectives run beside them.
 
 A collective holds multiprocessors for itself and takes a part of the memory's bandwidth
-(``operators/cost/contention.py``).  A kernel that arithmetic bounds does the same work on the multiprocessors that are
-left.  One that moves data takes the memory's time, which grows with the share of the bandwidth that is gone, and beyond
-that the multiprocessors' own.
+(``operators/cost/communication.py``).  A kernel that arithmetic bounds does the same work on the multiprocessors that
+are left.  One that moves data takes the memory's time, which grows with the share of the bandwidth that is gone, and
+beyond that the multiprocessors' own.
 
 On an H200 (torch 2.11, CUDA 13.0, 2026-11-24; lab/parallel/records/beside-h200.jsonl), beside blocks of threads
 that copied on 16 or 24 of 132 multiprocessors, kernels that move data or attend took 1.02 to 1.12 or 1.03 to 1.20 times
@@ -11,6 +11,8 @@ as long, products 1.23 to 1.38 times; the multiprocessors that are left say 1.14
 waves, as in other reports (https://github.com/pytorch/pytorch/issues/143988).
 
 Simplified: the collective itself is not slowed, and does not wait for multiprocessors.
+
+Power that a step would draw at full clocks, and how much longer arithmetic takes where the limit forbids them.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.contention import Taken, taken_by
+from trainatomy.operators.cost.communication import Taken, taken_by
 from trainatomy.operators.traffic import crosses
+from trainatomy.results.time import Power
 
 if TYPE_CHECKING:
-    from trainatomy.operators.cost.kernel import Chip
+    from trainatomy.catalog.gpus import PowerRates
+    from trainatomy.operators.cost.kernel import Chip, KernelWork
     from trainatomy.results.operations import Call, Operations
     from trainatomy.timing.cost_model import KernelCost
+
 
 MOST_TAKEN = 0.5
 """Largest share of the multiprocessors, and of the bandwidth, that is taken from a kernel: it gets its half."""
@@ -133,3 +138,25 @@ class Windows:
             left -= (one.end - at) / slowdown
             at = one.end
         return at + left
+
+
+def joules_of(call: Call, work: KernelWork, seconds: float, rates: PowerRates) -> float:
+    """Return the energy of a call's kernels beyond that of an idle GPU, at full clocks."""
+    per_flop = rates.joules_per_flop.get(work.rate, rates.joules_per_flop["bf16"])
+    arithmetic = work.flop * per_flop * (rates.attention if "attention" in call.name else 1.0)
+    return arithmetic + work.bytes * rates.joules_per_byte + (0.0 if arithmetic else rates.kernel_watts * seconds)
+
+
+def power_in(operations: Operations, kernels: Sequence[KernelCost], seconds: float, rates: PowerRates) -> Power:
+    """Return the mean power of a step that takes ``seconds`` at full clocks."""
+    joules = sum(kernels[one.call].joules * one.repeats for one in operations.operations)
+    watts = rates.idle_watts + joules / seconds
+    slowdown = max(watts / rates.limit_watts, 1.0) ** rates.exponent
+    return Power(min(watts, rates.limit_watts), watts, rates.limit_watts, slowdown)
+
+
+def slowed(kernels: Sequence[KernelCost], slowdown: float) -> list[KernelCost]:
+    """Return the costs at lower clocks: what is bound by arithmetic takes longer, memory keeps its clock."""
+    return [
+        one._replace(seconds=one.seconds * slowdown) if one.flop_seconds > one.bytes_seconds else one for one in kernels
+    ]

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.calibrations import Calibration, shipped
 from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import PowerRates, power_of
 from trainatomy.catalog.links import with_points
-from trainatomy.catalog.power import PowerRates, power_of
 from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
 from trainatomy.results.operations import Call
-from trainatomy.timing.chips import chip_of
 from trainatomy.timing.compiled import compiled_points
-from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoints, FamilyPoints, physical_seconds
+from trainatomy.timing.contention import joules_of
+from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoints, FamilyPoints, chip_of, physical_seconds
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
-from trainatomy.timing.power import joules_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU

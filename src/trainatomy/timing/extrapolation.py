@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.timing.chips import chip_of
+from trainatomy.timing.efficiency import chip_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU

@@ -1,10 +1,261 @@
-"""What launching operations costs the CPU of a host, and what its loops add (``catalog/hosts.yaml``)."""
+"""What launching operations costs the CPU of a host, and what its loops add (``catalog/hosts.yaml``).
+
+The cost to the host of an operator's first call with new shapes; the costs are in ``catalog/first_calls.yaml``.
+
+Find loops written in Python: stretches in which one module launches the same operations again and again.
+
+The CPU launches views, copies and the like sooner there than between a model's modules: the code of a turn is short,
+so that its caches hold all of it.  A recurrence over the positions of a sequence is the usual case.
+
+CPU time of the memory that the caching allocator takes from the driver and gives back during a step.
+
+Most steady steps need none: the cache serves every request.  Close to the memory limit the allocator frees its cache
+and takes new segments in every step, and ``cudaFree`` waits until the GPU has finished all work launched before.
+
+The costs of ``cudaMalloc`` and ``cudaFree`` by size are measured by ``trainatomy calibrate``
+(``sections.device.memory``).  Most of that is the driver's work on the CPU, so a GPU without a calibration uses the
+nearest GPU's figures unscaled.  Assumed: pages of expandable segments cost as much as a segment of the same size, and
+a refused request as much as the smallest segment.
+
+CPU time of stacking samples into a batch.
+
+``torch.stack`` copies one sample after the other, each by a thread for every 32,768 of its elements, which wake up for
+it (aten/src/ATen/native/TensorShape.cpp).  The memory of a batch of 32 MiB or more is new in every step, as the C
+library maps it and gives it back, and the operating system hands out its pages while they are written: that takes
+longer than the copy.
+
+On the machine of an H200 (torch 2.11, 16 threads, 2.2 times as slow as a quiet one, 2026-11-28;
+``lab/timing/records/stacks-h200.jsonl``) batches of samples of 120, 200 and 600 kB took 0.23, 0.17 and 0.10 ns a
+byte if they were smaller, and 0.64, 0.39 and 0.19 ns if they were larger.  In trainings it takes 1.6 times as long:
+threads have waited for longer, and samples are not in the CPU's caches.  That factor is from 388 steps
+(``records/trainings-*.jsonl.gz``) whose batches have more than 3 MB.  With families left out, 97 of them that the GPU
+bounds are met within 2.3 % in the median and 6.2 % in nine of ten, instead of 3.9 and 9.0 % by bytes alone.  Where one
+thread stacks, as in processes that ``torchrun`` starts, no step was measured, and the factor is left out: there new
+tensors took 0.5 ns a byte beside a host that was 2 times as slow (``catalog/hosts.yaml``), as much as without it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import compress, count
+from math import ceil
+from operator import eq
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from trainatomy.catalog.calibrations import shipped
+from trainatomy.catalog.files import read_yaml
+from trainatomy.lookup import on_line
+from trainatomy.operators.cost import depthwise
+from trainatomy.operators.cost.kernel import HALVES, number
+from trainatomy.results.operations import Call, Operations
+from trainatomy.results.trace import DriverAction, DriverCall
+from trainatomy.timing.cost_model import nearest_calibration
+
+if TYPE_CHECKING:
+    from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.catalog.gpus import GPU
+    from trainatomy.results.operations import Array
+
+
+_CONVOLUTIONS = {"aten::convolution": 0, "aten::convolution_backward": 1}
+"""Names of convolutions, and the place of the input among their tensors; the weight follows it."""
+_ATTENTION = "aten::_scaled_dot_product_cudnn_attention"
+
+
+class _Plan(NamedTuple):
+    """A call whose first one with these shapes makes cuDNN plan it: its cost's name, and what plans are kept for."""
+
+    cost: str
+    name: str
+    shapes: object
+    numbers: object
+
+
+def first_call_seconds(calls: Iterable[Call], before: Iterable[Call] = ()) -> float:
+    """Return the seconds that calls take longer when their shapes have not occurred, except in the calls ``before``.
+
+    cuDNN keeps a plan for each shape, order in memory and setting: attention forward with the sums that backward needs
+    and without them are two plans (``MHAParams`` in aten/src/ATen/native/cudnn/MHA.cpp), a convolution forward is one.
+    """
+    known = _known()
+    return sum(known[plan.cost] for plan in _plans(calls) - _plans(before))
+
+
+def first_evaluation_seconds(calls: Iterable[Call], before: Iterable[Call] = ()) -> float:
+    """Return the seconds that the first evaluation of a process takes longer, by its calls and those of the step."""
+    return _known()["first_evaluation"] + first_call_seconds(calls, before)
+
+
+def first_on_machine_seconds(calls: Iterable[Call], before: Iterable[Call] = ()) -> float:
+    """Return what a first evaluation takes even longer on a machine on which no process has run one."""
+    compiles = any(plan.name == _ATTENTION for plan in _plans(calls) - _plans(before))
+    return _known()["first_on_machine"] if compiles else 0.0
+
+
+def _plans(calls: Iterable[Call]) -> set[_Plan]:
+    return {
+        _Plan(cost, call.name, tuple((array.shape, array.strides) for array in call.inputs), call.numbers)
+        for call in calls
+        if (cost := _cost_of(call))
+    }
+
+
+def _cost_of(call: Call) -> str:
+    """Return the name of what planning a call costs; empty if cuDNN does not run it."""
+    place = _CONVOLUTIONS.get(call.name)
+    if place is None:
+        return call.name if call.name in _known() else ""
+    x, weight = call.inputs[place : place + 2]
+    if x.on_host:
+        return ""
+    if int(number(call, "groups", "1")) == 1 or weight.shape[1] > 1:
+        return call.name
+    if depthwise.kind_of(call, x, weight) == "own":
+        return ""
+    return f"{call.name} depthwise" if x.dtype in HALVES else call.name
+
+
+def _known() -> dict[str, float]:
+    return cast("dict[str, float]", read_yaml("first_calls.yaml"))
+
+
+LONGEST_TURN = 24
+"""Operations of a turn at most.  A layer of a model launches more, and so does a module that several layers share."""
+LEAST_TURNS = 8
+_PHASES = frozenset({"forward", "recompute"})
+
+
+def in_python_loops(operations: Operations) -> list[bool]:
+    """Return for each operation whether it belongs to a loop of a forward pass: to one of several equal turns in a row.
+
+    Turns are equal if they launch the same operators on inputs and outputs of the same shapes and types, in the same
+    module.
+    """
+    numbers: dict[object, int] = {}
+    of_call = [_form(call, numbers) for call in operations.calls]
+    forms = [
+        # an operation of another phase equals no other
+        _number((of_call[one.call], one.phase, one.module), numbers) if one.phase in _PHASES else -1 - place
+        for place, one in enumerate(operations.operations)
+    ]
+    found = [False] * len(forms)
+    for turn in range(1, LONGEST_TURN + 1):
+        for begin, end in _equal_stretches(forms, turn):
+            if end - begin >= (LEAST_TURNS - 1) * turn:
+                found[begin : end + turn] = [True] * (end + turn - begin)
+    return found
+
+
+def _equal_stretches(forms: Sequence[int], turn: int) -> Iterator[tuple[int, int]]:
+    """Yield the begin and end of stretches in which each operation equals the one that is a turn later."""
+    begin = end = 0
+    for place in compress(count(), map(eq, forms, forms[turn:])):
+        if place > end:
+            if end > begin:
+                yield begin, end
+            begin = place
+        end = place + 1
+    if end > begin:
+        yield begin, end
+
+
+def _form(call: Call, numbers: dict[object, int]) -> int:
+    arrays = tuple(tuple((one.shape, one.dtype, one.on_host) for one in part) for part in (call.inputs, call.outputs))
+    return _number((call.name, arrays), numbers)
+
+
+def _number(key: object, numbers: dict[object, int]) -> int:
+    return numbers.setdefault(key, len(numbers))
+
+
+Curve = tuple[tuple[int, float], ...]
+"""(bytes, seconds) points, sorted by bytes."""
+_RELEASES: frozenset[DriverAction] = frozenset({"free", "unmap"})
+
+
+class DriverWork(NamedTuple):
+    """CPU time that the driver takes before an operation is launched, and whether it waits for the GPU first."""
+
+    seconds: float
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DriverCosts:
+    """Seconds that the driver needs to allocate and to free memory, by size."""
+
+    allocate: Curve
+    free: Curve
+
+    def seconds(self, action: DriverAction, size: int) -> float:
+        """Return the CPU time of one request of ``size`` bytes."""
+        if action == "refused":
+            return self.allocate[0][1]
+        return on_line(self.free if action in _RELEASES else self.allocate, size, after=True)
+
+
+def driver_costs(gpu: GPU, calibration: Calibration | None = None) -> DriverCosts:
+    """Return the costs by ``calibration``, else by the GPU's shipped calibration, else by the nearest GPU's."""
+    for one in (calibration, shipped().get(gpu.id), nearest_calibration(gpu)):
+        rows = one.sections.get("device", {}).get("memory", ()) if one else ()
+        if rows:
+            return DriverCosts(_curve(rows, "malloc_us"), _curve(rows, "free_us"))
+    return DriverCosts(((0, 0.0),), ((0, 0.0),))
+
+
+def _curve(rows: Sequence[Mapping[str, float]], name: str) -> Curve:
+    return tuple(sorted((int(row["bytes"]), row[name] * 1e-6) for row in rows))
+
+
+def driver_work(operations: Operations, calls: Iterable[DriverCall], costs: DriverCosts) -> dict[int, DriverWork]:
+    """Return the driver's work caused by each operation of the step, by index in ``operations.operations``.
+
+    A step that frees nothing keeps the memory it takes, so the next step finds it in the cache: its driver calls are
+    not part of a steady step, and the result is empty.
+
+    Args:
+        operations: The operations of one step.
+        calls: The driver calls of the whole allocation trace, whose events ``Operation.event`` counts; those before
+            the step are ignored.
+        costs: Cost of each driver call.
+    """
+    begins = [operation.event for operation in operations.operations]
+    found: dict[int, DriverWork] = {}
+    for event, action, size in calls:
+        index = bisect_right(begins, event) - 1
+        if index >= 0:
+            seconds, waits = found.get(index, DriverWork(0.0, False))
+            found[index] = DriverWork(seconds + costs.seconds(action, size), waits or action in _RELEASES)
+    return found if any(work.waits for work in found.values()) else {}
+
+
+MAPPED_BYTES = 2**25
+"""From how many bytes on the C library asks the operating system for each tensor's memory and gives it back at once.
+
+glibc's ``M_MMAP_THRESHOLD`` grows with what a process frees, up to this size (mallopt(3)).
+"""
+_GRAIN = 32768
+"""Elements that one thread copies at least: ``at::internal::GRAIN_SIZE``."""
+_ALONE = 0.612
+"""What one thread takes, as measured apart, as a share of what it takes among several in a training."""
+_PAGED_AT_ONCE = 5
+"""Threads beyond which pages are handed out no faster: results of 16 threads (``new_host_byte``) take as long."""
+
+
+def stacking_seconds(batch: Array, costs: CPUCosts) -> float:
+    """Return the CPU time of stacking the samples of a batch."""
+    samples = batch.shape[0] if batch.shape else 1
+    threads = min(ceil(batch.elements / max(samples, 1) / _GRAIN), costs.threads)
+    if not threads:
+        return 0.0
+    byte = costs.stacking["byte"] / threads
+    if batch.bytes >= MAPPED_BYTES:
+        byte += costs.stacking["page_byte"] / min(threads, _PAGED_AT_ONCE)
+    if costs.threads == 1:
+        byte *= _ALONE
+    return samples * costs.stacking["thread"] * (threads - 1) + batch.bytes * byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +288,8 @@ class CPUCosts:
         parameter_step: Time that a loop adds to each step for each parameter tensor (walks over them, clipping).
         batch_byte: Each byte of a batch, by loop, where samples are not stacked: they are lists of tokens, or the
             batch is there.
-        stacking: Stacking samples into a batch (``timing/collation.py``): each ``byte`` by one thread, each byte of new
-            pages by one thread besides (``page_byte``), and waking up each further ``thread`` for each sample.
+        stacking: Stacking samples into a batch: each ``byte`` by one thread, each byte of new pages by one thread
+            besides (``page_byte``), and waking up each further ``thread`` for each sample.
         threads: Threads that work on a tensor of the CPU.
         read: Waking up after waiting for the GPU.
         after_wait: How much longer the loop's work of a step takes after a long wait for the GPU, as a share of it:

@@ -17,9 +17,7 @@ from trainatomy.operators.operator import LaunchKind
 from trainatomy.operators.registry import launch_kind
 from trainatomy.operators.traffic import COPIES, is_asynchronous
 from trainatomy.results.operations import Call, Operation, Operations
-from trainatomy.timing.collation import MAPPED_BYTES, stacking_seconds
-from trainatomy.timing.host_costs import CPUCosts
-from trainatomy.timing.python_loops import in_python_loops
+from trainatomy.timing.host_costs import MAPPED_BYTES, CPUCosts, in_python_loops, stacking_seconds
 
 LaunchContext = Literal["graph", "ungraphed", "backward", "plain"]
 KINDS = get_args(LaunchKind)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainatomy.results.pipeline import Work
+from trainatomy.results.time import Work
 from trainatomy.timing.cost_model import cost_model_of
 from trainatomy.timing.step import replayed
 

@@ -1,16 +1,29 @@
-"""Predict the time of a training step: GPU costs, CPU costs, and both replayed on their timelines."""
+"""Predict the time of a training step: GPU costs, CPU costs, and both replayed on their timelines.
+
+The time of a mean step, where steps of two kinds take turns: one in so many generates, the others do not.
+
+The interval in which 9 of 10 measured steps lie, from the predicted one and that on a slow host.
+
+How far kernels and launches are off is a factor of the step's time.  How slow the CPU is is not: a slower one makes
+only those steps longer that wait for it, which a replay at its pace tells.  The figures are data
+(``catalog/intervals.yaml``).
+
+Times at which each operation of a step is launched and executed, as the timing model follows them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from trainatomy.catalog.hosts import reference_host
+from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.machines import reference_host
 from trainatomy.operators.traffic import crosses
 from trainatomy.results.operations import Call, Operations
 from trainatomy.results.time import Bound, Communication, PacedStep, Pipeline, Time
-from trainatomy.timing.contention import contention_in
+from trainatomy.results.trace import TimedOperation
+from trainatomy.timing.contention import contention_in, power_in, slowed
 from trainatomy.timing.cost_model import (
     CostModel,
     KernelCost,
@@ -19,13 +32,19 @@ from trainatomy.timing.cost_model import (
     kernel_cost,
     precision_of,
 )
-from trainatomy.timing.driver import DriverWork, driver_costs, driver_work
 from trainatomy.timing.extrapolation import attainable_share
-from trainatomy.timing.host_costs import PARTS, CPUCosts, by_one_thread, cpu_costs, not_collating
-from trainatomy.timing.intervals import interval_seconds, slow_pace
+from trainatomy.timing.host_costs import (
+    PARTS,
+    CPUCosts,
+    DriverWork,
+    by_one_thread,
+    cpu_costs,
+    driver_costs,
+    driver_work,
+    not_collating,
+)
 from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
-from trainatomy.timing.power import power_in, slowed
-from trainatomy.timing.replay import COLLECTIVES, StepTimeline
+from trainatomy.timing.one_stream import COLLECTIVES, StepTimeline
 from trainatomy.timing.timeline import has_one_stream, replay_step
 
 if TYPE_CHECKING:
@@ -34,6 +53,85 @@ if TYPE_CHECKING:
     from trainatomy.catalog.links import Links
     from trainatomy.results.trace import DriverCall
     from trainatomy.timing.streams import OnLaunch
+
+
+def mean_over_period(rare: Time, other: Time, period: int) -> Time:
+    """Return the time of the mean step of ``period`` steps, of which one is ``rare`` and the rest are like ``other``.
+
+    What is in seconds and what is counted is a mean; rates follow from it.  The rest is that of the kind that takes
+    most of the time.
+    """
+    share = 1 / period
+
+    def mean(one: float, another: float) -> float:
+        return share * one + (1 - share) * another
+
+    def of_time(one: float | None, another: float | None) -> float | None:
+        if one is None or another is None:
+            return None
+        return mean(one * rare.step_seconds, another * other.step_seconds) / seconds
+
+    seconds, flop = mean(rare.step_seconds, other.step_seconds), mean(rare.flop, other.flop)
+    rate = rare.step_seconds / seconds
+    longest = rare if rare.step_seconds > (period - 1) * other.step_seconds else other
+    return replace(
+        longest,
+        step_seconds=seconds,
+        interval_seconds=(
+            mean(rare.interval_seconds[0], other.interval_seconds[0]),
+            mean(rare.interval_seconds[1], other.interval_seconds[1]),
+        ),
+        samples_per_second=rare.samples_per_second * rate,
+        tokens_per_second=None if rare.tokens_per_second is None else rare.tokens_per_second * rate,
+        gpu_seconds=mean(rare.gpu_seconds, other.gpu_seconds),
+        host_seconds=mean(rare.host_seconds, other.host_seconds),
+        phases={
+            phase: mean(rare.phases.get(phase, 0.0), other.phases.get(phase, 0.0))
+            for phase in {**rare.phases, **other.phases}
+        },
+        flop=round(flop),
+        flop_per_second=flop / seconds,
+        model_flop_utilisation=of_time(rare.model_flop_utilisation, other.model_flop_utilisation),
+        attainable_utilisation=of_time(rare.attainable_utilisation, other.attainable_utilisation),
+        launches=round(mean(rare.launches, other.launches)),
+        general_rule_only=tuple(sorted({*rare.general_rule_only, *other.general_rule_only})),
+        power=None,  # it differs between the two kinds
+        at_paces=tuple(
+            PacedStep(one.pace, mean(one.step_seconds, another.step_seconds))
+            for one, another in zip(rare.at_paces, other.at_paces, strict=True)
+        ),
+        slow_host=rare.slow_host
+        and other.slow_host
+        and replace(rare.slow_host, step_seconds=mean(rare.slow_host.step_seconds, other.slow_host.step_seconds)),
+    )
+
+
+def slow_pace() -> float:
+    """Return the pace of the slowest of hosts that count, beside the one that is assumed where none is known."""
+    return float(_known()["hosts"]["pace"])
+
+
+def interval_seconds(
+    seconds: float, slow_host: PacedStep | None, bound: Bound, *, calibrated: bool
+) -> tuple[float, float]:
+    """Return both ends of the interval.
+
+    Args:
+        seconds: The predicted step.
+        slow_host: The same on a host of ``slow_pace``; None where the host is known.
+        bound: What bounds the step.
+        calibrated: Whether a calibration measured the GPU, with the software that is assumed.
+    """
+    known = _known()
+    low, high = known["calibrated" if calibrated else "uncalibrated"]["host" if bound == "host" else "gpu"]
+    longest = seconds * high
+    if slow_host is not None:
+        longest = max(longest, slow_host.step_seconds * known["hosts"]["beyond"])
+    return seconds * low, longest
+
+
+def _known() -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", read_yaml("intervals.yaml"))
 
 
 def predict_step_time(
@@ -330,3 +428,58 @@ def _host_section(calibration: Calibration | None) -> Mapping[str, Any] | None:
     """Return what a calibration says of its host, if it was compared with the reference host."""
     section: Mapping[str, Any] = calibration.sections.get("host", {}) if calibration else {}
     return section if section.get("reference") == reference_host().id else None
+
+
+def timed_operations(
+    operations: Operations,
+    gpu: GPU,
+    *,
+    loop: str,
+    tf32: bool | None,
+    calibration: Calibration | None,
+    driver_calls: Sequence[DriverCall],
+    links: Links | None,
+    samples: int,
+    collated: bool,
+    one_thread: bool,
+) -> tuple[tuple[TimedOperation, ...], float]:
+    """Return the operations of a rank's step with their times, in launch order, and the step's duration.
+
+    The arguments are those of ``predict_step_time``.  Views are left out.  In a pipeline the rank works without pauses,
+    as if it never waited for another.
+    """
+    cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
+    found: list[TimedOperation] = []
+
+    def note(index: int, launched: float, launch_end: float, begin: float, seconds: float) -> None:
+        operation = operations.operations[index]
+        call = operations.calls[operation.call]
+        if call.is_view:
+            return
+        found.append(
+            TimedOperation(
+                name=call.name,
+                module=operation.module,
+                phase=operation.phase,
+                stream=operation.stream,
+                launched=launched,
+                launch_seconds=launch_end - launched,
+                begin=begin,
+                seconds=seconds,
+                event=operation.event,
+            )
+        )
+
+    timeline = replayed(
+        operations,
+        cost_model,
+        gpu,
+        loop,
+        calibration,
+        driver_calls,
+        on_launch=note,
+        samples=samples,
+        collated=collated,
+        one_thread=one_thread,
+    )
+    return tuple(found), timeline.seconds

@@ -12,8 +12,8 @@ from trainatomy.libraries import import_library
 from trainatomy.workload.arguments import is_own
 from trainatomy.workload.deepspeed import REPORTS
 from trainatomy.workload.defaults import loop_checkpoints
+from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import loop_of
-from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.spreading import SHARDING_STRATEGY
 from trainatomy.workload.trl import applied_settings
 

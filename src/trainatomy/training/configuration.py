@@ -19,9 +19,9 @@ import torch
 from trainatomy.catalog.architectures import architecture, nearest
 from trainatomy.errors import WorkloadError
 from trainatomy.training import stored_weights
-from trainatomy.training.hub import fetch_config
+from trainatomy.training.stored_weights import fetch_config
 from trainatomy.workload.defaults import STORED_QUANTISED
-from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.document import suggestion
 from trainatomy.workload.section import spell_dtype
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _name(dtype: torch.dtype | None) -> str:
 def _source(spec: ModelSpec, trust_remote_code: bool) -> tuple[Raw, type[PreTrainedConfig]]:
     """Return the raw configuration, without overrides, and its class."""
     if spec.id is None:
-        from trainatomy.training.classes import transformers_class
+        from trainatomy.training.model import transformers_class
 
         assert spec.class_ is not None  # the schema requires one of id, class, factory
         model_class = transformers_class(spec.class_)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainatomy.training.samples import draw_tokens
-from trainatomy.training.series import draw_future
+from trainatomy.training.samples import draw_future, draw_tokens
 from trainatomy.training.shape import Shape, cannot_make, image_size
 
 Labels = dict[str, Any]

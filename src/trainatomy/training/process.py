@@ -2,13 +2,18 @@
 
 The libraries cache what they find out about the device.  A run on a simulated GPU must neither see answers that an
 earlier run cached nor leave its own to a later one.
+
+Random numbers of the host: they decide which layers are left out, what is masked, and how samples are ordered.
+
+Precision of a step: autocast, TF32, and the dtype of inference.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import sys
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +32,59 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainatomy.workload.schema import Workload
+    from trainatomy.workload.train import TrainSpec
+
+
+OF_FRESH_PROCESS = 67280421310721
+"""Seed of PyTorch's generators before anyone sets one (c10/core/GeneratorImpl.h, ``default_rng_seed_val``)."""
+
+
+def seed_host(seed: int) -> None:
+    """Seed the generators of Python, NumPy and PyTorch on the host; those of GPUs decide no size."""
+    random.seed(seed)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+
+
+def host_states() -> dict[str, Any]:
+    """Return the states of the same generators by name, to be compared."""
+    numpy: Any = sys.modules.get("numpy")
+    with torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        drawn = torch.default_generator.get_state().numpy().tobytes()
+    states: dict[str, Any] = {"torch": drawn, "random": random.getstate()}
+    if numpy is not None:
+        _, keys, position, *rest = numpy.random.get_state()
+        states["numpy"] = (keys.tobytes(), position, *rest)
+    return states
+
+
+def set_tf32(train: TrainSpec) -> None:
+    """Allow or forbid TF32 in float32 operations, as ``TrainingArguments`` does, if the workload says which.
+
+    The setting holds for the process until ``process.isolated_process_settings`` restores it.
+    """
+    if train.tf32 is not None:
+        backends: Any = torch.backends
+        backends.fp32_precision = "tf32" if train.tf32 else "ieee"
+
+
+def autocast(train: TrainSpec, device_type: str) -> AbstractContextManager[object]:
+    """Return autocast in the precision of ``train``, or a context manager that does nothing."""
+    if train.fp16:
+        return torch.autocast(device_type, dtype=torch.float16)
+    if train.bf16:
+        return torch.autocast(device_type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def full_precision_of_inference(train: TrainSpec) -> torch.dtype | None:
+    """Return the dtype to which inference casts the whole model, or ``None``."""
+    if train.fp16_full_eval:
+        return torch.float16
+    return torch.bfloat16 if train.bf16_full_eval else None
+
 
 _backends: Any = torch.backends
 _CACHING_MODULES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")

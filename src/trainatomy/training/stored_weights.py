@@ -2,24 +2,138 @@
 
 bitsandbytes' weights are simulated (``training.quantization``).  transformers dequantises others where their kernels
 are missing, or where it is told to: the model is then dense.  Everything else is refused by name.
+
+Fetch ``config.json`` from the Hugging Face hub, and nothing else; fail within seconds without a network.
+
+Weights that are packed in a tensor subclass: torchao's, whose tensors hold integers and their scales.
+
+The subclass has the shape and the dtype of the weight that it stands for, but no memory; the tensors inside have.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.errors import WorkloadError
+import torch
+
+from trainatomy.errors import NetworkError, WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.workload.defaults import STORED_QUANTISED
-from trainatomy.workload.quantization_methods import DEQUANTISED, LIBRARIES
+from trainatomy.workload.quantization import DEQUANTISED, LIBRARIES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainatomy.workload.model import ModelSpec
     from trainatomy.workload.schema import Workload
+
+
+_TIMEOUT_SECONDS = 5.0
+
+
+def fetch_config(name: str, *, hint: str = "") -> dict[str, Any]:
+    """Return the configuration of ``name`` from the hub's cache on this machine or from the hub.
+
+    Args:
+        name: Name of a repository on the hub.
+        hint: End of the message if the name is unknown.
+
+    Raises:
+        WorkloadError: There is no such repository, or no permission to read it.
+        NetworkError: The hub cannot be reached.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        raise WorkloadError(f"model.id: {name!r} is not a name on the hub{hint}", key="model.id") from None
+    if not is_cached and (constants.HF_HUB_OFFLINE or not _reachable(constants.ENDPOINT)):
+        raise NetworkError(
+            f"model.id: {name} does not ship with trainatomy, is not in the hub's cache on this machine, and the hub "
+            f"cannot be reached{hint}. With its config.json in a folder on this machine, give the folder as model.id"
+        )
+    return _download(name, hint, local_files_only=is_cached)
+
+
+def _reachable(endpoint: str) -> bool:
+    """Return whether the hub answers; huggingface_hub itself would try for 20 seconds and print a line per attempt."""
+    request = urllib.request.Request(endpoint, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _download(name: str, hint: str, *, local_files_only: bool) -> dict[str, Any]:
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+    from transformers import PreTrainedConfig
+
+    try:
+        raw, _ = PreTrainedConfig.get_config_dict(name, local_files_only=local_files_only)
+    except OSError as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, GatedRepoError):
+            raise WorkloadError(
+                f"model.id: {name} is gated: accept its terms at https://huggingface.co/{name} and run `hf auth login`",
+                key="model.id",
+            ) from None
+        if isinstance(cause, RepositoryNotFoundError):
+            raise WorkloadError(f"model.id: there is no {name} on the hub{hint}", key="model.id") from None
+        if isinstance(cause, EntryNotFoundError):
+            raise WorkloadError(f"model.id: {name} has no config.json on the hub", key="model.id") from None
+        raise NetworkError(f"model.id: the configuration of {name} cannot be read: {error}") from error
+    if not raw:
+        raise WorkloadError(f"model.id: {name} has no config.json on the hub", key="model.id")
+    return dict(raw)
+
+
+_LIBRARY = "torchao."
+
+
+def is_packed(tensor: Any) -> bool:
+    """Return whether a tensor is packed by torchao."""
+    return is_packed_type(type(tensor))
+
+
+def is_packed_type(kind: type) -> bool:
+    """Return whether tensors of a type are packed by torchao."""
+    return kind.__module__.startswith(_LIBRARY) and hasattr(kind, "__tensor_flatten__")
+
+
+def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors that hold a weight: integers first, then scales and zero points; a plain tensor is its own."""
+    if not is_packed(tensor):
+        yield tensor
+        return
+    packed: Any = tensor
+    for name in packed.__tensor_flatten__()[0]:
+        yield from parts(getattr(packed, name))
+
+
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that holds the numbers of a weight, without its scales."""
+    return next(parts(tensor))
+
+
+def rebuilt(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return a packed tensor like another, with every tensor inside changed; a plain one is changed itself."""
+    if not is_packed(tensor):
+        return change(tensor)
+    packed: Any = tensor
+    names, attributes = packed.__tensor_flatten__()
+    inside = {name: rebuilt(getattr(packed, name), change) for name in names}
+    made: torch.Tensor = type(packed).__tensor_unflatten__(inside, attributes, packed.shape, packed.stride())
+    return made
+
 
 _STORED = "_trainatomy_quantization"
 _FLOATING = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}

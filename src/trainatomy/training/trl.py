@@ -1,24 +1,41 @@
-"""Helpers of the loops of TRL's trainers: a reference model, adapters, and TRL's side effects switched off."""
+"""Helpers of the loops of TRL's trainers: a reference model, adapters, and TRL's side effects switched off.
+
+Samples for TRL's trainers: data sets of random words and a tokenizer that knows them.
+
+TRL prepares its samples itself (tokenisation, masks, truncation, packing), so they are given to it as text, with a
+tokenizer of random words in which a word is a token.  The tokens of supervised fine-tuning and of reward models are
+given as ids, which TRL takes as they are and masks, truncates and packs as it does its own.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
+import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
+from trainatomy.training.labels import IGNORED
+from trainatomy.training.lengths import LengthBatch, orders
 from trainatomy.training.model import unwrap
+from trainatomy.training.positions import lengths
+from trainatomy.training.shape import samples_per_step
+from trainatomy.workload.data import batching_of
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from torch import nn
+
+    from trainatomy.training.batch import BatchesOfLengths
+    from trainatomy.workload.schema import Workload
 
 
 def check_model(loop: str, model: nn.Module) -> None:
@@ -125,3 +142,171 @@ def quiet_trl() -> Iterator[None]:
         finally:
             if shown:
                 datasets.enable_progress_bars()
+
+
+_WORDS = 4096
+"""Different words at most; a vocabulary of a model's whole size takes a second to make."""
+_SPECIAL = ("<pad>", "<eos>")
+
+
+def vocabulary(model: nn.Module) -> list[str]:
+    """Return the words of the samples: two special tokens, and others as far as the model's vocabulary goes."""
+    config = unwrap(model).config.get_text_config()
+    return [*_SPECIAL, *(f"w{number}" for number in range(len(_SPECIAL), min(int(config.vocab_size), _WORDS)))]
+
+
+def make_tokenizer(model: nn.Module) -> Any:
+    """Return a tokenizer for words that are separated by blanks; it pads on the left, as TRL asks for."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(vocabulary(model))}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left", truncation_side="left"
+    )
+
+
+MOST_TOKENS = 2**25
+"""Tokens of all samples of a training with TRL, which takes them as lists of numbers, of 36 bytes each."""
+
+
+def check_size(tokens: int) -> None:
+    """Raise ``WorkloadError`` for samples that would fill the host's memory before a step runs."""
+    if tokens > MOST_TOKENS:
+        key = "train.per_device_train_batch_size"
+        message = f"{tokens:,} tokens are more than are made for TRL's trainers ({MOST_TOKENS:,}): use fewer samples"
+        raise WorkloadError(f"{key}: {message}", key=key)
+
+
+def trained_lengths(
+    workload: Workload, model: nn.Module, steps: int, batches: BatchesOfLengths | None = None
+) -> list[int]:
+    """Return the tokens of each sample that ``steps`` optimizer steps train on, in order.
+
+    Where samples differ in length, they are those of ``batches``, or else of the first order.
+    """
+    if not workload.data.varies:
+        length = sequence_length(workload, model)
+        rows = samples_per_step(workload) * steps * workload.parallel.data_parallel_size
+        check_size(length * rows)
+        return [length] * batching_of(workload).samples_of(rows, length)
+    return [length for batch in trained_batches(workload, steps, batches) for length in batch.lengths]
+
+
+def trained_batches(workload: Workload, steps: int, batches: BatchesOfLengths | None) -> list[LengthBatch]:
+    """Return the batches of ``steps`` optimizer steps: those that are given, or else of the first order.
+
+    They are repeated if there are fewer.
+    """
+    given = batches.batches if batches else [batch for step in orders(workload, count=1)[0].steps for batch in step]
+    return list(islice(cycle(given), steps * workload.train.gradient_accumulation_steps))
+
+
+def evaluated_lengths(workload: Workload, model: nn.Module) -> list[int]:
+    """Return the tokens of each sample of an evaluation."""
+    length = sequence_length(workload, model)
+    check_size(length * workload.eval_samples)
+    return [length] * workload.eval_samples
+
+
+def tokenised_samples(workload: Workload, model: nn.Module, lengths: Sequence[int]) -> Any:
+    """Return samples of token ids for ``SFTTrainer``, with a mask of what follows the prompt."""
+    from datasets import Dataset
+
+    prompt = workload.data.prompt_length
+    samples = {"input_ids": _token_ids(model, lengths)}
+    if prompt is not None:
+        samples["completion_mask"] = [[0] * prompt + [1] * (length - prompt) for length in lengths]
+    return Dataset.from_dict(samples)
+
+
+def packed_samples(workload: Workload, model: nn.Module, batches: Sequence[LengthBatch]) -> Any:
+    """Return packs for ``SFTTrainer`` in the form in which it would pack samples itself.
+
+    The rows of a batch are joined or have one document each, so it does not matter in which of them a document lies.
+    """
+    from datasets import Dataset
+
+    rows = [row for batch in batches for row in _rows(batch.lengths, workload.batch_size)]
+    ids = _token_ids(model, [sum(row) for row in rows])
+    prompt = batching_of(workload).prompt or 0
+    is_scored = [[place >= prompt for length in row for place in range(length)] for row in rows]
+    labels = [
+        [word if kept else IGNORED for word, kept in zip(*each, strict=True)]
+        for each in zip(ids, is_scored, strict=True)
+    ]
+    return Dataset.from_dict({"input_ids": ids, "labels": labels, "seq_lengths": rows})
+
+
+def _rows(documents: Sequence[int], count: int) -> list[Sequence[int]]:
+    """Return this many rows of these documents, one in each but the last."""
+    return [*([length] for length in documents[: count - 1]), documents[count - 1 :]]
+
+
+def tokenised_pairs(model: nn.Module, lengths: Sequence[int]) -> Any:
+    """Return pairs of answers of equal length, with their prompts, as token ids for ``RewardTrainer``."""
+    from datasets import Dataset
+
+    return Dataset.from_dict(dict.fromkeys(("chosen_ids", "rejected_ids"), _token_ids(model, lengths)))
+
+
+def preference_pairs(workload: Workload, model: nn.Module, lengths: Sequence[int]) -> Any:
+    """Return prompts with a chosen and a rejected answer of equal length for ``DPOTrainer``."""
+    from datasets import Dataset
+
+    text = _Texts(workload, model, lengths)
+    return Dataset.from_dict({"prompt": text.prompts(), "chosen": text.answers(), "rejected": text.answers()})
+
+
+def labelled_answers(workload: Workload, model: nn.Module, lengths: Sequence[int], batch_size: int) -> Any:
+    """Return prompts with an answer each for ``KTOTrainer``; every other one of a batch is labelled good."""
+    from datasets import Dataset
+
+    text = _Texts(workload, model, lengths)
+    labels = [place % batch_size % 2 == 0 for place in range(len(lengths))]
+    return Dataset.from_dict({"prompt": text.prompts(), "completion": text.answers(), "label": labels})
+
+
+class _Texts:
+    """Random words: prompts of ``data.prompt_length``, and answers that fill the rest of each sample.
+
+    TRL ends each answer with a token.
+    """
+
+    def __init__(self, workload: Workload, model: nn.Module, lengths: Sequence[int]) -> None:
+        self.prompt = workload.data.prompt_length or 1
+        self.lengths = lengths
+        self.words = vocabulary(model)[len(_SPECIAL) :]
+        self.drawn = random.Random(0)
+
+    def prompts(self) -> list[str]:
+        return [self._text(self.prompt) for _ in self.lengths]
+
+    def answers(self) -> list[str]:
+        counts = [length - self.prompt - 1 for length in self.lengths]
+        return [" " + self._text(count) if count else "" for count in counts]
+
+    def _text(self, count: int) -> str:
+        return " ".join(self.drawn.choices(self.words, k=count))
+
+
+def _token_ids(model: nn.Module, lengths: Sequence[int]) -> list[list[int]]:
+    words, drawn = range(len(_SPECIAL), len(vocabulary(model))), random.Random(0)
+    return [drawn.choices(words, k=length) for length in lengths]
+
+
+def prompts(workload: Workload, model: nn.Module, size: int) -> Any:
+    """Return ``size`` prompts for ``GRPOTrainer``."""
+    from datasets import Dataset
+
+    length = sequence_length(workload, model)
+    check_size(length * size)
+    words, drawn = vocabulary(model)[len(_SPECIAL) :], random.Random(0)
+    return Dataset.from_dict({"prompt": [" ".join(drawn.choices(words, k=length)) for _ in range(size)]})
+
+
+def sequence_length(workload: Workload, model: nn.Module) -> int:
+    """Return the tokens of a sample, those of its prompt included."""
+    return lengths(workload, unwrap(model)).sequence

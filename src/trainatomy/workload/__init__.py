@@ -5,9 +5,8 @@ A YAML file (``read``), command-line flags over it (``merge``), a mapping (``Wor
 transformers, and no user code is loaded.
 """
 
-from trainatomy.workload.flags import FLAGS, Flag
-from trainatomy.workload.notebook import notebook
-from trainatomy.workload.overrides import merge
+from trainatomy.workload.builtin import notebook
+from trainatomy.workload.overrides import FLAGS, Flag, merge
 from trainatomy.workload.reading import read, read_all
 from trainatomy.workload.schema import (
     DEFAULT_SEQUENCE_LENGTH,

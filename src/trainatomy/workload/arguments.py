@@ -1,16 +1,28 @@
-"""Names of ``TrainingArguments`` and optimizers, and how trainatomy handles each (``arguments.yaml``)."""
+"""Names of ``TrainingArguments`` and optimizers, and how trainatomy handles each (``arguments.yaml``).
+
+Values of arguments that change neither memory nor time, and that transformers refuses nevertheless.
+
+A training with a schedule that does not exist does not start, so its prediction would be of nothing.
+
+Keys of ``train.gradient_checkpointing_kwargs``: those of PyTorch's checkpoints, and those that the Trainer takes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from trainatomy.catalog.files import parse_yaml
+from trainatomy.workload.document import suggestion
+from trainatomy.workload.section import Problem, refuse
+
+if TYPE_CHECKING:
+    from trainatomy.workload.train import TrainSpec
 
 
 @dataclass(frozen=True)
@@ -143,3 +155,141 @@ def arguments() -> Arguments:
         optimizer_synonyms=raw["optimizer_synonyms"],
         refused_optimizers=raw["refused_optimizers"],
     )
+
+
+_NUMBERS = ("warmup_steps", "warmup_ratio")
+CHECKED = frozenset((*arguments().ignored_values, "lr_scheduler_type", "lr_scheduler_kwargs", *_NUMBERS))
+"""Ignored arguments whose values are checked."""
+
+
+def ignored_problems(raw: Mapping[str, Any]) -> list[Problem]:
+    """Return what transformers refuses among the ignored arguments of a ``train`` section."""
+    return [*_unknown_values(raw), *_schedule_problems(raw), *_number_problems(raw)]
+
+
+def _unknown_values(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    for name, known in arguments().ignored_values.items():
+        given = raw.get(name)
+        for value in given if isinstance(given, list | tuple) else [given]:
+            if value is not None and not isinstance(value, int) and _text(value) not in known:
+                yield Problem((name,), f"has no value {_text(value)!r}{_hint(_text(value), known)}")
+
+
+def _schedule_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    known = arguments().schedules
+    schedule = _text(raw.get("lr_scheduler_type") or "linear")
+    if schedule not in known:
+        yield Problem(("lr_scheduler_type",), f"there is no schedule {schedule!r}{_hint(schedule, known)}")
+        return
+    if schedule == "reduce_lr_on_plateau" and _text(raw.get("eval_strategy") or "no") == "no":
+        yield Problem(("lr_scheduler_type",), "reduce_lr_on_plateau needs an eval_strategy: steps or epoch")
+    given, allowed = _mapping(raw.get("lr_scheduler_kwargs")), known[schedule]
+    if allowed is None:
+        return
+    takes = f"{schedule} takes {', '.join(allowed) or 'no arguments'}"
+    for key in given:
+        if key not in allowed:
+            yield Problem(("lr_scheduler_kwargs",), f"there is no argument {key!r}: {takes}")
+
+
+def _number_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    for name in _NUMBERS:
+        value = raw.get(name)
+        try:
+            number = 0 if value is None else float(value)
+        except (TypeError, ValueError):
+            yield Problem((name,), f"must be a number, found {value!r}")
+        else:
+            if number < 0:
+                yield Problem((name,), f"must be at least 0, found {value}")
+
+
+def _hint(value: str, known: Any) -> str:
+    return suggestion(value, known) or f"; known: {', '.join(known)}"
+
+
+def _text(value: Any) -> str:
+    """Return a name as transformers reads it: members of enumerations by their value; YAML reads ``no`` as false."""
+    return "no" if value is False else str(getattr(value, "value", value))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """Return ``lr_scheduler_kwargs``, which may be text in the form of JSON."""
+    read = yaml.safe_load(value) if isinstance(value, str) else value
+    return read if isinstance(read, Mapping) else {}
+
+
+EVERY, OFFLOAD = "every_n_layers", "offload"
+"""Keys that the Trainer of transformers 5.16 and later takes for itself."""
+NEW_NAMES = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+}
+"""Names of ``TrainingArguments`` of transformers 5.24, and the older ones, which still hold."""
+_KINDS = {"use_reentrant": bool, "preserve_rng_state": bool, "determinism_check": str, OFFLOAD: bool}
+
+
+def move_every(raw: dict[str, Any]) -> dict[str, Any]:
+    """Write ``gradient_checkpointing_kwargs: {every_n_layers: 2}`` as ``gradient_checkpointing_every: 2``.
+
+    The loops then need no release of transformers that knows the former.  Where the value is not valid or both are set
+    to different values, nothing is moved, and ``problems`` says so.
+    """
+    given = raw.get("gradient_checkpointing_kwargs")
+    if not isinstance(given, Mapping):
+        return raw
+    rest = {name: value for name, value in given.items() if (name, value) != (OFFLOAD, False)}
+    every = rest.get(EVERY)
+    if _is_count(every) and raw.get("gradient_checkpointing_every", every) == every:
+        del rest[EVERY]
+        raw = {**raw, "gradient_checkpointing_every": every}
+    return raw if rest == given else {**raw, "gradient_checkpointing_kwargs": rest or None}
+
+
+def with_old_names(raw: dict[str, Any]) -> dict[str, Any]:
+    """Write ``activation_checkpointing: true`` as ``gradient_checkpointing: true``; refuse two values for the two.
+
+    None, the default of transformers 5.24, leaves a setting unsaid.
+    """
+    unsaid = {*NEW_NAMES, "gradient_checkpointing"}
+    raw = {name: value for name, value in raw.items() if not (value is None and name in unsaid)}
+    if found := [
+        Problem((new,), f"is {raw[new]!r}, but {old} is {raw[old]!r}: set one of the two")
+        for new, old in NEW_NAMES.items()
+        if new in raw and raw.get(old, raw[new]) != raw[new]
+    ]:
+        refuse(found)
+    return {NEW_NAMES.get(name, name): value for name, value in raw.items()}
+
+
+def offloads(keys: Mapping[str, Any] | None) -> bool:
+    """Return whether these arguments keep checkpoints in host memory."""
+    return bool((keys or {}).get(OFFLOAD))
+
+
+def problems(train: TrainSpec) -> list[Problem]:
+    """Refuse arguments that PyTorch's checkpoints do not have, values of other types, and a choice among no layers."""
+    here = "gradient_checkpointing_kwargs"
+    found = []
+    if train.gradient_checkpointing_every > 1 and not train.gradient_checkpointing:
+        found.append(Problem(("gradient_checkpointing_every",), "needs gradient_checkpointing: true"))
+    for name, value in (train.gradient_checkpointing_kwargs or {}).items():
+        if name == EVERY:
+            found.append(Problem((here, name), _problem_of_every(value, train.gradient_checkpointing_every)))
+        elif name not in _KINDS:
+            found.append(Problem((here, name), f"unknown key{suggestion(name, _KINDS)}"))
+        elif not isinstance(value, _KINDS[name]):
+            wanted = "true or false" if _KINDS[name] is bool else "a string"
+            found.append(Problem((here, name), f"must be {wanted}, found {value!r}"))
+    return found
+
+
+def _problem_of_every(value: Any, every: int) -> str:
+    """Return what is wrong with ``every_n_layers``, which ``move_every`` left where it was."""
+    if _is_count(value):
+        return f"is {value}, but gradient_checkpointing_every is {every}: set one of the two"
+    return f"must be a whole number of at least 1, found {value!r}"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

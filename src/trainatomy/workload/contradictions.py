@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainatomy.results.plan import fsdp_version
-from trainatomy.workload.eras import era_problems
+from trainatomy.results.prediction import fsdp_version
+from trainatomy.workload.defaults import era_problems
 from trainatomy.workload.generation import GenerationSpec
 from trainatomy.workload.loops import LOOPS, unsupported_settings
 from trainatomy.workload.quantization import quantised_problems

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from trainatomy.workload.nearest import nearest, suggestion
+from trainatomy.workload.document import nearest, suggestion
 from trainatomy.workload.section import Problem
 
 REPORTS = (

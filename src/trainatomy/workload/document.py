@@ -1,15 +1,45 @@
-"""YAML (and so JSON) documents as plain values, with the line of every key."""
+"""YAML (and so JSON) documents as plain values, with the line of every key.
+
+Suggestions for misspelt names.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Path, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Return up to ``limit`` of the ``known`` names that are spelt like ``name``; case and hyphens do not count."""
+    folded = {_fold(each): each for each in reversed(list(known))}
+    return [folded[match] for match in get_close_matches(_fold(name), folded, n=limit, cutoff=0.6)]
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest names, all if they are few, or nothing."""
+    names = list(known)
+    if close := nearest(name, names):
+        return f"; did you mean {_either(close)}?"
+    return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""
+
+
+def _either(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _fold(name: str) -> str:
+    return name.casefold().replace("-", "_")
+
 
 _MAX_DEPTH = 40
 _MAX_NODES = 100_000

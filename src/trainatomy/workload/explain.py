@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.arguments import arguments
+from trainatomy.workload.document import nearest, suggestion
 from trainatomy.workload.loops import other_loop
-from trainatomy.workload.nearest import nearest, suggestion
 from trainatomy.workload.section import Path, Problem, Section, keys, section_at
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from trainatomy.catalog.gpus import GPU, find_gpu, gpu_from_mapping, gpus
-from trainatomy.catalog.power import power_of
+from trainatomy.catalog.gpus import GPU, find_gpu, gpu_from_mapping, gpus, power_of
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Amount, Count, Index, Problem, Section, Text
 

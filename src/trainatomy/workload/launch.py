@@ -14,10 +14,9 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload import launch_deepspeed
+from trainatomy.workload import launch_accelerate
 from trainatomy.workload.document import parse
-from trainatomy.workload.launch_accelerate import launch_of
-from trainatomy.workload.launch_settings import Launch, count
+from trainatomy.workload.launch_accelerate import Launch, count, launch_of
 
 
 def read_launch(text: str) -> Launch:
@@ -93,7 +92,7 @@ def _of_torchrun(words: Sequence[str]) -> Launch:
     own = _before_script(words, _TORCHRUN_SWITCHES)
     known, _ = parser.parse_known_args(own)
     nodes = str(known.nnodes).partition(":")[2] or str(known.nnodes)  # MIN:MAX
-    deepspeed = launch_deepspeed.in_arguments(words[len(own) :], "torchrun")
+    deepspeed = launch_accelerate.in_arguments(words[len(own) :], "torchrun")
     gpus = count(known.nproc_per_node, "--nproc-per-node")
     return Launch("torchrun", gpus, count(nodes, "--nnodes"), deepspeed=deepspeed)
 
@@ -103,14 +102,14 @@ def _of_deepspeed(words: Sequence[str]) -> Launch:
     parser = _Parser("deepspeed", add_help=False, allow_abbrev=False)
     for option in ("--num-gpus", "--num-nodes", "--include", "-i"):
         parser.add_argument(option)
-    own = _before_script(words, launch_deepspeed.SWITCHES)
+    own = _before_script(words, launch_accelerate.SWITCHES)
     known, _ = parser.parse_known_args(own)
-    included = launch_deepspeed.gpus_in(known.include or known.i or "")
+    included = launch_accelerate.gpus_in(known.include or known.i or "")
     if len(set(included)) > 1:
         raise WorkloadError("--launch: deepspeed --include: machines with different numbers of GPUs", key="launch")
     gpus = count(known.num_gpus or next(iter(included), "all"), "deepspeed --num_gpus")
     nodes = count(known.num_nodes or max(len(included), 1), "--num_nodes")
-    deepspeed = launch_deepspeed.in_arguments(words[len(own) :], "deepspeed")
+    deepspeed = launch_accelerate.in_arguments(words[len(own) :], "deepspeed")
     return Launch("deepspeed", gpus, nodes, deepspeed=deepspeed)
 
 
@@ -158,7 +157,7 @@ def _of_accelerate(words: Sequence[str]) -> Launch:
         options[name.removeprefix("--").replace("-", "_")] = value if equals or value else True
     file = options.pop("config_file", None)
     content = dict(parse(_text(FilePath(file)), file).value) if file else {}
-    deepspeed = {name: options[name] for name in options if name in launch_deepspeed.OPTIONS}
+    deepspeed = {name: options[name] for name in options if name in launch_accelerate.OPTIONS}
     if deepspeed:
         content["deepspeed_config"] = {**(content.get("deepspeed_config") or {}), **deepspeed}
     for section in ("fsdp", "parallelism_config", "dynamo"):

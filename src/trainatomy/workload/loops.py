@@ -284,7 +284,7 @@ LOOPS: Mapping[str, Loop] = {
         ),
         Loop(
             name="inference",
-            run="trainatomy.training.loops.inference:infer",
+            run="trainatomy.training.loops.pytorch:infer",
             description="the forward pass alone, in evaluation mode and without gradients",
             cpu_costs="inference",
             trains=False,

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.workload.checkpointing import NEW_NAMES
+from trainatomy.workload.arguments import NEW_NAMES
 
 if TYPE_CHECKING:
     from trainatomy.workload.section import Path

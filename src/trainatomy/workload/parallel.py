@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.links import Links, find_link, is_through_host, links_of
 from trainatomy.errors import WorkloadError
-from trainatomy.results.plan import copies_of_weights
+from trainatomy.results.prediction import copies_of_weights
 from trainatomy.workload.section import Amount, Count, Names, Problem, Section, Text
 
 Strategy = Literal["ddp", "fsdp2", "fsdp1", "zero1", "dp"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic_core import PydanticUndefined
 
 from trainatomy.workload.arguments import arguments
-from trainatomy.workload.flags import FLAGS
+from trainatomy.workload.overrides import FLAGS
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import Section, keys, section_of
 

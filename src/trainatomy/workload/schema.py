@@ -27,18 +27,18 @@ from trainatomy.workload.defaults import (
     CHECKPOINTING,
     default_checkpointing,
     says_checkpointing,
+    state_era,
+    with_era,
     with_loop_defaults,
 )
-from trainatomy.workload.eras import state_era, with_era
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.generation import GenerationSpec
 from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
 from trainatomy.workload.loops import LOOPS, LoopName, describe_loops
-from trainatomy.workload.model import Dtype, LoraSpec, ModelSpec
+from trainatomy.workload.model import AllocatorSettings, Dtype, LoraSpec, ModelSpec, SoftwareSpec
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.section import Count, Decay, Index, Path, Problem, Section, Settings, Text, number_as_text
-from trainatomy.workload.software import AllocatorSettings, SoftwareSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.results.plan import fsdp_version
+from trainatomy.results.prediction import fsdp_version
 from trainatomy.workload.arguments import is_factory
 from trainatomy.workload.deepspeed import deepspeed_problems
+from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import LOOPS
-from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.parallel import CP_STRATEGY, ParallelSpec
 from trainatomy.workload.section import Problem
 from trainatomy.workload.train import TrainSpec

@@ -13,11 +13,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainatomy.workload import checkpointing
-from trainatomy.workload.arguments import arguments, is_class_path, is_factory, is_own
+from trainatomy.workload import arguments as checkpointing
+from trainatomy.workload.arguments import arguments, ignored_problems, is_class_path, is_factory, is_own
 from trainatomy.workload.deepspeed import read_deepspeed
-from trainatomy.workload.ignored_values import ignored_problems
-from trainatomy.workload.nearest import suggestion
+from trainatomy.workload.document import suggestion
 from trainatomy.workload.section import (
     Amount,
     Count,

@@ -9,8 +9,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import parse_yaml
+from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import LOOPS
-from trainatomy.workload.nearest import suggestion
 from trainatomy.workload.section import Problem
 
 if TYPE_CHECKING:

@@ -11,7 +11,9 @@ The file is JSON, ``trainatomy/calibration/1``::
       host         factors: time of this CPU as a multiple of the reference CPU's, by part of a step; probe_us: time of
                    the probe of the host's pace; busy: why the machine was not quiet (empty: it was), and its load
 
-``trainatomy/catalog/calls.py`` defines the text form of a point's call.
+``trainatomy/catalog/calibrations.py`` defines the text form of a point's call.
+
+Wait for a moment in which this machine does nothing else, and judge whether it was quiet while it was measured.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import platform
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -30,14 +33,72 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.catalog.calibrations import SCHEMA, WHOLE
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.libraries import installed_versions
+from trainatomy.measurement.device.host import HostLoad, LoadMeter, probe_seconds
 from trainatomy.operators.cost import cost_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from trainatomy.measurement.calibration.cases import Case
     from trainatomy.measurement.calibration.host import JsonProcess
-    from trainatomy.measurement.profiler.calls import CallRecorder, Sample
+    from trainatomy.measurement.profiled_calls import CallRecorder, Sample
+
+
+WINDOW = 0.5
+"""Seconds of one look at the machine."""
+PROBES = 20
+"""Probes in it."""
+MOST_OTHERS = 0.5
+"""Share of all processors that others may use.  Most cores show as two processors: beyond half of them, others share a
+core with the thread that is measured."""
+MOST_STOLEN = 0.02
+"""Share of the time that a hypervisor or the container's limit may take away."""
+MOST_SPREAD = 2.0
+"""The typical probe over the quickest one, up to which what is measured can be taken at the pace of the quickest.
+
+Beside other machines' work on the same cores, it was 1.2 to 1.8 on an H200's host for minutes, while no process of the
+machine itself ran."""
+
+
+def wait_until_quiet(seconds: float, report: Callable[[str], None]) -> str:
+    """Wait for a quiet moment, for at most this many seconds; return why the last look was not one, or an empty string.
+
+    The probe is compared with the quickest time of the whole wait, so the first look at a machine that is slow
+    throughout passes; its load does not.
+    """
+    quickest, began, told = float("inf"), time.monotonic(), ""
+    while True:
+        meter, times = LoadMeter(), []
+        for _ in range(PROBES):
+            times.append(probe_seconds())
+            time.sleep(WINDOW / PROBES)
+        quickest = min(quickest, *times)
+        why = reason(meter.read(), median(times) / quickest)
+        if not why or time.monotonic() - began >= seconds:
+            return why
+        if why != told:
+            report(f"waiting for a quiet moment: {why}")
+            told = why
+
+
+def reason(load: HostLoad, spread: float) -> str:
+    """Return why a machine with this load and this spread of its probe is not quiet; an empty string if it is."""
+    if load.others_share is not None and load.others_share > MOST_OTHERS:
+        return f"other processes use {load.others_share:.0%} of the processors"
+    if load.stolen_share is not None and load.stolen_share > MOST_STOLEN:
+        return f"the hypervisor gives {load.stolen_share:.0%} of the processors' time to other machines"
+    if load.throttled_share > MOST_STOLEN:
+        return f"the container's limit of processors stops it for {load.throttled_share:.0%} of the time"
+    if spread > MOST_SPREAD:
+        return f"a fixed piece of work typically takes {spread:.2f} times as long as at best"
+    return ""
+
+
+def reason_of(measured: Mapping[str, Any]) -> str:
+    """Return why the machine was not quiet while ``phases`` measured it."""
+    load = HostLoad(**measured["load"])
+    return reason(load, measured["probe_spread"])
+
 
 TIME_LIMIT = 120.0
 """Seconds; cases that are not measured by then are left out, and the file lists them."""
@@ -107,8 +168,8 @@ def _measure_links(gpus: int, time_limit: float, report: Callable[[str], None]) 
     """Return the section ``collectives``, or nothing for one GPU.  Comes before this process uses CUDA."""
     if gpus == 1:
         return {}
-    from trainatomy.measurement.calibration.collectives import collectives_section
-    from trainatomy.measurement.device.visible import require_gpus
+    from trainatomy.measurement.calibration.device import collectives_section
+    from trainatomy.measurement.device.nvml import require_gpus
     from trainatomy.workload.parallel import ParallelSpec
 
     require_gpus(ParallelSpec(gpus=gpus))
@@ -149,7 +210,8 @@ def too_busy(measured: Mapping[str, Any]) -> str:
 
 def groups() -> dict[str, Callable[[], Iterable[Case]]]:
     """Return the groups of cases, most important first."""
-    from trainatomy.measurement.calibration import cases, lists, traffic
+    from trainatomy.measurement.calibration import cases, traffic
+    from trainatomy.measurement.calibration import cases as lists
 
     return {
         "matrix products": cases.matrix_products,
@@ -179,7 +241,7 @@ def kernel_points(
     """Return the points of all groups, or of those chosen, and the names of cases left out."""
     import torch
 
-    from trainatomy.measurement.profiler.calls import CallRecorder, profiled
+    from trainatomy.measurement.profiled_calls import CallRecorder, profiled
 
     points: list[dict[str, Any]] = []
     left_out: list[str] = []
@@ -210,7 +272,7 @@ def kernel_points(
 
 def _points_of(recorder: CallRecorder, events: list[dict[str, Any]], kernel_names: bool) -> list[dict[str, Any]]:
     """Return a point for each call that ran kernels; with TF32 only for the operators that it changes."""
-    from trainatomy.catalog.calls import to_text
+    from trainatomy.catalog.calibrations import to_text
 
     gathered: dict[tuple[int, str], list[Sample]] = defaultdict(list)
     for sample in recorder.samples(events):
@@ -315,7 +377,7 @@ def environment() -> dict[str, Any]:
     """Return the GPU, driver, library versions and CPU of this machine, and the date."""
     import torch
 
-    from trainatomy.measurement.step.environment import driver_version
+    from trainatomy.measurement.step.results import driver_version
 
     properties = torch.cuda.get_device_properties(0)
     return {

@@ -27,7 +27,7 @@ def trainings() -> list[Workload]:
 def expected_microseconds(gpu_id: str) -> list[dict[str, float]]:
     """Return for each training, on the GPU with this id, microseconds of forward, backward, optimizer, other, batch."""
     from trainatomy.catalog.gpus import find_gpu
-    from trainatomy.catalog.hosts import reference_host
+    from trainatomy.catalog.machines import reference_host
     from trainatomy.simulator.simulate import simulate
     from trainatomy.timing.host_costs import cpu_costs
     from trainatomy.timing.launch import cpu_seconds_by_phase

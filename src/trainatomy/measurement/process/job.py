@@ -1,10 +1,23 @@
-"""Describe the job of a worker process, and pass its result back: plain values on both sides of the boundary."""
+"""Describe the job of a worker process, and pass its result back: plain values on both sides of the boundary.
+
+Report the progress and the result of a worker process, as lines of JSON on a pipe.
+
+A pipe rather than a file: a full disk loses nothing, and a worker whose reader is gone ends at its next line.
+
+The end of a process's log: its last lines, and the exception before them.
+
+PyTorch's message about an operator without a kernel ends with a list of all its kernels, so that the last lines alone
+would not say what failed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,11 +26,12 @@ from trainatomy import errors
 from trainatomy.results.measurement import Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import MutableMapping
 
     from pydantic import TypeAdapter
 
     from trainatomy.workload.schema import Workload
+
 
 Stacks = Literal["none", "python", "cpp"]
 DEFAULT_STEPS = 4
@@ -138,3 +152,99 @@ def _adapter() -> TypeAdapter[Measurement]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Measurement)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of a measurement.
+
+    Attributes:
+        run: ``control`` (nothing is recorded) or ``recorded``.
+        stage: loading libraries, first tensor, building the model, model loaded, training, analyzing memory.
+        step: Completed steps.
+        steps: Steps in total.
+        device_bytes: Device memory that the process holds (``None``: the driver does not report it).
+    """
+
+    run: str
+    stage: str
+    step: int = 0
+    steps: int = 0
+    device_bytes: int | None = None
+
+    def __str__(self) -> str:
+        steps = f", step {self.step} of {self.steps}" if self.step else ""
+        return f"{self.run} run: {self.stage}{steps}"
+
+
+class Reporter:
+    """Writes lines to a file descriptor; does nothing without one."""
+
+    def __init__(self, descriptor: int | None = None, run: str = "control") -> None:
+        self._descriptor = descriptor
+        self._last = Progress(run, "loading libraries")
+
+    def stage(self, name: str, device_bytes: int | None = None) -> None:
+        """Report that a stage begins; ``device_bytes`` keeps its last value if it is ``None``."""
+        self._report(device_bytes, stage=name)
+
+    def step(self, step: int, steps: int, device_bytes: int | None) -> None:
+        """Report that ``step`` of ``steps`` steps are complete."""
+        self._report(device_bytes, stage="training", step=step, steps=steps)
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Report the result of the run, as ``job.to_plain`` returns it."""
+        self.write({"result": result})
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Write one line.  Raises ``BrokenPipeError`` when nobody reads any more."""
+        if self._descriptor is None:
+            return
+        line = memoryview(json.dumps(content).encode() + b"\n")
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+
+    def _report(self, device_bytes: int | None, **changes: Any) -> None:
+        held = self._last.device_bytes if device_bytes is None else device_bytes
+        self._last = replace(self._last, device_bytes=held, **changes)
+        self.write({"progress": asdict(self._last)})
+
+
+def read_progress(content: Mapping[str, Any]) -> Progress:
+    """Read the progress that a ``Reporter`` wrote."""
+    return Progress(**content)
+
+
+_LINES = 12
+_MAX_CHARACTERS = 400
+_EXCEPTION = re.compile(r"^\s*([\w.]+\.)?\w*(Error|Exception|Interrupt)\b: ")
+
+
+class LogTail:
+    """Last lines of a log, and the last one that names an exception."""
+
+    def __init__(self, lines: Iterable[str] = ()) -> None:
+        """Start with ``lines``."""
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._exception, self._place, self._count = "", 0, 0
+        for line in lines:
+            self.append(line)
+
+    def append(self, line: str) -> None:
+        """Add a line."""
+        self._count += 1
+        self._lines.append(line)
+        if _EXCEPTION.match(line):
+            self._exception, self._place = line, self._count
+
+    def clear(self) -> None:
+        """Forget all lines."""
+        self._lines.clear()
+        self._exception, self._place, self._count = "", 0, 0
+
+    def text(self) -> str:
+        """Return the end of the log, indented; the exception comes first if it lies further back."""
+        lines = list(self._lines)
+        if self._exception and self._place <= self._count - len(lines):
+            lines = [self._exception[:_MAX_CHARACTERS], "…", *lines]
+        return "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"

@@ -16,9 +16,16 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from trainatomy.errors import DeviceError
-from trainatomy.measurement.process.job import NVML_CHECK, Job, can_fork, from_plain, set_environment
-from trainatomy.measurement.process.log_tail import LogTail
-from trainatomy.measurement.process.progress import Progress, read_progress
+from trainatomy.measurement.process.job import (
+    NVML_CHECK,
+    Job,
+    LogTail,
+    Progress,
+    can_fork,
+    from_plain,
+    read_progress,
+    set_environment,
+)
 from trainatomy.results.measurement import Measurement
 
 WORKER = (sys.executable, "-m", "trainatomy.measurement.process.worker")

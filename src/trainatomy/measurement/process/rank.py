@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.measurement.process.job import ALLOCATOR_VARIABLES, NVML_CHECK, RUN_VARIABLE, to_plain
-from trainatomy.measurement.process.progress import Reporter
+from trainatomy.measurement.process.job import ALLOCATOR_VARIABLES, NVML_CHECK, RUN_VARIABLE, Reporter, to_plain
 from trainatomy.measurement.process.worker import FAILED, preload
 from trainatomy.processes import end_with_parent
 

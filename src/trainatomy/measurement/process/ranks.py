@@ -19,10 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import trainatomy
 from trainatomy.errors import DeviceError
-from trainatomy.measurement.process.job import NVML_CHECK, set_environment
-from trainatomy.measurement.process.log_tail import LogTail
+from trainatomy.measurement.process.job import NVML_CHECK, LogTail, Progress, read_progress, set_environment
 from trainatomy.measurement.process.pool import worker_died
-from trainatomy.measurement.process.progress import Progress, read_progress
 from trainatomy.measurement.process.rank import MODULE, POLL_SECONDS, write_whole
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.libraries import version_of
-from trainatomy.measurement.process.job import NVML_CHECK, Job, set_environment, to_plain
-from trainatomy.measurement.process.progress import Reporter
+from trainatomy.measurement.process.job import NVML_CHECK, Job, Reporter, set_environment, to_plain
 from trainatomy.processes import end_with_parent
 
 if TYPE_CHECKING:

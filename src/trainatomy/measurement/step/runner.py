@@ -12,32 +12,42 @@ import torch
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.measurement.device import nvml
-from trainatomy.measurement.device.host_probe import HostProbe
+from trainatomy.measurement.device.host import HostProbe
 from trainatomy.measurement.device.meter import Meter
+from trainatomy.measurement.device.nvml import show_first_gpus
 from trainatomy.measurement.device.power import sampler_of
-from trainatomy.measurement.device.visible import show_first_gpus
-from trainatomy.measurement.process.job import Job, to_plain, warm_up_steps
-from trainatomy.measurement.process.progress import Reporter
-from trainatomy.measurement.step.communication import followed
-from trainatomy.measurement.step.data_wait import DataWaits
-from trainatomy.measurement.step.environment import allocator_setup, is_out_of_memory, requested_bytes
-from trainatomy.measurement.step.group import RankGroup, first_collective, join, join_alone, place_of
-from trainatomy.measurement.step.initial_values import repeated_random_values
-from trainatomy.measurement.step.monitors import Monitors
+from trainatomy.measurement.process.job import Job, Reporter, to_plain, warm_up_steps
+from trainatomy.measurement.step.group import (
+    RankGroup,
+    first_collective,
+    followed,
+    join,
+    join_alone,
+    place_of,
+    repeated_random_values,
+)
 from trainatomy.measurement.step.recorder import RunRecorder
-from trainatomy.measurement.step.results import PROCESS_GROUP, Outcome, measurement_of, of_rank, with_other_gpus
-from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
+from trainatomy.measurement.step.results import (
+    PROCESS_GROUP,
+    Outcome,
+    allocator_setup,
+    is_out_of_memory,
+    measurement_of,
+    of_rank,
+    requested_bytes,
+    with_other_gpus,
+)
+from trainatomy.measurement.step.timer import DataWaits, EnoughSteps, Monitors, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
-from trainatomy.measurement.traces.breakdown import Failure, MeasuredTotals, measured_breakdown
-from trainatomy.measurement.traces.labels import BUFFERS_NOTE
+from trainatomy.measurement.traces.breakdown import BUFFERS_NOTE, Failure, MeasuredTotals, measured_breakdown
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
-from trainatomy.training.gradient_scaling import CountedSteps, following_scaled_steps
 from trainatomy.training.observer import Silent
 from trainatomy.training.quantization import load_on_device
-from trainatomy.training.throughput import tokens_per_sample
+from trainatomy.training.run import CountedSteps, following_scaled_steps
+from trainatomy.training.shape import tokens_per_sample
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.allocator.blocks import MIB, MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, block_bytes
 from trainatomy.allocator.replay import Replay
-from trainatomy.allocator.sizes import MIB, MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, block_bytes
 
 if TYPE_CHECKING:
     from trainatomy.allocator.settings import AllocatorSettings

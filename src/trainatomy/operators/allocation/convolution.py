@@ -10,7 +10,7 @@ of the rules in ``cudnn``. Depthwise convolutions of contiguous images run ATen'
 cuDNN.
 
 A convolution does not fail for lack of a workspace: PyTorch catches the error and tries the next of the plans that
-cuDNN's heuristics offer, then those of its fallback list (``try_configs``; see ``trainatomy.allocator.choices``). It
+cuDNN's heuristics offer, then those of its fallback list (``try_configs``; see ``trainatomy.allocator.replay``). It
 keeps the first that runs for all calls of the same thread with equal operation, shapes, type, layout, strides, padding,
 dilation and groups. The workspaces of the next plans are not documented. Assumed: the next one needs no workspace, as
 implicit products exist for all three operations. This is the optimistic bound: a training that is predicted to run out
@@ -24,16 +24,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.catalog.cudnn import has_recorded_engines
+from trainatomy.catalog.gpus import has_recorded_engines
 from trainatomy.catalog.versions import behaviour
-from trainatomy.operators.allocation.arguments import HALF_TYPES, bound, dense_bytes, layout_of
 from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
-from trainatomy.operators.allocation.cudnn.missing import missing_engine, missing_workspace
-from trainatomy.operators.allocation.cudnn.unanswered import is_unanswered, missing_parts
+from trainatomy.operators.allocation.cudnn.missing import (
+    is_unanswered,
+    missing_engine,
+    missing_parts,
+    missing_workspace,
+)
 from trainatomy.operators.allocation.cudnn.unnamed import unnamed_workspaces
-from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch, Trial
+from trainatomy.operators.allocation.plan import (
+    HALF_TYPES,
+    Free,
+    KernelCall,
+    Out,
+    Plan,
+    Scratch,
+    Trial,
+    bound,
+    dense_bytes,
+    layout_of,
+)
 from trainatomy.operators.allocation.reduction import SUM
 
 if TYPE_CHECKING:

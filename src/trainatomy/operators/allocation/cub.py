@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainatomy.allocator.sizes import round_up
+from trainatomy.allocator.blocks import round_up
 from trainatomy.catalog.gpus import threads_per_multiprocessor
-from trainatomy.operators.allocation.arguments import ceil_div
+from trainatomy.operators.allocation.plan import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

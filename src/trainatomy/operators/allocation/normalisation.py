@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from trainatomy.operators.allocation.arguments import (
+from trainatomy.operators.allocation.plan import (
+    Free,
+    KernelCall,
+    Out,
+    Plan,
+    Scratch,
     bound,
     ceil_div,
     compute_type,
@@ -12,9 +17,7 @@ from trainatomy.operators.allocation.arguments import (
     dense_bytes,
     layout_of,
 )
-from trainatomy.operators.allocation.iterator import InputGeometry, reduction_iterator
-from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch
-from trainatomy.operators.allocation.reduction import Kernel, reduction_scratch
+from trainatomy.operators.allocation.reduction import InputGeometry, Kernel, reduction_iterator, reduction_scratch
 
 _MANY_ROWS = 64 * 1024
 _COLUMNS_PER_BLOCK = 32

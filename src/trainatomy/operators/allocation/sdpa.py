@@ -2,24 +2,304 @@
 
 Source: aten/src/ATen/native/transformers/attention.cpp (``scaled_dot_product_attention``,
 ``_scaled_dot_product_attention_math``), torch 2.9-2.15.
+
+The choice of the kernel of scaled-dot-product attention on a CUDA GPU.
+
+Reproduces ``select_sdp_backend`` of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and the checks of
+sdp_utils_cpp.h for dense tensors, torch 2.9-2.15, with the cuDNN of PyTorch's wheels on PyPI.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from trainatomy.catalog.versions import behaviour
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation.arguments import is_half
-from trainatomy.operators.allocation.sdpa_choice import Backend, SdpFlags, choose_sdpa, is_fused_beside_a_mask
+from trainatomy.operators.allocation.plan import HALF_TYPES, deterministic, is_half
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainatomy.operators.allocation.plan import Processor
+
+
+Backend = Literal["flash", "efficient", "cudnn", "math", "overrideable"]
+
+_DEFAULT_ORDER: tuple[Backend, ...] = ("flash", "efficient", "math", "cudnn", "overrideable")
+_CUDNN_FIRST: tuple[Backend, ...] = ("cudnn", "flash", "efficient", "math")
+_BY_NUMBER: dict[int, Backend] = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
+_OLDEST_CUDNN_PREFERRED = 91500
+_NEWEST_CUDNN_WITH_SMALL_HEADS = 92200
+_DROPOUT_STEPS = 16
+"""Probabilities of dropout between 0 and 1 that all of cuDNN's kernels of attention can tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class SdpFlags:
+    """The switches of ``torch.backends.cuda`` and ``torch.nn.attention.sdpa_kernel``.
+
+    ``order`` is None unless the user set one.
+    """
+
+    flash: bool = True
+    efficient: bool = True
+    math: bool = True
+    cudnn: bool = True
+    half_precision_math: bool = False
+    deterministic: bool = False
+    order: tuple[Backend, ...] | None = None
+
+    @classmethod
+    def current(cls) -> SdpFlags:
+        """Return the switches of this process."""
+        cuda = torch.backends.cuda
+        order = tuple(_BY_NUMBER[number] for number in torch._C._get_sdp_priority_order())
+        return cls(
+            flash=cuda.flash_sdp_enabled(),
+            efficient=cuda.mem_efficient_sdp_enabled(),
+            math=cuda.math_sdp_enabled(),
+            cudnn=cuda.cudnn_sdp_enabled(),
+            half_precision_math=cuda.fp16_bf16_reduction_math_sdp_allowed(),
+            deterministic=deterministic(),
+            order=None if order == _DEFAULT_ORDER else order,
+        )
+
+
+class _Attention(NamedTuple):
+    """An attention call: [B, H, S, D] tensors and the properties that decide about them."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    is_causal: bool
+    enable_gqa: bool
+    requires_grad: bool
+    processor: Processor
+    flags: SdpFlags
+
+
+def choose_sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    processor: Processor,
+    requires_grad: bool,
+    flags: SdpFlags,
+) -> Backend:
+    """Return the backend of one call.
+
+    ``scale`` decides nothing; it is accepted so that the arguments are those of the function. ``requires_grad``: a
+    gradient will flow to query, key or value.
+
+    Raises:
+        SimulationError: every backend that supports the call is switched off.
+    """
+    call = _Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, requires_grad, processor, flags)
+    able = {"flash": _can_use_flash, "efficient": _efficient, "cudnn": _cudnn, "math": lambda _: flags.math}
+    for backend in _order(processor, flags):
+        if backend in able and able[backend](call):
+            return backend
+    raise SimulationError(
+        "scaled_dot_product_attention: no kernel that is switched on takes these tensors "
+        f"(query {tuple(query.shape)} {query.dtype}); allow another one with torch.nn.attention.sdpa_kernel"
+    )
+
+
+def is_fused_beside_a_mask(query: torch.Tensor, processor: Processor, flags: SdpFlags) -> bool:
+    """Return whether attention with grouped queries, which no fused kernel takes, is fused where there is a mask.
+
+    Beside a mask, models of transformers repeat keys and values for each query head (``use_gqa_in_sdpa``, 5.17), so
+    that they have the shape of the query.
+    """
+    repeated = _Attention(query, query, query, None, 0.0, False, False, query.requires_grad, processor, flags)
+    return _efficient(repeated)
+
+
+def _order(processor: Processor, flags: SdpFlags) -> tuple[Backend, ...]:
+    """Return the priorities: cuDNN first on compute capability 9 and 10 with cuDNN above 9.15.
+
+    Source: ``check_prefer_cudnn_attention``.
+    """
+    if flags.order is not None:
+        return flags.order
+    cudnn: int = behaviour("cudnn_of_the_wheel", processor.torch_version)
+    prefer = cudnn > _OLDEST_CUDNN_PREFERRED and processor.capability[0] in (9, 10)
+    return _CUDNN_FIRST if prefer else _DEFAULT_ORDER
+
+
+def _can_use_flash(call: _Attention) -> bool:
+    """Return ``can_use_flash_attention``."""
+    heads = {tensor.shape[-1] for tensor in (call.query, call.key, call.value)}
+    return (
+        call.flags.flash
+        and _four_dimensions(call)
+        and call.mask is None
+        and len(heads) == 1
+        and max(heads) <= 256
+        and (8, 0) <= call.processor.capability <= (12, 1)
+        and _flash_backward_exists(call)
+        and (not call.is_causal or call.query.shape[-2] == call.key.shape[-2])
+        and _same_type(call, HALF_TYPES)
+        and _batch_and_heads(call, grouped=True)
+        and _nonempty(call)
+        and _unit_strides(call, ignore_single=True)
+    )
+
+
+def _efficient(call: _Attention) -> bool:
+    """Return ``can_use_mem_efficient_attention``."""
+    dim, value_dim = call.query.shape[-1], call.value.shape[-1]
+    alignment = _gemm_alignment(call)
+    types = (torch.float32, *HALF_TYPES) if call.processor.capability >= (8, 0) else (torch.float32, torch.float16)
+    return (
+        call.flags.efficient
+        and (5, 0) <= call.processor.capability <= (12, 1)
+        and _four_dimensions(call)
+        and dim == call.key.shape[-1]
+        and min(dim, value_dim) > 0
+        and dim % alignment == value_dim % alignment == 0
+        and _nonempty(call)
+        and _unit_strides(call, ignore_single=False)
+        and _batch_and_heads(call, grouped=_takes_grouped_queries(call))
+        and _same_type(call, types)
+    )
+
+
+def _cudnn(call: _Attention) -> bool:
+    """Return ``can_use_cudnn_attention``; cuDNN 9.11 to 9.13 have no dropout."""
+    return (
+        call.flags.cudnn
+        and not call.flags.deterministic
+        and _cudnn_dropout(call)
+        and _four_dimensions(call)
+        and _same_type(call, HALF_TYPES)
+        and _mask_broadcasts(call)
+        and (8, 0) <= call.processor.capability <= (12, 1)
+        and _nonempty(call)
+        and _unit_strides(call, ignore_single=True)
+        and _batch_and_heads(call, grouped=True, same_key_value=False)
+        and _cudnn_shapes(call)
+    )
+
+
+def _cudnn_dropout(call: _Attention) -> bool:
+    """Return whether cuDNN has a kernel with this dropout (``check_cudnn_dropout``)."""
+    version = behaviour("cudnn_of_the_wheel", call.processor.torch_version)
+    only_steps = behaviour("cudnn_attention_drops_in_steps", call.processor.torch_version)
+    if call.dropout > 0 and 91100 < version < 91400:
+        return False
+    return not only_steps or float(call.dropout * _DROPOUT_STEPS).is_integer()
+
+
+def _cudnn_shapes(call: _Attention) -> bool:
+    """Return ``check_cudnn_tensor_shapes`` and ``check_cudnn_d256_bprop_head_dim``.
+
+    Heads up to 128, on Hopper 256 and on Blackwell 192 with values of 128, multiples of 8.  With cuDNN 9.23 and later,
+    both GPUs have up to 256, but few sizes above 128 with a backward.
+    """
+    dim, value_dim = call.query.shape[-1], call.value.shape[-1]
+    version = behaviour("cudnn_of_the_wheel", call.processor.torch_version)
+    limit = 128
+    if version > _NEWEST_CUDNN_WITH_SMALL_HEADS and _has_large_heads(call.processor.capability, version):
+        limit = 256
+        has_backward = max(dim, value_dim) <= limit // 2 or (dim, value_dim) in ((192, 128), (256, 256))
+        if call.requires_grad and not has_backward:
+            return False
+    elif version >= 91000 and call.processor.capability == (9, 0):
+        limit = 256
+    elif version >= 91100 and call.processor.capability[0] == 10 and (dim, value_dim) == (192, 128):
+        limit = 192
+    return (
+        max(dim, value_dim) <= limit
+        and dim % 8 == value_dim % 8 == 0
+        and call.key.shape[-2] != 1
+        and (call.dropout == 0 or call.query.shape[-2] != 1)
+    )
+
+
+def _has_large_heads(capability: tuple[int, int], cudnn: int) -> bool:
+    return capability == (9, 0) or (capability[0] == 10 and not (capability[1] == 7 and cudnn <= 92500))
+
+
+def _mask_broadcasts(call: _Attention) -> bool:
+    """Return ``check_attn_mask_shape``.
+
+    A mask without gradient, [S, T] or [B, H, S, T], every dimension full or 1.
+    """
+    if call.mask is None:
+        return True
+    full = (*call.query.shape[:3], call.key.shape[-2])
+    shape = call.mask.shape
+    fits = all(mask in (size, 1) for mask, size in zip(reversed(shape), reversed(full), strict=False))
+    return not call.mask.requires_grad and len(shape) in (2, 4) and fits
+
+
+def _flash_backward_exists(call: _Attention) -> bool:
+    """Return whether flash attention has a backward for these heads.
+
+    GPUs with little shared memory (8.6-8.9, 12.x) have none for heads of 193-224, nor above 224 with dropout.
+    """
+    dim = call.query.shape[-1]
+    little = (8, 6) <= call.processor.capability <= (8, 9) or (12, 0) <= call.processor.capability <= (12, 1)
+    return not (call.requires_grad and little and (192 < dim <= 224 or (dim > 224 and call.dropout > 0)))
+
+
+def _gemm_alignment(call: _Attention) -> int:
+    """Return ``minimum_gemm_alignment``, in elements."""
+    major = call.processor.capability[0]
+    alignment = 4 if major >= 8 else 1
+    if major >= 8 or (major == 7 and is_half(call.query)):
+        alignment = max(alignment, 8 if is_half(call.query) else 4)
+    return alignment
+
+
+def _four_dimensions(call: _Attention) -> bool:
+    return call.query.dim() == call.key.dim() == call.value.dim() == 4
+
+
+def _same_type(call: _Attention, allowed: tuple[torch.dtype, ...]) -> bool:
+    return call.query.dtype == call.key.dtype == call.value.dtype and call.query.dtype in allowed
+
+
+def _nonempty(call: _Attention) -> bool:
+    return call.query.shape[-2] != 0 and call.key.shape[-2] != 0
+
+
+def _unit_strides(call: _Attention, ignore_single: bool) -> bool:
+    """Return whether the last dimension is dense, also that of the mask."""
+    dense = all(tensor.stride(-1) == 1 for tensor in (call.query, call.key, call.value))
+    dense = dense or (ignore_single and call.query.shape[-1] == 1)
+    return dense and (call.mask is None or call.mask.stride(-1) == 1)
+
+
+def _takes_grouped_queries(call: _Attention) -> bool:
+    """Return whether memory-efficient attention takes grouped queries, and all kernels a single head of keys."""
+    return bool(behaviour("efficient_attention_takes_grouped_queries", call.processor.torch_version))
+
+
+def _batch_and_heads(call: _Attention, grouped: bool, same_key_value: bool = True) -> bool:
+    """Return whether batch sizes are equal, and heads are equal or grouped queries are supported."""
+    query, key, value = (tensor.shape for tensor in (call.query, call.key, call.value))
+    if not query[0] == key[0] == value[0]:
+        return False
+    if not (grouped and call.enable_gqa):
+        is_broadcast = query[1] > 0 and key[1] == value[1] == 1 and _takes_grouped_queries(call)
+        return query[1] == key[1] == value[1] or is_broadcast
+    if same_key_value and key[1] != value[1]:
+        return False
+    return query[1] % key[1] == 0 and query[1] % value[1] == 0
+
 
 _aten = torch.ops.aten
 _MASK_ALIGNMENT = 8

@@ -2,7 +2,7 @@
 
 A workspace belongs to a (handle, stream) and handles belong to threads, so that the thread which calls ``backward`` and
 autograd's own each allocate one. That happens between the call's output and its kernel, and the workspace is kept for
-the life of the process; the sizes are in ``trainatomy.catalog.workspaces``. From torch 2.15 on each call allocates the
+the life of the process; the sizes are in ``trainatomy.catalog.versions``. From torch 2.15 on each call allocates the
 workspace of the library that computes it, and frees it when the kernel is launched.
 
 Sources: aten/src/ATen/cuda/CublasHandlePool.cpp (``getCurrentCUDABlasHandle``, ``getCUDABlasLtWorkspace``),
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from trainatomy.catalog.workspaces import workspaces
+from trainatomy.catalog.versions import workspaces
 from trainatomy.operators.registry import find
 
 if TYPE_CHECKING:

@@ -19,7 +19,24 @@ from math import ceil, log2, prod
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.depthwise import depthwise, kind_of, kind_of_weight
+from trainatomy.operators.cost.algorithms import (
+    FORWARD,
+    INPUT,
+    TOGETHER,
+    WEIGHT,
+    in_turn_seconds,
+    kind_of_turns,
+    turns_seconds,
+    ways_of,
+)
+from trainatomy.operators.cost.depthwise import (
+    depthwise,
+    is_of_one_place,
+    kind_of,
+    kind_of_weight,
+    least_seconds,
+    one_place_seconds,
+)
 from trainatomy.operators.cost.elementwise import reordering_seconds
 from trainatomy.operators.cost.kernel import (
     HALVES,
@@ -31,10 +48,7 @@ from trainatomy.operators.cost.kernel import (
     whole_numbers,
 )
 from trainatomy.operators.cost.matmul import product
-from trainatomy.operators.cost.one_place import is_of_one_place, least_seconds, one_place_seconds
 from trainatomy.operators.cost.plans import plans_of
-from trainatomy.operators.cost.turns import kind_of_turns, turns_seconds
-from trainatomy.operators.cost.ways import FORWARD, INPUT, TOGETHER, WEIGHT, in_turn_seconds, ways_of
 from trainatomy.results.operations import Array, Call
 
 _LAYOUT_TILE, _GATHER_TILE, _KERNELS_OF_GROUP = 32, 128, 4

@@ -17,7 +17,7 @@ from functools import cache
 from math import log2
 from typing import NamedTuple
 
-from trainatomy.catalog.cudnn import has_recorded_engines
+from trainatomy.catalog.gpus import has_recorded_engines
 from trainatomy.results.operations import Call
 
 ARGUMENT = "plans"

@@ -13,17 +13,11 @@ their definitions (substation/attention.py, substation/transformer.py) where the
 from __future__ import annotations
 
 from trainatomy.operators.operator import Operator
-from trainatomy.operators.table.communication import COMMUNICATION
 from trainatomy.operators.table.contractions import CONTRACTIONS
-from trainatomy.operators.table.elementwise import ELEMENTWISE
-from trainatomy.operators.table.host import HOST
-from trainatomy.operators.table.lists import LISTS
-from trainatomy.operators.table.losses import LOSS_FUNCTIONS
-from trainatomy.operators.table.moves import MOVES
+from trainatomy.operators.table.elementwise import ELEMENTWISE, LISTS, LOSS_FUNCTIONS
+from trainatomy.operators.table.libraries import COMMUNICATION, QUANTISED_WEIGHTS, TRITON, VISION
+from trainatomy.operators.table.moves import HOST, MOVES
 from trainatomy.operators.table.normalisations import NORMALISATIONS
-from trainatomy.operators.table.quantised import QUANTISED_WEIGHTS
-from trainatomy.operators.table.triton import TRITON
-from trainatomy.operators.table.vision import VISION
 
 OPERATORS: dict[str, Operator] = {}
 """The row of each operator by its name."""

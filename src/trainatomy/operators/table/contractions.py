@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainatomy.operators.operator import Operator
-from trainatomy.operators.table.family import CUDNN, family, row
+from trainatomy.operators.operator import CUDNN, Operator, family, row
 
 _CUBLAS = ("cublas",)
 _CUBLASLT = ("cublas", "cublaslt")
@@ -27,7 +26,7 @@ MATRIX_PRODUCTS = family(
     row("mv addmv dot vdot", cost="matmul:vector_product"),
     row("addr", cost="matmul:vector_product", loads=(), workspaces=()),
     row("linear", loads=(), workspaces=()),  # seen whole in inference mode only
-    row("_grouped_mm", cost="matmul:grouped_matmul", allocates="grouped:grouped_product", workspaces=()),
+    row("_grouped_mm", cost="matmul:grouped_matmul", allocates="matmul:grouped_product", workspaces=()),
     row("_scaled_mm _int_mm", cost="", workspaces=_CUBLASLT),
     row("_scaled_grouped_mm", cost="", loads=(), workspaces=()),
 )
@@ -48,7 +47,7 @@ FACTORISATIONS = family(
 
 SOLUTIONS = family(
     Operator("", "contraction", why="depends on the algorithm", launch="library", loads=_CUBLAS, workspaces=_CUBLAS),
-    row("linalg_lu_solve", allocates="linear_algebra:lu_solve"),
+    row("linalg_lu_solve", allocates="matmul:lu_solve"),
 )
 
 CONVOLUTIONS = family(
@@ -84,10 +83,10 @@ ATTENTION = family(
     ),
     row("_scaled_dot_product_flash_attention", allocates="attention:flash_forward"),
     row("_scaled_dot_product_flash_attention_backward", allocates="attention:flash_backward"),
-    row("_scaled_dot_product_efficient_attention", allocates="efficient_attention:efficient_forward"),
+    row("_scaled_dot_product_efficient_attention", allocates="attention:efficient_forward"),
     row(
         "_scaled_dot_product_efficient_attention_backward",
-        allocates="efficient_attention:efficient_backward",
+        allocates="attention:efficient_backward",
         meta="meta:efficient_attention_backward",
     ),
     row("_scaled_dot_product_cudnn_attention", allocates="attention:cudnn_forward", loads=("cudnn",)),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainatomy.operators.operator import Operator
-from trainatomy.operators.table.family import CUDNN, family, row
+from trainatomy.operators.operator import CUDNN, Operator, family, row
 
 _SOFTMAX = "difference, exponential, sum, division"
 _STANDARDISE = "sum, difference, square, its sum, division, scale, shift"
@@ -14,18 +13,18 @@ _STANDARDISE_BACKWARD = (
 
 SOFTMAX = family(
     Operator("", "normalisation", 4, _SOFTMAX, launch="reduction", cost="reduction:normalisation"),
-    row("_softmax", allocates="loss:softmax"),
+    row("_softmax", allocates="elementwise:softmax"),
     row("_safe_softmax", allocates="attention:safe_softmax"),
     row(
         "_softmax_backward_data",
-        allocates="loss:softmax_backward",
+        allocates="elementwise:softmax_backward",
         why="product with the gradient, its sum, product with the sum, difference",
     ),
-    row("_log_softmax", allocates="loss:softmax", why="difference, exponential, sum, difference"),
+    row("_log_softmax", allocates="elementwise:softmax", why="difference, exponential, sum, difference"),
     row(
         "_log_softmax_backward_data",
-        allocates="loss:log_softmax_backward",
-        meta="gradients:log_softmax_backward",
+        allocates="elementwise:log_softmax_backward",
+        meta="meta:log_softmax_backward",
         why="sum, exponential, product, difference",
     ),
     row("logsumexp", composite=True, why="difference, exponential, sum, difference"),
@@ -37,7 +36,7 @@ NORMS = family(
     row(
         "native_group_norm",
         launch="group_norm",
-        cost="group_norm:group_norm",
+        cost="norms:group_norm",
         allocates="normalisation:group_norm",
     ),
     row(
@@ -49,7 +48,7 @@ NORMS = family(
 )
 
 BATCH_NORMS = family(
-    Operator("", "normalisation", 7, _STANDARDISE, launch="batch_norm", cost="batch_norm:batch_norm"),
+    Operator("", "normalisation", 7, _STANDARDISE, launch="batch_norm", cost="norms:batch_norm"),
     row("native_batch_norm", allocates="normalisation:batch_norm"),
     row("cudnn_batch_norm", allocates="normalisation:batch_norm", loads=CUDNN),
     row("_native_batch_norm_legit _batch_norm_with_update", cost=""),
@@ -59,8 +58,8 @@ BATCH_NORMS = family(
 DISTANCES = family(
     Operator("", "normalisation", why="depends on the norm", launch="pointwise"),
     row("_pdist_forward _cdist_forward", cost="reduction:pairs"),
-    row("_pdist_backward", allocates="distances:pdist_backward"),
-    row("_cdist_backward", allocates="distances:cdist_backward"),
+    row("_pdist_backward", allocates="matmul:pdist_backward"),
+    row("_cdist_backward", allocates="matmul:cdist_backward"),
 )
 
 NORM_GRADIENTS = family(
@@ -68,12 +67,12 @@ NORM_GRADIENTS = family(
     row(
         "native_layer_norm_backward",
         allocates="normalisation:layer_norm_backward",
-        meta="gradients:layer_norm_backward",
+        meta="meta:layer_norm_backward",
     ),
     row(
         "native_group_norm_backward",
         launch="group_norm",
-        cost="group_norm:group_norm",
+        cost="norms:group_norm",
         allocates="normalisation:group_norm_backward",
     ),
     row(
@@ -85,8 +84,8 @@ NORM_GRADIENTS = family(
 )
 
 BATCH_NORM_GRADIENTS = family(
-    Operator("", "normalisation", 12, _STANDARDISE_BACKWARD, launch="batch_norm", cost="batch_norm:batch_norm"),
-    row("native_batch_norm_backward", allocates="normalisation:batch_norm", meta="gradients:batch_norm_backward"),
+    Operator("", "normalisation", 12, _STANDARDISE_BACKWARD, launch="batch_norm", cost="norms:batch_norm"),
+    row("native_batch_norm_backward", allocates="normalisation:batch_norm", meta="meta:batch_norm_backward"),
     row("cudnn_batch_norm_backward", allocates="normalisation:batch_norm", loads=("cudnn_backward",)),
     row("batch_norm_backward", cost=""),
 )
@@ -113,8 +112,8 @@ VECTOR_NORMS = family(
     row("norm", allocates="reduction:NORM"),
     row("native_norm", cost=""),
     row("dist", composite=True),
-    row("_weight_norm_interface", cost="scans:weight_norm"),
-    row("_weight_norm_interface_backward", group=None, flop=None, why="", cost="scans:weight_norm"),
+    row("_weight_norm_interface", cost="reduction:weight_norm"),
+    row("_weight_norm_interface_backward", group=None, flop=None, why="", cost="reduction:weight_norm"),
 )
 
 EXTREMES = family(
@@ -124,16 +123,16 @@ EXTREMES = family(
     row("argmax argmin", allocates="reduction:EXTREMUM_WITH_INDEX"),
     row("any all", allocates="reduction:LOGICAL"),
     row("aminmax", launch="pointwise"),
-    row("cummax cummin", launch="pointwise", cost="scans:scan"),
+    row("cummax cummin", launch="pointwise", cost="reduction:scan"),
     row("count_nonzero", launch="pointwise", cost=""),
     row("topk", allocates="indexing:topk", launch="index", cost="indexing:sorted_values"),
 )
 
 CUMULATIVE = family(
     Operator("", "normalisation", 1, "an addition or product"),
-    row("cumsum", allocates="indexing:cumulative_sum", launch="index", cost="scans:scan"),
-    row("cumprod", cost="scans:scan"),
-    row("logcumsumexp", cost="scans:scan"),
+    row("cumsum", allocates="indexing:cumulative_sum", launch="index", cost="reduction:scan"),
+    row("cumprod", cost="reduction:scan"),
+    row("logcumsumexp", cost="reduction:scan"),
 )
 
 NORMALISATIONS = (

@@ -20,7 +20,7 @@ from trainatomy.reporters.labels import ALARM, AXES, INK, MARKS, MUTED, PAPER, T
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Memory
-from trainatomy.results.plan import total_rate
+from trainatomy.results.prediction import total_rate
 from trainatomy.units import GIB, human_bytes, signed_percent
 
 WIDTH, ROW, ABOVE, BELOW = 11.0, 0.46, 1.30, 0.50

@@ -13,7 +13,7 @@ from trainatomy.reporters import settings
 from trainatomy.reporters.charts.gpus import draw_gpus
 from trainatomy.reporters.charts.style import as_bytes, drawing
 from trainatomy.reporters.labels import ALARM, AXES, GRID, HIGHLIGHT, INK, MUTED, PAPER, THROUGHPUT
-from trainatomy.reporters.search_labels import FIT_MARKS
+from trainatomy.reporters.settings import FIT_MARKS
 from trainatomy.results.fit import Candidate, Fit
 from trainatomy.units import GIB, human_bytes, percent, rate
 

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from trainatomy.reporters.charts.style import as_bytes, drawing
 from trainatomy.reporters.labels import ALARM, AXES, HIGHLIGHT, MUTED, THROUGHPUT
-from trainatomy.reporters.task_sentences import samples_of_lengths
+from trainatomy.reporters.subject_sentences import samples_of_lengths
 from trainatomy.results.lengths import LengthsPrediction, OrderPrediction
 from trainatomy.results.prediction import Prediction
 from trainatomy.units import GIB

@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from trainatomy.reporters.labels import ALARM, AXES, MARKS, MUTED, PAPER, PLANS
 from trainatomy.reporters.settings import strategy_name
 from trainatomy.results.comparison import Comparison, ComparisonRow
-from trainatomy.results.plan import Plan, Scaling, fullest_rank, trained
+from trainatomy.results.prediction import Plan, Scaling, fullest_rank, trained
 from trainatomy.units import GIB, human_bytes
 
 WIDTH, HEIGHT = 11.0, 4.6

@@ -1,14 +1,18 @@
-"""The report of a predicted training."""
+"""The report of a predicted training.
+
+The report of a measured training, beside its prediction.
+
+The report of a step's operations: groups by phase, and the roofline.
+"""
 
 from __future__ import annotations
 
+from trainatomy.catalog.gpus import GPU, find_gpu
+from trainatomy.errors import TrainatomyError
 from trainatomy.reporters import sentences
-from trainatomy.reporters.html.charts import component_bars, module_tree
-from trainatomy.reporters.html.from_text import sections_of
-from trainatomy.reporters.html.labels import REPORT
-from trainatomy.reporters.html.operations import group_chart, roofline
-from trainatomy.reporters.html.timeline import timeline
+from trainatomy.reporters.html.charts import bars, component_bars, module_tree, scatter, timeline
 from trainatomy.reporters.html.values import (
+    REPORT,
     Block,
     Cell,
     KeyFigure,
@@ -17,18 +21,32 @@ from trainatomy.reporters.html.values import (
     TableBlock,
     TextBlock,
     Tone,
+    sections_of,
 )
-from trainatomy.reporters.labels import DEVICE_TOTAL, LIMITS, SECTIONS, component
+from trainatomy.reporters.labels import (
+    COLUMNS,
+    DEVICE_TOTAL,
+    GROUPS,
+    LIMITS,
+    PHASES,
+    PLANS,
+    ROOT_MODULE,
+    SECTIONS,
+    THROUGHPUT,
+    component,
+)
 from trainatomy.reporters.settings import rank_name
 from trainatomy.reporters.subject_sentences import subject_line
+from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.prediction import prediction_page
-from trainatomy.results.detail import Detail
+from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Memory
-from trainatomy.results.plan import Plan
-from trainatomy.results.prediction import Prediction
+from trainatomy.results.operations import HeavyOperation, OperationBreakdown
+from trainatomy.results.prediction import Plan, Prediction
 from trainatomy.results.time import Time
-from trainatomy.units import exact_bytes, human_bytes, many, percent, rate, seconds
+from trainatomy.results.trace import Detail
+from trainatomy.units import exact_bytes, human_bytes, many, percent, rate, seconds, signed_percent, whole_flop
 
 TONES: dict[str, Tone] = {"fits": "good", "tight": "warn", "does not fit": "bad"}
 _FOLDED = frozenset(
@@ -171,3 +189,198 @@ def _speed(time: Time) -> list[KeyFigure]:
         KeyFigure(REPORT["throughput"], f"{rate(samples)} samples/s", ", ".join(filter(None, remarks))),
         KeyFigure(REPORT["bound"], LIMITS[time.bound_by], used),
     ]
+
+
+def measurement_report(measurement: Measurement, prediction: Prediction | None) -> Page:
+    """Return the report of a measurement, with the prediction of the same workload beside it."""
+    first, *others = sections_of(measurement_page(measurement, prediction))
+    sections = [Section(REPORT["measured"], _memory(measurement, prediction))]
+    if measurement.other_ranks:
+        sections.append(Section(SECTIONS["measured_ranks"], _measured_ranks(measurement)))
+    if measurement.timed_step_seconds:
+        sections.append(Section(REPORT["steps"], (_steps(measurement),)))
+    if len(measurement.modules) > 1 and measurement.memory is not None:
+        held = human_bytes(measurement.memory.components.activations)
+        tree = module_tree("modules", measurement.modules, f"{held} of activations by module, as measured at the peak.")
+        sections.append(Section(SECTIONS["measured_modules"], (tree,)))
+    lines = [block.text for block in first.blocks if isinstance(block, TextBlock)]
+    return Page(
+        title=measurement.name,
+        kind=REPORT["measurement"],
+        verdict=measurement.status,
+        tone="good" if measurement.status == "completed" else "bad",
+        answer=[lines[0].removeprefix(f"{measurement.status}:").strip(), *lines[1:]] if lines else [],
+        figures=_measured_figures(measurement, prediction),
+        sections=merged(sections, others),
+        origin=f"Measured on {measurement.gpu}, {measurement.date} ({sentences.versions(measurement)}).",
+    )
+
+
+def _memory(measurement: Measurement, prediction: Prediction | None) -> tuple[Block, ...]:
+    rows = {}
+    if measurement.memory is not None:
+        rows[COLUMNS["measured"]] = measurement.memory.components
+    if prediction is not None:
+        rows[COLUMNS["predicted"]] = prediction.memory.components
+    limits = [(prediction.gpu.name, prediction.gpu.memory_bytes)] if prediction else []
+    return (component_bars("bill", rows, REPORT["measured_summary"], limits),) if rows else ()
+
+
+def _measured_ranks(measurement: Measurement) -> tuple[Block, ...]:
+    plan = Plan.of(measurement.workload)
+    rows = {
+        rank_name(plan, number): rank.memory.components
+        for number, rank in measurement.ranks.items()
+        if rank.memory is not None
+    }
+    return (component_bars("ranks", rows, REPORT["ranks_summary"]),) if rows else ()
+
+
+def _steps(measurement: Measurement) -> Block:
+    timed = measurement.timed_step_seconds
+    series = [{"name": REPORT["step_time"], "colour": THROUGHPUT, "values": list(timed)}]
+    rows = [f"step {number}" for number in range(1, len(timed) + 1)]
+    return bars("steps", rows, series, REPORT["steps_summary"], unit="seconds")
+
+
+def _measured_figures(measurement: Measurement, prediction: Prediction | None) -> list[KeyFigure]:
+    known = prediction.memory if prediction is not None else None
+    names = {"device": "device_bytes", "reserved": "peak_reserved_bytes", "allocated": "peak_allocated_bytes"}
+    pairs = [
+        (title, getattr(measurement, name), None if known is None else getattr(known, name))
+        for title, name in names.items()
+    ]
+    found = [
+        KeyFigure(REPORT[title], human_bytes(size), _beside(size, predicted))
+        for title, size, predicted in pairs
+        if size is not None
+    ]
+    if measurement.step_seconds is not None:
+        step = (
+            prediction.time.first_epoch_step_seconds if prediction is not None and prediction.time is not None else None
+        )
+        measured = measurement.step_seconds
+        gap = "" if step is None else f"predicted {seconds(step)} ({signed_percent(step - measured, measured, 1)})"
+        found.append(KeyFigure(REPORT["step_time"], seconds(measurement.step_seconds), gap))
+    if measurement.samples_per_second is not None:
+        found.append(KeyFigure(REPORT["throughput"], f"{rate(measurement.samples_per_second)} samples/s"))
+    return found
+
+
+def _beside(measured: int, predicted: int | None) -> str:
+    if predicted is None or not measured:
+        return ""
+    return f"predicted {human_bytes(predicted)} ({signed_percent(predicted - measured, measured)})"
+
+
+_COLOURS = dict(zip(GROUPS, PLANS, strict=False))
+_ROOFS = {"bf16": "bf16", "fp16": "fp16", "tf32": "TF32", "fp32": "fp32"}
+"""Precisions whose peak rates are drawn, the highest first; of two with the same rate the first."""
+_SMALLEST, _LARGEST = 7, 40
+"""Diameters of points, in pixels."""
+
+
+def operations_report(breakdown: OperationBreakdown) -> Page:
+    """Return the report of an operation breakdown."""
+    first, *others = sections_of(operations_page(breakdown))
+    charts = (*group_chart("groups", breakdown), *roofline("roofline", breakdown))
+    return Page(
+        title=breakdown.name,
+        kind=REPORT["operation_breakdown"],
+        verdict="",
+        tone="",
+        answer=[block.text for block in first.blocks if isinstance(block, TextBlock)],
+        figures=_operation_figures(breakdown),
+        sections=[Section(REPORT["operations"], charts), *others],
+    )
+
+
+def _operation_figures(breakdown: OperationBreakdown) -> list[KeyFigure]:
+    found = [
+        KeyFigure(REPORT["operation_count"], f"{breakdown.operations:,}", breakdown.gpu),
+        KeyFigure(REPORT["flop"], whole_flop(breakdown.flop), REPORT["per_step"]),
+        KeyFigure(REPORT["traffic"], human_bytes(breakdown.bytes), REPORT["per_step"]),
+    ]
+    for title, spent in (("gpu_time", breakdown.seconds), ("gpu_time_measured", breakdown.measured_seconds)):
+        if spent is not None:
+            found.append(KeyFigure(REPORT[title], seconds(spent), REPORT["per_step"]))
+    return found
+
+
+def group_chart(name: str, breakdown: OperationBreakdown) -> tuple[Block, ...]:
+    """Return GPU time by phase and group, or FLOP where no times are known."""
+    timed = breakdown.seconds is not None
+    rows = [row for row in breakdown.groups if row.phase != "step"]
+    phases = list(dict.fromkeys(row.phase for row in rows))
+    if not phases:
+        return ()
+    values = {(row.phase, row.group): row.seconds if timed else row.flop for row in rows}
+    series = [
+        {
+            "name": GROUPS[group],
+            "colour": _COLOURS[group],
+            "values": [values.get((phase, group)) or 0 for phase in phases],
+        }
+        for group in GROUPS
+        if any(values.get((phase, group)) for phase in phases)
+    ]
+    titles = [PHASES.get(phase, phase) for phase in phases]
+    summary = REPORT["groups_timed" if timed else "groups_flop"]
+    return (bars(name, titles, series, summary, unit="seconds" if timed else "flop"),)
+
+
+def roofline(name: str, breakdown: OperationBreakdown) -> tuple[Block, ...]:
+    """Return the heaviest operations below the peak rates of their GPU; nothing without times or rates."""
+    try:
+        gpu = find_gpu(breakdown.gpu)
+    except TrainatomyError:
+        return ()
+    heavy = [one for one in breakdown.heaviest if one.flop and one.bytes and one.seconds]
+    if not heavy or not gpu.bandwidth_bytes_per_second:
+        return ()
+    most = max(one.seconds or 0.0 for one in heavy)
+    series = [
+        {
+            "name": GROUPS[group],
+            "colour": _COLOURS[group],
+            "points": [_point(one, most) for one in heavy if one.group == group],
+        }
+        for group in GROUPS
+        if any(one.group == group for one in heavy)
+    ]
+    intensities = [one.flop / one.bytes for one in heavy if one.flop]
+    axes = (
+        {"title": REPORT["intensity"], "unit": "", "log": True},
+        {"title": REPORT["rate"], "unit": "flop_rate", "log": True},
+    )
+    span = (min(intensities) / 3, max(*intensities, 1000.0) * 2)
+    return (scatter(name, series, _roofs(gpu, span), axes, REPORT["roofline"].format(gpu.name)),)
+
+
+def _point(one: HeavyOperation, most: float) -> dict[str, object]:
+    assert one.flop and one.seconds
+    size = _SMALLEST + (_LARGEST - _SMALLEST) * (one.seconds / most) ** 0.5
+    text = [
+        f"{one.module or ROOT_MODULE}, {PHASES.get(one.phase, one.phase)}",
+        f"{many(one.calls, 'call')}, {seconds(one.seconds)}"
+        + ("" if one.seconds_share is None else f" ({percent(one.seconds_share, 1)})"),
+        f"{whole_flop(one.flop)}, {human_bytes(one.bytes)}",
+    ]
+    if one.bound_by:
+        text.append(f"{REPORT['bound_by']} {LIMITS.get(one.bound_by, one.bound_by)}")
+    return {"x": one.flop / one.bytes, "y": one.flop / one.seconds, "size": size, "label": one.operation, "text": text}
+
+
+def _roofs(gpu: GPU, span: tuple[float, float]) -> list[dict[str, object]]:
+    """Return the lines of memory bandwidth and of the peak rate of each precision."""
+    low, high = span
+    found: list[dict[str, object]] = []
+    drawn: set[float] = set()
+    for precision, title in _ROOFS.items():
+        peak = gpu.rates.get(precision)
+        if peak and peak not in drawn:
+            drawn.add(peak)
+            knee = peak / gpu.bandwidth_bytes_per_second
+            points = [[low, low * gpu.bandwidth_bytes_per_second], [knee, peak], [max(high, knee * 2), peak]]
+            found.append({"name": f"{title}: {whole_flop(peak)}/s", "points": points})
+    return found

@@ -1,4 +1,9 @@
-"""Several training runs side by side: predicted, measured, and compared with published figures."""
+"""Several training runs side by side: predicted, measured, and compared with published figures.
+
+Training runs on several GPUs side by side: memory of the fullest GPU, throughput of all of them, and scaling.
+
+An experiment on several GPUs whose times others published: predicted, measured and published side by side.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,153 @@ from rich.text import Text
 
 from trainatomy.reporters import run_sentences, sentences
 from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
-from trainatomy.reporters.text.experiment import experiment_page
+from trainatomy.reporters.settings import plan_name, strategy_name
 from trainatomy.reporters.text.gpus import gpus_for_page
 from trainatomy.reporters.text.prediction import subject_lines, verdict_cell
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, section
-from trainatomy.reporters.text.scaling import EXPLANATION, scaling_table
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.plan import total_rate
-from trainatomy.results.prediction import Prediction
-from trainatomy.units import difference, human_bytes, mebibytes, rate, seconds, signed_percent
+from trainatomy.results.prediction import Plan, Prediction, Scaling, fullest_rank, total_rate
+from trainatomy.units import difference, human_bytes, many, mebibytes, percent, rate, seconds, signed_percent
+
+EXPLANATION = (
+    "Memory is that of the fullest GPU, samples/s those of all GPUs; scaling: throughput per GPU relative to the "
+    "fastest of the same training runs on the fewest GPUs."
+)
+
+
+def scaling_table(comparison: Comparison) -> AdaptiveTable:
+    """Return one row for each predicted training, with its plan, memory, total throughput and scaling."""
+    rows = [
+        (row, scaling) for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True) if row.prediction
+    ]
+    accumulates = len({row.accumulation_steps for row, _ in rows}) > 1
+    named = any(row.name not in _named_by_plan(row.plan) for row, _ in rows)
+    several_cards = len({row.prediction.gpu.id for row, _ in rows if row.prediction}) > 1
+    columns = [Column("\nGPUs"), Column("\nplan", justify="left")] if named else []
+    columns += [Column("\nverdict", justify="left"), Column("device\nmemory")]
+    columns += [Column("accum.\nsteps", 3)] if accumulates else []
+    columns += [Column("time\nper step", 2), Column("samples/s\nin total"), Column("samples/s\nper GPU", 1)]
+    columns += [Column("\nscaling")]
+    columns += [Column("\nGPU", justify="left")] if several_cards else []
+    table = AdaptiveTable("\ntraining" if named else "\nplan", columns, name_width=22)
+    for row, scaling in rows:
+        assert row.prediction is not None
+        rank, time = fullest_rank(row.prediction), row.prediction.time
+        cells: list[str | Text] = [_count(row.plan), strategy_name(row.plan)] if named else []
+        cells += [Text(rank.verdict, style=VERDICT_STYLES[rank.verdict]), human_bytes(rank.memory.device_bytes)]
+        cells += [str(row.accumulation_steps)] if accumulates else []
+        cells += ["" if time is None else seconds(time.step_seconds), *_rates(scaling)]
+        cells += [row.prediction.gpu.id] if several_cards else []
+        table.add_row(row.name if named else plan_name(row.plan), *cells)
+    return table
+
+
+def _named_by_plan(plan: Plan) -> tuple[str, ...]:
+    """Return the names of rows that say nothing but the plan, as sweeps give them."""
+    strategy = f"strategy={plan.strategy}"
+    return (f"gpus={plan.gpus}", strategy, f"gpus={plan.gpus}, {strategy}", f"{strategy}, gpus={plan.gpus}")
+
+
+def _count(plan: Plan) -> str:
+    return str(plan.gpus) if plan.nodes == 1 else f"{plan.nodes} × {plan.gpus}"
+
+
+def _rates(scaling: Scaling | None) -> list[str]:
+    """Return the throughput in total, per GPU, and its efficiency."""
+    if scaling is None:
+        return ["", "", ""]
+    efficiency = "" if scaling.efficiency is None else percent(scaling.efficiency, 1, 0)
+    return [rate(scaling.samples_per_second), rate(scaling.samples_per_second_per_gpu), efficiency]
+
+
+def experiment_page(comparison: Comparison) -> Group:
+    """Return the time of as many samples as the source took, for each training, and its ratio to the fastest."""
+    samples = comparison.samples or 1
+    gpus = ", ".join(dict.fromkeys(_machine(row) for row in comparison.rows if row.prediction))
+    parts: list[RenderableType] = [
+        Text(f"{many(samples, 'sample')} on {gpus}", style="bold"),
+        Text(),
+        _table(comparison, samples),
+        *_reversed(comparison),
+        Text(),
+        Text("In brackets: times the fastest. Memory is that of the fullest GPU.", style="dim"),
+        Text(f"Published: {comparison.source}. {comparison.remark}".rstrip(), style="dim"),
+    ]
+    notes = dict.fromkeys(note for each in comparison.predictions for note in each.notes if "has not been" in note)
+    return Group(*parts, *(Text(note, style="dim") for note in notes))
+
+
+def _reversed(comparison: Comparison) -> list[RenderableType]:
+    """Return which trainings are predicted in another order than the published one, and what to know of them."""
+    pairs = comparison.reversals()
+    if not pairs:
+        return []
+    lines = [
+        f"Predicted, {first.name} is faster than {second.name}; published, it was slower "
+        f"({_published_time(first)} against {_published_time(second)})."
+        for first, second in pairs
+    ]
+    notes = dict.fromkeys(row.published.note for pair in pairs for row in pair if row.published and row.published.note)
+    return [Text(), *(Text(line, style="yellow") for line in lines), *map(Text, notes)]
+
+
+def _published_time(row: ComparisonRow) -> str:
+    assert row.published is not None and row.published.seconds is not None
+    return f"{row.published.seconds:.1f} s"
+
+
+def _machine(row: ComparisonRow) -> str:
+    assert row.prediction is not None
+    return f"{row.plan.world_size} × {row.prediction.gpu.name}"
+
+
+def _table(comparison: Comparison, samples: int) -> AdaptiveTable:
+    predicted = [_predicted(row, samples) for row in comparison.rows]
+    measured = [_measured_in_experiment(row, samples) for row in comparison.rows]
+    known = [row.published.seconds if row.published else None for row in comparison.rows]
+    columns = [Column("predicted"), Column("90 % interval", 2)]
+    columns += [Column("measured")] if any(measured) else []
+    same = all(row.workload.get("era") for row in comparison.rows)  # else the source had another machine
+    columns += [Column("published")] + [Column("error")] * same + [Column("memory", 1)]
+    table = AdaptiveTable("training", columns, name_width=23)
+    for place, row in enumerate(comparison.rows):
+        cells: list[str | Text] = [_with_ratio(predicted, place), _interval(row, predicted[place])]
+        cells += [_with_ratio(measured, place)] if any(measured) else []
+        cells += [_with_ratio(known, place)] + [_error(predicted[place], known[place])] * same
+        cells.append(human_bytes(fullest_rank(row.prediction).memory.device_bytes) if row.prediction else "")
+        table.add_row(row.name, *cells)
+    return table
+
+
+def _predicted(row: ComparisonRow, samples: int) -> float | None:
+    rate = total_rate(row.prediction) if row.prediction is not None else None
+    return samples / rate if rate else None
+
+
+def _measured_in_experiment(row: ComparisonRow, samples: int) -> float | None:
+    spread = row.total_rate
+    return samples / spread.median if spread and spread.median else None
+
+
+def _with_ratio(times: list[float | None], place: int) -> str:
+    """Return a time with its ratio to the shortest of its column: ``131.4 s (1.29)``."""
+    own = times[place]
+    if own is None:
+        return ""
+    return f"{own:.1f} s ({own / min(each for each in times if each is not None):.2f})"
+
+
+def _interval(row: ComparisonRow, predicted: float | None) -> str:
+    time = row.prediction.time if row.prediction is not None else None
+    if time is None or predicted is None:
+        return ""
+    low, high = (predicted * end / time.step_seconds for end in time.interval_seconds)
+    return f"{low:.0f} to {high:.0f} s"
+
+
+def _error(predicted: float | None, known: float | None) -> str:
+    return "" if predicted is None or known is None else signed_percent(predicted - known, known, 0)
 
 
 def comparison_page(comparison: Comparison) -> Group:

@@ -12,8 +12,7 @@ from rich.text import Text
 from trainatomy.reporters import doctor_sentences as sentences
 from trainatomy.reporters.labels import CLOCK_REASONS, SECTIONS, SEVERITY_STYLES
 from trainatomy.reporters.text.rendering import AdaptiveTable, Column, figures, grid, section
-from trainatomy.results.diagnosis import Diagnosis, Finding
-from trainatomy.results.machine import GPUState, Host, MachineState, PCIe, Software, Watched
+from trainatomy.results.machine import Diagnosis, Finding, GPUState, Host, MachineState, PCIe, Software, Watched
 from trainatomy.units import human_bytes, percent
 
 _UNKNOWN = "-"

@@ -1,15 +1,23 @@
-"""The records of a folder as a table, the newest last."""
+"""The records of a folder as a table, the newest last.
+
+The difference of two records as a page: the answer in one sentence, then its parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters.labels import STATUS_STYLES
-from trainatomy.reporters.text.rendering import bullets, figures
-from trainatomy.results.record import History, Summary
+from trainatomy.reporters import sentences
+from trainatomy.reporters.labels import FIGURES, SECTIONS, SETUP, STATUS_STYLES, component
+from trainatomy.reporters.text.rendering import bullets, figures, section
+from trainatomy.results.memory import Instant
+from trainatomy.results.record import Difference, History, MemoryChange, SetupChange, SpeedChange, Summary
+from trainatomy.units import difference as signed
 from trainatomy.units import human_bytes, many, rate, seconds, signed_percent
 
 _WIDE = 112
@@ -105,3 +113,198 @@ def _figures(row: Summary) -> tuple[str, ...]:
         "-" if row.step_seconds is None else seconds(row.step_seconds),
         "-" if row.samples_per_second is None else rate(row.samples_per_second),
     )
+
+
+_NAMED = 4
+"""Components and settings that the answer names at most."""
+
+_SMALL_SHARE = 0.05
+"""Components that changed by less than this share of the largest change are not named."""
+
+_SAME_SPEED = 0.01
+_LARGE_RATIO = 2
+"""Ratio from which it is shown itself, because it is easier to read than a percentage."""
+
+_SOURCE_SECTIONS = {"measured": "measured_peak", "predicted": "predicted_peak"}
+
+
+def difference_page(difference: Difference) -> Group:
+    """Return the page of a difference: the answer, changes of the setup, memory and time."""
+    parts: list[RenderableType] = [Text(answer(difference), style="bold"), Text(), _records(difference)]
+    if difference.changes:
+        parts.append(section(SECTIONS["changes"], _setup(difference)))
+    if difference.source is not None:
+        title = SECTIONS[_SOURCE_SECTIONS[difference.source]]
+        parts.append(section(title, _breakdown(difference), Text(), _peaks(difference.peaks)))
+    parts.append(section(SECTIONS["measured_totals"], _changed_figures(difference.figures)))
+    if any(_known(change) for change in difference.paces):
+        parts.append(section(SECTIONS["speed"], _speeds(difference.paces)))
+    if any(_known(change) for change in difference.nvml):
+        parts.append(section(SECTIONS["nvml"], _changed_figures(difference.nvml)))
+    return Group(*parts)
+
+
+def answer(difference: Difference) -> str:
+    """Return the difference in one sentence.
+
+    ``B uses 2.31 GiB less: activations -2.50 GiB, temporary buffers +205 MiB; 12 % more time per step; the only
+    change: train.gradient_checkpointing: false → true.``
+    """
+    parts = [_memory(difference) + _largest_changes(difference), _speed(difference), _changes(difference)]
+    return f"{'; '.join(part for part in parts if part)}."
+
+
+def _memory(difference: Difference) -> str:
+    """Compare device memory as measured, else reserved memory; a failed run's memory says little."""
+    for letter, side in (("A", difference.before), ("B", difference.after)):
+        if side.status == "out of memory":
+            both = difference.before.status == difference.after.status
+            return "Both ran out of memory" if both else f"{letter} ran out of memory"
+    figures = {change.name: change for change in difference.figures}
+    device, reserved = figures["device_bytes"], figures["peak_reserved_bytes"]
+    figure, verb = (device, "uses") if device.change is not None else (reserved, "reserves")
+    if not figure.change:
+        return f"B {verb} as much memory as A"
+    return f"B {verb} {human_bytes(abs(figure.change))} {'less' if figure.change < 0 else 'more'}"
+
+
+def _largest_changes(difference: Difference) -> str:
+    ranked = sorted((each for each in difference.components if each.change), key=_size, reverse=True)
+    named = [each for each in ranked if _size(each) >= _SMALL_SHARE * _size(ranked[0])][:_NAMED]
+    if not named:
+        return ""
+    listed = ", ".join(f"{component(each.component).title} {signed(each.change or 0)}" for each in named)
+    return f"{':' if difference.source == 'measured' else '; predicted changes:'} {listed}"
+
+
+def _size(change: MemoryChange) -> int:
+    return abs(change.change or 0)
+
+
+def _speed(difference: Difference) -> str:
+    """Compare throughput where known, which does not depend on the samples per step; else the time per step."""
+    changes = {change.name: change for change in difference.paces}
+    rates, steps = changes.get("samples_per_second"), changes.get("step_seconds")
+    if rates is not None and rates.ratio is not None:
+        ratio, figure, more, less = rates.ratio, "samples per second", "more", "fewer"
+    elif steps is not None and steps.ratio is not None:
+        ratio, figure, more, less = steps.ratio, "time per step", "more", "less"
+    else:
+        return ""
+    if abs(ratio - 1) < _SAME_SPEED:
+        return f"the same {figure}"
+    if ratio >= _LARGE_RATIO:
+        return f"{ratio:.1f} times the {figure}"
+    return f"{100 * abs(ratio - 1):.0f} % {more if ratio > 1 else less} {figure}"
+
+
+def _changes(difference: Difference) -> str:
+    """Name the settings that changed, else the hardware and versions; a single change is the reason."""
+    settings = [change for change in difference.changes if change.about == "workload"]
+    environment = [change for change in difference.changes if change.about != "workload"]
+    changes = settings or environment
+    if not changes:
+        return "nothing in the records differs: equal runs vary this much"
+    listed = ", ".join(f"{_name(each)}: {_value(each.before)} → {_value(each.after)}" for each in changes[:_NAMED])
+    more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
+    others = ", ".join(dict.fromkeys(SETUP[change.about] for change in environment)) if settings else ""
+    other = f"; also different: {others}" if others else ""
+    return f"{'the only change' if len(difference.changes) == 1 else 'changed'}: {listed}{more}{other}"
+
+
+def _name(change: SetupChange) -> str:
+    return SETUP[change.about] if change.about in ("gpu", "driver") else change.name
+
+
+def _value(value: object) -> str:
+    """Format a setting as a workload file has it, and an absent one as a dash."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _records(difference: Difference) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    for letter, side in (("A", difference.before), ("B", difference.after)):
+        table.add_row(letter, _record(side))
+    return table
+
+
+def _record(side: Summary) -> Text:
+    when = side.created[:16].replace("T", " ")
+    status = Text(side.status, style=STATUS_STYLES[side.status])
+    return Text.assemble(f"{side.name}: ", status, f" on {side.gpu}, {when} UTC ({side.id})")
+
+
+def _setup(difference: Difference) -> Table:
+    table = _columns("", "A", "B", justify="left")
+    for change in difference.changes:
+        table.add_row(_name(change), _value(change.before), _value(change.after))
+    return table
+
+
+def _breakdown(difference: Difference) -> Table:
+    table = _columns("", "A", "B", "B - A")
+    for change in difference.components:
+        label = component(change.component)
+        table.add_row(Text(label.title, style=label.style), *_bytes(change))
+        for line in _parts(difference, change):
+            table.add_row(*(Text(cell, style="dim") for cell in (f"  {line.name}", *_bytes(line))))
+    both = [(change.before or 0, change.after or 0) for change in difference.components]
+    total = MemoryChange("", "total", *map(sum, zip(*both, strict=True)))
+    table.add_row(*(Text(cell, style="bold") for cell in ("total", *_bytes(total))))
+    return table
+
+
+def _parts(difference: Difference, whole: MemoryChange) -> list[MemoryChange]:
+    """Return the lines of a component that differ, unless one of them is the whole difference."""
+    lines = [line for line in difference.lines if line.component == whole.component]
+    return [] if [line.change for line in lines] == [whole.change] else lines
+
+
+def _peaks(peaks: Sequence[Instant]) -> Text:
+    """Return the instants of the two breakdowns: if they differ, so does what is held at them."""
+    before, after = map(sentences.instant, peaks)
+    if before == after:
+        return Text(f"Both peaks are {before}.", style="dim")
+    return Text(f"The peak of A is {before}; the peak of B is {after}.", style="dim")
+
+
+def _changed_figures(changes: Sequence[MemoryChange]) -> Table:
+    table = _columns("", "A", "B", "B - A", "")
+    for change in filter(_known, changes):
+        relative = signed_percent(change.change, change.before, 1) if change.change and change.before else ""
+        table.add_row(FIGURES[change.name], *_bytes(change), relative)
+    return table
+
+
+def _speeds(changes: Sequence[SpeedChange]) -> Table:
+    table = _columns("", "A", "B", "B / A")
+    for change in filter(_known, changes):
+        sides = (_speed_cell(change.name, change.before), _speed_cell(change.name, change.after))
+        table.add_row(FIGURES[change.name], *sides, "-" if change.ratio is None else f"{change.ratio:.2f}")
+    return table
+
+
+def _known(change: MemoryChange | SpeedChange) -> bool:
+    return change.before is not None or change.after is not None
+
+
+def _speed_cell(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return seconds(value) if name == "step_seconds" else rate(value)
+
+
+def _bytes(change: MemoryChange) -> tuple[str, str, str]:
+    before, after = ("-" if count is None else human_bytes(count) for count in (change.before, change.after))
+    return before, after, "-" if change.change is None else signed(change.change)
+
+
+def _columns(first: str, *rest: str, justify: str = "right") -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column(first, min_width=28, overflow="fold")
+    for title in rest:
+        table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table

@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters import task_sentences
+from trainatomy.reporters import subject_sentences
 from trainatomy.reporters.labels import GROUPS, LIMITS, PHASES, SECTIONS, SHORT_GROUPS
 from trainatomy.reporters.sentences import claim_sentence, padding_advice
 from trainatomy.reporters.text.rendering import bullets, figures, section
-from trainatomy.results.operation_breakdown import (
+from trainatomy.results.operations import (
     CollectiveShare,
     GroupShare,
     Joined,
@@ -40,7 +40,7 @@ def operations_page(breakdown: OperationBreakdown) -> Group:
     if breakdown.collectives:
         parts.append(section(SECTIONS["operation_collectives"], _collectives(breakdown.collectives)))
     if breakdown.experts is not None:
-        parts.append(section(SECTIONS["experts"], bullets(task_sentences.experts(breakdown.experts))))
+        parts.append(section(SECTIONS["experts"], bullets(subject_sentences.experts(breakdown.experts))))
     parts.append(section(SECTIONS["operations"], _heaviest(breakdown)))
     if breakdown.modules:
         parts.append(section(SECTIONS["heavy_modules"], _modules(breakdown)))

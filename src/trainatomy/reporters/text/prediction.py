@@ -1,25 +1,63 @@
-"""A prediction as a page: the verdict, the memory breakdown, the time of a step, and the evidence for them."""
+"""A prediction as a page: the verdict, the memory breakdown, the time of a step, and the evidence for them.
+
+Samples of different lengths: what an epoch holds over several orders of the samples, and how long its steps take.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters import sentences, task_sentences
+from trainatomy.reporters import sentences, subject_sentences
 from trainatomy.reporters.labels import BASIS_STYLES, PHASES, SECTIONS, TIMES, VERDICT_STYLES, component
 from trainatomy.reporters.script_sentences import script_sentences
 from trainatomy.reporters.settings import rank_name
 from trainatomy.reporters.subject_sentences import shared_subject
-from trainatomy.reporters.text.lengths import lengths_section
 from trainatomy.reporters.text.memory import Breakdown, Timeline, counters, modules_table
 from trainatomy.reporters.text.rendering import bullets, section
-from trainatomy.results.plan import Plan
-from trainatomy.results.prediction import Fact, Prediction
+from trainatomy.results.lengths import Distribution, LengthsPrediction
+from trainatomy.results.prediction import Fact, Plan, Prediction
 from trainatomy.results.time import Time
 from trainatomy.units import flop_of, human_bytes, many, percent, seconds, whole_flop
+
+
+def lengths_section(lengths: LengthsPrediction) -> list[RenderableType]:
+    """Return the body of the section: the samples, the distributions, the tokens."""
+    body: list[RenderableType] = [Text(subject_sentences.samples_of_lengths(lengths))]
+    if lengths.orders:
+        body.append(_distributions(lengths))
+        body.append(Text(subject_sentences.worst_order(lengths)))
+    body.append(Text(subject_sentences.padding_of_lengths(lengths)))
+    if (first := subject_sentences.new_lengths(lengths)) is not None:
+        body.append(Text(first))
+    return body
+
+
+def _distributions(lengths: LengthsPrediction) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=22)
+    for _ in range(3):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_row("", *(Text(title, style="dim") for title in ("median", "5 to 95 %", "worst")))
+    if lengths.peak_allocated_bytes is not None:
+        table.add_row("peak allocated", *_cells(lengths.peak_allocated_bytes, _bytes))
+    if lengths.peak_reserved_bytes is not None:
+        table.add_row("peak reserved", *_cells(lengths.peak_reserved_bytes, _bytes))
+    if lengths.step_seconds is not None:
+        table.add_row("step", *_cells(lengths.step_seconds, seconds))
+    return table
+
+
+def _cells(found: Distribution, written: Callable[[float], str]) -> tuple[str, str, str]:
+    return written(found.median), f"{written(found.low)} to {written(found.high)}", written(found.worst)
+
+
+def _bytes(count: float) -> str:
+    return human_bytes(round(count))
+
 
 _LEAST_BYTES_PER_PARAMETER = 0.1
 """Below it, a GPU holds so small a shard that two digits say nothing."""
@@ -51,13 +89,13 @@ def prediction_page(prediction: Prediction, cost_per_hour: float | None = None, 
     parts.append(section(f"{prediction.name}: {SECTIONS['peak']}", Breakdown(memory)))
     parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
     if prediction.experts is not None:
-        parts.append(section(SECTIONS["experts"], bullets(task_sentences.experts(prediction.experts))))
-    if checkpoints := task_sentences.checkpoints(prediction.checkpoint, prediction.restored):
+        parts.append(section(SECTIONS["experts"], bullets(subject_sentences.experts(prediction.experts))))
+    if checkpoints := subject_sentences.checkpoints(prediction.checkpoint, prediction.restored):
         parts.append(section(SECTIONS["checkpoint"], bullets(checkpoints)))
     if prediction.generation is not None:
-        parts.append(section(SECTIONS["generation"], bullets(task_sentences.generation(prediction.generation))))
+        parts.append(section(SECTIONS["generation"], bullets(subject_sentences.generation(prediction.generation))))
     if prediction.evaluation is not None:
-        parts.append(section(SECTIONS["evaluation"], bullets(task_sentences.evaluation(prediction.evaluation))))
+        parts.append(section(SECTIONS["evaluation"], bullets(subject_sentences.evaluation(prediction.evaluation))))
     if prediction.lengths is not None:
         parts.append(section(SECTIONS["lengths"], *lengths_section(prediction.lengths)))
     if prediction.other_ranks:

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.libraries import version_of
-from trainatomy.scripts.places import current_place
-from trainatomy.simulator.bitsandbytes import paged_notes, simulated_bitsandbytes
-from trainatomy.simulator.bitsandbytes_kernels import native_library, no_shared_code_books, quantised_operators
-from trainatomy.simulator.loading import loading
-from trainatomy.simulator.packed import packed_weights
+from trainatomy.scripts.job import current_place
+from trainatomy.simulator.adapters.bitsandbytes import (
+    native_library,
+    no_shared_code_books,
+    paged_notes,
+    quantised_operators,
+    simulated_bitsandbytes,
+)
+from trainatomy.simulator.adapters.torchao import packed_weights
+from trainatomy.simulator.live import loading
 from trainatomy.training.quantization import load_quantised, quantisation_notes
 from trainatomy.training.stored_weights import library_of
-from trainatomy.workload.quantization_methods import refusal
+from trainatomy.workload.quantization import refusal
 
 if TYPE_CHECKING:
     from torch import nn

@@ -22,8 +22,7 @@ import torch
 from trainatomy.catalog.files import read_yaml
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.guard import WRITES, passing
-from trainatomy.scripts.job import HandedOver, Handover
-from trainatomy.scripts.places import callers, current_place, is_called_by_user
+from trainatomy.scripts.job import HandedOver, Handover, callers, current_place, is_called_by_user
 from trainatomy.scripts.programs import (
     NOTHING,
     SHELL,

@@ -16,7 +16,7 @@ import torch
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.errors import WorkloadError
-from trainatomy.scripts.places import current_place
+from trainatomy.scripts.job import current_place
 from trainatomy.scripts.standins.notes import StandIns
 
 _FILES = ("csv", "json", "text", "parquet", "imagefolder", "arrow")

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.flash_attention import (
+from trainatomy.simulator.adapters.flash_attention import (
     NOTE,
     IndexPutFirstAxis,
     check_gpu,

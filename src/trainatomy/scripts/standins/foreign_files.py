@@ -11,7 +11,7 @@ from typing import Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.scripts.files import RedirectedFiles
-from trainatomy.scripts.replacing import replace_everywhere
+from trainatomy.scripts.imports import replace_everywhere
 from trainatomy.scripts.standins.notes import StandIns
 
 _IN_MEMORY = (":memory:", "")

@@ -14,8 +14,7 @@ import torch
 
 from trainatomy.results.script import StandInKind
 from trainatomy.scripts.standins.notes import StandIns
-from trainatomy.simulator.generation import CallOfGenerate
-from trainatomy.simulator.repeated_generation import RepeatedGeneration
+from trainatomy.simulator.generation import CallOfGenerate, RepeatedGeneration
 
 
 def install(stand_ins: StandIns) -> None:

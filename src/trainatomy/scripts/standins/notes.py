@@ -19,7 +19,7 @@ from trainatomy.libraries import version_of
 from trainatomy.results.script import StandIn, StandInKind
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.imports import ImportHook
-from trainatomy.scripts.places import current_place
+from trainatomy.scripts.job import current_place
 from trainatomy.simulator.process import SimulatedProcess
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -12,7 +12,7 @@ import sys
 from typing import Any, NoReturn
 
 from trainatomy.errors import SimulationError
-from trainatomy.scripts.places import current_place
+from trainatomy.scripts.job import current_place
 from trainatomy.scripts.standins import commands, pools, ranks
 from trainatomy.scripts.standins.notes import StandIns
 
@@ -76,7 +76,7 @@ def _install_kernels(stand_ins: StandIns) -> None:
     """Let Triton's kernels do nothing."""
 
     def put(*_: Any) -> None:
-        from trainatomy.simulator.triton import simulated_triton
+        from trainatomy.simulator.adapters.triton import simulated_triton
 
         stand_ins.stack.enter_context(simulated_triton())
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.scripts.standins.notes import StandIns
-from trainatomy.training.seeds import OF_FRESH_PROCESS, seed_host
+from trainatomy.training.process import OF_FRESH_PROCESS, seed_host
 
 MOST = 2**28
 """Numbers that are drawn for weights at most, in a second or two; those of larger models take too long."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from trainatomy.errors import SimulationError
-from trainatomy.scripts.places import current_place
-from trainatomy.scripts.replacing import replace_everywhere
+from trainatomy.scripts.imports import replace_everywhere
+from trainatomy.scripts.job import current_place
 from trainatomy.scripts.standins.commands import Commands
 from trainatomy.scripts.standins.notes import StandIns
 

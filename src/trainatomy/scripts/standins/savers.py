@@ -46,7 +46,7 @@ def install(stand_ins: StandIns) -> None:
     def write_sizes(_: Any) -> None:
         """Let files have their size, which the Trainer asks for."""
         nonlocal write
-        from trainatomy.simulator.saving import files_without_data
+        from trainatomy.simulator.evaluation import files_without_data
 
         with mock.patch.object(torch, "save", original):
             stand_ins.stack.enter_context(files_without_data(safetensors=False))

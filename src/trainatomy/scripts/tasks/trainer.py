@@ -12,7 +12,7 @@ from unittest import mock
 
 from trainatomy.scripts.tasks.planned import EvaluationBatches, Tasks
 from trainatomy.simulator.evaluation import RepeatedBatches, arrays_without_data
-from trainatomy.training.seeds import host_states
+from trainatomy.training.process import host_states
 
 _PREDICTION = "Prediction"
 """Description of the evaluation loop of ``predict()``, whose arrays the script uses."""

@@ -4,12 +4,17 @@ PyTorch's own Dynamo and AOTAutograd trace the model on meta tensors, with what 
 functions and with CUDA's autocast; their graphs are given to Inductor as such of the GPU.  What Inductor writes around
 its kernels runs in the process and allocates; kernels do nothing.  Where Dynamo breaks the graph, Python runs in the
 process.
+
+Operators that a compiler cannot trace as CUDA runs them.
+
+Inductor's code around its kernels, executed in a simulated process: it allocates, kernels do nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -23,13 +28,111 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.compiled.device import CompilerProperties, install_compiler
-from trainatomy.simulator.compiled.graphs import on_gpu, put_on_gpu
-from trainatomy.simulator.compiled.losses import FUNCTIONS
-from trainatomy.simulator.compiled.trying import Trials
-from trainatomy.simulator.compiled.wrapper import load_wrapper
-from trainatomy.simulator.generators import SimulatedGenerator
+from trainatomy.operators.allocation.above_autograd import one_operation
+from trainatomy.simulator.compiled.device import CompilerProperties, Trials, install_compiler, on_gpu, put_on_gpu
+from trainatomy.simulator.driver import SimulatedGenerator
 from trainatomy.simulator.process import SimulatedProcess
+
+_aten: Any = torch.ops.aten
+_nn: Any = torch._C._nn
+
+
+def nll_loss_nd(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+) -> torch.Tensor:
+    """Run the operators that ``nll_loss_nd`` consists of: with Python's dispatcher, autograd does not know it.
+
+    Source: aten/src/ATen/native/LossNLL.cpp (``nll_loss_nd_symint``).
+    """
+    if input.dim() in (1, 2):
+        flat: torch.Tensor = _aten.nll_loss_forward(input, target, weight, reduction, ignore_index)[0]
+        return flat
+    if input.dim() == 4:
+        planes: torch.Tensor = _aten.nll_loss2d_forward(input, target, weight, reduction, ignore_index)[0]
+        return planes
+    batch, classes, shape = input.shape[0], input.shape[1], input.shape[2:]
+    logits, classes_wanted = input.reshape(batch, classes, 1, -1), target.reshape(batch, 1, -1)
+    loss: torch.Tensor = _aten.nll_loss2d_forward(logits, classes_wanted, weight, reduction, ignore_index)[0]
+    return loss if reduction else loss.view(batch, *shape)
+
+
+FUNCTIONS = {_nn.nll_loss_nd: nll_loss_nd}
+
+
+_RANDOM = "torch.ops.higher_order.graphsafe_run_with_rng_state"
+"""Name of what runs a random operator with the state of a generator, so that recomputation draws the same numbers."""
+Call = Callable[[list[Any]], Any]
+
+
+def load_wrapper(text: str, trials: Trials) -> Call:
+    """Return the function of a wrapper that runs a graph, given a list of its inputs that it empties.
+
+    Args:
+        text: Inductor's code.
+        trials: Tries kernels before their first launch.
+    """
+    from torch._inductor import async_compile
+
+    space: dict[str, Any] = {"__name__": "compiled", "__file__": "compiled"}
+    with mock.patch.object(async_compile, "AsyncCompile", partial(_Kernels, trials)):
+        exec(compile(text.replace(_RANDOM, "with_rng_state"), "<inductor>", "exec"), space)
+    space.update(
+        empty_strided_cuda=lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"),
+        reinterpret_tensor=_reinterpret,
+        assert_size_stride=lambda *arguments: None,
+        assert_alignment=lambda *arguments: None,
+        copy_misaligned=lambda tensor: tensor,
+        extern_kernels=_ExternKernels(),
+        with_rng_state=lambda operator, *arguments, rng_state=None, **options: operator(*arguments, **options),
+    )
+    call: Call = space["call"]
+    return lambda inputs: call(inputs)
+
+
+def _reinterpret(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    return torch.as_strided(tensor, size, stride, offset + tensor.storage_offset())
+
+
+class _ExternKernels:
+    """Kernels of libraries: those of PyTorch."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class _Kernels:
+    """Inductor's ``AsyncCompile``: makes kernels that do nothing."""
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+
+    def triton(self, name: str, source: str, **options: Any) -> _Kernel:
+        return _Kernel(name, source, self._trials)
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """Nothing is compiled."""
+
+
+class _Kernel:
+    """A kernel that Inductor generated."""
+
+    def __init__(self, name: str, source: str, trials: Trials) -> None:
+        self.name = name
+        self._source, self._trials = source, trials
+        found = re.search(r"'kernel_num_gb': ([0-9.e+-]+)", source)
+        self.bytes = round(float(found[1]) * 1e9) if found else None
+
+    def run(self, *arguments: Any, **options: Any) -> None:
+        """Write a launch, with the memory in which the kernel is tried before its first one."""
+        self._trials.before(self._source, arguments)
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        with one_operation("inductor::kernel", *tensors, bytes=self.bytes):
+            pass
+
 
 _OURS = str(Path(__file__).parents[2])
 

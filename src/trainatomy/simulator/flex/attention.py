@@ -4,6 +4,15 @@ Source: torch 2.9-2.13, torch/_inductor/kernel/flex/flex_attention.py and flex_d
 torch/_higher_order_ops/flex_attention.py (autocast, what is saved) and
 torch/_functorch/_aot_autograd/runtime_wrappers.py (layouts of incoming gradients); the order was read from wrappers
 that Inductor of 2.11, 2.12 and 2.13 wrote.
+
+Memory with which Inductor tries the settings of a kernel before the kernel runs for the first time.
+
+A kernel that Inductor writes has several settings (how many numbers a block of threads computes, how many warps), which
+are timed on its first call.  Between two runs a buffer as large as the L2 cache is overwritten, so that each of them
+reads from memory.  It is released soon, but its segment stays, and later allocations are made in it.
+
+Source: torch 2.11-2.13, torch/_inductor/runtime/benchmarking.py (``InductorBenchmarker.benchmark_gpu``) and
+triton_heuristics.py (``CachingAutotuner.run``).  The kernels of attention itself have one setting, and are not tried.
 """
 
 from __future__ import annotations
@@ -16,9 +25,37 @@ import torch
 from torch import Tensor
 
 from trainatomy.catalog.versions import behaviour
+from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.operators.allocation.plan import Processor
-from trainatomy.operators.allocation.whole import one_operation
-from trainatomy.simulator.flex.tuning import Tuning
+
+OPERATION = "inductor::tuning"
+_COMPILED_SIZES = 2
+"""Sizes that a graph is compiled for: with the second, its sizes become variables (``automatic_dynamic_shapes``)."""
+
+
+class Tuning:
+    """First calls of the compiled kernels of one process.
+
+    Attributes:
+        buffer_bytes: Size of the L2 cache; None: not known, and nothing is allocated.
+    """
+
+    def __init__(self, buffer_bytes: int | None) -> None:
+        self.buffer_bytes = buffer_bytes
+        self._sizes: dict[str, set[object]] = {}
+
+    def call(self, kernel: str, *results: Tensor) -> None:
+        """Allocate and release the buffer if ``kernel`` was not compiled for results of these sizes yet."""
+        if self.buffer_bytes is None:
+            return
+        sizes = self._sizes.setdefault(kernel, set())
+        found = tuple((each.shape, each.dtype) for each in results)
+        if found in sizes or len(sizes) == _COMPILED_SIZES:
+            return
+        sizes.add(found)
+        with one_operation(OPERATION, bytes=0):
+            torch.empty(self.buffer_bytes // 4, dtype=torch.int32, device="cuda")
+
 
 FORWARD, BACKWARD = "flex::attention", "flex::attention_backward"
 _SHORT_QUERIES = 128

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.catalog.versions import Version, behaviour
-from trainatomy.operators.allocation.arguments import ceil_div
-from trainatomy.operators.allocation.whole import one_operation
-from trainatomy.simulator.flex.tuning import Tuning
+from trainatomy.operators.allocation.above_autograd import one_operation
+from trainatomy.operators.allocation.plan import ceil_div
+from trainatomy.simulator.flex.attention import Tuning
 
 Values = Callable[[Tensor], Tensor | None]
 _POINTS = 8

@@ -1,4 +1,17 @@
-"""Calls of ``torch.compile`` for FlexAttention, answered by functions that allocate what compiled code does."""
+"""Calls of ``torch.compile`` for FlexAttention, answered by functions that allocate what compiled code does.
+
+Functions and modules that were compiled before the simulation: their compiler looks for a real GPU.
+
+PyTorch is told to run them without compiling, and FlexAttention inside them answers as compiled code.
+
+Source: torch 2.9-2.13, torch/_dynamo/eval_frame.py (``compile_wrapper``, ``_callback_from_stance``).
+
+``flex_attention`` that nobody compiled: PyTorch's own functions in Python, which write all scores.
+
+PyTorch runs them below autograd (``FlexAttentionAutogradOp``), which saves what they take and give.
+
+Source: torch 2.9-2.13, torch/_higher_order_ops/flex_attention.py.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +20,109 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.flex.compiled_before import FLEX_ATTENTION, wants_sums
 
 if TYPE_CHECKING:
     from trainatomy.simulator.process import SimulatedProcess
+
+
+_MODULE = "torch._dynamo.eval_frame"
+FLEX_ATTENTION = "torch.nn.attention.flex_attention"
+_WRAPPER = "compile_wrapper"
+
+
+@contextlib.contextmanager
+def run_without_compiling(notes: list[str]) -> Iterator[None]:
+    """Run what was compiled before as it is written; ``notes`` says which."""
+    module: Any = sys.modules.get(_MODULE)
+    if module is None or not hasattr(module, "_callback_from_stance"):
+        yield
+        return
+
+    callback_of = module._callback_from_stance
+
+    def no_callback(callback: Any) -> Any:
+        function = _compiled_by(sys._getframe(1))
+        if function is None:
+            return callback_of(callback)
+        if getattr(function, "__module__", "") != FLEX_ATTENTION:
+            owner = getattr(function, "__self__", function)
+            name = getattr(owner, "__name__", type(owner).__name__)
+            note = f"{name} was compiled before the simulation: it ran eagerly, which usually holds more"
+            if note not in notes:
+                notes.append(note)
+        return None
+
+    with mock.patch.object(module, "_callback_from_stance", no_callback):
+        yield
+
+
+def wants_sums() -> bool | None:
+    """Return whether the call of ``flex_attention`` that is running returns sums; None if it is not compiled."""
+    frame: FrameType | None = sys._getframe(1)
+    returns = False
+    while frame is not None:
+        if frame.f_code.co_name == "flex_attention" and frame.f_globals.get("__name__") == FLEX_ATTENTION:
+            given = frame.f_locals
+            returns = given["return_lse"] or bool(getattr(given["return_aux"], "lse", False))
+        if _compiled_by(frame) is not None:
+            return returns
+        frame = frame.f_back
+    return None
+
+
+def _compiled_by(frame: FrameType) -> Any:
+    """Return the function that a frame of the compiler's wrapper calls; None for any other frame."""
+    is_wrapper = frame.f_code.co_name == _WRAPPER and frame.f_globals.get("__name__") == _MODULE
+    return frame.f_locals.get("fn") if is_wrapper else None
+
+
+_OPERATOR = "torch._higher_order_ops.flex_attention"
+
+
+class Uncompiled(torch.autograd.Function):
+    """``FlexAttentionAutogradOp`` without its dispatcher, which lets no recorder see what runs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: Any, scale: float, options: Any
+    ) -> Any:
+        """Run ``sdpa_dense``."""
+        ctx.set_materialize_grads(False)
+        out, sums, maxima = import_module(_OPERATOR).sdpa_dense(query, key, value, score_mod, mask, scale, options)
+        ctx.mark_non_differentiable(maxima)
+        lists = [each for each in mask if isinstance(each, Tensor)]
+        ctx.save_for_backward(query, key, value, out, sums, maxima, *lists)
+        ctx.score_mod, ctx.mask, ctx.scale, ctx.options = score_mod, mask, scale, options
+        return out, sums, maxima
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Run ``sdpa_dense_backward``."""
+        query, key, value, out, sums, *_ = ctx.saved_tensors
+        joint = _joint(ctx.score_mod, query)
+        gradients = import_module(_OPERATOR).sdpa_dense_backward(
+            query, key, value, out, sums, *grads[:2], ctx.score_mod, joint, ctx.mask, ctx.scale, ctx.options, (), ()
+        )
+        return (*gradients[:3], None, None, None, None)
+
+
+def _joint(score_mod: Any, query: Tensor) -> Any:
+    """Return the derivative of ``score_mod`` as PyTorch traces it."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.enable_grad():
+        indices = [torch.zeros((), dtype=torch.int, device="meta") for _ in range(4)]
+        score = torch.zeros((), dtype=query.dtype, device="meta", requires_grad=True)
+        return import_module(_OPERATOR).create_fw_bw_graph(score_mod, (score, *indices), ())[1]
+
 
 _INNER = "_flex_attention_hop_wrapper"
 """The function that ``flex_attention`` compiles where nobody compiled it: with a backend that runs it eagerly."""
@@ -255,8 +360,6 @@ class FlexCalls:
         self, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: Any, scale: float, options: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the operator of an uncompiled ``flex_attention``: all scores are written."""
-        from trainatomy.simulator.flex.uncompiled import Uncompiled
-
         if (returns_sums := wants_sums()) is not None:
             out, sums = self._compiled_inner(query, key, value, score_mod, mask, options, returns_sums)
             sums = query.new_empty(0) if sums is None else sums

@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.operators.allocation.whole import one_operation
+from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.training.parallel.deepspeed import import_deepspeed
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.errors import WorkloadError
-from trainatomy.simulator.assignments import Handler, assignments
-from trainatomy.simulator.parallel import checkpoints, exchanged, sharding
+from trainatomy.simulator.autograd import Handler, assignments
+from trainatomy.simulator.parallel import checkpoints, sharding
+from trainatomy.simulator.parallel import recorder as exchanged
 from trainatomy.simulator.parallel.recorder import RankRecorder, local
-from trainatomy.training.packed_weights import is_packed
+from trainatomy.training.stored_weights import is_packed
 
 _c10d: Any = torch._C._distributed_c10d
 _DISABLED = torch._C.DisableTorchFunction

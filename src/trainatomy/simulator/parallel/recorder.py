@@ -1,29 +1,231 @@
-"""Recorder of one rank: also sees collectives, sharded tensors, and storages that are resized."""
+"""Recorder of one rank: also sees collectives, sharded tensors, and storages that are resized.
+
+Collectives as operations: kind, size, and the ranks that take part.
+
+Known values that collectives deliver.
+
+Every rank runs the same code on a batch of the same size, so where this rank's values are known (sizes, counts of
+tokens, flags), the others are taken to hold the same ones.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-from trainatomy.results.plan import GroupUse
+from trainatomy.results.prediction import GroupUse
 from trainatomy.results.trace import CollectiveUse
-from trainatomy.simulator.parallel import exchanged
-from trainatomy.simulator.parallel.collectives import (
-    KINDS,
-    NAMESPACES,
-    PASSING,
-    Collective,
-    collective_of,
-    finished,
-    tensors_in,
-)
+from trainatomy.simulator.parallel.group import Topology
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import forgetting
-from trainatomy.simulator.topology import Topology
+from trainatomy.simulator.values import Values
+
+_c10d: Any = torch._C._distributed_c10d
+_distributed: Any = distributed_c10d
+
+NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+
+_KINDS = {
+    "all_reduce": ("allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_", "all_reduce_coalesced"),
+    "all_gather": (
+        "allgather_",
+        "_allgather_base_",
+        "allgather_coalesced_",
+        "allgather_into_tensor_coalesced_",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_out",
+        "all_gather_into_tensor_coalesced",
+    ),
+    "reduce_scatter": (
+        "reduce_scatter_",
+        "_reduce_scatter_base_",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_out",
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_tensor_coalesced_",
+    ),
+    "all_to_all": ("alltoall_", "alltoall_base_", "all_to_all_single"),
+    "broadcast": ("broadcast_", "broadcast"),
+    "reduce": ("reduce_",),
+    "gather": ("gather_",),
+    "scatter": ("scatter_",),
+    "send": ("send",),
+    "recv": ("recv_", "recv_any_source_"),
+    "barrier": ("barrier", "monitored_barrier_"),
+}
+KINDS = {name: kind for kind, names in _KINDS.items() for name in names}
+"""Kind of collective by the name of PyTorch's operator."""
+
+PASSING = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
+"""Operators that return their argument: their meta kernels make a new tensor, those of CUDA do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective that was called.
+
+    Attributes:
+        kind: A key of ``_KINDS``.
+        bytes: Size of the whole message, as nccl-tests counts it: output of an all-gather, input of a reduce-scatter.
+        ranks: Ranks of the group, in order.
+        group: Name of the group: several groups may have the same ranks.
+        inputs: Tensors that this rank sends.
+        outputs: Tensors that it receives.
+        is_async: True if the caller goes on before the collective is over, and waits for it later.
+        members: All ranks of the group; of a message, more than the two in ``ranks``.
+        peer: The other rank of a message; None for a collective of the group.
+        reduction: Name of the operation that a functional collective reduces with, else empty.
+    """
+
+    kind: str
+    bytes: int
+    ranks: tuple[int, ...]
+    group: str
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+    is_async: bool
+    members: tuple[int, ...]
+    peer: int | None
+    reduction: str
+
+
+def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Collective:
+    """Describe a call of an operator in one of ``NAMESPACES``."""
+    schema = func._schema
+    named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+    sent = [tensor for name in named if name.startswith(("input", "tensor")) for tensor in tensors_in(named[name])]
+    received = [tensor for name in named if name.startswith("output") for tensor in tensors_in(named[name])]
+    received = received or tensors_in(result) or sent
+    sent = sent or received
+    group = _group(named)
+    ranks = tuple(dist.get_process_group_ranks(group))
+    peer = _peer(ranks, named)
+    return Collective(
+        KINDS.get(schema.name.rpartition("::")[2], ""),
+        max(sum(tensor.nbytes for tensor in sent), sum(tensor.nbytes for tensor in received)),
+        ranks if peer is None else tuple(sorted({dist.get_rank(), peer})),
+        str(group.group_name),
+        tuple(sent),
+        tuple(received),
+        bool(named.get("async_op", named.get("asyncOp", True))),
+        ranks,
+        peer,
+        named["reduce_op"] if isinstance(named.get("reduce_op"), str) else "",
+    )
+
+
+def finished(value: list[torch.Tensor]) -> Any:
+    """Return the ``Work`` of a collective that is done; DDP's reducer asks its future for the tensors."""
+    future: Any = torch.futures.Future()
+    future.set_result(value)
+    return _c10d._create_work_from_future(future).boxed()
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in an argument, those in nested lists too."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []
+
+
+def _peer(group: tuple[int, ...], arguments: Mapping[str, Any]) -> int | None:
+    """Return the rank that a message goes to or comes from; None for other collectives.
+
+    NCCL makes a communicator for each such pair (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``pointToPoint``).
+    """
+    peer = arguments.get("dst", arguments.get("src"))
+    return None if peer is None or "tag" not in arguments else group[peer]
+
+
+def _group(arguments: Mapping[str, Any]) -> Any:
+    """Return the group among the arguments: an object for c10d, also a name in functional collectives."""
+    group: Any = arguments.get("process_group", arguments.get("group_name"))
+    if isinstance(group, str):
+        group = _distributed._resolve_process_group(group)
+    elif isinstance(group, torch.ScriptObject):
+        group = dist.ProcessGroup.unbox(group)
+    return group
+
+
+_MOST_ELEMENTS = 1 << 16
+"""Elements of the largest tensor whose values are followed."""
+_REDUCED: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "sum": lambda value, ranks: value * ranks,
+    "product": lambda value, ranks: value**ranks,
+    **dict.fromkeys(("avg", "max", "min", "band", "bor"), lambda value, ranks: value),
+}
+"""Result of a reduction of one value of all ranks, by the name of the operation in lower case."""
+
+
+def known(values: Values, tensors: Sequence[torch.Tensor], kind: str) -> dict[int, torch.Tensor]:
+    """Return the values that are known of small strided tensors, by the identity of each.
+
+    For an all-to-all, ``kind``, those count that follow from a router's assumed choices: with it, ranks tell each other
+    how many tokens they send to each expert.
+    """
+    small = [one for one in tensors if one.is_meta and one.layout == torch.strided and one.numel() <= _MOST_ELEMENTS]
+    counts = kind == "all_to_all"
+    found = ((id(one), values.of(one, with_data=counts and not one.is_floating_point())) for one in small)
+    return {key: value for key, value in found if value is not None}
+
+
+def learn(values: Values, collective: Collective, sent: Mapping[int, torch.Tensor], reduction: str) -> None:
+    """Remember what a collective delivers, and forget what its outputs held.
+
+    Args:
+        values: Known values.
+        collective: The collective, which has run.
+        sent: What was known of its tensors before (see ``known``).
+        reduction: Name of the operation that it reduces with; empty where unknown.
+    """
+    if collective.kind in ("send", "barrier"):
+        return
+    inputs, outputs = collective.inputs, collective.outputs
+    for index, output in enumerate(outputs):
+        value = sent.get(id(inputs[index * len(inputs) // len(outputs)])) if inputs else None
+        found = None if value is None else _delivered(collective, value, output, reduction)
+        values.forget(output)
+        if found is not None:
+            values.learn(output, found)
+
+
+def _delivered(
+    collective: Collective, value: torch.Tensor, output: torch.Tensor, reduction: str
+) -> torch.Tensor | None:
+    """Return the values of an output, given those of its input; None if they do not follow."""
+    ranks = len(collective.ranks)
+    if collective.kind == "all_gather" and value.numel() and output.numel() % value.numel() == 0:
+        return value.flatten().repeat(output.numel() // value.numel()).view(output.shape)
+    if collective.kind in ("all_reduce", "reduce") and reduction in _REDUCED:
+        return _REDUCED[reduction](value, ranks).to(output.dtype)
+    if collective.kind == "all_to_all" and value.numel() == output.numel() and value.numel() % ranks == 0:
+        to_this_rank = value.flatten().chunk(ranks)[collective.ranks.index(dist.get_rank())]
+        return to_this_rank.repeat(ranks).view(output.shape)
+    if collective.kind == "broadcast":
+        return value
+    return None
+
+
+def reduction_of(arguments: Sequence[Any]) -> str:
+    """Return the name of the operation among the arguments of a reduction by ``ProcessGroup``, in lower case."""
+    kinds = dist.ReduceOp.RedOpType.__members__.items()
+    for one in arguments:
+        named = getattr(one, "reduceOp", one)  # options have it as an attribute
+        for name, kind in kinds:
+            if isinstance(named, (dist.ReduceOp, dist.ReduceOp.RedOpType)) and named == kind:
+                return name.lower()
+    return "" if arguments else "sum"
+
 
 _WRAPPERS = (DTensor, AsyncCollectiveTensor)
 _DISABLED = torch._C.DisableTorchFunction
@@ -142,7 +344,7 @@ class RankRecorder(Recorder):
         event = len(self.trace.events)
         writer = self.operations
         with _DISABLED():
-            sent = exchanged.known(self.values, tensors_in(args), KINDS.get(name, ""))
+            sent = known(self.values, tensors_in(args), KINDS.get(name, ""))
         before, writer.whole = writer.whole, f"nccl::{KINDS.get(name, name)}"  # one operation, written below
         try:
             result = super().__torch_dispatch__(func, (), args, kwargs)
@@ -151,7 +353,7 @@ class RankRecorder(Recorder):
         with _DISABLED():
             found = collective_of(func, args, kwargs, result)
             self._note(found, event, is_c10d=func.namespace == "c10d")
-            exchanged.learn(self.values, found, sent, found.reduction or self.reduction)
+            learn(self.values, found, sent, found.reduction or self.reduction)
             self.reduction = ""
         if func.namespace != "c10d":
             return result

@@ -8,8 +8,13 @@ from trl import DPOTrainer
 from trl.trainer import dpo_trainer
 
 from trainatomy.training.loops.trl import ObservedTrlTrainer, batches_given, train_with
-from trainatomy.training.trl import adapters_of_this_training, reference_of
-from trainatomy.training.trl_data import evaluated_lengths, preference_pairs, trained_lengths
+from trainatomy.training.trl import (
+    adapters_of_this_training,
+    evaluated_lengths,
+    preference_pairs,
+    reference_of,
+    trained_lengths,
+)
 
 if TYPE_CHECKING:
     from torch import nn

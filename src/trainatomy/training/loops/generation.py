@@ -15,11 +15,10 @@ from torch import nn
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.batch import build_batch
-from trainatomy.training.loops.inference import prepare
-from trainatomy.training.loops.pytorch import to_device
+from trainatomy.training.loops.pytorch import prepare, to_device
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths, position_limits
-from trainatomy.training.precision import autocast
+from trainatomy.training.process import autocast
 
 if TYPE_CHECKING:
     from trainatomy.training.batch import MakeBatch

@@ -15,8 +15,7 @@ from trl.trainer import grpo_trainer
 from trainatomy.training.loops.generation import generating
 from trainatomy.training.loops.trl import ObservedTrlTrainer, batches_given, train_with
 from trainatomy.training.model import unwrap
-from trainatomy.training.trl import adapters_of_this_training, loaded_as, reference_of
-from trainatomy.training.trl_data import prompts
+from trainatomy.training.trl import adapters_of_this_training, loaded_as, prompts, reference_of
 
 if TYPE_CHECKING:
     import torch

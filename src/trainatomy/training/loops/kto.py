@@ -8,8 +8,13 @@ from trl import KTOTrainer
 from trl.trainer import kto_trainer
 
 from trainatomy.training.loops.trl import ObservedTrlTrainer, batches_given, train_with
-from trainatomy.training.trl import adapters_of_this_training, reference_of
-from trainatomy.training.trl_data import evaluated_lengths, labelled_answers, trained_lengths
+from trainatomy.training.trl import (
+    adapters_of_this_training,
+    evaluated_lengths,
+    labelled_answers,
+    reference_of,
+    trained_lengths,
+)
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,6 +1,17 @@
 """``loop: pytorch``: a plain training loop with PyTorch's own mixed precision, as in Hugging Face's guide.
 
 No tensor lives longer than in the usual hand-written loop, which holds the last batch and the last loss.
+
+``loop: pytorch`` with an optimizer that evaluates the loss itself, several times in a step: LBFGS.
+
+``optimizer.step(closure)`` runs the forward and backward passes of all micro-batches as often as it likes, which
+depends on values.  Here it makes all its iterations (``max_iter``), and each adds a direction to its history until that
+is full.  A training that converges makes fewer iterations and holds at most as much.
+
+``mode: inference``: the forward pass alone, in evaluation mode and without gradients.
+
+Batches have no labels, and outputs are released after each forward.  With ``fp16_full_eval`` or ``bf16_full_eval`` the
+whole model is cast when it is moved to the device, as in the Trainer's evaluation.
 """
 
 from __future__ import annotations
@@ -14,14 +25,12 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import build_dataset
+from trainatomy.training.batch import build_batch, build_dataset
 from trainatomy.training.checkpointing import check_checkpointing, enable_checkpointing, offloading
-from trainatomy.training.loops.closure import ClosureSteps
 from trainatomy.training.model import set_use_cache
-from trainatomy.training.optimizer import needs_closure
+from trainatomy.training.optimizer import each_of, needs_closure, without_tolerance
 from trainatomy.training.parallel.spread import Spread, spread_over_gpus
-from trainatomy.training.precision import autocast
-from trainatomy.training.several_optimizers import each_of
+from trainatomy.training.process import autocast, full_precision_of_inference, set_tf32
 from trainatomy.workload.defaults import loop_checkpoints
 
 if TYPE_CHECKING:
@@ -171,3 +180,94 @@ def to_device(batch: Batch, device: str) -> Batch:
     """Return ``batch`` with its tensors on ``device``, those in nested lists and dicts too; other values stay."""
     moved: Batch = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, dict(batch))
     return moved
+
+
+class ClosureSteps:
+    """The steps of an optimizer that is given a closure."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        spread: Spread,
+        optimizer: torch.optim.Optimizer,
+        batches: Iterator[Batch],
+        observer: Observer,
+    ) -> None:
+        self._workload = workload
+        self._spread = spread
+        self._optimizer = without_tolerance(optimizer)
+        self._batches = batches
+        self._observer = observer
+        self._evaluations = 0
+
+    def step(self, kind: str) -> None:
+        """Take one optimizer step on the next micro-batches, for a device of this kind.
+
+        The optimizer's own work lies between two evaluations, and after the last one.
+        """
+        accumulation = self._workload.train.gradient_accumulation_steps
+        held = [next(self._batches) for _ in range(accumulation)]
+        self._evaluations = 0
+        take_step: Any = self._optimizer.step  # its stub wants a closure that returns a float
+        take_step(lambda: self._evaluate(held, kind))
+        self._observer.optimizer_end()
+
+    def _evaluate(self, held: list[Batch], kind: str) -> torch.Tensor:
+        """Compute the gradients of all micro-batches anew, and return their mean loss."""
+        observer, count = self._observer, len(held)
+        if self._evaluations:
+            observer.optimizer_end()
+        observer.zero_grad_begin()
+        self._optimizer.zero_grad(set_to_none=self._workload.zero_grad_set_to_none)
+        observer.zero_grad_end()
+        total = torch.zeros((), device=kind)
+        for number, batch in enumerate(held):
+            observer.micro_step_begin(self._evaluations * count + number)
+            with autocast(self._workload.train, kind), offloading(self._workload):
+                loss = self._spread.loss(self._spread.module(**batch)) / count
+            observer.forward_end()
+            loss.backward()
+            total += loss.detach()
+            observer.micro_step_end(self._evaluations * count + number)
+        if self._workload.train.max_grad_norm > 0:
+            self._spread.clip(self._workload.train.max_grad_norm)
+        self._evaluations += 1
+        observer.optimizer_begin()
+        return total
+
+
+def infer(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    device: str,
+    steps: int,
+    observer: Observer,
+    make_batch: MakeBatch | None = None,
+) -> None:
+    """Run the forward of ``model`` ``steps`` times; the arguments are those of ``trainatomy.training.run.run``."""
+    set_use_cache(model, workload.train.use_cache)
+    batch = build_batch(workload, model, make_batch)
+    prepare(workload, model, device, observer)
+    for step in range(steps):
+        observer.step_begin(step)
+        observer.micro_step_begin(0)
+        _forward(workload, model, to_device(batch, device), torch.device(device).type)
+        observer.forward_end()
+        observer.micro_step_end(0)
+        observer.step_end(step)
+
+
+def _forward(workload: Workload, model: nn.Module, batch: dict[str, Any], device_type: str) -> None:
+    with torch.no_grad(), autocast(workload.train, device_type):
+        model(**batch)
+
+
+def prepare(workload: Workload, model: nn.Module, device: str, observer: Observer) -> None:
+    """Move a model to the GPU for forward passes without training, in the precision of the workload."""
+    dtype = full_precision_of_inference(workload.train)
+    model.to(device) if dtype is None else model.to(device, dtype)
+    observer.loaded(model)
+    observer.ready(model, None)
+    model.eval()
+    set_tf32(workload.train)

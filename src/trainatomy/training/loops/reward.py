@@ -8,7 +8,7 @@ from trl import RewardTrainer
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.loops.trl import ObservedTrlTrainer, batches_given, train_with
-from trainatomy.training.trl_data import evaluated_lengths, sequence_length, tokenised_pairs, trained_lengths
+from trainatomy.training.trl import evaluated_lengths, sequence_length, tokenised_pairs, trained_lengths
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trl import SFTTrainer
 
 from trainatomy.training.loops.trl import ObservedTrlTrainer, batches_given, train_with
-from trainatomy.training.trl_data import (
+from trainatomy.training.trl import (
     evaluated_lengths,
     packed_samples,
     sequence_length,

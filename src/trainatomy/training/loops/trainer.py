@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import POOL_SAMPLES, build_dataset
+from trainatomy.training.batch import POOL_SAMPLES, Evaluation, build_dataset, evaluation_of
 from trainatomy.training.checkpointing import check_checkpointing
-from trainatomy.training.evaluation import Evaluation, evaluation_of
+from trainatomy.training.factory import returning_loss
 from trainatomy.training.loops.generation import special_tokens
 from trainatomy.training.model import unwrap
 from trainatomy.training.optimizer import create_single
-from trainatomy.training.outputs import returning_loss
 from trainatomy.workload.arguments import is_own
 
 if TYPE_CHECKING:

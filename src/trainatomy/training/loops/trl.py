@@ -15,8 +15,7 @@ from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.loops.observed_trainer import EngineBegins, ObservedTrainer
 from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
 from trainatomy.training.optimizer import create_single
-from trainatomy.training.trl import check_model, load_bitsandbytes, quiet_trl
-from trainatomy.training.trl_data import make_tokenizer
+from trainatomy.training.trl import check_model, load_bitsandbytes, make_tokenizer, quiet_trl
 from trainatomy.workload.arguments import is_own
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from unittest import mock
 
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library, version_of
-from trainatomy.training.packed_weights import numbers
+from trainatomy.training.stored_weights import numbers
 
 if TYPE_CHECKING:
     import torch

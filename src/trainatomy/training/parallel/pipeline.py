@@ -1,11 +1,23 @@
 """A pipeline: PyTorch's own stages and schedules (``torch.distributed.pipelining``) for the stages of one rank.
 
 Shapes are given to the stages, so that PyTorch runs no extra pass to find them.
+
+The order of a pipeline's work in all its ranks, as PyTorch's schedules have it.
+
+The stages of a pipeline: a causal language model of transformers, divided by its layers.
+
+Every stage runs the model's own forward pass.  Where a layer belongs to another stage, a module that returns its input
+takes its place; the model's plan (``base_model_pp_plan``) says which modules come before the layers and which after
+them.  The first stage takes token ids, the others the hidden states of the stage before; the last one has the head.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+from collections.abc import Iterator
+from itertools import accumulate, count
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,21 +29,206 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.parallel.clipping import total_norm, with_gradients_by_mesh
-from trainatomy.training.parallel.sequence import shard_length
+from trainatomy.results.time import Work
 from trainatomy.training.parallel.spread import Spread
-from trainatomy.training.parallel.stages import Stage, stages_of
-from trainatomy.training.parallel.strategies import ddp_options, fsdp2_options, wrapped_layers
-from trainatomy.training.parallel.tensor import shard_layers
-from trainatomy.training.precision import autocast
+from trainatomy.training.parallel.strategies import (
+    ddp_options,
+    fsdp2_options,
+    total_norm,
+    with_gradients_by_mesh,
+    wrapped_layers,
+)
+from trainatomy.training.parallel.tensor import shard_layers, shard_length
+from trainatomy.training.process import autocast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from trainatomy.training.batch import Batch
     from trainatomy.training.observer import Observer, StageWork
     from trainatomy.workload.parallel import ParallelSpec
     from trainatomy.workload.schema import Workload
+
+
+_KINDS = {
+    "FORWARD": "forward",
+    "FULL_BACKWARD": "backward",
+    "BACKWARD_INPUT": "backward_input",
+    "BACKWARD_WEIGHT": "backward_weight",
+}
+"""Names of PyTorch's actions (``_ComputationType``) that take time; the others are communication."""
+
+
+def order_of_work(schedule: str, ranks: int, stages_per_rank: int, micro_batches: int) -> list[list[Work]]:
+    """Return what each rank of a pipeline does in a step, in order.
+
+    Schedules compute it for all ranks when they are made, from nothing but the numbers of stages and ranks.
+    """
+    kind: Any = get_schedule_class(schedule)
+    stages = [
+        SimpleNamespace(
+            num_stages=ranks * stages_per_rank, group_size=ranks, group_rank=0, stage_index=ranks * local, submod=None
+        )
+        for local in range(stages_per_rank)
+    ]
+    made = kind(stages if issubclass(kind, PipelineScheduleMulti) else stages[0], n_microbatches=micro_batches)
+    order = [list(_work(made.pipeline_order[rank])) for rank in range(ranks)]
+    return order if issubclass(kind, PipelineScheduleMulti) else [_renumbered(works) for works in order]
+
+
+def _renumbered(works: list[Work]) -> list[Work]:
+    """Number the micro-batches of each kind of work in order, as schedules with one stage for each rank run them.
+
+    PyTorch 2.13 runs 1F1B so, but describes its last rank with forward passes from 1 (``_get_pipeline_order``).
+    """
+    counts: dict[str, count[int]] = {}
+    return [work._replace(micro_batch=next(counts.setdefault(work.kind, count()))) for work in works]
+
+
+def _work(actions: Any) -> Iterator[Work]:
+    for action in actions:
+        if action is not None and action.computation_type.name in _KINDS:
+            yield Work(_KINDS[action.computation_type.name], action.stage_index, action.microbatch_index)
+
+
+_KEY = "parallel.pp_size"
+
+
+class Elsewhere(nn.Module):
+    """Takes the place of a module that belongs to another stage: returns the hidden states unchanged."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the first argument."""
+        return hidden_states
+
+
+class Stage(nn.Module):
+    """A stage: some layers of a model, with the embeddings in the first and the head in the last one.
+
+    Attributes:
+        base: The base model, in which modules of other stages are replaced.
+        head: The output layer; None in all stages but the last.
+    """
+
+    def __init__(self, base: nn.Module, head: nn.Module | None, *, is_first: bool) -> None:
+        """Take the parts of a model."""
+        super().__init__()
+        self.base = base
+        self.head = head
+        self._argument = "input_ids" if is_first else "inputs_embeds"
+
+    def forward(self, given: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+        """Return hidden states; the last stage returns logits."""
+        output = self.base(**{self._argument: given}, use_cache=False, **options)
+        hidden: torch.Tensor = output.last_hidden_state
+        return hidden if self.head is None else self.head(hidden)
+
+
+def stages_of(model: Any, indices: Sequence[int], count: int) -> list[Stage]:
+    """Return the stages with these indices of a model that is divided into ``count``.
+
+    The stages hold the model's own modules.  The model loses all others: its parameters are then those of the stages.
+
+    Raises:
+        WorkloadError: The model cannot be divided, or has fewer layers than stages.
+    """
+    base, plan = model.base_model, _plan_of(model)
+    layers = layers_in(model)
+    if count > len(layers):
+        raise WorkloadError(
+            f"{type(model).__name__} has {len(layers)} layers, too few for {count} stages: each has at least one",
+            key=_KEY,
+        )
+    names = list(plan)
+    position = names.index(_name_of(base, layers))
+    bounds = [0, *accumulate(layers_by_stage(len(layers), count))]
+    stages = []
+    for index in indices:
+        is_first, is_last = index == 0, index == count - 1
+        part = _without_modules(base)
+        for place, name in enumerate(names):
+            is_here = is_first if place < position else is_last
+            part.register_module(name, getattr(base, name) if is_here else Elsewhere())
+        here = range(bounds[index], bounds[index + 1])
+        kept = [layer if number in here else Elsewhere() for number, layer in enumerate(layers)]
+        part.register_module(names[position], nn.ModuleList(kept))
+        stages.append(Stage(part, model.get_output_embeddings() if is_last else None, is_first=is_first))
+    _drop_others(model, stages)
+    return stages
+
+
+def layers_by_stage(layers: int, stages: int) -> list[int]:
+    """Return the number of layers of each stage: equal, with one more in the first ones if they cannot be."""
+    return [layers // stages + (index < layers % stages) for index in range(stages)]
+
+
+def _drop_others(model: nn.Module, stages: Sequence[Stage]) -> None:
+    """Replace the modules of a model with parameters that are in none of the stages."""
+    kept = {id(module) for stage in stages for module in stage.modules()}
+    for name, module in list(model.named_modules()):
+        if id(module) not in kept and any(True for _ in module.parameters(recurse=False)):
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, Elsewhere())
+
+
+def _without_modules(base: nn.Module) -> nn.Module:
+    """Return a copy of a model that shares all its modules, so that some can be replaced."""
+    part = copy.copy(base)
+    part._modules = dict(base._modules)
+    return part
+
+
+def _plan_of(model: Any) -> dict[str, Any]:
+    """Return the model's plan for pipelines.
+
+    Raises:
+        WorkloadError: It has none, or weights that two stages would share.
+    """
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise WorkloadError(
+            f"{name} has an encoder and a decoder; pipelines of decoder models alone are simulated", key=_KEY
+        )
+    plan = getattr(config, "base_model_pp_plan", None) or {}
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if not plan or head is None or not hasattr(model, "base_model"):
+        raise WorkloadError(
+            f"{name} cannot be divided into stages: it has no output layer, or its configuration has no plan "
+            "(base_model_pp_plan); causal language models such as Llama, Qwen, Mistral and Gemma have both",
+            key=_KEY,
+        )
+    if model.get_input_embeddings().weight is head.weight:
+        raise WorkloadError(
+            f"{name} shares the weights of its embeddings and its output layer (tie_word_embeddings), which belong to "
+            "the first and the last stage: set model.config: {tie_word_embeddings: false}",
+            key=_KEY,
+        )
+    return dict(plan)
+
+
+def layers_in(model: Any) -> list[nn.Module]:
+    """Return the layers of a model that a pipeline divides.
+
+    Raises:
+        WorkloadError: It cannot be divided.
+    """
+    plan, base = _plan_of(model), model.base_model
+    lists = [module for name in plan if isinstance(module := getattr(base, name, None), nn.ModuleList)]
+    missing = [name for name in plan if not isinstance(getattr(base, name, None), nn.Module)]
+    if len(lists) != 1 or missing:
+        raise WorkloadError(
+            f"the plan of {type(base).__name__} names {', '.join(missing) or 'several lists of layers'}, which cannot "
+            "be divided into stages",
+            key=_KEY,
+        )
+    return list(lists[0])
+
+
+def _name_of(base: nn.Module, layers: list[nn.Module]) -> str:
+    return next(
+        name for name, module in base.named_children() if isinstance(module, nn.ModuleList) and list(module) == layers
+    )
+
 
 _SHARED_INPUTS = frozenset({"attention_mask", "position_ids"})
 """Inputs that every stage takes."""

@@ -1,6 +1,10 @@
 """The strategies of ``loop: pytorch``, one class each.
 
 Each takes the model from the CPU, as a script that ``torchrun`` starts would.
+
+Clipping gradients of parameters that lie on several device meshes.
+
+PyTorch's ``clip_grad_norm_`` takes gradients of one mesh only, so the norms of the meshes are combined as numbers.
 """
 
 from __future__ import annotations
@@ -24,21 +28,50 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.optimizer import sharded_optimizer
-from trainatomy.training.parallel.clipping import clip_by_mesh
-from trainatomy.training.parallel.context import share_sequences, shared
-from trainatomy.training.parallel.experts import share_experts
-from trainatomy.training.parallel.spread import Spread
+from trainatomy.training.parallel.spread import Spread, share_experts, share_sequences, shared
 from trainatomy.training.parallel.tensor import shard_layers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import TrainingArguments
 
     from trainatomy.training.batch import Batch
     from trainatomy.workload.parallel import ParallelSpec
     from trainatomy.workload.train import TrainSpec
+
+
+def clip_by_mesh(model: nn.Module, max_norm: float) -> None:
+    """Clip gradients to a norm over all of them."""
+    groups = with_gradients_by_mesh(model)
+    if len(groups) < 2:
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        return
+    total = total_norm(groups)
+    for parameters in groups:
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+
+
+def with_gradients_by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
+    """Return the parameters that have gradients, those of each mesh and those of none together."""
+    found: dict[Any, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            found.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(found.values())
+
+
+def total_norm(groups: Sequence[Sequence[nn.Parameter]]) -> torch.Tensor:
+    """Return the norm of all gradients of the groups, whole on each rank."""
+    norms = []
+    for parameters in groups:
+        norm = nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def spread(model: nn.Module, parallel: ParallelSpec, device: str) -> Spread:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import grouped
 from trainatomy.operators.allocation.cudnn.learned import learned_workspace
-from trainatomy.operators.allocation.cudnn.ungrouped import forward, input_gradient
-from trainatomy.operators.allocation.cudnn.weight_gradient import weight_gradient
+from trainatomy.operators.allocation.cudnn.ungrouped import forward, input_gradient, weight_gradient
 
 _UNGROUPED = {"forward": forward, "input gradient": input_gradient, "weight gradient": weight_gradient}
 

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from trainatomy.allocator.sizes import round_up
+from trainatomy.allocator.blocks import round_up
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence

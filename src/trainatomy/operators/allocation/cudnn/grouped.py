@@ -21,8 +21,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from trainatomy.operators.allocation.arguments import ceil_div
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE, Convolution, Kind
+from trainatomy.operators.allocation.plan import ceil_div
 from trainatomy.operators.cost.depthwise import is_of_cudnn
 
 Engine = Literal["direct", "padded", "by group"]

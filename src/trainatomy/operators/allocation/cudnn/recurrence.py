@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trainatomy.allocator.sizes import round_up
-from trainatomy.operators.allocation.arguments import ceil_div
+from trainatomy.allocator.blocks import round_up
+from trainatomy.operators.allocation.plan import ceil_div
 
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _KEPT = {"RNN": 1, "GRU": 6, "LSTM": 5}

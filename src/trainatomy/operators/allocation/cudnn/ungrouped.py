@@ -9,6 +9,13 @@ cuDNN does one of:
 
 Engines for many results ("wide") need 131 bytes more. Left out: sums split among multiprocessors, FFT and Winograd,
 seen in one of ten random cases, with no rule found for when.
+
+Workspace of the weight gradient, for convolutions of one group.
+
+The gradient is a matrix product: K rows by C·taps columns, each summed over all pixels of the output. Layouts are
+transformed as for the other operations; long sums are split into parts on multiprocessors that would be idle, with fp32
+sums of their own. The copies are exact; the number of parts is known for 3x3 filters between channels in multiples of
+64 and for colour images, and a typical number elsewhere.
 """
 
 from __future__ import annotations
@@ -18,11 +25,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainatomy.allocator.sizes import round_up
+from trainatomy.allocator.blocks import round_up
 from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
+from trainatomy.operators.allocation.plan import ceil_div
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
+
 
 _OF_PRODUCT, _LARGE_PRODUCT = {4: 400, 2: 272}, 80_000_000
 """Workspace of a product by type, and the bytes it must move to need one."""
@@ -190,3 +199,195 @@ def _is_wide_gradient(one: Convolution) -> bool:
     if max(one.strides) == 1:
         return results > _WIDE_GRADIENT
     return max(one.strides) == 2 and (not one.is_half or results > _WIDE_STRIDED)
+
+
+_SUM = 4
+"""Bytes of a partial sum, of any type."""
+_MEBI = 2**20
+_TILE, _OF_PARTS, _BYTES_PER_PART = 64, 159, 4
+_OF_PADDED_PARTS = 128
+_PARTS_OF_STEM, _PADDED_STEM = 8, 4
+_THIN, _LARGE_IMAGE = 40, 3000
+"""Channels of the input, and pixels, that fp32 and volumes are transformed for."""
+_THIN_ROWS, _MANY_SUMMED_IMAGES = 16, 64
+_LITTLE_WASTE, _WASTE = 2, 2.8
+"""Largest ratio of the bytes of all images' sums to those of a copy: in 16 bits, and in fp32."""
+_SMALL_SUMMED_IMAGE, _WASTE_OF_SMALL = 49, 25
+"""Pixels of images with more of such sums, and their bytes for each element that is read."""
+ALIGNED_ANYWAY = 100
+"""Pixels from which a weight gradient is summed image by image with unaligned rows, too."""
+_SMALL_FILTER = 16
+"""Positions up to which fp32 colour images are read in place."""
+_WIDELY_DILATED, _DILATED_PARTS = 8, 8
+"""Dilations of 12 to 36 run in another engine in fp32 (seen in one network)."""
+_MOST_SPLIT_ROWS, _MANY_PLACES = 256, 3000
+
+
+def weight_gradient(one: Convolution) -> int:
+    """Return the bytes of workspace."""
+    sums = math.prod(one.weight) * _SUM
+    if one.channels_last:
+        turned = not one.is_half and one.taps >= 25 and one.places > 100 and one.products > 10**9
+        unfilled = one.channels % one.fill != 0
+        if not turned and (not one.is_half or one.taps == 1 or unfilled):
+            return 0
+        moved = _both(one) + HEADER if turned else 0
+    else:
+        if one.is_plain_product and is_by_image(one):
+            return one.data[0] * sums
+        if not one.is_half and _is_winograds(one) and not _is_known(one):
+            tiles = one.data[0] * math.prod(ceil_div(size, 4) for size in one.output[2:])
+            rows, columns = one.weight[0], one.channels
+            return 6 * 6 * _SUM * (rows * columns + tiles * (rows + columns))
+        if not one.is_half and one.is_plain_product and len(one.data) == 4 and _is_thin(one):
+            return _thin_product(one)
+        if one.is_stem:
+            return _stem_gradient(one)
+        if _is_in_place(one):
+            counters = 8 * ceil_div(one.weight[0], 32) * ceil_div(one.length, 32)
+            return counters if not one.is_half and counters >= 8 * 120 and one.products < 10**8 else 0
+        moved = transformed(one)
+        if one.is_plain_product and len(one.data) == 5 and 4 < min(one.channels, one.weight[0]) <= 44:
+            moved += _both(one)  # volumes of few channels are turned twice
+    if one.is_half and one.taps >= 49 and min(one.channels, one.weight[0]) >= 300:
+        # One engine reads every layout; its fp32 sums are rounded at the end.
+        return sums + 8 * ceil_div(one.weight[0], 32) * ceil_div(one.length, 32) + HEADER
+    return moved + _parts(one, sums)
+
+
+def _both(one: Convolution) -> int:
+    return (math.prod(one.data) + math.prod(one.output)) * one.itemsize
+
+
+def is_by_image(one: Convolution) -> bool:
+    """Return whether a contiguous product is one per image, with fp32 sums, unless that is wasteful."""
+    places = math.prod(one.data[2:])
+    images, inside, outside = one.data[0], one.channels, one.weight[0]
+    sums, moved = images * inside * outside * _SUM, images * (inside + outside) * places * one.itemsize
+    if not one.is_half:
+        return sums <= _WASTE * moved and not (_is_thin(one) and images < _MANY_SUMMED_IMAGES)
+    if places == 1 or (_is_thin(one) and len(one.data) == 5):
+        return False
+    if places < _SMALL_SUMMED_IMAGE:
+        return sums <= _WASTE_OF_SMALL * images * (inside + outside) * places
+    return sums <= _LITTLE_WASTE * moved
+
+
+def _is_thin(one: Convolution) -> bool:
+    """Return whether the images are large and have few channels."""
+    return one.channels <= _THIN and math.prod(one.data[2:]) >= _LARGE_IMAGE
+
+
+def _thin_product(one: Convolution) -> int:
+    """Return the bytes in fp32: input and output are copied, and the sum is divided in tiles of 16 x 64.
+
+    The parts of up to 9 tiles were 17 to 67; half of the multiprocessors for one tile, and all of them for more, are
+    typical.
+    """
+    tiles = ceil_div(one.weight[0], _THIN_ROWS) * ceil_div(one.channels, _TILE)
+    parts = max(1, min(one.multiprocessors // 2, one.multiprocessors // tiles))
+    sums = parts * tiles * _THIN_ROWS * _TILE * _SUM
+    return _both(one) + HEADER + sums + _OF_PARTS + _BYTES_PER_PART * (parts + 1) * tiles
+
+
+def _is_winograds(one: Convolution) -> bool:
+    """Return whether Winograd's method runs, on tiles of 4x4: small fp32 images under a 3x3 filter."""
+    usual = tuple(one.weight[2:]) == (3, 3) and max(one.strides) == max(one.dilation) == 1
+    small = min(one.output[2:]) >= 8 and max(one.output[2:]) <= 20 and one.places <= 4096
+    return usual and small and min(one.channels, one.weight[0]) >= 32
+
+
+def _is_in_place(one: Convolution) -> bool:
+    """Return whether there is too little work for a change of layout: NCHW is read as it is."""
+    size, read, written = math.prod(one.weight), math.prod(one.data), math.prod(one.output)
+    if not one.is_half:
+        thin = one.length <= 26 or (written <= 18_000 and read <= 4_000_000)
+        return one.products < 18_000_000 or thin
+    return read + written + size <= 150_000 and ceil_div(one.weight[0], 64) * ceil_div(one.length, 64) <= 4
+
+
+def transformed(one: Convolution) -> int:
+    """Return the bytes of data, weight and output in channels-last layout, channels padded to 16 bytes."""
+    inside, outside, total = one.filled(one.channels), one.filled(one.weight[0]), 0
+    shapes = ((one.data, one.data[0] * inside), (one.weight, outside * inside), (one.output, one.output[0] * outside))
+    for shape, padded in shapes:
+        places = math.prod(shape[2:])
+        is_same = places == 1 and math.prod(shape) == padded  # of one place, both layouts are the same
+        total += 0 if is_same else padded * places
+    return total * one.itemsize + HEADER
+
+
+def _stem_gradient(one: Convolution) -> int:
+    """Return the bytes for colour images.
+
+    Data, weight and output are padded, and the sum is split into parts of the weight's type; in fp16, where filters
+    overlap and stride, padded to 4 channels, those of volumes to 8, with typically eight parts in fp32. Small filters
+    of fp32 images are computed in place.
+    """
+    if one.dtype == torch.float16 and overlaps(one):
+        parts = _PARTS_OF_STEM * one.weight[0] * _PADDED_STEM * one.taps * _SUM
+        inside = _PADDED_STEM if len(one.data) < 5 else one.fill
+        elements = one.data[0] * inside * math.prod(one.data[2:]) + one.weight[0] * inside * one.taps
+        copies = (elements + math.prod(one.output)) * one.itemsize + HEADER
+        return copies + parts + _OF_PARTS + _BYTES_PER_PART * one.multiprocessors
+    if not one.is_half and len(one.data) == 4 and one.taps <= _SMALL_FILTER:
+        return 0
+    inside = one.filled(one.channels)
+    weight = one.weight[0] * inside * one.taps * one.itemsize
+    data, output = one.data[0] * inside * math.prod(one.data[2:]), math.prod(one.output)
+    moved = (data + output) * one.itemsize + (weight if one.taps > 1 else 0) + HEADER
+    tiles = ceil_div(one.weight[0], _TILE) * ceil_div(weight // one.weight[0], 512)
+    parts = one.multiprocessors // tiles
+    if parts <= 1:
+        return moved + (0 if one.is_half else _OF_PADDED_PARTS)
+    return moved + parts * weight + _OF_PADDED_PARTS
+
+
+def _parts(one: Convolution, sums: int) -> int:
+    """Return the bytes of the parts of a split sum, or of the tile counters of an unsplit one."""
+    if _is_known(one) and (one.is_half or max(one.dilation) <= _WIDELY_DILATED):
+        return _known_parts(one, sums)
+    if one.taps == 1 and not one.is_half and not one.is_plain_product:
+        parts = one.multiprocessors // (ceil_div(one.weight[0], 128) * ceil_div(one.length, _TILE))
+        return parts * sums if parts > 1 else 0
+    return _typical_parts(one, sums) or _counters(one)
+
+
+def _is_known(one: Convolution) -> bool:
+    """Return whether it is a 3x3 filter between channels in multiples of 64, over many pixels."""
+    in_tiles = one.channels % _TILE == one.weight[0] % _TILE == 0
+    return tuple(one.weight[2:]) == (3, 3) and in_tiles and one.places > _MANY_PLACES
+
+
+def _known_parts(one: Convolution, sums: int) -> int:
+    """Return as many parts as fit on the multiprocessors at once; more than 256 rows are not split."""
+    if one.weight[0] > _MOST_SPLIT_ROWS:
+        return OF_WIDE if math.prod(one.weight) > 2_000_000 else 0
+    tiles = ceil_div(one.length, _TILE)
+    parts = one.multiprocessors // tiles
+    kept = parts - 1 if one.is_half else parts
+    return kept * sums + _OF_PARTS + _BYTES_PER_PART * parts * tiles if parts > 1 else 0
+
+
+def _typical_parts(one: Convolution, sums: int) -> int:
+    if one.taps >= 49:
+        split = one.is_half and one.weight[0] <= 72 and one.places > 4000
+        return min(16, 128 * _MEBI // sums) * sums if split else 0
+    if not one.is_half and max(one.dilation) > _WIDELY_DILATED:
+        return _DILATED_PARTS * sums
+    if not one.is_half:
+        tiles = ceil_div(one.weight[0], 128) * ceil_div(one.length, 128)
+        parts = min(one.multiprocessors // tiles, one.places // 700)
+        return parts * sums + 128 if parts > 1 else 0
+    few = ceil_div(one.weight[0], _TILE) * ceil_div(one.length, _TILE) <= 36
+    return 2 * _MEBI if one.places > 10_000 and few else 0
+
+
+def _counters(one: Convolution) -> int:
+    """Return the bytes of the counters of an unsplit sum's tiles (256 rows by 64 columns)."""
+    rows = one.weight[0]
+    if one.taps < 30:
+        return OF_WIDE if math.prod(one.weight) > 3_800_000 else 0
+    if one.is_half and (rows <= 112 or one.products < 460_000_000):
+        return 0
+    return 128 + 4 * ceil_div(rows, 256) * ceil_div(one.length, 64 if rows > 64 else 128)

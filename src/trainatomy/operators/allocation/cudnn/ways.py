@@ -1,6 +1,6 @@
 """How cuDNN's library computes convolutions, for the time of a call: its plans, and the ways of groups of images.
 
-``operators/cost/plans.py`` and ``operators/cost/ways.py`` say what follows from them.
+``operators/cost/plans.py`` and ``operators/cost/algorithms.py`` say what follows from them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
 from trainatomy.operators.allocation.cudnn.missing import missing_engine
 from trainatomy.operators.cost import plans
+from trainatomy.operators.cost.algorithms import ARGUMENT, FILE, FORWARD, INPUT, TOGETHER, WEIGHT
 from trainatomy.operators.cost.kernel import geometry_of, number, wanted_gradients
 from trainatomy.operators.cost.plans import Plan
-from trainatomy.operators.cost.ways import ARGUMENT, FILE, FORWARD, INPUT, TOGETHER, WEIGHT
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan, Heuristics

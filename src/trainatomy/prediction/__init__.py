@@ -1,0 +1,1 @@
+"""Assemble predictions from simulations: memory, time, lengths, pipelines, and their detail."""

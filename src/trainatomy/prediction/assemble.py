@@ -1,0 +1,272 @@
+"""Assemble a ``Prediction`` from a simulation: memory breakdown, step time, and the evidence for both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.detail import memory_timeline
+from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
+from trainatomy.analysis.published import bytes_per_parameter
+from trainatomy.analysis.variants import StepClock
+from trainatomy.libraries import installed_versions
+from trainatomy.prediction.inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
+from trainatomy.prediction.subject import paddings_of, subject_of
+from trainatomy.prediction.tasks import checkpoint_of, evaluation_of, generation_of, restored_of
+from trainatomy.results.prediction import GPUSummary, LeadingNote, Prediction, RankPrediction
+from trainatomy.simulator.steps import peaks_with_skipped_steps
+
+if TYPE_CHECKING:
+    from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.results.operations import Operations
+    from trainatomy.results.time import Pipeline, Time
+    from trainatomy.results.trace import AllocationTrace, DriverCall, TimedOperation
+    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.workload.schema import Workload
+
+
+class Executed(NamedTuple):
+    """A simulation that a prediction was assembled from."""
+
+    workload: Workload
+    simulation: Simulation
+    analysis: MemoryAnalysis
+
+
+_EXECUTED: ContextVar[list[Executed] | None] = ContextVar("_EXECUTED", default=None)
+
+
+@contextmanager
+def keep_executed() -> Iterator[list[Executed]]:
+    """Yield a list to which each prediction that is made meanwhile adds its simulation, the last one at the end."""
+    found: list[Executed] = []
+    token = _EXECUTED.set(found)
+    try:
+        yield found
+    finally:
+        _EXECUTED.reset(token)
+
+
+def prediction_of(
+    workload: Workload,
+    simulation: Simulation,
+    *,
+    calibration: Calibration | None,
+    timed: bool,
+    timeline: bool,
+    started: float,
+    analysis: MemoryAnalysis | None = None,
+    pipeline: Pipeline | None = None,
+    paces: Sequence[float] = (),
+    layouts: bool = True,
+) -> Prediction:
+    """Return the prediction for a simulated workload.
+
+    Args:
+        workload: The training that was simulated.
+        simulation: Its allocation trace and operations.
+        calibration: The calibration to predict times with; ``None`` for the one that ships.
+        timed: Whether to predict the time of a step.
+        timeline: Whether to include memory by component over the steps.
+        started: ``time.perf_counter()`` at the start, for ``seconds_taken``.
+        analysis: The analysis of its memory, if there is one already.
+        pipeline: The step of the pipeline that the simulated rank belongs to.
+        paces: Paces of the host for which the step is predicted too (``Time.at_paces``).
+        layouts: Whether to try other addresses of segments (``Memory.layouts``), skipped steps
+            (``Memory.skipped_steps``), and sizes that are padded (``Prediction.paddings``).
+    """
+    gpu = workload.resolve_gpu()
+    analysis = analysis or analysis_of(workload, simulation, calibration, layouts=layouts)
+    if (executed := _EXECUTED.get()) is not None:
+        executed.append(Executed(workload, simulation, analysis))
+    memory = analysis.memory
+    time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, paces) if timed else None
+    return Prediction(
+        name=workload.display_name,
+        workload=workload.to_mapping(),
+        card=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
+        fits=analysis.out_of_memory is None,
+        verdict=verdict(memory, gpu.memory_bytes, analysis.out_of_memory),
+        room_bytes=gpu.memory_bytes - memory.device_bytes,
+        memory=memory,
+        modules=analysis.modules,
+        bytes_per_parameter=bytes_per_parameter(
+            _with_dtype(workload, simulation.weights_dtype),
+            simulation.parameters,
+            simulation.trainable_parameters,
+            memory,
+        ),
+        facts=facts_of(workload, simulation),
+        notes=tuple(note for note in simulation.notes if not isinstance(note, LeadingNote)),
+        leading_notes=tuple(str(note) for note in simulation.notes if isinstance(note, LeadingNote)),
+        subject=subject_of(workload, simulation),
+        paddings=paddings_of(workload, simulation, calibration, time) if layouts and time is not None else (),
+        out_of_memory=analysis.out_of_memory,
+        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
+        time=time,
+        seconds_taken=perf_counter() - started,
+        versions=installed_versions(),
+        without_workspace=len(analysis.skipped_workspaces),
+        trials=simulation.trials,
+        evaluation=evaluation_of(workload, simulation, analysis, calibration, timed=timed),
+        generation=generation_of(workload, simulation, calibration, time),
+        checkpoint=checkpoint_of(workload, simulation, analysis),
+        restored=restored_of(simulation, analysis),
+        experts=simulation.experts,
+        rank=simulation.trace.rank,
+    )
+
+
+def analysis_of(
+    workload: Workload, simulation: Simulation, calibration: Calibration | None, *, layouts: bool = False
+) -> MemoryAnalysis:
+    """Return the analysis of what a simulated process holds on its GPU; arguments as those of ``prediction_of``."""
+    settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
+    context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
+    gpu_bytes = workload.resolve_gpu().memory_bytes
+    clock = _clock(workload, simulation, calibration)
+    found = analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, clock, layouts=layouts)
+    if not layouts or workload.skipped_steps or found.out_of_memory is not None or found.memory.num_alloc_retries:
+        return found
+    skipped = peaks_with_skipped_steps(simulation.trace, settings, gpu_bytes, found.memory)
+    return replace(found, memory=replace(found.memory, skipped_steps=skipped))
+
+
+def _clock(workload: Workload, simulation: Simulation, calibration: Calibration | None) -> StepClock | None:
+    """Return the clock of the releases that depend on timing; None where none does, or times are not known.
+
+    With DeepSpeed they are made at once: its Python takes so long that the GPU is done by then, which predicted times
+    tell too little of (three runs of ZeRO-3 on two H200s).
+    """
+    operations, trace = simulation.operations, simulation.trace
+    on_time = not trace.stream_uses and not trace.collectives
+    if on_time or not operations.operations or workload.train.deepspeed is not None:
+        return None
+    timed, seconds = timed_step(workload, simulation, calibration)
+    return StepClock(trace, timed, operations.step, seconds)
+
+
+def timed_step(
+    workload: Workload,
+    simulation: Simulation,
+    calibration: Calibration | None = None,
+    driver_calls: Sequence[DriverCall] = (),
+) -> tuple[tuple[TimedOperation, ...], float]:
+    """Return the operations of a simulated step with their predicted times, and its duration in seconds.
+
+    ``driver_calls`` are those of replaying its trace.
+    """
+    from trainatomy.timing.step import timed_operations
+
+    return timed_operations(
+        simulation.operations,
+        workload.resolve_gpu(),
+        calibration=calibration,
+        driver_calls=_in_steps(simulation.trace, driver_calls),
+        **replayed_as(workload, simulation),
+    )
+
+
+def _in_steps(trace: AllocationTrace, calls: Sequence[DriverCall]) -> list[DriverCall]:
+    """Return the driver calls until the end of the last step: what a training does after it takes no step's time."""
+    end = max((mark.event for mark in trace.marks if mark.name == "step end"), default=len(trace.events))
+    return [call for call in calls if call.event < end]
+
+
+def replayed_as(workload: Workload, simulation: Simulation) -> dict[str, Any]:
+    """Return the keywords that say how a training's step is replayed, for all functions that replay it."""
+    from trainatomy.timing.cost_model import tensor_cores_for_fp32
+    from trainatomy.training.shape import samples_per_step
+    from trainatomy.workload.loops import loop_of
+
+    return {
+        "loop": loop_of(workload).cpu_costs,
+        "tf32": tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
+        "links": workload.parallel.links(workload.resolve_gpu()),
+        "samples": samples_per_step(workload),
+        "collated": workload.data.factory is None,
+        "one_thread": workload.parallel.processes > 1,
+    }
+
+
+def rank_prediction_of(
+    workload: Workload,
+    simulation: Simulation,
+    *,
+    calibration: Calibration | None,
+    timeline: bool,
+    analysis: MemoryAnalysis | None = None,
+) -> RankPrediction:
+    """Return the memory of the rank that was simulated; the arguments are those of ``prediction_of``."""
+    gpu, analysis = workload.resolve_gpu(), analysis or analysis_of(workload, simulation, calibration, layouts=True)
+    return RankPrediction(
+        rank=simulation.trace.rank,
+        fits=analysis.out_of_memory is None,
+        verdict=verdict(analysis.memory, gpu.memory_bytes, analysis.out_of_memory),
+        room_bytes=gpu.memory_bytes - analysis.memory.device_bytes,
+        memory=analysis.memory,
+        modules=analysis.modules,
+        out_of_memory=analysis.out_of_memory,
+        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
+    )
+
+
+def _with_dtype(workload: Workload, dtype: str) -> Workload:
+    """Return the workload with the dtype that ``model.dtype: auto`` came to."""
+    return workload.model_copy(update={"model": workload.model.model_copy(update={"dtype": dtype})})
+
+
+def time_of(
+    workload: Workload,
+    simulation: Simulation,
+    driver_calls: Sequence[DriverCall],
+    calibration: Calibration | None,
+    pipeline: Pipeline | None = None,
+    paces: Sequence[float] = (),
+) -> Time:
+    """Return the predicted time of the step whose operations a simulation has.
+
+    Where only one in so many steps generates, it is that of the mean step.  ``driver_calls`` are those of replaying its
+    trace.
+    """
+    from trainatomy.timing.step import mean_over_period
+    from trainatomy.workload.trl import steps_per_generation
+
+    between = simulation.operations_between
+    found = _time_of_step(workload, simulation, simulation.operations, driver_calls, calibration, pipeline, paces)
+    if between is None:
+        return found
+    other = _time_of_step(workload, simulation, between, (), calibration, pipeline, paces)
+    return mean_over_period(found, other, steps_per_generation(workload))
+
+
+def _time_of_step(
+    workload: Workload,
+    simulation: Simulation,
+    operations: Operations,
+    driver_calls: Sequence[DriverCall],
+    calibration: Calibration | None,
+    pipeline: Pipeline | None,
+    paces: Sequence[float],
+) -> Time:
+    """Return the predicted time of a step of the training with these operations."""
+    from trainatomy.timing.step import predict_step_time
+
+    return predict_step_time(
+        operations,
+        workload.resolve_gpu(),
+        tokens_per_sample=simulation.tokens_per_sample,
+        calibration=calibration,
+        driver_calls=_in_steps(simulation.trace, driver_calls),
+        current_software=emulated_software(workload).current,
+        gpus=workload.parallel.world_size,
+        data_parallel_size=workload.parallel.data_parallel_size,
+        pipeline=pipeline,
+        paces=paces,
+        **replayed_as(workload, simulation),
+    )

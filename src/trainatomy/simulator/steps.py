@@ -1,0 +1,347 @@
+"""Steps that a training goes on with: copies of the last one that was executed.
+
+The allocator's cache may still grow after the steps that are executed, as the blocks that a step finds depend on those
+that the one before left.  So the last step is replayed further, until a step begins with the blocks of one before it,
+from where on all steps are alike.  The trace gets the copies that a peak lies in, and none where no peak moves.  What
+a training did after its last step (an evaluation, a checkpoint) comes after the copies.
+
+Traces of trainings in float16 whose first optimizer steps are skipped, because scaled gradients overflow.
+
+The optimizer makes its states in the first step that is not skipped, when the allocator's cache holds the blocks of the
+steps before.  Whether gradients overflow depends on values, so that a run is executed without skipped steps; its trace
+is rewritten here: what the optimizer does is left out of the steps that are skipped, and what it did in the first step
+is done in the first one that is not.
+
+Trainings that continue from a checkpoint: the checkpoint is that of one simulated step of the same training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.allocator.replay import Player, library_moments, replay
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.allocator.simulated import CachingAllocator
+from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.results.memory import MOST_SKIPPED_STEPS, SkippedSteps
+from trainatomy.results.trace import AllocationTrace, Event, Mark
+from trainatomy.simulator.evaluation import CheckpointFiles
+from trainatomy.simulator.pieces import Beginning, CutTrace, StepLibrary, Stitched, cut
+from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.watcher import Watcher
+from trainatomy.training.lengths import BatchShape
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from trainatomy.results.memory import Memory
+
+
+COPIES = (4, 12)
+"""Copies that are tried: a few, and more where they moved a peak and the cache is not stable after them."""
+_SHAPE = BatchShape(0, 0, is_mixed=False)
+"""Stands for the shape of all batches."""
+
+
+def with_further_steps(trace: AllocationTrace, settings: AllocatorSettings) -> AllocationTrace:
+    """Return a trace of some steps with as many copies of the last one as its peaks need.
+
+    The trace itself is returned where no peak moves, and where its steps depend on more than the step before them.
+    """
+    if trace.stream_uses or trace.collectives or trace.pinned:
+        return trace
+    steps = 1 + max((mark.step for mark in trace.marks if mark.name == "step end"), default=-1)
+    if steps < 2:
+        return trace
+    try:
+        pieces = cut(trace, steps - 1, is_kept=True)
+        library, first = StepLibrary({_SHAPE: pieces.steps[-1]}), Beginning.of(trace, pieces)
+        needed = _steps_to_peaks(library.stitched(first, [(_SHAPE,)] * (1 + COPIES[-1])), settings, steps)
+    except SimulationError:  # the last step keeps other things than the one before it, or needs what earlier ones made
+        return trace
+    if needed == steps:
+        return trace
+    longer = library.stitch(first, [(_SHAPE,)] * (1 + needed - steps), detailed=True)
+    _append_rest(trace, pieces, longer)
+    return longer.trace
+
+
+def _append_rest(trace: AllocationTrace, pieces: CutTrace, longer: Stitched) -> None:
+    """Write what a trace has after its last step at the end of a longer one."""
+    end = max(place for place, mark in enumerate(trace.marks) if mark.name == "step end")
+    marks, copy = trace.marks[end + 1 :], longer.trace
+    if not marks:
+        return
+    numbers = {
+        old: new
+        for olds, news in zip(pieces.kept_last, longer.kept, strict=True)
+        for old, new in zip(olds, news, strict=True)
+    }
+    begin, moved = trace.marks[end].event, len(copy.events) - trace.marks[end].event
+    for event in trace.events[begin : marks[-1].event]:
+        number = event.allocation
+        if event.action == "alloc":
+            numbers[number] = len(copy.origins)
+            copy.origins.append(trace.origins[number])
+            if number in trace.labels:
+                copy.labels[numbers[number]] = trace.labels[number]
+            if number in trace.choices:
+                copy.choices[numbers[number]] = trace.choices[number]
+        copy.events.append(event._replace(allocation=numbers.get(number, number)))
+    copy.marks += [mark._replace(event=mark.event + moved) for mark in marks]
+
+
+def with_copies(trace: AllocationTrace, count: int) -> AllocationTrace:
+    """Return a trace with ``count`` copies of its last step.
+
+    Raises:
+        SimulationError: Its steps depend on more than the step before them.
+    """
+    steps = 1 + max(mark.step for mark in trace.marks)
+    pieces = cut(trace, steps - 1, is_kept=True)
+    library, first = StepLibrary({_SHAPE: pieces.steps[-1]}), Beginning.of(trace, pieces)
+    return library.stitch(first, [(_SHAPE,)] * (1 + count), detailed=True).trace
+
+
+def _steps_to_peaks(longer: Iterator[Stitched], settings: AllocatorSettings, executed: int) -> int:
+    """Return the number of steps after which neither peak grows any more.
+
+    Args:
+        longer: The trace, which grows by a step each time.
+        settings: Settings of the allocator.
+        executed: Steps of the run.
+    """
+    allocator = CachingAllocator(settings)
+    player: Player | None = None
+    needed, found, step = executed, (0, 0), 0
+    seen: set[tuple[int, frozenset[tuple[int, int]]]] = set()
+    for stitched in longer:
+        if len(stitched.step_ends) < executed:
+            continue
+        if player is None:
+            player = Player(stitched.trace, allocator, library_moments(stitched.trace, allocator))
+        for end in stitched.step_ends[step:]:
+            step += 1
+            player.play(end)
+            before, found = found, (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
+            if step > executed and found != before:
+                needed = step
+        blocks = allocator.reserved_bytes, allocator.live_blocks()
+        if blocks in seen or (step == executed + COPIES[0] and needed == executed):
+            break
+        seen.add(blocks)
+    return needed
+
+
+BEGIN, END = "scaled step", "scaled step end"
+"""Marks around the step of an optimizer that gradient scaling may skip."""
+
+
+def optimizer_steps(trace: AllocationTrace) -> Mapping[int, Sequence[range]]:
+    """Return the events of what gradient scaling may skip, by the step of the training."""
+    found: defaultdict[int, list[range]] = defaultdict(list)
+    begins: dict[int, int] = {}
+    for mark in trace.marks:
+        if mark.name == BEGIN:
+            begins[mark.step] = mark.event
+        elif mark.name == END:
+            found[mark.step].append(range(begins[mark.step], mark.event))
+    return found
+
+
+def makes_states(trace: AllocationTrace) -> bool:
+    """Return whether an optimizer whose step may be skipped keeps something that it makes in its first step."""
+    kept: set[int] = set()
+    for events in optimizer_steps(trace).get(0, ()):
+        for event in trace.events[events.start : events.stop]:
+            (kept.add if event.action == "alloc" else kept.discard)(event.allocation)
+    return bool(kept)
+
+
+def peaks_with_skipped_steps(
+    trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, memory: Memory
+) -> tuple[SkippedSteps, ...]:
+    """Return the peaks with one skipped step, with two, and so on; none where they do not move.
+
+    Args:
+        trace: Allocations of a run without skipped steps.
+        settings: Settings of the allocator.
+        gpu_bytes: Memory of the GPU.
+        memory: Peaks of the trace itself.
+    """
+    if not makes_states(trace):
+        return ()
+    found = [SkippedSteps(0, memory.peak_allocated_bytes, memory.peak_reserved_bytes)]
+    with contextlib.suppress(SimulationError):
+        while len(found) <= MOST_SKIPPED_STEPS and (len(found) < 3 or not _same_peaks(found)):
+            skipped = with_further_steps(with_skipped_steps(trace, len(found)), settings)
+            peaks = replay(skipped, settings, device_bytes=gpu_bytes)
+            found.append(SkippedSteps(len(found), peaks.peak_allocated_bytes, peaks.peak_reserved_bytes))
+    while len(found) > 1 and _same_peaks(found):
+        found.pop()
+    return tuple(found[1:])
+
+
+def _same_peaks(found: Sequence[SkippedSteps]) -> bool:
+    """Return whether the last skipped step moved no peak."""
+    last, before = found[-1], found[-2]
+    return (last.allocated_bytes, last.reserved_bytes) == (before.allocated_bytes, before.reserved_bytes)
+
+
+def with_skipped_steps(trace: AllocationTrace, count: int, after: int = 1) -> AllocationTrace:
+    """Return the trace of the same training with its first ``count`` optimizer steps skipped.
+
+    The trace itself is returned where gradient scaling can skip nothing.
+
+    Args:
+        trace: Allocations of a run without skipped steps.
+        count: Steps that are skipped.
+        after: Steps that follow the first one that is not.
+
+    Raises:
+        SimulationError: The optimizer's steps cannot be told apart from the rest of the training.
+    """
+    if not optimizer_steps(trace) or count == 0:
+        return trace
+    if trace.stream_uses or trace.collectives or trace.pinned:
+        raise _unlike("memory waits for other streams, or lies in pinned host memory")
+    missing = count + 1 + after - (1 + max(mark.step for mark in trace.marks))
+    longer = with_copies(trace, missing) if missing > 0 else trace
+    steps = optimizer_steps(longer)
+    ranges = [steps.get(step, ()) for step in range(count + 1)]
+    if len({len(each) for each in ranges}) != 1:
+        raise _unlike("its steps differ")
+    for step, each in enumerate(ranges):
+        _check(longer, each, is_first=step == 0)
+    return _rewritten(longer, ranges)
+
+
+def _check(trace: AllocationTrace, steps: Sequence[range], *, is_first: bool) -> None:
+    """Refuse a step that releases what the rest of the training made, or keeps what another step does not make."""
+    for events in steps:
+        own: set[int] = set()
+        for event in trace.events[events.start : events.stop]:
+            if event.action == "alloc":
+                own.add(event.allocation)
+            elif event.action == "free" and event.allocation not in own:
+                raise _unlike("the optimizer releases memory that it did not allocate in the same step")
+            else:
+                own.discard(event.allocation)
+        if own and not is_first:
+            raise _unlike("the optimizer keeps more memory in later steps")
+
+
+def _rewritten(trace: AllocationTrace, ranges: Sequence[Sequence[range]]) -> AllocationTrace:
+    """Return the trace without the events in ``ranges``; those of the first step move to the last of them."""
+    count = len(ranges) - 1
+    left_out = {index for each in ranges for events in each for index in events}
+    moved = defaultdict[int, list[range]](list)
+    for first, target in zip(ranges[0], ranges[count], strict=True):
+        moved[target.start].append(first)
+    late = {trace.events[index].allocation for events in ranges[0] for index in events}
+    released = (
+        event.allocation
+        for index, event in enumerate(trace.events[: ranges[count][-1].stop])
+        if event.action == "free" and index not in left_out
+    )
+    if not late.isdisjoint(released):
+        raise _unlike("what the optimizer makes is released before the next step")
+    found, numbers, places = AllocationTrace(rank=trace.rank), dict[int, int](), list[int]()
+
+    def write(event: Event) -> None:
+        number = event.allocation
+        if event.action == "alloc":
+            numbers[number] = len(found.origins)
+            origin = trace.origins[number]
+            found.origins.append(origin._replace(step=count) if number in late else origin)
+        found.events.append(event if number < 0 else event._replace(allocation=numbers[number]))
+
+    for index in range(len(trace.events) + 1):
+        places.append(len(found.events))
+        for events in moved.get(index, ()):
+            for event in trace.events[events.start : events.stop]:
+                write(event)
+        if index not in left_out and index < len(trace.events):
+            write(trace.events[index])
+    found.marks = [Mark(places[mark.event], mark.name, mark.step) for mark in trace.marks]
+    found.labels = {numbers[number]: label for number, label in trace.labels.items() if number in numbers}
+    found.choices = {numbers[number]: choice for number, choice in trace.choices.items() if number in numbers}
+    found.trials = {numbers[number]: tried for number, tried in trace.trials.items() if number in numbers}
+    return found
+
+
+def _unlike(reason: str) -> SimulationError:
+    return SimulationError(
+        f"skipped_steps: this training cannot be predicted with optimizer steps that are skipped: {reason}.\n"
+        "Leave skipped_steps out: the prediction then assumes that no float16 gradient overflows"
+    )
+
+
+FIRST_STEP = {
+    "train.resume_from_checkpoint": None,
+    "train.load_best_model_at_end": False,
+    "train.save_strategy": "steps",
+    "train.eval_strategy": "no",
+    "train.do_eval": False,
+    "train.eval_on_start": False,
+    "train.gradient_accumulation_steps": 1,
+}
+"""Settings of the training that makes the checkpoint: it ends with it, after one step."""
+
+
+@contextlib.contextmanager
+def continued(
+    workload: Workload, files: CheckpointFiles | None, simulate: Callable[..., Any], rank: int = 0
+) -> Iterator[tuple[Workload, CheckpointFiles]]:
+    """Yield the training to simulate, and the files that it finds: those of its checkpoint if it continues from one.
+
+    Args:
+        workload: The training.
+        files: The files, if they are given.
+        simulate: Simulates a workload; takes ``steps``, ``watch`` and ``files``.
+        rank: The rank that is simulated.
+
+    Raises:
+        WorkloadError: The rank needs files of a checkpoint that only rank 0 writes.
+    """
+    if files is not None or not workload.resumes:
+        yield workload, CheckpointFiles() if files is None else files
+        return
+    if rank > 0:
+        raise WorkloadError(
+            f"train.resume_from_checkpoint: is simulated for rank 0, not for rank {rank}, which reads what that wrote",
+            key="train.resume_from_checkpoint",
+        )
+    files = CheckpointFiles()
+    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
+
+        def watch(recorder: Recorder, steps: int) -> Watcher:
+            return _Keeper(recorder, steps, files, Path(folder) / "checkpoint-1")
+
+        simulate(workload.replace(FIRST_STEP), steps=1, watch=watch, files=files, operations=False)
+        yield workload.replace("train.resume_from_checkpoint", str(Path(folder) / "checkpoint-1")), files
+
+
+class _Keeper(Watcher):
+    """Observer that moves the checkpoint of a training to another folder.
+
+    Args:
+        recorder: Recorder of the simulated process.
+        steps: Steps of the training.
+        files: What the files contain.
+        place: Where the checkpoint goes.
+    """
+
+    def __init__(self, recorder: Recorder, steps: int, files: CheckpointFiles, place: Path) -> None:
+        super().__init__(recorder, steps)
+        self._files = files
+        self._place = place
+
+    def saving_end(self, files: Mapping[str, int], folder: Path) -> None:
+        super().saving_end(files, folder)
+        folder.rename(self._place)
+        self._files.moved(folder, self._place)
