@@ -1,4 +1,4 @@
-"""Addresses of segments as observed (see ``addresses.py``)."""
+"""Addresses of segments as observed (see ``segments.py``)."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_addresses_depend_on_when_libraries_load(labels: dict[int, str], expecte
 
 
 def test_large_blocks_of_pinned_host_memory_take_addresses() -> None:
-    """A training with checkpoints in host memory lays out its segments around them (see ``addresses.py``)."""
+    """A training with checkpoints in host memory lays out its segments around them (see ``segments.py``)."""
     events = [
         Event("alloc", 0, 20 * MIB),
         Event("alloc", 1, 30 * MIB),

@@ -1,4 +1,4 @@
-"""Rounding, rule by rule; the source of each is named in ``sizes.py``."""
+"""Rounding, rule by rule; the source of each is named in ``blocks.py``."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Replay:
         num_alloc_retries: Times that the allocator released its cache to serve a request.
         out_of_memory: Failure that ended the replay.
         out_of_memory_at: Event that failed, the last of the series.
-        skipped_workspaces: Workspaces that their library did without because memory was short (see ``choices.py``).
+        skipped_workspaces: Workspaces that their library did without because memory was short (see ``Choices``).
         driver_calls: Calls of the driver, in order.
     """
 
@@ -198,7 +198,7 @@ def replay(
     """Replay all events in order on a new allocator, up to the first OutOfMemory.
 
     A workspace that its library does without does not end the replay.  The trace's origins show where loading the model
-    ends, its labels where cuBLAS handles are made; both matter for addresses (see ``addresses.py``).
+    ends, its labels where cuBLAS handles are made; both matter for addresses (see ``segments.py``).
 
     Args:
         trace: Allocations and releases.

@@ -217,7 +217,7 @@ class CachingAllocator:
             self._release_pool(pool)
 
     def kernels_loaded(self) -> None:
-        """Note that the model is on the GPU and its first step begins; addresses change (see ``addresses.py``)."""
+        """Note that the model is on the GPU and its first step begins; addresses change (see ``segments.py``)."""
         self._addresses.kernels_loaded()
 
     def handle_created(self) -> None:

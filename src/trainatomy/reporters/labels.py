@@ -1,6 +1,6 @@
 """Titles, colours and letters of everything that is reported: one home for text, JSON, charts and HTML.
 
-Sentences are in ``sentences.py``, titles of a search in ``search_labels.py``.  Text styles are those of rich; chart
+Sentences are in ``sentences.py``, titles of a search in ``settings.py``.  Text styles are those of rich; chart
 colours are hexadecimal.
 """
 

@@ -2,7 +2,7 @@
 
 An option changes time and memory in nearly the same way whatever the other axes are set to: it multiplies the time
 that the GPU is busy and the time that the CPU is, the longer of which is the time of a step, and it makes parts of the
-memory smaller or larger (``footprint.py``).  So the effect of an option is read off two executed candidates that differ
+memory smaller or larger (``outcomes.py``).  So the effect of an option is read off two executed candidates that differ
 in nothing else, and an unknown candidate is an executed one with the effects of the options in which they differ.
 Between batch sizes, both times are linear in the number of micro-batches, and parts of the memory in the batch size.
 

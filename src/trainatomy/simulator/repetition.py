@@ -13,7 +13,7 @@ The first micro-batch of a step is copied from that of the step before if that d
 did; the gradients that it made are then tensors of the same layout.
 
 What an earlier run of the same training with another optimizer did takes the place of what this run would have to
-execute to see that it repeats (``recollections.py``).
+execute to see that it repeats (``micro_batches.py``).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LETTERS = 150
-"""Letters spoken in 10 seconds, the length of every recording here (``sounds.py``).
+"""Letters spoken in 10 seconds, the length of every recording here (``images.py``).
 
 LibriSpeech (Panayotov et al. 2015) has 9.4 million words in 960 hours, 2.7 a second, of 5.4 letters with the space.
 """

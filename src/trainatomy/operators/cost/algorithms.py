@@ -10,7 +10,7 @@ stand in that were learned from the library's answers (``catalog/cudnn_groups.js
 - *cores*: as turns, by a kernel without tensor cores.
 - *direct*: one kernel for each group, without tensor cores and copies.
 
-``turns.py`` has groups of sequences, and ``depthwise.py`` groups of one channel.
+``depthwise.py`` has groups of one channel.
 
 Convolutions whose groups take turns: long filters along a row, and wide groups of small images.
 

@@ -1,4 +1,4 @@
-"""Collectives, whose cost is that of the links between the GPUs (``nccl.py``).
+"""Collectives, whose cost is that of the links between the GPUs.
 
 The duration of a collective: NCCL's own model of its algorithms, times what was measured relative to it.
 

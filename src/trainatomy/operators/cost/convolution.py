@@ -7,8 +7,8 @@ inputs of an output] x [inputs of an output, channels] in forward, and the two t
 Other kernels, by traces of an H200 (cuDNN 9.19): unless the convolution is 1 x 1 with stride 1, operands in
 channels-first order are rewritten to channels-last and the result back, in tiles of 32 x 32; a bias is added, or
 summed, by kernels of PyTorch; images of few channels are gathered element by element, far below the rate of tensor
-cores. Depthwise convolutions are in ``depthwise.py``, those whose groups take turns in ``turns.py``, images of one
-place in ``one_place.py``.
+cores. Depthwise convolutions are in ``depthwise.py``, with images of one place; those whose groups take turns in
+``algorithms.py``.
 Constants: ``catalog/efficiency.yaml``.
 """
 

@@ -194,7 +194,7 @@ def shard_layers(model: nn.Module, mesh: DeviceMesh, *, sequences: bool = False,
     Args:
         model: The model, whose plan it is.
         mesh: The ranks that share each layer.
-        sequences: Whether what is between the layers works on shards of the sequence (see ``sequence.py``).
+        sequences: Whether what is between the layers works on shards of the sequence.
         part: A stage of a pipeline, which holds modules of the model: only these are sharded (default: all).
 
     Raises:
