@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.api.predicting import predict_row, with_settings
 from trainatomy.catalog.calibrations import resolve_calibration
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.runs.options import COMPARED_PACES, PredictOptions, RunOptions
 from trainatomy.workload.schema import Workload
@@ -142,8 +144,6 @@ def predict_gpus(
     keep: Path | str | None = None,
 ) -> Comparison:
     """Predict a training on several GPUs (see ``compare_gpus``)."""
-    from trainatomy.catalog.gpus import find_gpu
-    from trainatomy.catalog.gpus import gpus as all_gpus
     from trainatomy.runs.comparison import gather
 
     chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))

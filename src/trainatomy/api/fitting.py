@@ -16,6 +16,8 @@ from trainatomy.api.comparing import measure_comparison
 from trainatomy.api.measuring import this_gpu
 from trainatomy.api.predicting import Batch, predict_candidate, predict_module, predict_row, with_settings
 from trainatomy.catalog.calibrations import resolve_calibration
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.errors import WorkloadError
 from trainatomy.runs.options import PredictOptions, RunOptions
 from trainatomy.workload.schema import Workload
@@ -80,8 +82,6 @@ def search_gpus(
     request: SearchRequest, gpus: Sequence[str] | None = None, costs_per_hour: Mapping[str, float] | None = None
 ) -> FitAcross:
     """Search for the best settings on each of several GPUs (see ``fit_gpus``)."""
-    from trainatomy.catalog.gpus import find_gpu
-    from trainatomy.catalog.gpus import gpus as all_gpus
     from trainatomy.search.across import search_across
     from trainatomy.search.explore import Observer
 

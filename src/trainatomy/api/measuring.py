@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.api.predicting import predict, predict_row, with_settings
+from trainatomy.catalog.calibrations import parse
 from trainatomy.errors import FactoryError, WorkloadError
 from trainatomy.results.loader import LoaderReport, LoaderSettings, StepToFeed
 from trainatomy.results.machine import Diagnosis
@@ -119,7 +120,6 @@ def calibrate(
         TrainatomyError: The machine is busy with other work.
         WorkloadError: ``output`` cannot be written; checked before anything is measured.
     """
-    from trainatomy.catalog.calibrations import parse
     from trainatomy.measurement.calibration.calibrate import calibrate as run
     from trainatomy.measurement.calibration.calibrate import write
     from trainatomy.measurement.measure import writable

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainatomy.app.form import in_terms_of_the_page
+from trainatomy.catalog.gpus import gpus
 from trainatomy.errors import TrainatomyError
 from trainatomy.results.fit import Candidate, Fit, Permission
 from trainatomy.workload.schema import Workload
@@ -148,7 +149,6 @@ def _searched(workload: Workload, allow: tuple[Permission, ...]) -> Answer:
 
 def _on_all_gpus(workload: Workload) -> Answer:
     from trainatomy import api
-    from trainatomy.catalog.gpus import gpus
     from trainatomy.reporters.html import to_html
     from trainatomy.runs.options import PredictOptions
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 import typer
 
 from trainatomy.catalog.calibrations import resolve_calibration
+from trainatomy.catalog.gpus import find_gpu
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -75,7 +76,6 @@ def fit_script(script: str, flags: Sequence[str], gpu: str | None, *, json: bool
     """Run a script with each combination of the values of its flags, and show which fit."""
     if several_gpus({"gpu": gpu}, None) is not None:
         raise typer.BadParameter(f"--gpu {gpu}: the flags of a script are searched for one GPU")
-    from trainatomy.catalog.gpus import find_gpu
     from trainatomy.scripts.launch import run_script
 
     command, wanted = read_command(shlex.split(script)), read_flags(flags)

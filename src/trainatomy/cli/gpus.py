@@ -18,6 +18,7 @@ from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.reporters.json import architectures_to_json, comparison_to_json, gpus_to_json
 from trainatomy.reporters.text.gpus import architectures_table, catalog_table, gpu_page
 from trainatomy.units import many
+from trainatomy.workload.reading import read
 
 For = Annotated[
     str | None,
@@ -57,7 +58,6 @@ def _show_for(file: str, names: Sequence[str] | None, jobs: int | None, *, json:
     from trainatomy.reporters.text.fit import gpus_for_page
     from trainatomy.runs.options import PredictOptions
     from trainatomy.runs.predicting import jobs_for
-    from trainatomy.workload.reading import read
 
     chosen = [find(name) for name in names] if names else all_gpus()
     workload = read(file, {})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import BadParameter
 
+from trainatomy.catalog.gpus import find_gpu
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -157,8 +158,6 @@ def predict(
 
 def _cost_per_hour(workload: Workload, price: list[str] | None) -> float | None:
     """Return the price of all GPUs of a training, None without one; refuse prices of others."""
-    from trainatomy.catalog.gpus import find_gpu
-
     costs = {find_gpu(name).id: cost for name, cost in prices(price).items()}
     if not costs:
         return None

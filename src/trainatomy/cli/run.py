@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.app import Command
 from trainatomy.cli.options import (
     CalibrationFile,
@@ -29,7 +31,8 @@ from trainatomy.cli.options import (
 from trainatomy.cli.output import note, progress, show, show_json
 from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_report, write_exports, write_report
 from trainatomy.errors import DoesNotFit, TrainatomyError, WorkloadError
-from trainatomy.reporters.json import to_json
+from trainatomy.records.create import make_record
+from trainatomy.reporters.json import measurement_to_json, to_json
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.reporters.text.script import scripts_page
@@ -240,9 +243,6 @@ def run(
 
 def _gpus(text: str) -> tuple[str, ...]:
     """Return the ids of the GPUs in ``--gpu``."""
-    from trainatomy.catalog.gpus import find_gpu
-    from trainatomy.catalog.gpus import gpus as all_gpus
-
     names = several_gpus({"gpu": text}, None)
     if names is None:
         return (find_gpu(text).id,)
@@ -251,7 +251,6 @@ def _gpus(text: str) -> tuple[str, ...]:
 
 def this_gpu() -> str:
     """Return the id of this machine's GPU; the default if there are no data for it."""
-    from trainatomy.catalog.gpus import gpus as all_gpus
     from trainatomy.measurement.device.nvml import require_gpu
 
     name = require_gpu().partition(" (driver")[0]
@@ -293,9 +292,7 @@ def _measure(
 ) -> Measurement:
     """Run the script for real, show and record it beside the prediction, and return it."""
     from trainatomy.integrations.measured_script import compared
-    from trainatomy.records.create import make_record
     from trainatomy.records.store import Store
-    from trainatomy.reporters.json import measurement_to_json
     from trainatomy.reporters.text.measurement import measurement_page
     from trainatomy.scripts.launch import measure_script
 

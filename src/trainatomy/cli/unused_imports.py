@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainatomy import cli
 from trainatomy.catalog.architectures import architecture
 from trainatomy.workload.arguments import arguments, is_own
 from trainatomy.workload.loops import loop_of
@@ -23,8 +24,6 @@ _OPTIONAL = ("peft", "bitsandbytes", "torchao", "datasets")
 
 def skip_collections() -> None:
     """Let Python search for no garbage, in a process of the command line's own that makes one prediction and ends."""
-    from trainatomy import cli
-
     if cli.owns_process:
         gc.set_threshold(0)  # not gc.disable(): a simulation still freezes what exists before its training collects
 
@@ -41,8 +40,6 @@ def skip_unused_imports(
         trust_remote_code: True if code from the Hugging Face hub may run, which may need any library.
         also_needed: Libraries that are needed in any case.
     """
-    from trainatomy import cli
-
     if not cli.owns_process or trust_remote_code or any(map(_may_import_anything, workloads)):
         return ()
     needed = {*also_needed, *(name for workload in workloads for name in _needed(workload))}

@@ -18,6 +18,7 @@ from transformers.trainer_callback import CallbackHandler, TrainerCallback
 from trainatomy.integrations.watch import Watch
 from trainatomy.training.observer import wrapped
 from trainatomy.units import GIB
+from trainatomy.workload.train import TrainSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,8 +205,6 @@ def workload_of(args: Any, model: Any) -> dict[str, Any]:
     It has the model's class and the settings of ``TrainingArguments`` that a workload knows and that differ from their
     defaults.
     """
-    from trainatomy.workload.train import TrainSpec
-
     train: dict[str, Any] = {}
     for name, field in TrainSpec.model_fields.items():
         value = getattr(args, name, None)

@@ -20,6 +20,9 @@ from trainatomy.prediction.subject import paddings_of, subject_of
 from trainatomy.prediction.tasks import checkpoint_of, evaluation_of, generation_of, restored_of
 from trainatomy.results.prediction import GPUSummary, LeadingNote, Prediction, RankPrediction
 from trainatomy.simulator.steps import peaks_with_skipped_steps
+from trainatomy.training.shape import samples_per_step
+from trainatomy.workload.loops import loop_of
+from trainatomy.workload.trl import steps_per_generation
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
@@ -181,8 +184,6 @@ def _in_steps(trace: AllocationTrace, calls: Sequence[DriverCall]) -> list[Drive
 def replayed_as(workload: Workload, simulation: Simulation) -> dict[str, Any]:
     """Return the keywords that say how a training's step is replayed, for all functions that replay it."""
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
-    from trainatomy.training.shape import samples_per_step
-    from trainatomy.workload.loops import loop_of
 
     return {
         "loop": loop_of(workload).cpu_costs,
@@ -235,7 +236,6 @@ def time_of(
     trace.
     """
     from trainatomy.timing.step import mean_over_period
-    from trainatomy.workload.trl import steps_per_generation
 
     between = simulation.operations_between
     found = _time_of_step(workload, simulation, simulation.operations, driver_calls, calibration, pipeline, paces)

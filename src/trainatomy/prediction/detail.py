@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.detail import detail_of
+from trainatomy.analysis.operation_table import PredictedTime
+from trainatomy.analysis.operations import PredictedTimes, analyze_operations, bytes_by_group
+from trainatomy.analysis.published import SCOPE, published_notes, published_shares
+from trainatomy.operators.traffic import crosses
 from trainatomy.prediction.assemble import analysis_of, timed_step
 from trainatomy.prediction.inputs import context_bytes, nccl_bytes_of
 from trainatomy.results.trace import Detail
+from trainatomy.workload.builtin import is_encoder_layer
 
 if TYPE_CHECKING:
     from trainatomy.analysis.memory import MemoryAnalysis
@@ -68,10 +73,7 @@ def breakdown_of(
         top: How many of the heaviest operations and modules to list.
         analysis: The analysis of its memory, if there is one already.
     """
-    from trainatomy.analysis.operations import analyze_operations, bytes_by_group
-    from trainatomy.analysis.published import SCOPE, published_notes, published_shares
     from trainatomy.timing.cost_model import cost_model_of, tensor_cores_for_fp32
-    from trainatomy.workload.builtin import is_encoder_layer
 
     gpu, trace, operations = workload.resolve_gpu(), simulation.trace, simulation.operations
     memory = analysis or analysis_of(workload, simulation, calibration)
@@ -102,9 +104,6 @@ def breakdown_of(
 
 def _predict_times(operations: Operations, cost_model: CostModel) -> PredictedTimes:
     """Return the GPU seconds of each operation."""
-    from trainatomy.analysis.operation_table import PredictedTime
-    from trainatomy.analysis.operations import PredictedTimes
-    from trainatomy.operators.traffic import crosses
     from trainatomy.timing.cost_model import kernel_cost
     from trainatomy.timing.one_stream import COLLECTIVES
 

@@ -15,6 +15,8 @@ import yaml
 
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.workload.document import nearest, suggestion
+from trainatomy.workload.schema import Workload
+from trainatomy.workload.section import leaves
 
 if TYPE_CHECKING:
     from trainatomy.results.record import Record, Summary
@@ -78,9 +80,6 @@ def _split_condition(condition: str) -> tuple[str, str]:
 
 def _check_condition(condition: str) -> None:
     """Raise ``TrainatomyError`` for a condition that no record could meet."""
-    from trainatomy.workload.schema import Workload
-    from trainatomy.workload.section import leaves
-
     key, _ = _split_condition(condition)
     if "=" not in condition or not key:
         raise TrainatomyError(f"{condition!r} is not a condition: write KEY=VALUE, such as train.bf16=true")
@@ -122,8 +121,6 @@ def all_settings(workload: Mapping[str, object]) -> dict[str, object] | None:
 
     Includes the defaults, but no setting that is unset.  Returns ``None`` for a workload that this version cannot read.
     """
-    from trainatomy.workload.schema import Workload
-
     try:
         whole = Workload.from_mapping(workload).model_dump(mode="json", by_alias=True)
     except WorkloadError:

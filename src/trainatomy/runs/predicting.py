@@ -21,9 +21,12 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.libraries import installed_versions
 from trainatomy.records.store import Folder
+from trainatomy.results.prediction import Prediction
 from trainatomy.runs.executors import SubmitsTasks, open_workers
 from trainatomy.runs.pools import KEPT_RUNS, RelatedProcesses, process_pools
 from trainatomy.workload.arguments import arguments, is_class_path
@@ -86,8 +89,6 @@ def _runs_user_code(workload: Workload, options: PredictOptions) -> bool:
 
 def _read(folder: Folder, name: str) -> Prediction | None:
     """Return a prediction that is kept; None if there is none, or its file is damaged."""
-    from pydantic import ValidationError
-
     try:
         content = folder.read(name)
         if content is None:
@@ -102,10 +103,6 @@ def _read(folder: Folder, name: str) -> Prediction | None:
 
 @cache
 def _adapter() -> TypeAdapter[Prediction]:
-    from pydantic import TypeAdapter
-
-    from trainatomy.results.prediction import Prediction
-
     return TypeAdapter(Prediction)
 
 

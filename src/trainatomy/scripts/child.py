@@ -17,6 +17,8 @@ from typing import NoReturn
 from trainatomy.errors import TrainatomyError
 from trainatomy.processes import end_with_parent
 from trainatomy.scripts import guard
+from trainatomy.scripts import job as places
+from trainatomy.scripts.command import variables
 from trainatomy.scripts.job import CRASH, INTERRUPTED, Job, Outcome
 from trainatomy.scripts.launch import listen
 from trainatomy.scripts.programs import programs
@@ -37,8 +39,6 @@ def main(job_file: str, folder: str, parent: str) -> None:
     listen()
     _note_crashes(folder)
     guard.put_up([folder], programs(), network=job.network)
-    from trainatomy.scripts import job as places
-    from trainatomy.scripts.command import variables
     from trainatomy.scripts.imports import compiling, preload
     from trainatomy.scripts.run import run_job
 

@@ -28,7 +28,16 @@ from typing import IO, Any
 from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.results.measurement import Measurement
 from trainatomy.scripts.command import Command
-from trainatomy.scripts.job import CRASH, INTERRUPTED, Job, Outcome
+from trainatomy.scripts.job import (
+    CRASH,
+    INTERRUPTED,
+    Job,
+    Outcome,
+    add_libraries,
+    is_users,
+    libraries_in,
+    line_of_library,
+)
 
 _PREFIX = "trainatomy-run-"
 _HELD = "held"
@@ -396,8 +405,6 @@ def _outcome(job: Job, folder: str, gpu: str, code: int | None) -> Outcome:
 
 def crashed_at(text: str) -> str:
     """Return ``train.py:31`` for the user's innermost line in what ``faulthandler`` wrote, or else a library's."""
-    from trainatomy.scripts.job import add_libraries, is_users, libraries_in, line_of_library
-
     add_libraries(libraries_in(os.environ))
     frames = [(frame[1], int(frame[2])) for frame in _FRAME.finditer(text)]
     lines = [(name, line) for name, line in frames if is_users(name)]

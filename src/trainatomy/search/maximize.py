@@ -7,6 +7,7 @@ allocator as given and with expandable segments.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -256,8 +257,6 @@ class _Family:
 
 def _nearest(values: Sequence[int], size: int) -> int:
     """Return the index of the largest value that is not above a size, or 0."""
-    from bisect import bisect_right
-
     return max(bisect_right(values, size) - 1, 0)
 
 

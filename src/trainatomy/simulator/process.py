@@ -31,7 +31,7 @@ from trainatomy.simulator.flex.calls import FlexCalls
 from trainatomy.simulator.functions import CudaFunctions, composites
 from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.modules import ModuleTracker, count_calls
-from trainatomy.simulator.parallel.group import Topology
+from trainatomy.simulator.parallel.group import Topology, process_group
 from trainatomy.simulator.placement import Placement
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.releases import install_legacy_types
@@ -173,7 +173,6 @@ class SimulatedProcess:
     def _enter_group(self, stack: contextlib.ExitStack) -> None:
         """Make the process one of several."""
         from trainatomy.simulator.parallel import patches
-        from trainatomy.simulator.parallel.group import process_group
         from trainatomy.simulator.parallel.recorder import RankRecorder
 
         assert isinstance(self.recorder, RankRecorder)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -249,8 +250,6 @@ def without_tolerance(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
 
 
 def _is_installed(package: str) -> bool:
-    from importlib.util import find_spec
-
     return find_spec(package) is not None
 
 

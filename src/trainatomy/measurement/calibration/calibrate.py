@@ -30,7 +30,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.catalog.calibrations import SCHEMA, WHOLE
+import torch
+
+from trainatomy.catalog.calibrations import SCHEMA, WHOLE, to_text
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.libraries import installed_versions
 from trainatomy.measurement.device.host import HostLoad, LoadMeter, probe_seconds
@@ -133,8 +135,6 @@ def calibrate(
         DeviceError: There is no GPU, or fewer than ``gpus``.
         TrainatomyError: The machine did not become quiet; nothing else was measured.
     """
-    import torch
-
     if not torch.cuda.is_available():
         raise DeviceError(
             "`calibrate` measures the GPU of this machine, and PyTorch finds none here "
@@ -239,8 +239,6 @@ def kernel_points(
     chosen: Mapping[str, Callable[[], Iterable[Case]]] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the points of all groups, or of those chosen, and the names of cases left out."""
-    import torch
-
     from trainatomy.measurement.profiled_calls import CallRecorder, profiled
 
     points: list[dict[str, Any]] = []
@@ -272,8 +270,6 @@ def kernel_points(
 
 def _points_of(recorder: CallRecorder, events: list[dict[str, Any]], kernel_names: bool) -> list[dict[str, Any]]:
     """Return a point for each call that ran kernels; with TF32 only for the operators that it changes."""
-    from trainatomy.catalog.calibrations import to_text
-
     gathered: dict[tuple[int, str], list[Sample]] = defaultdict(list)
     for sample in recorder.samples(events):
         gathered[sample.call, sample.label].append(sample)
@@ -290,8 +286,6 @@ def _points_of(recorder: CallRecorder, events: list[dict[str, Any]], kernel_name
 
 def run_case(case: Case, recorder: CallRecorder, flush_buffer: Any) -> None:
     """Warm up, then run a few times, then a few times with the L2 cache full of other data."""
-    import torch
-
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
     matmul.allow_tf32 = case.tf32
     convolution.allow_tf32 = True
@@ -336,8 +330,6 @@ def point(
 
 
 def _l2_bytes() -> int:
-    import torch
-
     return int(torch.cuda.get_device_properties(0).L2_cache_size)
 
 
@@ -375,8 +367,6 @@ def _write(content: dict[str, Any], path: Path) -> None:
 
 def environment() -> dict[str, Any]:
     """Return the GPU, driver, library versions and CPU of this machine, and the date."""
-    import torch
-
     from trainatomy.measurement.step.results import driver_version
 
     properties = torch.cuda.get_device_properties(0)

@@ -14,6 +14,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch.nn import functional
 
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.calibration.cases import MIB
@@ -67,8 +69,6 @@ def gap() -> dict[str, float]:
     It is the time of a sequence of different kernels, minus that of each of them.  The same kernel repeated starts
     sooner after itself, so that would not represent a training.
     """
-    from torch.nn import functional
-
     from trainatomy.measurement.profiled_calls import profiled
 
     x, weight = (torch.randn(2048, 1024, device="cuda") for _ in range(2))
@@ -246,7 +246,6 @@ def _collective_period(call: Callable[[], None], calls: int) -> float:
 def collective(kind: str, size: int, group: RankGroup, device: str) -> Callable[[], None]:
     """Return a function that runs a collective of ``size`` bytes of bfloat16 on the current stream."""
     import torch
-    import torch.distributed as dist
 
     ranks = group.size
     number = size // 2 // ranks * ranks

@@ -30,6 +30,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed import init_process_group
 from torch.utils._pytree import tree_leaves
 
 from trainatomy.errors import DeviceError
@@ -235,7 +236,6 @@ def join(place: RankGroup, *, offloads: bool = False) -> RankGroup:
     """
     if place.size == 1:
         return place
-    from torch.distributed import init_process_group
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 

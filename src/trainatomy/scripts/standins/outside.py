@@ -11,6 +11,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+from torch.utils import cpp_extension
+
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.job import current_place
 from trainatomy.scripts.standins import commands, pools, ranks
@@ -85,7 +87,6 @@ def _install_kernels(stand_ins: StandIns) -> None:
 
 def _install_extensions(stand_ins: StandIns) -> None:
     """Refuse to compile C++ and CUDA code."""
-    from torch.utils import cpp_extension
 
     def load(name: str = "", *_: Any, **__: Any) -> Any:
         raise SimulationError(

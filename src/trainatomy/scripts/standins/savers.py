@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from trainatomy.scripts.standins import safetensors
 from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.simulator.evaluation import files_without_data
 from trainatomy.simulator.placement import names_cuda
 
 
@@ -46,8 +47,6 @@ def install(stand_ins: StandIns) -> None:
     def write_sizes(_: Any) -> None:
         """Let files have their size, which the Trainer asks for."""
         nonlocal write
-        from trainatomy.simulator.evaluation import files_without_data
-
         with mock.patch.object(torch, "save", original):
             stand_ins.stack.enter_context(files_without_data(safetensors=False))
             write = torch.save

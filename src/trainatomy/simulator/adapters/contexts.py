@@ -10,6 +10,7 @@ from trainatomy.libraries import import_library, version_of
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.simulator.adapters.flash_attention import NAME as FLASH_ATTENTION
 from trainatomy.simulator.adapters.flash_attention import simulated_flash_attention
+from trainatomy.simulator.adapters.torchao import packed_weights
 from trainatomy.simulator.adapters.triton import simulated_liger, simulated_triton, uses_liger
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.workload.arguments import arguments, is_factory
@@ -33,8 +34,6 @@ def _torchao(process: SimulatedProcess, *, wanted: bool) -> Iterator[None]:
         yield
         return
     import_library("torchao", "model.quantization")
-    from trainatomy.simulator.adapters.torchao import packed_weights
-
     with packed_weights(process):
         yield
 

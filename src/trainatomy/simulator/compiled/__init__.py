@@ -9,6 +9,7 @@ from typing import Any
 from trainatomy.catalog.versions import parse_version, version_text
 from trainatomy.errors import SimulationError
 from trainatomy.libraries import import_library, version_of
+from trainatomy.simulator.adapters.torchao import packed_weights
 from trainatomy.simulator.flex.calls import run_without_compiling
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.workload.arguments import arguments, is_factory
@@ -63,8 +64,6 @@ def compiling(workload: Workload, process: SimulatedProcess) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def _compiling_optimizer(process: SimulatedProcess, optim: str) -> Iterator[None]:
-    from trainatomy.simulator.adapters.torchao import packed_weights
-
     with simulated_compiler(process, asked=f"train.optim: {optim}"), packed_weights(process):
         yield
 

@@ -32,7 +32,9 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_aggregate
+from torch.utils import _triton
 
 from trainatomy.catalog.gpus import GPU, gpus
 from trainatomy.operators.allocation.above_autograd import one_operation
@@ -233,8 +235,6 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     from torch._dynamo import device_interface
     from torch._inductor import codecache, utils
     from torch._inductor.fx_passes import joint_graph, pad_mm
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils import _triton
 
     def patch(target: Any, name: str, value: Any) -> None:
         stack.enter_context(mock.patch.object(target, name, value, create=True))

@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
 from torch.distributed.tensor import DTensor, _dispatch, _random
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
@@ -139,7 +140,6 @@ def _resizing(recorder: RankRecorder) -> Callable[..., Any]:
 
 def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:
     """FSDP1 records streams with every mode off, in C++, which does not know the simulated ones."""
-    from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     # The storage of a meta tensor has no address; its size says whether it has memory.

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import torch
+
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library, version_of
 from trainatomy.training.stored_weights import numbers
@@ -95,8 +97,6 @@ def _tensors_of(optimizer: Any, names: tuple[str, ...]) -> list[torch.Tensor]:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    import torch
-
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
