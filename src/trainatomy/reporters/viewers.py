@@ -207,7 +207,7 @@ def _launches(timed: Sequence[TimedOperation], threads: dict[int, int]) -> Itera
 
 
 def _memory(detail: Detail) -> Iterator[Event]:
-    """Yield the bytes allocated by component whenever an operation of the step begins to be launched."""
+    """Yield the bytes allocated by component when each operation of the step is launched, and their peak in it."""
     changes: dict[int, list[tuple[str, int]]] = {}
     for one in detail.allocations:
         title = component(detail.sources[one.source].component).title
@@ -215,15 +215,27 @@ def _memory(detail: Detail) -> Iterator[Event]:
         if one.died >= 0:
             changes.setdefault(one.died, []).append((title, -one.bytes))
     totals: dict[str, int] = {title: 0 for some in changes.values() for title, _ in some}
-    done = 0
+    held = done = 0
+    during = 0.0
     for timed in detail.timed:
         if timed.event < done:
             continue  # a micro-batch that is repeated
+        before = highest = held
+        at_peak: dict[str, int] = {}
         for event in range(done, timed.event):
             for title, size in changes.get(event, ()):
                 totals[title] += size
-        done = timed.event
-        yield {"ph": "C", "pid": _PROCESS, "name": "allocated bytes", "ts": _us(timed.launched), "args": dict(totals)}
+                held += size
+            if held > highest:
+                highest, at_peak = held, dict(totals)
+        if done and highest > max(before, held):  # a workspace, which is freed before the next operation
+            yield _counter(during, at_peak)
+        done, during = timed.event, timed.launched + timed.launch_seconds / 2
+        yield _counter(timed.launched, dict(totals))
+
+
+def _counter(seconds: float, totals: dict[str, int]) -> Event:
+    return {"ph": "C", "pid": _PROCESS, "name": "allocated bytes", "ts": _us(seconds), "args": totals}
 
 
 def _slice(thread: int, name: str, begin: float, seconds: float, about: dict[str, str]) -> Event:
