@@ -1,4 +1,6 @@
-"""Memory that NCCL holds on a GPU outside PyTorch's allocator: kernels, and buffers of each communicator.
+"""Memory outside PyTorch's allocator: NCCL's, kernels' local memory, and page tables of pinned memory.
+
+Memory that NCCL holds on a GPU outside PyTorch's allocator: kernels, and buffers of each communicator.
 
 A communicator has channels, and a channel has a connection to each neighbour of its ring, with buffers for each
 protocol.  NCCL connects what a collective needs when it is first used: rings, the switch's multicast buffers (NVLS),

@@ -1,4 +1,6 @@
-"""Compare the bytes per parameter that a training holds with the rules of thumb of Hugging Face's guides.
+"""A step beside what others published: bytes per parameter, and shares of an encoder layer.
+
+Compare the bytes per parameter that a training holds with the rules of thumb of Hugging Face's guides.
 
 Source of the rules: Hugging Face, "Model training anatomy".  Bytes per parameter: weights 4 (6 in mixed precision),
 gradients 4, states of AdamW 8, of 8-bit AdamW 2, of SGD with momentum 4.  With AdamW that is 16 in fp32 and 18 in

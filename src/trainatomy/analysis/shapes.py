@@ -1,4 +1,6 @@
-"""Find matrix products whose shapes waste the GPU: misaligned dimensions, and results that leave multiprocessors idle.
+"""Shapes that waste the GPU, and the settings to change so that they do not.
+
+Find matrix products whose shapes waste the GPU: misaligned dimensions, and results that leave multiprocessors idle.
 
 Source: NVIDIA, "Matrix Multiplication Background User's Guide" (deep learning performance documentation):
 

@@ -1,4 +1,6 @@
-"""The range of peaks over places in the address space where the driver may put segments.
+"""Ranges of peaks over what no rule decides: addresses, plans that are timed, and late releases.
+
+The range of peaks over places in the address space where the driver may put segments.
 
 Addresses decide between free blocks of equal size, and with them what the next allocation finds.  Where the driver puts
 a segment follows rules (``allocator/segments.py``), but for the gaps that mappings of host memory leave, which differ

@@ -1,4 +1,6 @@
-"""Machines whose CPU cost of launching operations was measured (``hosts.yaml``).
+"""Machines: measured hosts, and facts behind the findings of ``trainatomy doctor``.
+
+Machines whose CPU cost of launching operations was measured (``hosts.yaml``).
 
 Facts about machines: findings with their costs, environment variables, extensions, drivers.
 """

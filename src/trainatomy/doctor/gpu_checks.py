@@ -1,4 +1,6 @@
-"""Making a finding of a check's facts.
+"""Checks of GPUs, of their links, and of a training that was watched.
+
+Making a finding of a check's facts.
 
 Power, heat, memory, modes and processes of GPUs.
 

@@ -1,4 +1,6 @@
-"""Processors, memory and limits of the host.
+"""Checks of the host and of its software.
+
+Processors, memory and limits of the host.
 
 Driver and libraries: whether they fit each other and the GPUs.
 """

@@ -1,4 +1,6 @@
-"""Times of steps whose samples differ in length, from the time of a step with batches of each executed shape.
+"""Predictions of trainings whose samples differ in length: their epochs, and the times of their steps.
+
+Times of steps whose samples differ in length, from the time of a step with batches of each executed shape.
 
 Assemble a ``Prediction`` of a training whose samples differ in length, from steps that were executed once.
 """

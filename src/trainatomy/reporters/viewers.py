@@ -1,4 +1,6 @@
-"""A predicted training as a memory snapshot of PyTorch, for https://pytorch.org/memory_viz and its other readers.
+"""A prediction for other programs' viewers: PyTorch's memory viewer, Perfetto, Prometheus.
+
+A predicted training as a memory snapshot of PyTorch, for https://pytorch.org/memory_viz and its other readers.
 
 The format is that of ``torch.cuda.memory._snapshot`` (torch/csrc/cuda/memory_snapshot.cpp, torch 2.9-2.13).  The viewer
 (torch/utils/viz/MemoryViz.js) reads pickles of the protocols 2 to 4; it colours allocations by ``category``, and fails

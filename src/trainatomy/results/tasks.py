@@ -1,4 +1,6 @@
-"""Memory and time of an evaluation during a training, predicted or measured.
+"""What a training does besides its steps: evaluations, generation, checkpoints; and the experts that it holds.
+
+Memory and time of an evaluation during a training, predicted or measured.
 
 Memory and time of a call of ``generate()``, predicted or measured.
 

@@ -1,4 +1,6 @@
-"""Operations that autograd runs in place on a GPU, but not under a dispatch mode.
+"""Autograd as it runs on a GPU: operations in place, assignments to ``data`` and ``grad``, the order of backward.
+
+Operations that autograd runs in place on a GPU, but not under a dispatch mode.
 
 The engine adds the second gradient of a tensor to the first in place if nobody else holds the first, and the backward
 formulas of gather, index_select, indexing and value-selecting reductions fill zeros that they have just made.  Both

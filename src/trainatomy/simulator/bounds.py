@@ -1,4 +1,6 @@
-"""How many elements of a mask are true at most, where its values are unknown.
+"""Bounds of values that are unknown: true elements of a mask, and indices within a dimension.
+
+How many elements of a mask are true at most, where its values are unknown.
 
 Code that samples marks entries that it has picked in a mask of zeros, and selects by the mask later (torchvision's
 ``BalancedPositiveNegativeSampler``): which entries is unknown, but not how many.

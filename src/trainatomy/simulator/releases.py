@@ -1,4 +1,6 @@
-"""Behaviour of the libraries of January 2022 that kept more memory: PyTorch before 1.11 and transformers 4.15.
+"""Releases of libraries that behave otherwise than those installed, and names that they left behind.
+
+Behaviour of the libraries of January 2022 that kept more memory: PyTorch before 1.11 and transformers 4.15.
 
 Softmax saved its input.  Up to PyTorch 1.10 the backward of ``softmax`` and ``log_softmax`` was written in terms of
 their input although it computes with the output alone, so that autograd kept both; since 1.11 it takes the input's

@@ -1,4 +1,6 @@
-"""Steps that a training goes on with: copies of the last one that was executed.
+"""Steps that are written without being executed: further ones, skipped ones, and those before a checkpoint.
+
+Steps that a training goes on with: copies of the last one that was executed.
 
 The allocator's cache may still grow after the steps that are executed, as the blocks that a step finds depend on those
 that the one before left.  So the last step is replayed further, until a step begins with the blocks of one before it,

@@ -1,4 +1,6 @@
-"""Built-in comparisons from Hugging Face's guide of January 2022.
+"""Built-in workloads: comparisons of Hugging Face's guide, and the encoder layer of a paper.
+
+Built-in comparisons from Hugging Face's guide of January 2022.
 
 ``notebook.yaml`` holds its nine training runs of BERT-large, ``notebook-fp16.yaml`` its table of fp16 against fp32,
 ``parallel.yaml`` its experiment on two GPUs.

@@ -1,4 +1,6 @@
-"""Load of this machine's processors by other work, from Linux's counters.
+"""This machine's processors: their pace, other work on them, and threads that wait for one.
+
+Load of this machine's processors by other work, from Linux's counters.
 
 ``/proc/stat`` counts the whole machine also inside most containers, and so shows neighbours that a container hides.
 

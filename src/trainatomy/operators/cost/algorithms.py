@@ -1,4 +1,6 @@
-"""How cuDNN convolves the groups of images and volumes: all of them in one kernel, or one after the other.
+"""Algorithms of grouped convolutions: all groups at once, or one after the other.
+
+How cuDNN convolves the groups of images and volumes: all of them in one kernel, or one after the other.
 
 cuDNN's heuristics decide, for the result and for each gradient apart, and neighbouring shapes differ by up to twenty
 times.  Where cuDNN's library is installed, the simulation asks it, and the call says the ways; elsewhere decision trees

@@ -1,4 +1,6 @@
-"""Batch norm over images: channels-first by a block of threads for each channel, channels-last by tiles of pixels.
+"""Batch norm and group norm.
+
+Batch norm over images: channels-first by a block of threads for each channel, channels-last by tiles of pixels.
 
 Three things bound it channels-first: how fast one block gets through a channel (few channels leave multiprocessors
 idle), how many blocks each multiprocessor has to run, and traffic. The second read hits the L2 cache if the

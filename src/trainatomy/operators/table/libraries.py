@@ -1,4 +1,6 @@
-"""Collectives, as the simulation writes them: ``nccl::<kind>``.
+"""Operators of libraries: NCCL, bitsandbytes, Triton, torchvision.
+
+Collectives, as the simulation writes them: ``nccl::<kind>``.
 
 bitsandbytes' kernels for quantised weights; ``simulator.bitsandbytes_kernels`` names them.
 
