@@ -134,7 +134,8 @@ def in_python_loops(operations: Operations) -> list[bool]:
     module.
     """
     numbers: dict[object, int] = {}
-    of_call = [_form(call, numbers) for call in operations.calls]
+    looped = {one.call for one in operations.operations if one.phase in _PHASES}
+    of_call = {place: _form(operations.calls[place], numbers) for place in sorted(looped)}
     forms = [
         # an operation of another phase equals no other
         _number((of_call[one.call], one.phase, one.module), numbers) if one.phase in _PHASES else -1 - place
