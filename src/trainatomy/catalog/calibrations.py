@@ -19,14 +19,14 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, overload
 
 from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.errors import WorkloadError
@@ -219,12 +219,12 @@ class Calibration:
         sections: The other parts of the file, unchanged (``device``: launches, waits, memory; ``host``: the CPU).
         source: File name, or ``shipped: NAME``.
         left_out: Operators that could not be measured.
-        content: The whole file.
+        content: The whole file; of one that ships, without the points.
         collectives: Collectives that were timed, on a machine with several GPUs.
     """
 
     environment: Mapping[str, Any]
-    points: tuple[Point, ...]
+    points: Sequence[Point]
     sections: Mapping[str, Any]
     source: str
     left_out: tuple[str, ...] = ()
@@ -395,8 +395,42 @@ def shipped() -> Mapping[str, Calibration]:
     for entry in sorted(files(__package__).joinpath("calibrations").iterdir(), key=lambda entry: entry.name):
         if entry.is_dir() or entry.name.endswith(".json"):
             source = f"shipped: {entry.name}"
-            found[entry.name.removesuffix(".json")] = parse(_content_of(entry), source, parses_calls=False)
+            content = _main_content_of(entry) if entry.is_dir() else _content_of(entry)
+            calibration = parse(content, source, parses_calls=False)
+            points = PointsOfFolder(entry) if entry.is_dir() else calibration.points
+            found[entry.name.removesuffix(".json")] = replace(calibration, points=points)
     return found
+
+
+class PointsOfFolder(Sequence[Point]):
+    """The points of a calibration that ships, read when one is asked for: compiled efficiencies need none of them."""
+
+    def __init__(self, folder: Traversable) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _points(self) -> tuple[Point, ...]:
+        whole = cast("dict[str, Any]", _content_of(self._folder))
+        return tuple(_point(entry) for entry in whole["sections"]["kernels"]["points"])
+
+    @overload
+    def __getitem__(self, index: int) -> Point: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Point]: ...
+    def __getitem__(self, index: int | slice) -> Point | Sequence[Point]:
+        return self._points[index]
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __bool__(self) -> bool:
+        return True  # without reading them
+
+
+def _main_content_of(folder: Traversable) -> dict[str, Any]:
+    """Return the content of the file of a folder that has all but the points."""
+    whole: dict[str, Any] = json.loads(folder.joinpath(WHOLE).read_text(encoding="utf-8"))
+    return whole
 
 
 def _content_of(entry: Traversable) -> str | dict[str, Any]:
@@ -404,7 +438,7 @@ def _content_of(entry: Traversable) -> str | dict[str, Any]:
     if not entry.is_dir():
         return entry.read_text(encoding="utf-8")
     parts = sorted((part for part in entry.iterdir() if part.name.endswith(".json")), key=lambda part: part.name)
-    whole: dict[str, Any] = json.loads(entry.joinpath(WHOLE).read_text(encoding="utf-8"))
+    whole = _main_content_of(entry)
     points = whole["sections"]["kernels"]["points"]
     for part in parts:
         if part.name != WHOLE:
