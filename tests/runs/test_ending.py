@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from trainatomy.cli import exits
-from trainatomy.cli import exits as interrupts
 
 SOURCES = os.pathsep.join(map(os.path.abspath, sys.path))
 TINY = """
@@ -135,8 +134,8 @@ except BaseException:
 """
 IMPORTS = """
 import sys
-from trainatomy.cli import interrupts
-interrupts.listen()
+from trainatomy.cli import exits
+exits.listen()
 import swallowing
 """
 
@@ -156,7 +155,7 @@ def test_an_import_that_swallows_exceptions_swallows_no_signal(session: Session)
 def test_an_error_after_a_signal_is_its_consequence(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(interrupts, "_received", [signal.SIGTERM])
+    monkeypatch.setattr(exits, "_received", [signal.SIGTERM])
     assert exits.report(error, debug=False) == 143
     assert capsys.readouterr().err == "interrupted\n"
 
