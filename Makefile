@@ -12,7 +12,7 @@
 #   make accuracy  predict every training that was measured on a GPU, rewrite lab/pages/one-gpu.md and its figures, and
 #                  fail if errors grew (several minutes)
 #   make same      compute what lab/same has recorded, and show each figure that differs (ten minutes)
-#   make compiled  price the points of the shipped calibrations again, after a change of kernel costs (a minute)
+#   make compiled  price the points of the shipped calibrations again, after a change of kernel costs
 #   make keep-up   try the newest releases of the libraries; build/keep-up/report.md says what they change
 #                  (20 minutes with the quick part of the tests; TESTS=tests runs all)
 #   make speed     time the command line and compare it with importing the libraries
@@ -87,7 +87,7 @@ demo: $(SETUP)
 	@$(BIN)/trainatomy predict --model google-bert/bert-large-uncased --model-class BertForSequenceClassification \
 		--sequence-length 512 --per-device-train-batch-size 4 --gpu h200
 
-test: $(TEST_SETUP)
+test: $(TEST_SETUP) compiled
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(TESTS)
 
 # What changes with a release: rules by version, models, checkpoints, generation, loops.
@@ -99,7 +99,7 @@ same: $(TORCHVISION)/.done
 	$(BIN)/python lab/same/same.py --cudnn
 
 compiled: $(SETUP)
-	$(BIN)/python lab/compile_calibrations.py
+	$(BIN)/python -m trainatomy.timing.compiled
 
 keep-up: $(TORCHVISION)/.done
 	$(BIN)/python lab/keep_up/keep_up.py $(RELEASES) --tests $(or $(TESTS),$(QUICK))

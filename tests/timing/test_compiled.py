@@ -47,7 +47,7 @@ print(*sorted(found))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_efficiencies_are_up_to_date(name):
-    assert compiled_points(name, chip_of(find_gpu(name), None)), "they are stale: run make compiled, and commit"
+    assert compiled_points(name, chip_of(find_gpu(name), None)), "they are stale: run make compiled"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,23 +1,28 @@
 """Efficiencies of the points of shipped calibrations, computed when the package is made: ``catalog/compiled/``.
 
 Each process would otherwise price thousands of points, in a second or more.  The files hold what the same code
-returned, to the last bit.  They are used only where the sources, the points and the GPU are those that they were made
-from, which takes some milliseconds to check; otherwise the efficiencies are computed.  So a checkout in which a rule of
-costs was changed does not use those of the old rule.  ``make compiled`` writes the files again.
+returned, to the last bit; ``hatch_build.py`` writes them when the package is built.  They are used only where the
+sources, the points and the GPU are those that they were made from, which takes some milliseconds to check; otherwise
+the efficiencies are computed.  So a checkout in which a rule of costs was changed does not use those of the old rule;
+``make compiled`` writes them again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog import calibrations
+from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.files import read_text
+from trainatomy.operators.cost import FAMILIES
 from trainatomy.operators.cost.plans import parse_plans, say
-from trainatomy.timing.efficiency import EfficiencyPoint, PricedPoint
+from trainatomy.timing.efficiency import EfficiencyPoint, EfficiencyPoints, PricedPoint, chip_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -64,6 +69,24 @@ def compiled_points(name: str, chip: Chip) -> CompiledPoints | None:
     return CompiledPoints(name, known["modules"], known["largest_shares"])
 
 
+def write() -> None:
+    """Price the points of the shipped calibrations and write their efficiencies, unless those that are there hold."""
+    out, index = Path(__file__).parents[1] / "catalog" / FOLDER, {}
+    chips = {name: chip_of(one.known_gpu, None) for name, one in shipped().items() if one.known_gpu is not None}
+    if all(compiled_points(name, chip) for name, chip in chips.items()):
+        return
+    for name, chip in chips.items():
+        points, folder = EfficiencyPoints(shipped()[name].points, chip), out / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        rows = {module: found for module in FAMILIES if (found := as_rows(points.of_module(module)))}
+        for module, found in rows.items():
+            (folder / file_of(module)).write_text(json.dumps(found, separators=(",", ":")), encoding="utf-8")
+        index[name] = {"key": key_of(name, chip), "modules": list(rows), "largest_shares": points.largest_shares}
+    (out / INDEX).write_text(json.dumps(index), encoding="utf-8")  # last: without it, the other files do not count
+    _index.cache_clear()
+
+
 def key_of(name: str, chip: Chip) -> str:
     """Return the hash of all that the efficiencies of a shipped calibration's points follow from."""
     folder = files(calibrations.__package__).joinpath("calibrations", name)
@@ -107,3 +130,7 @@ def _sources() -> bytes:
 def _content(entries: Iterable[Traversable]) -> bytes:
     """Return the names and the bytes of files."""
     return b"".join(entry.name.encode() + entry.read_bytes() for entry in sorted(entries, key=lambda entry: entry.name))
+
+
+if __name__ == "__main__":
+    write()
