@@ -23,8 +23,9 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from trainatomy.measurement.device.meter import Meter
 from trainatomy.measurement.process.job import set_environment
+from trainatomy.measurement.step.instruments import Stopwatch
 from trainatomy.measurement.step.results import is_out_of_memory
-from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer, Stopwatch
+from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
 from trainatomy.training.arguments import training_arguments

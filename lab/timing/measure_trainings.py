@@ -51,7 +51,7 @@ class TimedSteps(Silent):
 
     def __init__(self, warm_up: int) -> None:
         from trainatomy.measurement.device.host import HostProbe
-        from trainatomy.measurement.step.timer import Stopwatch
+        from trainatomy.measurement.step.instruments import Stopwatch
 
         self.first, self.began = warm_up, 0.0
         self.watch, self.probe = Stopwatch(), HostProbe()

@@ -108,7 +108,7 @@ class FakeAllocator(TorchDispatchMode):
         """Make ``torch.cuda`` and NVML answer for this allocator."""
         # The probe's tensors are on the CPU, which stands in for the GPU here.
         monkeypatch.setattr("trainatomy.measurement.device.host.probe_seconds", lambda: 1e-4)
-        monkeypatch.setattr("trainatomy.measurement.step.timer.DataWaits._event", instant_event)
+        monkeypatch.setattr("trainatomy.measurement.step.instruments.DataWaits._event", instant_event)
         library = FakeNvml(pid=os.getpid(), used=CONTEXT_BYTES + 64 * MIB)
         monkeypatch.setattr(nvml, "_library", lambda: library)
         fake_driver(monkeypatch, self.statistics)

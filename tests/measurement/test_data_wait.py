@@ -7,7 +7,7 @@ import torch
 from fake_clock import Machine
 from torch.utils.data import DataLoader, Dataset, dataloader
 
-from trainatomy.measurement.step.timer import DataWaits
+from trainatomy.measurement.step.instruments import DataWaits
 from trainatomy.reporters import run_sentences
 from trainatomy.results.loader import DataWait
 

@@ -16,7 +16,7 @@ from trainatomy.catalog.machines import reference_host
 from trainatomy.measurement.device import host as host_probe
 from trainatomy.measurement.device import host as thread_waits
 from trainatomy.measurement.device.host import PROBE, HostProbe
-from trainatomy.measurement.step.timer import Monitors, Stopwatch
+from trainatomy.measurement.step.instruments import Monitors, Stopwatch
 from trainatomy.reporters import run_sentences
 from trainatomy.results.comparison import ComparisonRow
 from trainatomy.results.measurement import HostPace, PowerLimits, PowerUse, Slowdown

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_gpu import FakeEvent
 
-from trainatomy.measurement.step.timer import Stopwatch
+from trainatomy.measurement.step.instruments import Stopwatch
 
 
 class LateEvent(FakeEvent):

@@ -24,7 +24,7 @@ from trainatomy.integrations.recorder import LoopHooks
 from trainatomy.integrations.utilization import utilization
 from trainatomy.integrations.watch import watch
 from trainatomy.integrations.windows import BEFORE
-from trainatomy.measurement.step.timer import DataWaits, Stopwatch
+from trainatomy.measurement.step.instruments import DataWaits, Stopwatch
 from trainatomy.training.observer import Silent
 
 MIB = 2**20

@@ -29,9 +29,9 @@ from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device.host import HostProbe
 from trainatomy.measurement.device.power import sampler_of
 from trainatomy.measurement.process.job import ALLOCATOR_VARIABLES, WARM_UP_STEPS
+from trainatomy.measurement.step.instruments import DataWaits, Monitors, Stopwatch
 from trainatomy.measurement.step.recorder import read_counters
 from trainatomy.measurement.step.results import allocator_setup, driver_version, is_out_of_memory, versions
-from trainatomy.measurement.step.timer import DataWaits, Monitors, Stopwatch
 from trainatomy.measurement.traces.breakdown import RESERVED_NOTE, Failure, MeasuredTotals, measured_breakdown
 from trainatomy.results.measurement import Measurement, Stage
 from trainatomy.simulator.live import on_meta

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.measurement.step import recorder
+from trainatomy.measurement.step.instruments import Monitors
 from trainatomy.measurement.step.recorder import AllocatorCounters, TraceRecorder
-from trainatomy.measurement.step.timer import Monitors
 from trainatomy.measurement.traces.history import Note
 from trainatomy.measurement.traces.trace import PHASES
 from trainatomy.results.memory import Instant
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.measurement.step.timer import Stopwatch
+    from trainatomy.measurement.step.instruments import Stopwatch
 
 
 class Hook:

@@ -26,6 +26,7 @@ from trainatomy.measurement.step.group import (
     place_of,
     repeated_random_values,
 )
+from trainatomy.measurement.step.instruments import DataWaits, Monitors
 from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.results import (
     PROCESS_GROUP,
@@ -37,7 +38,7 @@ from trainatomy.measurement.step.results import (
     requested_bytes,
     with_other_gpus,
 )
-from trainatomy.measurement.step.timer import DataWaits, EnoughSteps, Monitors, StepLimit, StepTimer
+from trainatomy.measurement.step.timer import EnoughSteps, StepLimit, StepTimer
 from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.breakdown import BUFFERS_NOTE, Failure, MeasuredTotals, measured_breakdown
 from trainatomy.results.measurement import Measurement
