@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainatomy.errors import MissingLibrary
-from trainatomy.simulator.adapters import triton as simulated
+from trainatomy.simulator.adapters import liger as simulated
 from trainatomy.simulator.simulate import Simulation, simulate
 from trainatomy.workload import Workload
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +32,6 @@ from trainatomy.scripts.observer import ScriptObserver
 from trainatomy.scripts.prediction import StepsAhead
 from trainatomy.scripts.signals import ScriptSignals, StepsDone, Threads
 from trainatomy.scripts.standins import (
-    bitsandbytes,
     compiler,
     data,
     flash_attention,
@@ -40,6 +40,7 @@ from trainatomy.scripts.standins import (
     machine,
     outside,
     pretrained,
+    quantised_weights,
     random_numbers,
     requested_gpus,
     savers,
@@ -49,8 +50,7 @@ from trainatomy.scripts.standins import (
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
 from trainatomy.scripts.tasks import lightning, trainer
 from trainatomy.scripts.tasks.planned import Tasks
-from trainatomy.simulator.adapters.triton import MODULE as KERNELS_OF_TRL
-from trainatomy.simulator.adapters.triton import simulated_trl
+from trainatomy.simulator.adapters.registry import adapters
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.isolation import isolated
@@ -60,6 +60,7 @@ from trainatomy.training.process import forget_device
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
+    from trainatomy.simulator.adapters.adapter import Adapter
 
 STEPS = 3
 """Optimizer steps of a dry run: states exist from the second on, and the allocator's cache is stable in the third."""
@@ -216,7 +217,7 @@ class Session:
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.makedirs(temporary, exist_ok=True)  # noqa: PTH103
         stack.enter_context(_temporary_folder(temporary))
-        parts = (tensors, random_numbers, pretrained, bitsandbytes, data, generation, outside, savers, machine)
+        parts = (tensors, random_numbers, pretrained, quantised_weights, data, generation, outside, savers, machine)
         for part in (*parts, torchscript, requested_gpus):
             part.install(self.stand_ins)
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)
@@ -228,14 +229,19 @@ class Session:
         self._follow_autocast()
         self.stand_ins.when("transformers.trainer", self._follow_trainer)
         self.stand_ins.when("transformers.integrations.moe", self._spread_experts)
-        self.stand_ins.when(KERNELS_OF_TRL, lambda _: stack.enter_context(simulated_trl()))
-        self.stand_ins.when("deepspeed", lambda _: stack.enter_context(_simulated_deepspeed(self.process)))
+        for adapter in adapters():
+            if adapter.modules:
+                self.stand_ins.when(adapter.modules, partial(self._open, adapter))
         self._log_no_end()
         self.files.install(stack)
         own_process = settings.folder is not None
         if own_process and not guard.is_there():
             self.process.notes.append(_NO_WALL)
         stack.enter_context(guarded(self.files.is_ours, self.script, everywhere=own_process, network=settings.network))
+
+    def _open(self, adapter: Adapter, *_: Any) -> None:
+        """Let a library run that the script has imported."""
+        self.stand_ins.stack.enter_context(adapter.simulated(self.process, None))
 
     def _follow_autocast(self) -> None:
         """Remember the dtype of autocast when a module's operations are cast."""
@@ -293,12 +299,6 @@ class Session:
 
 def _allocator_variable() -> str:
     return next((os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)), "")
-
-
-def _simulated_deepspeed(process: SimulatedProcess) -> contextlib.AbstractContextManager[None]:
-    from trainatomy.simulator.parallel.deepspeed import simulated_deepspeed
-
-    return simulated_deepspeed(process, in_script=True)
 
 
 @contextlib.contextmanager

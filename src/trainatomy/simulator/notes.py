@@ -17,9 +17,7 @@ from trainatomy.operators.allocation.cudnn.backend import EXTRA
 from trainatomy.results.operations import Call
 from trainatomy.results.prediction import LeadingNote, fsdp_version
 from trainatomy.results.trace import PlansTried
-from trainatomy.simulator.adapters.flash_attention import NAME as FLASH_ATTENTION
-from trainatomy.simulator.adapters.flash_attention import NOTE as FLASH_ATTENTION_NOTE
-from trainatomy.simulator.adapters.triton import has_liger_kernels, uses_liger
+from trainatomy.simulator.adapters.registry import adapter_notes
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import HostMemory
 from trainatomy.simulator.values import Values
@@ -249,9 +247,8 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_duration_notes(workload),
         *_sampling(workload),
         *_evaluation_notes(workload),
-        *_liger_notes(workload, model),
+        *adapter_notes(workload, model),
         *_trl_notes(workload, model),
-        *_attention_notes(workload),
         *_precision_notes(workload, model),
         *_closure_notes(workload),
         *_sharding_notes(workload),
@@ -303,12 +300,6 @@ def _closure_notes(workload: Workload) -> Iterator[str]:
             "LBFGS is assumed to make all its iterations, and to keep the direction of each in its history: the most "
             "that it can hold. It drops those whose curvature is below 1e-10, as with a small learning rate"
         )
-
-
-def _attention_notes(workload: Workload) -> Iterator[str]:
-    """Yield a note where attention is that of a library that is not run."""
-    if workload.model.attn_implementation == FLASH_ATTENTION:
-        yield FLASH_ATTENTION_NOTE
 
 
 def mask_notes(workload: Workload) -> Iterator[str]:
@@ -367,20 +358,6 @@ def _cut_samples(workload: Workload) -> Iterator[str]:
     if longer and packing_strategy(workload) in (None, "bfd"):
         does = "leaves out" if workload.loop == "reward" else "cuts"
         yield f"TRL {does} {longer} of {len(every)} samples that have more than {longest} tokens (trl.max_length)"
-
-
-def _liger_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
-    """Yield a note on what a prediction with Liger's layers leaves out."""
-    if not uses_liger(workload):
-        return
-    kind = getattr(getattr(unwrap(model), "config", None), "model_type", "")
-    if has_liger_kernels(kind):
-        yield (
-            "train.use_liger_kernel: memory is what Liger's own Python allocates around its Triton kernels; the time "
-            "of these is that of moving each of their tensors once, and has not been compared with a GPU yet"
-        )
-    else:
-        yield f"train.use_liger_kernel: Liger has no kernels for models of type {kind or type(unwrap(model)).__name__}"
 
 
 def _evaluation_notes(workload: Workload) -> Iterator[str]:

@@ -26,14 +26,7 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
-from trainatomy.simulator.adapters.contexts import (
-    attention_library,
-    engine_library,
-    optimizer_library,
-    quantised_kernels,
-    triton_kernels,
-)
-from trainatomy.simulator.adapters.triton import import_liger, uses_liger
+from trainatomy.simulator.adapters.registry import adapters_of, opened
 from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.description import Description, describe
@@ -61,9 +54,8 @@ from trainatomy.training.batch import BatchesOfLengths, MakeBatch, batch_shapes
 from trainatomy.training.model import build_model, is_quantised, unwrap
 from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
 from trainatomy.training.process import preload, seed_host
-from trainatomy.training.quantization import load_on_device, quantising_libraries
+from trainatomy.training.quantization import load_on_device
 from trainatomy.training.run import run
-from trainatomy.workload.quantization import outlier_columns
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
 
@@ -233,14 +225,12 @@ def simulate(
         steps = steps or steps_needed(training)
         with (
             software_of(training.era),
-            optimizer_library(training, process),
             _pauses(training, process, found_files),
-            attention_library(training, processor),
+            opened(adapters_of(training, None), process, training),
         ):
             built = _build(training, model, trust_remote_code)
             described = describe(training, built) if _changes_when_spread(training, built) else None
-            with quantised_kernels(process, outlier_columns(training), quantising_libraries(training, built)):
-                built = _execute(training, process, built, steps, make_batch, watch)
+            built = _execute(training, process, built, steps, make_batch, watch)
         if processor.cudnn is not None:
             calls, settings = process.recorder.operations.operations.calls, settings_of_plans(processor)
             say_plans(calls, processor.cudnn, gpu.capability, **settings)
@@ -266,8 +256,6 @@ def _prepare(workload: Workload) -> None:
     preload(workload)
     if workload.mode == "training":
         refuse_closures(workload)
-    if uses_liger(workload):
-        import_liger()
     if compiles(workload):
         preload_compiler()
     elif (optimizer := optimizer_that_compiles(workload)) is not None:
@@ -326,7 +314,10 @@ def _execute(
     watch: Callable[[Recorder, int], Watcher],
 ) -> nn.Module:
     """Run the steps in the simulated process, and return the model that ran."""
-    with process.open(), engine_library(workload, process), triton_kernels(workload), compiling(workload, process):
+    adapters = adapters_of(workload, model)
+    for adapter in adapters:
+        adapter.load(workload)
+    with process.open(), opened(adapters, process, workload), compiling(workload, process):
         process.adopt(model)
         # A measurement begins in the same way: with the context and the allocator's first segment.
         torch.ones((1, 1)).to("cuda")

@@ -29,7 +29,6 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.put(os, "_exit", lambda status: sys.exit(status))  # the bill is still to be written
     _install_extensions(stand_ins)
     _install_trials(stand_ins)
-    _install_kernels(stand_ins)
 
 
 def _install_questions(stand_ins: StandIns) -> None:
@@ -72,17 +71,6 @@ def _install_trials(stand_ins: StandIns) -> None:
             return errno.ECONNREFUSED
 
     stand_ins.put(socket.socket, "connect_ex", tried)
-
-
-def _install_kernels(stand_ins: StandIns) -> None:
-    """Let Triton's kernels do nothing."""
-
-    def put(*_: Any) -> None:
-        from trainatomy.simulator.adapters.triton import simulated_triton
-
-        stand_ins.stack.enter_context(simulated_triton())
-
-    stand_ins.when(("triton.runtime.jit", "triton.runtime.autotuner"), put)
 
 
 def _install_extensions(stand_ins: StandIns) -> None:

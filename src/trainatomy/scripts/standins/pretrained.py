@@ -16,7 +16,7 @@ import torch
 
 from trainatomy.catalog.architectures import architecture, conversation_markers, has_chat_template, quantization_of_copy
 from trainatomy.errors import SimulationError
-from trainatomy.scripts.standins import bitsandbytes
+from trainatomy.scripts.standins import quantised_weights
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.training.process import check_transformers
 from trainatomy.training.stored_weights import is_dequantised, library_of
@@ -149,7 +149,7 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
             _draw_head(model)
         if settings is not None:
             with mock.patch.object(modeling_utils.PreTrainedModel, "from_pretrained", classmethod(original)):
-                model = bitsandbytes.load(stand_ins.process, model, settings, stored=stored is not None)
+                model = quantised_weights.load(stand_ins.process, model, settings, stored=stored is not None)
         model.name_or_path = model.config._name_or_path = str(name)
         model.eval()
         if settings is None and options.get("device_map") not in (None, "cpu"):

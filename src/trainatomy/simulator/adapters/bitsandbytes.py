@@ -1,18 +1,16 @@
-"""bitsandbytes' optimizers on meta tensors.
+"""bitsandbytes on meta tensors: its optimizers, and its layers with quantised weights.
 
-Their Python code makes the states, and its custom operators have kernels for meta tensors that change nothing, so that
-8-bit optimizers run unmodified: a parameter of n >= 4096 elements has two uint8 states of n elements and two fp32
-scales of ceil(n / 256); a smaller one has two fp32 states; all share two tables of 256 fp32.  Only paged states need
-help: a library call allocates them with ``cudaMallocManaged``, outside PyTorch's caching allocator.  Source:
-bitsandbytes 0.45-0.50, optim/optimizer.py and functional.py.
+The Python code of the optimizers makes their states, and its custom operators have kernels for meta tensors that change
+nothing, so that 8-bit optimizers run unmodified: a parameter of n >= 4096 elements has two uint8 states of n elements
+and two fp32 scales of ceil(n / 256); a smaller one has two fp32 states; all share two tables of 256 fp32.  Only paged
+states need help: a library call allocates them with ``cudaMallocManaged``, outside PyTorch's caching allocator.
+Source: bitsandbytes 0.45-0.50, optim/optimizer.py and functional.py.
 
-bitsandbytes' kernels for quantised weights, on meta tensors.
-
-The CUDA implementations of its operators (``torch.ops.bitsandbytes.*``) are Python around calls of a C library.  Here
-that Python runs as it is, the installed version's, with the C library replaced: each of its kernels writes an operation
-and computes nothing.  What the Python around them allocates is seen as it happens: dequantised weights, absolute
-maxima, casts.  Whether a weight is dequantised for cuBLAS or multiplied by a kernel of the library's own is also its
-decision, by the compute capability and multiprocessors of the simulated GPU.
+The CUDA implementations of the layers' operators (``torch.ops.bitsandbytes.*``) are Python around calls of a C library.
+Here that Python runs as it is, the installed version's, with the C library replaced: each of its kernels writes an
+operation and computes nothing.  What the Python around them allocates is seen as it happens: dequantised weights,
+absolute maxima, casts.  Whether a weight is dequantised for cuBLAS or multiplied by a kernel of the library's own is
+also its decision, by the compute capability and multiprocessors of the simulated GPU.
 
 Source: bitsandbytes 0.46-0.50, backends/cuda/ops.py and backends/default/ops.py.
 """
@@ -36,12 +34,20 @@ from torch.overrides import TorchFunctionMode
 
 from trainatomy.alike import alike
 from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.libraries import import_library, version_of
 from trainatomy.operators.allocation.above_autograd import one_operation
+from trainatomy.simulator.adapters.adapter import Adapter
 from trainatomy.simulator.live import HostTensors
+from trainatomy.training.quantization import quantising_libraries
 from trainatomy.units import human_bytes
+from trainatomy.workload.arguments import arguments, is_factory
+from trainatomy.workload.quantization import outlier_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from trainatomy.simulator.process import SimulatedProcess
+    from trainatomy.workload.schema import Workload
 
 
 @contextlib.contextmanager
@@ -332,6 +338,11 @@ def _execute(package: str) -> ModuleType:
     return module
 
 
+def has_layers() -> bool:
+    """Return whether the release has operators for layers; one before 0.46 has optimizers only."""
+    return find_spec("bitsandbytes.backends.cuda") is not None
+
+
 def quantised_operators(answering: Context, on_host: Context, outlier_columns: float) -> dict[Any, Function]:
     """Return what runs in place of the library's operators, by the operator that Python calls.
 
@@ -341,7 +352,7 @@ def quantised_operators(answering: Context, on_host: Context, outlier_columns: f
         on_host: Context in which meta tensors that are made stand for tensors in host memory.
         outlier_columns: Share of the columns of activations that reach the threshold.
     """
-    if find_spec("bitsandbytes.backends.cuda") is None:
+    if not has_layers():
         raise MissingLibrary("model.quantization needs bitsandbytes 0.46 or newer: pip install -U bitsandbytes")
     backend = _backend()
     _forget_gpu(backend)
@@ -384,3 +395,46 @@ def no_shared_code_books() -> Iterator[None]:
     functional = importlib.import_module("bitsandbytes.functional")
     with mock.patch.dict(functional.name2qmap, clear=True):
         yield
+
+
+@contextlib.contextmanager
+def _simulated_optimizers(process: SimulatedProcess, workload: Workload | None) -> Iterator[None]:
+    with simulated_bitsandbytes(process.on_host) as paged:
+        yield
+        process.notes.extend(paged_notes(paged))
+
+
+@contextlib.contextmanager
+def _simulated_layers(process: SimulatedProcess, workload: Workload | None) -> Iterator[None]:
+    """Let layers with quantised weights run; in a script, their activations have no outlier columns."""
+    columns = 0.0 if workload is None else outlier_columns(workload)
+    answering = partial(process.recorder.scalar_reads.true_at_most, 1 if columns else 0)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(no_shared_code_books())
+        if workload is None:
+            stack.enter_context(native_library())
+        if workload is not None or has_layers():
+            process.use_functions(quantised_operators(answering, process.on_host, columns))
+        yield
+
+
+def _runs_optimizer(workload: Workload) -> bool:
+    """Return whether the library's optimizers run, or may be called by one that is given, or by GaLore's."""
+    optim = workload.train.optim
+    package = None if is_factory(optim) else arguments().package_of(optim)
+    may_call = is_factory(optim) or package == "galore_torch"
+    return package == "bitsandbytes" or (may_call and version_of("bitsandbytes") is not None)
+
+
+OPTIMIZERS = Adapter(
+    is_used=lambda workload, _: _runs_optimizer(workload),
+    simulated=_simulated_optimizers,
+    load=lambda _: _library(),
+    modules=("bitsandbytes",),
+)
+LAYERS = Adapter(
+    is_used=lambda workload, model: model is not None and "bitsandbytes" in quantising_libraries(workload, model),
+    simulated=_simulated_layers,
+    load=lambda _: (import_library("bitsandbytes", "model.quantization"), _backend()),
+    modules=("bitsandbytes",),
+)

@@ -24,6 +24,7 @@ from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.operators.allocation.attention import key_splits
 from trainatomy.operators.allocation.plan import Processor, ceil_div
+from trainatomy.simulator.adapters.adapter import Adapter
 
 NAME = "flash_attention_2"
 NOTE = (
@@ -314,3 +315,11 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
     """Put tokens back to their places in padded sequences."""
     padded: Tensor = IndexPutFirstAxis.apply(hidden_states, indices, batch * seqlen)
     return padded.view(batch, seqlen, *padded.shape[1:])
+
+
+ADAPTER = Adapter(
+    is_used=lambda workload, _: workload.model.attn_implementation == NAME,
+    simulated=lambda process, workload: simulated_flash_attention(process.processor),
+    notes=lambda workload, model: (NOTE,),
+    before_model=True,
+)

@@ -16,6 +16,9 @@ from unittest import mock
 
 import torch
 
+from trainatomy.libraries import import_library
+from trainatomy.simulator.adapters.adapter import Adapter
+from trainatomy.training.quantization import quantising_libraries
 from trainatomy.training.stored_weights import is_packed_type
 
 if TYPE_CHECKING:
@@ -50,3 +53,11 @@ def packed_weights(process: SimulatedProcess) -> Iterator[None]:
     process.recorder.has_packed = process.functions.has_packed = True
     with mock.patch.object(torch.Tensor, _MAKE, staticmethod(make)):
         yield
+
+
+ADAPTER = Adapter(
+    is_used=lambda workload, model: model is not None and "torchao" in quantising_libraries(workload, model),
+    simulated=lambda process, workload: packed_weights(process),
+    load=lambda _: import_library("torchao", "model.quantization"),
+    modules=("torchao",),
+)

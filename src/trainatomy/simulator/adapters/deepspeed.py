@@ -19,6 +19,7 @@ import torch
 
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation.above_autograd import one_operation
+from trainatomy.simulator.adapters.adapter import Adapter
 from trainatomy.training.parallel.deepspeed import import_deepspeed
 
 if TYPE_CHECKING:
@@ -218,3 +219,10 @@ def _restored_state() -> Iterator[None]:
         for current, before in saved:
             current.clear()
             current.update(before)
+
+
+ADAPTER = Adapter(
+    is_used=lambda workload, _: workload.train.deepspeed is not None,
+    simulated=lambda process, workload: simulated_deepspeed(process, in_script=workload is None),
+    modules=("deepspeed",),
+)

@@ -1,23 +1,13 @@
-"""bitsandbytes and torchao in a dry run: quantised layers and 8-bit and paged optimizers run without a GPU."""
+"""Quantised weights in a dry run: load them, and say where a script asks for them and gets others."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.errors import MissingLibrary, SimulationError
-from trainatomy.libraries import version_of
+from trainatomy.errors import SimulationError
 from trainatomy.scripts.job import current_place
-from trainatomy.simulator.adapters.bitsandbytes import (
-    native_library,
-    no_shared_code_books,
-    paged_notes,
-    quantised_operators,
-    simulated_bitsandbytes,
-)
-from trainatomy.simulator.adapters.torchao import packed_weights
 from trainatomy.simulator.live import loading
 from trainatomy.training.quantization import load_quantised, quantisation_notes
 from trainatomy.training.stored_weights import library_of
@@ -33,10 +23,7 @@ _NO_OUTLIERS = 0.0
 
 
 def install(stand_ins: StandIns) -> None:
-    """Let the libraries run, if they are there; activations have no outlier columns."""
-    if version_of("torchao") is not None:
-        stand_ins.stack.enter_context(packed_weights(stand_ins.process))
-    stand_ins.when("bitsandbytes", partial(_put, stand_ins))
+    """Say it where a script asks for quantised weights and gets others."""
     stand_ins.when("transformers.utils.quantization_config", partial(_put_check, stand_ins))
 
 
@@ -57,17 +44,6 @@ def _put_check(stand_ins: StandIns, module: Any) -> None:
 
     stand_ins.put(module.BitsAndBytesConfig, "__init__", make)
     stand_ins.stack.callback(check)
-
-
-def _put(stand_ins: StandIns, _: Any) -> None:
-    process, stack = stand_ins.process, stand_ins.stack
-    stack.enter_context(no_shared_code_books())
-    paged = stack.enter_context(simulated_bitsandbytes(process.on_host))
-    stack.callback(lambda: process.notes.extend(paged_notes(paged)))
-    answering = partial(process.recorder.scalar_reads.true_at_most, 0)
-    stack.enter_context(native_library())
-    with contextlib.suppress(MissingLibrary):  # a release before 0.46 has optimizers only
-        process.use_functions(quantised_operators(answering, process.on_host, _NO_OUTLIERS))
 
 
 def load(process: SimulatedProcess, model: Any, settings: Any, *, stored: bool = False) -> nn.Module:
