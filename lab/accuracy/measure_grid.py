@@ -30,7 +30,7 @@ from measured_lines import append, line_of, table, with_record
 from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.measure import require_gpu
 from trainatomy.measurement.process.job import Job, Stacks
-from trainatomy.measurement.process.pool import worker_died
+from trainatomy.measurement.process.pool import process_died
 
 if TYPE_CHECKING:
     from trainatomy.results.measurement import Measurement
@@ -114,7 +114,7 @@ class Campaign:
         except FileNotFoundError:
             log = processes.last_lines(running.log)
             late = f"did not end within {self.options.row_limit} s; its last lines:\n{log}"
-            self._fail(task, running, late if status is None else worker_died(status, log))
+            self._fail(task, running, late if status is None else process_died(status, log))
         except TrainatomyError as error:
             self._fail(task, running, str(error))
         else:

@@ -1,6 +1,6 @@
 """Processes that each measure one row: fresh ones, or forks of one that has imported the libraries.
 
-``trainatomy.measurement.process.forks`` lists the trainings that a fork measures like a fresh process.
+``can_fork`` lists the trainings that a fork measures like a fresh process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from trainatomy.errors import TrainatomyError
-from trainatomy.measurement.process.job import NVML_CHECK, Job, LogTail, can_fork, from_plain, set_environment, to_plain
-from trainatomy.measurement.process.worker import preload
+from trainatomy.measurement.process.job import (
+    NVML_CHECK,
+    Job,
+    LogTail,
+    from_plain,
+    needs_bitsandbytes,
+    set_environment,
+    to_plain,
+)
+from trainatomy.measurement.process.server import preload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +67,16 @@ def preload_for_forks() -> None:
         raise SystemExit(
             "importing the libraries initialised CUDA, so that no fork can use the GPU: uninstall the last one"
         )
+
+
+def can_fork(job: Job) -> bool:
+    """Return whether a fork of a process that has loaded the libraries measures what a fresh process would.
+
+    Importing PyTorch and transformers takes seconds.  A fork saves them and changes no figure, because CUDA is
+    initialised in the child only.  Not so with allocator options, which PyTorch reads when it is loaded, and with
+    bitsandbytes, which asks CUDA about the GPU when it is imported.
+    """
+    return hasattr(os, "fork") and not job.workload.get("allocator") and not needs_bitsandbytes(job.workload)
 
 
 class Process(Protocol):

@@ -31,7 +31,7 @@ from plan_walls import PLAN, Planned, read
 from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.measure import require_gpu
 from trainatomy.measurement.process.job import Job, set_environment
-from trainatomy.measurement.process.pool import worker_died
+from trainatomy.measurement.process.pool import process_died
 
 if TYPE_CHECKING:
     from trainatomy.results.measurement import Measurement
@@ -141,7 +141,7 @@ class Walls:
         except FileNotFoundError:
             log = processes.last_lines(running.log)
             late = f"did not end within {self.options.row_limit} s; its last lines:\n{log}"
-            self._fail(planned.name, late if status is None else worker_died(status, log))
+            self._fail(planned.name, late if status is None else process_died(status, log))
         except TrainatomyError as error:
             self._fail(planned.name, str(error))
         else:

@@ -28,8 +28,9 @@ from everyday_cases import Case
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.device.nvml import require_gpu
+from trainatomy.measurement.measure import measure_jobs
 from trainatomy.measurement.process.job import Job, Progress, warm_up_steps
-from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
+from trainatomy.measurement.process.pool import Processes, TimeLimit
 from trainatomy.results.measurement import Measurement
 
 TIMED_STEPS = 14
@@ -60,7 +61,7 @@ def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list
     """Measure cases until the time is up; return the names of those that failed."""
     failed: list[str] = []
     deadline = time.monotonic() + options.time_limit
-    with WorkerPool() as pool:
+    with Processes() as processes:
         for case in waiting:
             if time.monotonic() > deadline:
                 print(f"{case.name}: left out, out of time", flush=True)
@@ -70,7 +71,7 @@ def measure(waiting: list[Case], out: Path, options: argparse.Namespace) -> list
                 trace = (options.traces / f"{case.name}.json.gz").absolute() if options.traces else None
                 job = replace(job_of(case, options.gpu, trace), alone=not options.shared)
                 with _resumed(job, case, options) as job:
-                    found = pool.run(job, TimeLimit(options.case_limit), _ignore, more=True)
+                    found = measure_jobs(processes, [job], TimeLimit(options.case_limit), _ignore)
             except (TrainatomyError, subprocess.SubprocessError) as error:
                 failed.append(case.name)
                 everyday_cases.append(file.with_name(f"{file.name}.failed"), {"name": case.name, "error": str(error)})

@@ -1,9 +1,9 @@
 """Measure the cases on this machine's GPUs: ``python lab/parallel/measure.py --gpus 2``.
 
-One call of torchrun starts a process for each GPU; it loads the libraries once and forks for each case, so that CUDA
-and NCCL are new in each.  Each measurement becomes a line of the file at once, each failure a line of FILE.failed; a
-second call resumes (and repeats what failed).  ``--collectives FILE`` first times collectives by size, unless FILE
-exists.  ``--list`` prints what would run.
+A server loads the libraries once and forks a process for each GPU and case, so that CUDA and NCCL are new in each.
+Each measurement becomes a line of the file at once, each failure a line of FILE.failed; a second call resumes (and
+repeats what failed).  ``--collectives FILE`` first times collectives by size, unless FILE exists.  ``--list`` prints
+what would run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import parallel_cases
 from parallel_cases import GPU, GPUS, Case, records
 
-from trainatomy.errors import DeviceError, TrainatomyError
+from trainatomy.errors import TrainatomyError
 from trainatomy.measurement import measure as ranks
 from trainatomy.measurement.calibration.device import collectives_section
 from trainatomy.measurement.device.nvml import require_gpus
 from trainatomy.measurement.measure import MOST_STEPS, TIMED_STEPS
 from trainatomy.measurement.process.job import Job, warm_up_steps
-from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
-from trainatomy.measurement.process.ranks import RankProcesses
+from trainatomy.measurement.process.pool import Processes, TimeLimit
 from trainatomy.workload.parallel import ParallelSpec
 
 if TYPE_CHECKING:
@@ -57,38 +56,25 @@ def measure(cases: list[Case], options: argparse.Namespace) -> list[str]:
     failed: list[str] = []
     deadline = time.monotonic() + options.time_limit
     waiting = list(cases)
-    while waiting and time.monotonic() < deadline:
-        began_with = set[int]()
-        with RankProcesses(options.gpus) as processes, WorkerPool() as pool:
-            while waiting and time.monotonic() < deadline:
-                case = waiting.pop(0)
-                began = time.monotonic()
-                try:
-                    count = case.workload().parallel.processes
-                    starting = 0.0 if count in began_with else STARTING_SECONDS
-                    began_with.add(count)
-                    found = _measured(case, processes, pool, TimeLimit(options.case_limit + starting))
-                except TrainatomyError as error:
-                    failed.append(case.name)
-                    _append(
-                        options.out.with_name(f"{options.out.name}.failed"), {"name": case.name, "error": str(error)}
-                    )
-                    print(f"{case.name}: FAILED in {time.monotonic() - began:.1f} s: {error}", flush=True)
-                    if isinstance(error, DeviceError) and not processes.is_alive():
-                        break  # the processes are gone: launch new ones for the other cases
-                else:
-                    _append(options.out, line_of(case, found))
-                    print(_line(case, found, time.monotonic() - began), flush=True)
+    with Processes() as processes:
+        starting = STARTING_SECONDS
+        while waiting and time.monotonic() < deadline:
+            case = waiting.pop(0)
+            began = time.monotonic()
+            try:
+                limit = TimeLimit(options.case_limit + starting)
+                starting = 0.0
+                found = ranks.measure_jobs(processes, [job_of(case)], limit, _ignore)
+            except TrainatomyError as error:
+                failed.append(case.name)
+                _append(options.out.with_name(f"{options.out.name}.failed"), {"name": case.name, "error": str(error)})
+                print(f"{case.name}: FAILED in {time.monotonic() - began:.1f} s: {error}", flush=True)
+            else:
+                _append(options.out, line_of(case, found))
+                print(_line(case, found, time.monotonic() - began), flush=True)
     for case in waiting:
         print(f"{case.name}: left out, out of time", flush=True)
     return failed
-
-
-def _measured(case: Case, processes: RankProcesses, pool: WorkerPool, limit: TimeLimit) -> Measurement:
-    """Measure a case in every rank, or in the one process of ``DataParallel``."""
-    if case.workload().parallel.processes == 1:
-        return pool.run(job_of(case), limit, _ignore, more=True)
-    return ranks.gathered(ranks.run_in_ranks(processes, job_of(case), limit, _ignore))
 
 
 def line_of(case: Case, found: Measurement) -> dict[str, Any]:

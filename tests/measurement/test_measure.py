@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,37 +19,56 @@ from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device import nvml as visible
 from trainatomy.measurement.process import pool
 from trainatomy.measurement.process.job import Job, Progress, from_plain, set_environment, to_plain
-from trainatomy.measurement.process.pool import TimeLimit, WorkerProcess
+from trainatomy.measurement.process.pool import Processes, TimeLimit
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.workload.schema import Workload
 
 SAYS = """
 import json, os, signal, sys, time
-def say(**content): print(json.dumps(content), flush=True)
-def job(): return json.loads(sys.stdin.readline())
+task = 0
+def say(**content): print(json.dumps({"task": task, "rank": 0, **content}), flush=True)
+def end(code=0): say(ended=code, stopped=code == -9, log="")
+def tasks():
+    global task
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "function" in message:
+            task = message["task"]
+            yield json.loads(message["arguments"]["job"])
+def job(): return next(tasks())
 def at(stage, **more): say(progress={"run": "control", "stage": stage, **more})
 """
-"""Beginning of every script that acts as a worker."""
+"""Beginning of every script that acts as a server."""
 DONE = to_plain(RESULT)
 LATER = {"memory", "modules", "stages", "timed_step_seconds", "recorded_step_seconds", "samples_per_second"}
 LATER |= {"tokens_per_second", "neighbours", "out_of_memory", "notes"}
 """Fields added after the first version."""
 
 
-def play(
-    script: str, *, allocator: str = "", time_limit: float | None = 20, reports: list[Progress] | None = None
-) -> Measurement:
-    """Run one job with ``script`` as the worker."""
-    command = [sys.executable, "-c", SAYS + script]
-    limit = None if time_limit is None else TimeLimit(time_limit)
-    with WorkerProcess(command, allocator) as worker:
-        return worker.run(Job({"name": "tiny"}), limit, (reports if reports is not None else []).append)
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measurement]:
+    """Return a function that runs one job with a script as the server."""
+
+    def run(
+        script: str,
+        *,
+        allocator: str = "",
+        time_limit: float | None = 20,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> Measurement:
+        monkeypatch.setattr(pool, "SERVER", (sys.executable, "-c", SAYS + script))
+        limit = None if time_limit is None else TimeLimit(time_limit)
+        job = Job(TINY.to_mapping() | ({"allocator": allocator} if allocator else {}))
+        with Processes() as processes:
+            return measuring.measure_jobs(processes, [job], limit, on_progress)
+
+    return run
 
 
-def fake_worker(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Make ``measure`` start ``script`` as its worker on a machine that appears to have a GPU."""
-    monkeypatch.setattr(pool, "WORKER", (sys.executable, "-c", SAYS + script))
+def fake_server(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Make ``measure`` start ``script`` as its server on a machine that appears to have a GPU."""
+    monkeypatch.setattr(pool, "SERVER", (sys.executable, "-c", SAYS + script))
     monkeypatch.setattr(measuring, "require_gpu", lambda: "NVIDIA H200")
 
 
@@ -67,23 +87,30 @@ def test_the_workers_own_error_is_raised_here(tmp_path: Path) -> None:
         read_result(tmp_path / "result.json")
 
 
-def test_a_worker_receives_its_job_and_its_progress_is_passed_on() -> None:
+Play = Callable[..., Measurement]
+
+
+def test_a_server_receives_a_job_and_its_progress_is_passed_on(play: Play) -> None:
     reports: list[Progress] = []
     script = f"""
+workload = job()["workload"]
 at("training", step=2, steps=9, device_bytes=5)
-say(result={DONE!r} if job()["workload"] == {{"name": "tiny"}} else None)
-say(ended=0)
+say(result={DONE!r} if workload == {TINY.to_mapping()!r} else None)
+end()
+time.sleep(60)
 """
-    assert play(script, reports=reports) == RESULT
+    assert play(script, on_progress=reports.append) == RESULT
     assert reports == [Progress("control", "training", 2, 9, 5)]
     assert str(reports[0]) == "control run: training, step 2 of 9"
 
 
-def test_a_worker_uses_only_the_workloads_allocator_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_has_only_the_workloads_allocator_settings(monkeypatch: pytest.MonkeyPatch, play: Play) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "from the shell")
     script = (
+        "job()\n"
         "found = [os.environ.get(n, '') for n in ('PYTORCH_ALLOC_CONF', 'PYTORCH_CUDA_ALLOC_CONF')]\n"
-        "say(result={'error': 'WorkloadError', 'message': '/'.join(found)})"
+        "say(result={'error': 'WorkloadError', 'message': '/'.join(found)})\n"
+        "end(75)"
     )
     with pytest.raises(WorkloadError, match=r"^expandable_segments:True/expandable_segments:True$"):
         play(script, allocator="expandable_segments:True")
@@ -91,24 +118,28 @@ def test_a_worker_uses_only_the_workloads_allocator_settings(monkeypatch: pytest
         play(script)
 
 
-def test_a_worker_that_dies_is_a_device_error_with_its_last_lines() -> None:
+def test_a_server_that_dies_is_a_device_error_with_its_last_lines(play: Play) -> None:
     with pytest.raises(DeviceError, match=r"(?s)exit code 3.*CUDA error: misaligned"):
-        play("print('CUDA error: misaligned', file=sys.stderr); sys.exit(3)")
+        play("job(); print('CUDA error: misaligned', file=sys.stderr); sys.exit(3)")
 
 
-def test_a_killed_worker_hints_at_host_memory_and_reports_its_stage() -> None:
+def test_a_killed_server_hints_at_host_memory_and_reports_its_stage(play: Play) -> None:
     with pytest.raises(DeviceError, match=r"signal 9 \(control run: model loaded\).*host memory"):
-        play("at('model loaded'); os.kill(os.getpid(), 9)")
+        play("job(); at('model loaded'); os.kill(os.getpid(), 9)")
 
 
-def test_a_killed_child_of_the_worker_is_reported_too() -> None:
+def test_a_killed_process_is_reported(play: Play) -> None:
     with pytest.raises(DeviceError, match="signal 11"):
-        play("job(); say(ended=-11); sys.stdin.read()")
+        play("job(); end(-11); time.sleep(60)")
 
 
-def test_a_worker_that_hangs_is_stopped_with_its_children(tmp_path: Path) -> None:
+def test_a_server_that_hangs_ends_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, play: Play
+) -> None:
+    monkeypatch.setattr(pool, "_EXIT_SECONDS", 0.2)
     pids = tmp_path / "pids"
     script = f"""
+job()
 child = os.fork()
 if child:
     open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child}}")
@@ -132,71 +163,78 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_line_that_is_not_an_answer_goes_to_the_log() -> None:
+def test_a_line_that_is_not_an_answer_goes_to_the_log(play: Play) -> None:
     with pytest.raises(DeviceError, match=r"(?s)exit code 3.*who printed this"):
-        play("print('who printed this', flush=True); sys.exit(3)")
+        play("job(); print('who printed this', flush=True); sys.exit(3)")
 
 
-def test_ctrl_c_stops_the_worker() -> None:
-    def interrupt(_: Progress) -> None:
+def test_ctrl_c_stops_the_server(play: Play) -> None:
+    pids: list[int] = []
+
+    def interrupt(progress: Progress) -> None:
+        pids.append(int(progress.stage))
         raise KeyboardInterrupt
 
-    command = [sys.executable, "-c", SAYS + "at(str(os.getpid())); time.sleep(60)"]
-    worker = WorkerProcess(command, "")
-    with pytest.raises(KeyboardInterrupt), worker:
-        worker.run(Job({}), None, interrupt)
-    assert worker._process.returncode == -9
+    with pytest.raises(KeyboardInterrupt):
+        play("job(); at(str(os.getpid())); time.sleep(60)", on_progress=interrupt)
+    assert not alive(pids[0])
 
 
 ANSWERS = f"""
-for line in sys.stdin:
-    recorded = json.loads(line)["record"]
+for job in tasks():
+    recorded = job["record"]
     say(result={DONE!r})
-    say(ended=0)
-    if "--fork" not in sys.argv: break
+    end()
 """
 
 
-def test_both_runs_share_a_worker_that_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_worker(monkeypatch, "if '--fork' in sys.argv: say(ready=True)\nelse: sys.exit(5)\n" + ANSWERS)
+def test_both_runs_share_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    fake_server(monkeypatch, f"open({str(started)!r}, 'a').write('x')\n" + ANSWERS)
     found = measuring.measure(TINY, progress=lambda _: None)
     assert found.recorded_step_seconds == RESULT.step_seconds
+    assert started.read_text() == "x"
 
 
-def test_many_measurements_share_a_worker_and_a_lost_one_is_replaced(
+def test_many_measurements_share_a_server_and_a_lost_one_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     started = tmp_path / "started"
-    script = f"open({str(started)!r}, 'a').write('x')\nsay(ready=True)\n"
-    dies = "    if json.loads(line)['workload'].get('name') == 'dies': sys.exit(4)\n    say(result"
-    fake_worker(monkeypatch, script + ANSWERS.replace("    say(result", dies))
-    with pool.WorkerPool(lasting=True) as shared:
+    script = f"open({str(started)!r}, 'a').write('x')\n"
+    dies = "    if job['workload'].get('name') == 'dies': sys.exit(4)\n    say(result"
+    fake_server(monkeypatch, script + ANSWERS.replace("    say(result", dies))
+
+    def measure(workload: Workload) -> Measurement:
+        return measuring.measure(workload, components=False, processes=shared, progress=lambda _: None)
+
+    with pool.Processes() as shared:
         for _ in range(2):
-            measuring.measure(TINY, components=False, pool=shared, progress=lambda _: None)
+            measure(TINY)
         assert started.read_text() == "x"
         with pytest.raises(DeviceError, match="exit code 4"):
-            measuring.measure(
-                TINY.model_copy(update={"name": "dies"}), components=False, pool=shared, progress=lambda _: None
-            )
-        assert measuring.measure(TINY, components=False, pool=shared, progress=lambda _: None) == RESULT
+            measure(TINY.model_copy(update={"name": "dies"}))
+        assert measure(TINY) == RESULT
         assert started.read_text() == "xx"
-        worker = shared._forking
-    assert worker is not None and worker._process.returncode is not None
+        (server,) = shared._servers.values()
+    assert not server.is_alive()
 
 
-def test_without_gpu_forks_every_run_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_worker(monkeypatch, "if '--fork' in sys.argv: say(ready=False); sys.exit()\n" + ANSWERS)
+def test_without_gpu_forks_the_processes_import_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses = "if '--preload' in sys.argv:\n    job(); say(refused=True); time.sleep(60)\n"
+    fake_server(monkeypatch, refuses + ANSWERS)
     assert measuring.measure(TINY, progress=lambda _: None).recorded_step_seconds == RESULT.step_seconds
 
 
-def test_without_components_there_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_worker(monkeypatch, "if '--fork' in sys.argv: sys.exit(5)\n" + ANSWERS)
-    assert measuring.measure(TINY, components=False, progress=lambda _: None) == RESULT
+def test_optimizers_of_bitsandbytes_import_it_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_server(monkeypatch, "if '--preload' in sys.argv: sys.exit(5)\n" + ANSWERS)
+    for optim in ("paged_adamw_32bit", "lion_8bit"):
+        workload = TINY.replace({"train": {"optim": optim}})
+        assert measuring.measure(workload, components=False, progress=lambda _: None) == RESULT
 
 
 def test_the_measurement_is_kept_if_the_recorded_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = ANSWERS.replace("recorded =", "sys.exit(4) if json.loads(line)['record'] else None; recorded =")
-    fake_worker(monkeypatch, "say(ready=True)\n" + script)
+    script = ANSWERS.replace("recorded =", "sys.exit(4) if job['record'] else None; recorded =")
+    fake_server(monkeypatch, script)
     found = measuring.measure(TINY, progress=lambda _: None)
     assert replace(found, notes=()) == RESULT
     assert "the recorded run failed" in found.notes[0] and "exit code 4" in found.notes[0]
@@ -204,21 +242,27 @@ def test_the_measurement_is_kept_if_the_recorded_run_fails(monkeypatch: pytest.M
 
 def test_the_measurement_is_kept_if_the_recorded_run_cannot_be_analyzed(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = to_plain(WorkloadError("allocator: not known"))
-    fake_worker(
-        monkeypatch, "say(ready=True)\n" + ANSWERS.replace(f"{DONE!r}", f"{refused!r} if recorded else {DONE!r}")
+    fake_server(
+        monkeypatch,
+        ANSWERS.replace(f"{DONE!r}", f"{refused!r} if recorded else {DONE!r}").replace(
+            "end()", "end(75 if recorded else 0)"
+        ),
     )
     found = measuring.measure(TINY, progress=lambda _: None)
     assert replace(found, notes=()) == RESULT
     assert found.notes[0].endswith("there is no memory breakdown: allocator: not known")
 
 
-def test_an_elapsed_time_limit_is_reported() -> None:
+def test_an_elapsed_time_limit_is_reported(monkeypatch: pytest.MonkeyPatch, play: Play) -> None:
+    monkeypatch.setattr(pool, "_EXIT_SECONDS", 0.2)
     with pytest.raises(DeviceError, match="did not end within 0 s"):
         play("time.sleep(60)", time_limit=0)
 
 
 def test_stages_are_printed_once_each(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    fake_worker(monkeypatch, "at('training', step=1); at('training', step=2)\n" + ANSWERS)
+    fake_server(
+        monkeypatch, ANSWERS.replace("    say", "    at('training', step=1); at('training', step=2)\n    say", 1)
+    )
     measuring.measure(TINY, components=False)
     assert capfd.readouterr().err.count("training") == 1
 
@@ -241,7 +285,7 @@ def test_a_job_survives_serialization(tmp_path: Path) -> None:
 def test_an_allocator_option_that_pytorch_refuses_is_reported_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fake_worker(monkeypatch, "sys.exit(9)")
+    fake_server(monkeypatch, "sys.exit(9)")
     wrong = TINY.model_copy(update={"allocator": "expandable_segmets:True"})
     with pytest.raises(WorkloadError, match="expandable_segments"):
         measuring.measure(wrong)
@@ -251,7 +295,7 @@ def test_an_allocator_option_that_pytorch_refuses_is_reported_before_anything_st
 def test_a_trace_file_that_cannot_be_written_is_reported_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    fake_worker(monkeypatch, "sys.exit(9)")
+    fake_server(monkeypatch, "sys.exit(9)")
     with pytest.raises(WorkloadError, match=r"--trace: .* cannot be written"):
         measuring.measure(TINY, trace=tmp_path / name)
     assert list(tmp_path.iterdir()) == []
@@ -271,7 +315,7 @@ def test_everything_in_a_measurement_survives_the_round_trip(tmp_path: Path) -> 
 
 def test_without_a_gpu_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_library", lambda: FakeNvml(driver_answers=False))
-    monkeypatch.setattr(pool, "WorkerProcess", lambda *_, **__: pytest.fail("started a process"))
+    monkeypatch.setattr(pool, "Server", lambda *_, **__: pytest.fail("started a process"))
     with pytest.raises(DeviceError, match=r"(?s)No NVIDIA driver.*trainatomy predict"):
         measuring.measure(TINY)
 
@@ -309,8 +353,9 @@ def test_the_environment_of_the_shell_is_replaced() -> None:
     assert environment == {"OTHER": "c"}
 
 
-def test_an_exception_with_a_long_list_behind_it_is_named() -> None:
+def test_an_exception_with_a_long_list_behind_it_is_named(play: Play) -> None:
     script = """
+job()
 print("NotImplementedError: Could not run 'aten::f'", file=sys.stderr)
 for number in range(40):
     print("Kernel: registered at", number, file=sys.stderr)

@@ -13,7 +13,8 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.links import through_host
 from trainatomy.catalog.published import parallel_runs
 from trainatomy.cli.workloads import samples_of
-from trainatomy.measurement.process.ranks import RankProcesses
+from trainatomy.measurement.measure import task_of
+from trainatomy.measurement.process.job import Job
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.rendering import render
@@ -91,9 +92,9 @@ def test_ddp_without_peer_access_is_slower_than_with_it() -> None:
 
 
 def test_ranks_get_the_variable_that_switches_peer_access_off() -> None:
-    processes = RankProcesses(2, environment={"NCCL_P2P_DISABLE": "1"})
-    assert processes._environment()["NCCL_P2P_DISABLE"] == "1"
-    assert "NCCL_P2P_DISABLE" not in RankProcesses(2)._environment()
+    direct, other = (task_of(Job(row.to_mapping())) for row in ready(PARALLEL)[1:3])
+    assert (other.ranks, other.environment["NCCL_P2P_DISABLE"]) == (2, "1")
+    assert "NCCL_P2P_DISABLE" not in direct.environment
 
 
 def in_order(*seconds: float) -> Comparison:

@@ -17,7 +17,10 @@ from trainatomy.measurement.process.job import Reporter
 from trainatomy.measurement.step import group
 from trainatomy.workload.parallel import ParallelSpec
 
-RANK = int(os.environ.get("RANK", "0"))
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return int(os.environ["RANK"])
 
 
 def total_of_ranks(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
@@ -34,19 +37,19 @@ def total_of_ranks(arguments: dict[str, Any], reporter: Reporter) -> dict[str, A
 
 def one_rank_raises(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Fail in rank 1 while the others wait for it."""
-    if RANK == 1:
+    if rank() == 1:
         raise WorkloadError("train.optim: unknown")
     return hang(arguments, reporter)
 
 
 def one_rank_leaves(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Have a result in rank 1 while the others wait for it."""
-    return {"found": RANK, "left_early": True} if RANK == 1 else hang(arguments, reporter)
+    return {"found": rank(), "left_early": True} if rank() == 1 else hang(arguments, reporter)
 
 
 def one_rank_dies(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Kill the process of rank 1, with last words, while the others wait for it."""
-    if RANK == 1:
+    if rank() == 1:
         print("CUDA error: misaligned", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
     return hang(arguments, reporter)
@@ -59,3 +62,8 @@ def hang(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
     reporter.stage("training")
     time.sleep(600)
     return {}
+
+
+def variable(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Return the value of a variable of NCCL."""
+    return {"value": os.environ.get("NCCL_P2P_DISABLE")}

@@ -6,23 +6,24 @@ from typing import Any
 
 import pytest
 from executed import simulated
+from forked_ranks import Ranks
 from spread import labelled, workload
 
+from trainatomy.measurement.process.job import Task
 from trainatomy.measurement.process.pool import TimeLimit
-from trainatomy.measurement.process.ranks import RankProcesses, RankTask
 
 SECONDS = 300.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_two_processes_hold_what_is_simulated(processes: RankProcesses, stage: int) -> None:
+def test_two_processes_hold_what_is_simulated(two_processes: Ranks, stage: int) -> None:
     pytest.importorskip("deepspeed")
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": 100_000}
     config = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
     described = workload("trainer", {"deepspeed": config, "optim": "adamw_torch"}, gpus=2).replace("steps", 1)
-    task = RankTask("deepspeed", "rank_tasks:deepspeed_sizes", {"workload": described.to_mapping()})
-    answers = processes.run(task, TimeLimit(SECONDS))
+    task = Task("deepspeed", "rank_tasks:deepspeed_sizes", {"workload": described.to_mapping()})
+    answers = two_processes.run(task, TimeLimit(SECONDS))
     assert all(answer.went_well for answer in answers), [answer.log for answer in answers]
     trace = simulated(described).trace
     for answer in answers:

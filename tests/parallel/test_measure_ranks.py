@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forked_ranks import Ranks
 
 from trainatomy.measurement import measure as measuring
 from trainatomy.measurement.measure import jobs_for
-from trainatomy.measurement.process import ranks
+from trainatomy.measurement.process.job import Task
 from trainatomy.measurement.process.pool import TimeLimit
-from trainatomy.measurement.process.ranks import RankProcesses, RankTask
 from trainatomy.measurement.traces.breakdown import BUFFERS_NOTE
 from trainatomy.workload.schema import Workload
 
@@ -42,20 +42,15 @@ def workload(train: Mapping[str, Any] | None = None, loop: str = "pytorch", **pa
 class FakeGpus:
     """The launch, with the fake GPU in each task; ``more`` are arguments for it."""
 
-    def __init__(self, processes: RankProcesses, more: Mapping[str, Any]) -> None:
+    def __init__(self, processes: Ranks, more: Mapping[str, Any]) -> None:
         self.processes, self.more = processes, more
 
-    def __enter__(self) -> FakeGpus:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def run(self, task: RankTask, *rest: Any) -> Any:
+    def run(self, task: Task, *rest: Any) -> Any:
         arguments = {**task.arguments, **self.more}
-        return self.processes.run(RankTask(task.name, "rank_tasks:measured_on_cpu", arguments), *rest)
+        return self.processes.run(Task(task.name, "rank_tasks:measured_on_cpu", arguments), *rest)
 
 
-def run(processes: RankProcesses, described: Workload, **more: Any) -> measuring.RankRuns:
+def run(processes: Ranks, described: Workload, **more: Any) -> measuring.RankRuns:
     found: Any = FakeGpus(processes, more)
     return measuring.run_in_ranks(found, jobs_for(described, 5, components=False)[0], TimeLimit(120.0), lambda _: None)
 
@@ -81,17 +76,17 @@ def assert_every_rank_is_measured(found: Measurement) -> None:
 
 
 @pytest.mark.parametrize("parallel", STRATEGIES, ids=lambda one: "-".join(map(str, one)))
-def test_every_strategy_is_measured_in_every_rank(two_processes: RankProcesses, parallel: dict[str, Any]) -> None:
+def test_every_strategy_is_measured_in_every_rank(two_processes: Ranks, parallel: dict[str, Any]) -> None:
     assert_every_rank_is_measured(measuring.gathered(run(two_processes, workload(**parallel))))
 
 
 @pytest.mark.parametrize("parallel", [{}, {"strategy": "fsdp2"}, {"tp_size": 2}, {"pp_size": 2}], ids=str)
 def test_the_recorded_run_adds_a_breakdown_to_every_rank(
-    two_processes: RankProcesses, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parallel: dict[str, Any]
+    two_processes: Ranks, tmp_path: Path, parallel: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(measuring, "RankProcesses", lambda *_, **__: FakeGpus(two_processes, {}))
+    processes: Any = FakeGpus(two_processes, {})
     jobs = jobs_for(workload(**parallel), 5, components=True, trace=tmp_path / "trace.json.gz")
-    found = measuring.measure_ranks(jobs, 2, TimeLimit(120.0), lambda _: None)
+    found = measuring.measure_jobs(processes, jobs, TimeLimit(120.0), lambda _: None)
     assert_every_rank_is_measured(found)
     assert [rank.memory is not None for rank in found.ranks.values()] == [True, True], found.notes
     assert [rank.recorded_step_seconds for rank in found.ranks.values()] == [0.5, 0.5]
@@ -101,22 +96,19 @@ def test_the_recorded_run_adds_a_breakdown_to_every_rank(
 
 
 @pytest.mark.parametrize("train", [{}, {"fsdp": True}, {"fsdp": True, "fsdp_config": {"version": 1}}], ids=str)
-def test_the_trainer_is_measured_in_every_rank(two_processes: RankProcesses, train: dict[str, Any]) -> None:
+def test_the_trainer_is_measured_in_every_rank(two_processes: Ranks, train: dict[str, Any]) -> None:
     found = measuring.gathered(run(two_processes, workload(train, loop="trainer")))
     assert (found.status, [one.steps for one in found.ranks.values()]) == ("completed", [5, 5])
 
 
 @pytest.mark.parametrize("loop", ["pytorch", "trainer"])
-def test_ranks_train_on_samples_of_different_lengths(two_processes: RankProcesses, loop: str) -> None:
+def test_ranks_train_on_samples_of_different_lengths(two_processes: Ranks, loop: str) -> None:
     lengths = {"data": {"lengths": {3: 8, 5: 8, 8: 8}}, "steps": 5}
     found = measuring.gathered(run(two_processes, workload(loop=loop).replace(lengths)))
     assert (found.status, [one.steps for one in found.ranks.values()]) == ("completed", [5, 5])
 
 
-def test_a_rank_that_runs_out_of_memory_is_the_result(
-    two_processes: RankProcesses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
+def test_a_rank_that_runs_out_of_memory_is_the_result(two_processes: Ranks) -> None:
     found = measuring.gathered(run(two_processes, workload(strategy="fsdp2"), fails=1))
     assert (found.rank, found.status) == (1, "out of memory")
     assert found.out_of_memory is not None and found.out_of_memory.requested_bytes == 2 * 2**30

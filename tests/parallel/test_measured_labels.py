@@ -10,12 +10,11 @@ from executed import simulated
 from note_taker import differences, run
 from spread import workload
 
-from trainatomy.measurement.process.job import WARM_UP_STEPS
+from trainatomy.measurement.process.job import WARM_UP_STEPS, Task
 from trainatomy.measurement.process.pool import TimeLimit
-from trainatomy.measurement.process.ranks import RankTask
 
 if TYPE_CHECKING:
-    from trainatomy.measurement.process.ranks import RankProcesses
+    from forked_ranks import Ranks
 
 FSDP1 = {"fsdp": True, "fsdp_config": {"version": 1}}
 CASES: dict[str, Any] = {
@@ -51,10 +50,10 @@ def test_a_measured_rank_has_the_labels_of_a_simulated_one(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("parallel", [{}, {"strategy": "fsdp2"}, {"strategy": "fsdp1"}, {"strategy": "zero1"}], ids=str)
 def test_real_ranks_gather_and_make_buckets_as_often_as_simulated_ones(
-    two_processes: RankProcesses, parallel: dict[str, Any]
+    two_processes: Ranks, parallel: dict[str, Any]
 ) -> None:
     described = workload(gpus=2, **parallel).replace({"model.config.num_hidden_layers": 1, "steps": 3})
-    task = RankTask("communication", "rank_tasks:communication_on_cpu", {"workload": described.to_mapping()})
+    task = Task("communication", "rank_tasks:communication_on_cpu", {"workload": described.to_mapping()})
     answers = two_processes.run(task, TimeLimit(120.0), lambda _: None)
     trace = simulated(described).trace
     sizes = {event.allocation: event.bytes for event in trace.events if event.action == "alloc"}

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import Ranks
 
+from trainatomy.measurement.process.job import Task
 from trainatomy.measurement.process.pool import TimeLimit
-from trainatomy.measurement.process.ranks import RankProcesses, RankTask
 from trainatomy.simulator.parallel.recorder import local
 from trainatomy.simulator.simulate import simulate, topology_of
 from trainatomy.training.model import build_model
@@ -34,9 +35,9 @@ def described(model: str, gpus: int, parallel: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def trained(processes: RankProcesses, workload: dict[str, Any]) -> list[SHAPES]:
+def trained(processes: Ranks, workload: dict[str, Any]) -> list[SHAPES]:
     """Train in the processes as one process does; return the shapes of what each rank holds."""
-    task = RankTask("numbers", "rank_tasks:gradients_beside_one_process", {"workload": workload})
+    task = Task("numbers", "rank_tasks:gradients_beside_one_process", {"workload": workload})
     answers = sorted(processes.run(task, TimeLimit(120.0), lambda _: None), key=lambda answer: answer.rank)
     found: list[Any] = [answer.result for answer in answers]
     assert max(one["difference"] for one in found) < 1e-5
@@ -69,7 +70,7 @@ def shapes_in_simulation(workload: dict[str, Any], rank: int) -> SHAPES:
     ids=lambda one: "-".join(map(str, one.values())) if isinstance(one, dict) else one,
 )
 def test_losses_and_gradients_are_those_of_the_whole_model(
-    two_processes: RankProcesses, model: str, parallel: dict[str, Any]
+    two_processes: Ranks, model: str, parallel: dict[str, Any]
 ) -> None:
     workload = described(model, 2, parallel)
     assert trained(two_processes, workload) == [shapes_in_simulation(workload, rank) for rank in range(2)]
@@ -85,7 +86,7 @@ def test_losses_and_gradients_are_those_of_the_whole_model(
     ids=lambda one: "-".join(map(str, one.values())) if isinstance(one, dict) else one,
 )
 def test_stages_whose_layers_are_shared_compute_what_the_whole_model_does(
-    four_processes: RankProcesses, model: str, parallel: dict[str, Any]
+    four_processes: Ranks, model: str, parallel: dict[str, Any]
 ) -> None:
     workload = described(model, 4, {"pp_size": 2, "tp_size": 2, **parallel})
     shapes = trained(four_processes, workload)

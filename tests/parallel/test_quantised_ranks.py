@@ -10,12 +10,12 @@ from spread import CONFIG, HIDDEN, INNER, LAYERS, collectives, labelled
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
+from trainatomy.measurement.process.job import Task
 from trainatomy.measurement.process.pool import TimeLimit
-from trainatomy.measurement.process.ranks import RankTask
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.measurement.process.ranks import RankProcesses
+    from forked_ranks import Ranks
 
 pytest.importorskip("bitsandbytes")
 FOUR = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
@@ -98,9 +98,9 @@ def test_whole_files_are_not_loaded_beside_weights_that_stay_whole() -> None:
         workload(FOUR, "trainer", {"fsdp": True, **BEST}, gpus=2)
 
 
-def test_real_ranks_hold_half_of_the_packed_weights(two_processes: RankProcesses) -> None:
+def test_real_ranks_hold_half_of_the_packed_weights(two_processes: Ranks) -> None:
     answers = two_processes.run(
-        RankTask("packed", "rank_tasks:packed_weights_on_cpu", {"config": CONFIG}), TimeLimit(120.0)
+        Task("packed", "rank_tasks:packed_weights_on_cpu", {"config": CONFIG}), TimeLimit(120.0)
     )
     for answer in answers:
         assert answer.result is not None, answer.log

@@ -10,8 +10,8 @@ from spread import CONFIG, HIDDEN, LAYERS, VOCABULARY, weight_bytes, workload
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
+from trainatomy.measurement.process.job import Task
 from trainatomy.measurement.process.pool import TimeLimit
-from trainatomy.measurement.process.ranks import RankTask
 from trainatomy.reporters.subject_sentences import checkpoint
 from trainatomy.simulator.simulate import Simulation, simulate, topology_of
 from trainatomy.workload.schema import Workload
@@ -19,7 +19,7 @@ from trainatomy.workload.schema import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainatomy.measurement.process.ranks import RankProcesses
+    from forked_ranks import Ranks
 
 LOGITS = 64 * VOCABULARY * 4
 """Bytes of the logits of one sample."""
@@ -158,7 +158,7 @@ def test_fsdp_saves_and_loads_adapters(version: int, kind: str) -> None:
     ("version", "kind"), [(2, "FULL_STATE_DICT"), (2, "SHARDED_STATE_DICT"), (1, "SHARDED_STATE_DICT")]
 )
 def test_real_ranks_save_adapters_of_the_simulated_sizes(
-    two_processes: RankProcesses, tmp_path: Path, version: int, kind: str
+    two_processes: Ranks, tmp_path: Path, version: int, kind: str
 ) -> None:
     lora = {"model.lora": {"r": 8, "target_modules": ["q_proj", "v_proj"]}}
     config = {"version": version, "state_dict_type": kind, **({"use_orig_params": True} if version == 1 else {})}
@@ -166,7 +166,7 @@ def test_real_ranks_save_adapters_of_the_simulated_sizes(
     found = simulated(workload("trainer", train, gpus=2).replace(lora))
     described = workload(gpus=2, strategy=f"fsdp{version}").replace(lora).to_mapping()
     given = {"workload": described, "version": version, "kind": kind, "folder": str(tmp_path)}
-    answers = two_processes.run(RankTask("adapters", "rank_tasks:adapters_saved_on_cpu", given), TimeLimit(120.0))
+    answers = two_processes.run(Task("adapters", "rank_tasks:adapters_saved_on_cpu", given), TimeLimit(120.0))
     assert found.saving is not None and all(answer.went_well for answer in answers), answers
     assert answers[0].result is not None
     real = answers[0].result["files"]

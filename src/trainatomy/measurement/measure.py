@@ -1,10 +1,8 @@
-"""Measure a training on this machine's GPU.
+"""Measure a training on this machine's GPUs: in a process for each, of which each is measured.
 
-Each run gets a fresh process, because earlier runs leave memory behind: a CUDA context, loaded kernels, library
+Each run gets fresh processes, because earlier runs leave memory behind: a CUDA context, loaded kernels, library
 workspaces, cached segments.  There are two runs, because recording takes time: the *control run*, in which nothing is
 recorded, gives times and totals; the *recorded run* gives the memory breakdown.
-
-Measure a training on several GPUs of this machine: one process for each, and a measurement of each.
 """
 
 from __future__ import annotations
@@ -12,30 +10,34 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.measurement.device.nvml import require_gpu, require_gpus
-from trainatomy.measurement.process.job import Job, Progress, Stacks, from_plain, needs_bitsandbytes, warm_up_steps
-from trainatomy.measurement.process.pool import TimeLimit, WorkerPool
-from trainatomy.measurement.process.ranks import RankAnswer, RankProcesses, RankTask
+from trainatomy.measurement.process.job import (
+    Job,
+    Progress,
+    Stacks,
+    Task,
+    from_plain,
+    needs_bitsandbytes,
+    warm_up_steps,
+)
+from trainatomy.measurement.process.pool import Answer, Processes, TimeLimit
 from trainatomy.measurement.traces.breakdown import MeasuredTotals, reconcile
 from trainatomy.results.measurement import Measurement, RankMeasurement
 from trainatomy.units import exact_bytes
+from trainatomy.workload.loops import loop_of
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trainatomy.workload.schema import Workload
 
-
-_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 RUN = "trainatomy.measurement.step.runner:run_rank"
 
 
@@ -56,41 +58,48 @@ class RankRuns:
         return next((each for each in self.measurements if each.rank == rank), None)
 
 
-def measure_ranks(
-    jobs: Sequence[Job],
-    gpus: int,
-    limit: TimeLimit | None,
-    on_progress: Callable[[Progress], None],
-    environment: Mapping[str, str] = _NO_VARIABLES,
+def measure_jobs(
+    processes: Processes, jobs: Sequence[Job], limit: TimeLimit | None, on_progress: Callable[[Progress], None]
 ) -> Measurement:
-    """Run the control job and, if there is one, the recorded job on several GPUs; return rank 0's measurement.
+    """Run the control job and, if there is one, the recorded job; return rank 0's measurement.
 
     The others are its ``other_ranks``.  If only another rank ran out of memory, the result is that rank's.
-    ``environment`` are variables that the ranks get besides those of this process.
 
     Raises:
         DeviceError: A process died, or the runs did not end within ``limit``.
         TrainatomyError: The workload itself failed.
     """
-    workload = jobs[0].workload
-    allocator, forks = str(workload.get("allocator", "")), not needs_bitsandbytes(workload)
-    with RankProcesses(gpus, allocator, forks=forks, environment=environment) as processes:
-        runs = run_in_ranks(processes, jobs[0], limit, on_progress)
-        if len(jobs) > 1:
-            try:
-                runs = _merged(runs, run_in_ranks(processes, jobs[1], limit, on_progress))
-            except TrainatomyError as error:
-                note = f"the recorded run failed, so there is no memory breakdown: {error}"
-                runs = replace(runs, notes=(*runs.notes, note))
+    runs = run_in_ranks(processes, jobs[0], limit, on_progress)
+    if len(jobs) > 1:
+        try:
+            runs = _merged(runs, run_in_ranks(processes, jobs[1], limit, on_progress))
+        except TrainatomyError as error:
+            note = f"the recorded run failed, so there is no memory breakdown: {error}"
+            runs = replace(runs, notes=(*runs.notes, note))
     return gathered(runs)
 
 
+def task_of(job: Job) -> Task:
+    """Return the task that runs a job in every rank of its training."""
+    workload = Workload.from_mapping(job.workload)
+    parallel = workload.parallel
+    return Task(
+        "recorded" if job.recorded else "control",
+        RUN,
+        {"job": job.to_json()},
+        ranks=parallel.processes,
+        allocator=str(workload.allocator),
+        loop=loop_of(workload).name,
+        preloaded=not needs_bitsandbytes(job.workload),
+        environment=parallel.nccl_environment if parallel.processes > 1 else {},
+    )
+
+
 def run_in_ranks(
-    processes: RankProcesses, job: Job, limit: TimeLimit | None, on_progress: Callable[[Progress], None]
+    processes: Processes, job: Job, limit: TimeLimit | None, on_progress: Callable[[Progress], None]
 ) -> RankRuns:
-    """Run a job in every rank; raises as ``measure_ranks``."""
-    task = RankTask("recorded" if job.recorded else "control", RUN, {"job": job.to_json()})
-    answers = processes.run(task, limit, on_progress)
+    """Run a job in every rank; raises as ``measure_jobs``."""
+    answers = processes.run(task_of(job), limit, on_progress)
     measurements = tuple(
         from_plain(answer.result) for answer in answers if answer.result is not None and "measurement" in answer.result
     )
@@ -115,7 +124,7 @@ def gathered(runs: RankRuns) -> Measurement:
     of_others = (f"rank {each.rank}: {note}" for each in others for note in each.notes if note not in main.notes)
     return replace(
         main,
-        other_ranks=tuple(map(RankMeasurement.of, others)),
+        other_ranks=tuple(map(RankMeasurement.of, others)) if others else main.other_ranks,
         notes=tuple(dict.fromkeys((*main.notes, *of_others, *runs.notes))),
     )
 
@@ -129,7 +138,7 @@ def _merged(control: RankRuns, recorded: RankRuns) -> RankRuns:
     return RankRuns(tuple(merged), tuple(dict.fromkeys((*control.notes, *recorded.notes))))
 
 
-def _raise_failure(answers: Sequence[RankAnswer]) -> None:
+def _raise_failure(answers: Sequence[Answer]) -> None:
     """Raise the error of the rank that failed first, if one did."""
     for answer in answers:
         if answer.went_well or answer.was_stopped:
@@ -162,7 +171,7 @@ def measure(
     components: bool = True,
     time_limit: float | None = None,
     progress: Callable[[Progress], None] | None = None,
-    pool: WorkerPool | None = None,
+    processes: Processes | None = None,
 ) -> Measurement:
     """Run ``workload`` on this machine's GPUs and return the measurement; running out of memory is a result too.
 
@@ -174,7 +183,7 @@ def measure(
         components: Run a second time with recording, for the memory breakdown.
         time_limit: Seconds for everything.
         progress: Called with the progress (default: print a line to stderr for each stage).
-        pool: Worker processes to use (default: start and end them here); a training on several GPUs has its own.
+        processes: Where to run (default: processes that are started and ended here).
 
     Raises:
         DeviceError: There are fewer GPUs than the training uses, or the control run's process died or took too long.
@@ -188,26 +197,10 @@ def measure(
     on_progress(Progress("control", f"starting on {found}"))
     jobs = jobs_for(workload, steps, components=components, trace=target, stacks=stacks)
     limit = None if time_limit is None else TimeLimit(time_limit)
-    if workload.parallel.processes > 1:
-        return measure_ranks(jobs, workload.parallel.gpus, limit, on_progress, workload.parallel.nccl_environment)
-    if pool is None:
-        with WorkerPool() as own:
-            return _run_jobs(jobs, own, limit, on_progress)
-    return _run_jobs(jobs, pool, limit, on_progress)
-
-
-def _run_jobs(
-    jobs: list[Job], pool: WorkerPool, limit: TimeLimit | None, on_progress: Callable[[Progress], None]
-) -> Measurement:
-    """Run the control job and, if there is one, the recorded job; merge their measurements."""
-    control = pool.run(jobs[0], limit, on_progress, more=len(jobs) > 1)
-    if len(jobs) == 1:
-        return control
-    try:
-        return merge_runs(control, pool.run(jobs[1], limit, on_progress))
-    except TrainatomyError as error:
-        note = f"the recorded run failed, so there is no memory breakdown: {error}"
-        return replace(control, notes=(*control.notes, note))
+    if processes is None:
+        with Processes() as own:
+            return measure_jobs(own, jobs, limit, on_progress)
+    return measure_jobs(processes, jobs, limit, on_progress)
 
 
 def jobs_for(

@@ -19,7 +19,7 @@ from trainatomy.catalog.published import (
 from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as gpu
-from trainatomy.measurement.process.pool import WorkerPool
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.records.store import Store
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.runs import single as machines
@@ -153,14 +153,14 @@ class ComparisonRun:
         observer.planned(self.plan)
         self._note_unknown_gpu(observer)
         try:
-            with WorkerPool(lasting=True) as pool:
+            with Processes() as processes:
 
                 def measure(workload: Workload) -> Measurement:
                     return gpu.measure(
                         workload,
                         time_limit=self.options.time_limit,
                         progress=observer.progress,
-                        pool=pool,
+                        processes=processes,
                     )
 
                 for each in run(

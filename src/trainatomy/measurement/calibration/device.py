@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.calibration.cases import MIB
-from trainatomy.measurement.process.pool import TimeLimit
-from trainatomy.measurement.process.ranks import RankProcesses, RankTask
+from trainatomy.measurement.process.job import Task
+from trainatomy.measurement.process.pool import Processes, TimeLimit
 from trainatomy.measurement.step.group import COLLECTIVE_SECONDS, RankGroup, join, place_of
 from trainatomy.units import human_bytes
 from trainatomy.workload.parallel import ParallelSpec
@@ -168,9 +168,9 @@ def collectives_section(gpus: int, *, time_limit: float, report: Callable[[str],
         DeviceError: A process died.
     """
     began = time.monotonic()
-    task = RankTask("collectives", TASK, {"gpus": gpus, "time_limit": time_limit})
+    task = Task("collectives", TASK, {"gpus": gpus, "time_limit": time_limit}, ranks=gpus)
     limit = TimeLimit(time_limit + COLLECTIVE_SECONDS)
-    with RankProcesses(gpus) as processes:
+    with Processes() as processes:
         answers = processes.run(task, limit, lambda progress: report(f"collectives: {progress.stage}"))
     for answer in answers:
         if not answer.went_well and not answer.was_stopped:

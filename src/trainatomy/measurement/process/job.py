@@ -1,8 +1,7 @@
-"""Describe the job of a worker process, and pass its result back: plain values on both sides of the boundary.
+"""Describe what measuring processes run, and pass their results back: plain values on both sides of the boundary.
 
-Report the progress and the result of a worker process, as lines of JSON on a pipe.
-
-A pipe rather than a file: a full disk loses nothing, and a worker whose reader is gone ends at its next line.
+Processes report progress and results as lines of JSON on a pipe that all of them share.  A pipe rather than a file: a
+full disk loses nothing, and a process whose reader is gone ends at its next line.
 
 The end of a process's log: its last lines, and the exception before them.
 
@@ -12,12 +11,14 @@ would not say what failed.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import tempfile
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +27,7 @@ from trainatomy import errors
 from trainatomy.results.measurement import Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Callable, MutableMapping
 
     from pydantic import TypeAdapter
 
@@ -53,12 +54,12 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 fork could use afterwards
 (torch/cuda/__init__.py)."""
 RUN_VARIABLE = "TRAINATOMY_RUN"
-"""Environment variable with the number of a task of ranks, which distinguishes the process groups of one launch."""
+"""Environment variable with the number of a task, which tells the process groups in one store apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training to run on the GPU of a worker process.
+    """A training to run on a GPU.
 
     Attributes:
         workload: The mapping of a workload file.
@@ -97,18 +98,39 @@ class Job:
         return cls(**content, trace=None if trace is None else Path(trace))
 
 
-def can_fork(job: Job) -> bool:
-    """Return whether a fork of a process that has loaded the libraries measures what a fresh process would.
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A function to run in new processes, one for each rank.
 
-    Importing PyTorch and transformers takes seconds.  A fork saves them and changes no figure, because CUDA is
-    initialised in the child only.  Not so with allocator options, which PyTorch reads when it is loaded, and with
-    bitsandbytes, which asks CUDA about the GPU when it is imported.
+    Attributes:
+        name: Name of the run in its progress.
+        function: ``module:function``; gets ``arguments`` and a ``Reporter`` and returns a mapping of plain values, in
+            which ``left_early`` says that other ranks wait for it in vain.
+        arguments: Plain values.
+        prepare: ``module:function`` that gets ``arguments`` before the processes are forked, or empty.
+        ranks: Number of processes; more than one get the variables that torchrun sets.
+        allocator: Options of PyTorch's allocator.
+        loop: Name of the training loop, whose libraries are imported before the processes are forked.
+        preloaded: Fork from a process that has imported the libraries; False where they must be imported in each.
+        environment: Variables that the processes get besides those of this one.
     """
-    return hasattr(os, "fork") and not job.workload.get("allocator") and not needs_bitsandbytes(job.workload)
+
+    name: str
+    function: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    prepare: str = ""
+    ranks: int = 1
+    allocator: str = ""
+    loop: str = ""
+    preloaded: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def needs_bitsandbytes(workload: Mapping[str, Any]) -> bool:
-    """Return whether the optimizer of a workload's mapping may be one of bitsandbytes."""
+    """Return whether the optimizer of a workload's mapping may be one of bitsandbytes.
+
+    Its import asks CUDA about the GPU, which no fork could use afterwards.
+    """
     optimizer = workload.get("train", {}).get("optim", "")
     return any(word in optimizer for word in ("bnb", "8bit", "lion", "ademamix", "paged"))
 
@@ -177,11 +199,29 @@ class Progress:
         return f"{self.run} run: {self.stage}{steps}"
 
 
-class Reporter:
-    """Writes lines to a file descriptor; does nothing without one."""
+class Channel:
+    """A pipe to which several processes write, a whole line at a time."""
 
-    def __init__(self, descriptor: int | None = None, run: str = "control") -> None:
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._lock = tempfile.TemporaryFile()  # noqa: SIM115  forks share it, and each locks it for itself
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Write one line of JSON.  Raises ``BrokenPipeError`` when nobody reads any more."""
+        line = memoryview(json.dumps(content, default=str).encode() + b"\n")
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        finally:
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+
+
+class Reporter:
+    """Passes progress to ``write``; does nothing without one."""
+
+    def __init__(self, write: Callable[[Mapping[str, Any]], None] | None = None, run: str = "control") -> None:
+        self._write = write
         self._last = Progress(run, "loading libraries")
 
     def stage(self, name: str, device_bytes: int | None = None) -> None:
@@ -192,22 +232,11 @@ class Reporter:
         """Report that ``step`` of ``steps`` steps are complete."""
         self._report(device_bytes, stage="training", step=step, steps=steps)
 
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Report the result of the run, as ``job.to_plain`` returns it."""
-        self.write({"result": result})
-
-    def write(self, content: Mapping[str, Any]) -> None:
-        """Write one line.  Raises ``BrokenPipeError`` when nobody reads any more."""
-        if self._descriptor is None:
-            return
-        line = memoryview(json.dumps(content).encode() + b"\n")
-        while line:
-            line = line[os.write(self._descriptor, line) :]
-
     def _report(self, device_bytes: int | None, **changes: Any) -> None:
         held = self._last.device_bytes if device_bytes is None else device_bytes
         self._last = replace(self._last, device_bytes=held, **changes)
-        self.write({"progress": asdict(self._last)})
+        if self._write is not None:
+            self._write({"progress": asdict(self._last)})
 
 
 def read_progress(content: Mapping[str, Any]) -> Progress:

@@ -1,7 +1,8 @@
-"""Start worker processes, send them jobs, read their answers, and end them whatever happens."""
+"""Run tasks in new processes, forked from servers that have imported the libraries, and end them whatever happens."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import queue
@@ -10,29 +11,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
+import trainatomy
 from trainatomy.errors import DeviceError
-from trainatomy.measurement.process.job import (
-    NVML_CHECK,
-    Job,
-    LogTail,
-    Progress,
-    can_fork,
-    from_plain,
-    read_progress,
-    set_environment,
-)
-from trainatomy.results.measurement import Measurement
+from trainatomy.measurement.process.job import NVML_CHECK, LogTail, Progress, Task, read_progress, set_environment
 
-WORKER = (sys.executable, "-m", "trainatomy.measurement.process.worker")
+SERVER = (sys.executable, "-m", "trainatomy.measurement.process.server")
 _EXIT_SECONDS = 5.0
 """Time for a process to exit by itself once it has nothing left to do."""
-_LOG_SECONDS = 0.3
-"""Time to wait for the log of a process that keeps running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,77 +38,64 @@ class TimeLimit:
         return max(self.began + self.seconds - time.monotonic(), 0.0)
 
 
-class WorkerPool:
-    """Pool that runs jobs, each in a process in which CUDA is new; ends its worker processes on exit.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The end of a task in one rank.
 
-    A job that will be followed by more (``more`` or ``lasting``) starts a worker that loads the libraries once and
-    forks for each job.  It serves the following jobs until one of them fails.  Where its forks cannot use the GPU,
-    every job gets its own process.
+    Attributes:
+        rank: The rank.
+        result: What the function returned; ``None`` if its process died.
+        code: Exit code of its process, negative for a signal.
+        was_stopped: It was killed because another rank had failed.
+        log: The last lines that it printed.
+        last: Its last progress, which rank 0 alone reports.
+        among: Number of ranks.
     """
 
-    def __init__(self, *, lasting: bool = False) -> None:
-        """Take ``lasting`` where many measurements follow, so that a forking worker pays off from the first job on."""
-        self._lasting = lasting
-        self._forking: WorkerProcess | None = None
-        self._cannot_fork = False
-        self._exits = ExitStack()
+    rank: int
+    result: Mapping[str, Any] | None
+    code: int
+    was_stopped: bool
+    log: str
+    last: Progress | None = None
+    among: int = 1
 
-    def __enter__(self) -> WorkerPool:
-        return self
+    @property
+    def went_well(self) -> bool:
+        """True if the function returned, and no other rank waited for it in vain."""
+        return self.code == 0 and self.result is not None
 
-    def __exit__(self, *exception: object) -> None:
-        self._stop(*exception)
+    def died(self) -> DeviceError:
+        """Return the error for a process that ended without a result."""
+        where = f"rank {self.rank}: " if self.among > 1 else ""
+        return DeviceError(where + process_died(self.code, self.log, self.last))
 
-    def run(
-        self, job: Job, limit: TimeLimit | None, on_progress: Callable[[Progress], None], *, more: bool = False
-    ) -> Measurement:
-        """Run ``job``; returns and raises as ``WorkerProcess.run``.
 
-        ``more``: a job of the same kind will follow.
+class Server:
+    """A server process, in a process group of its own that ends with this context."""
+
+    def __init__(self, allocator: str = "", *, preloaded: bool = True, loops: tuple[str, ...] = ()) -> None:
+        """Describe the server.
+
+        Args:
+            allocator: Options of PyTorch's allocator in it.
+            preloaded: Import the libraries before processes are forked.
+            loops: Training loops whose libraries are imported at once.
         """
-        if can_fork(job) and self._has_forking_worker(limit, start=more or self._lasting):
-            assert self._forking is not None
-            try:
-                return self._forking.run(job, limit, on_progress)
-            except (DeviceError, KeyboardInterrupt):
-                self._stop(*sys.exc_info())
-                raise
-        with WorkerProcess(WORKER, str(job.workload.get("allocator", ""))) as worker:
-            return worker.run(job, limit, on_progress)
-
-    def _has_forking_worker(self, limit: TimeLimit | None, *, start: bool) -> bool:
-        """Return whether a worker whose forks can use the GPU runs; with ``start``, start one if there is none."""
-        if self._forking is None and start and not self._cannot_fork:
-            self._forking = self._exits.enter_context(WorkerProcess([*WORKER, "--fork"], ""))
-            if not self._forking.is_ready(limit):
-                self._stop(None, None, None)
-                self._cannot_fork = True
-        return self._forking is not None
-
-    def _stop(self, *exception: object) -> None:
-        self._forking = None
-        self._exits.__exit__(*exception)  # type: ignore[arg-type]
-
-
-class WorkerProcess:
-    """A worker process, in a process group of its own that ends with this context."""
-
-    def __init__(self, command: Sequence[str], allocator: str) -> None:
-        """Take ``command``, which starts the worker, and ``allocator``: the options of PyTorch's allocator in it."""
-        self._command = command
         self._allocator = allocator
-        self._limit: TimeLimit | None = None
-        self._on_progress: Callable[[Progress], None] = lambda _: None
-        self._answers: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._options = ("--preload", *loops) if preloaded else ()
         self._log = LogTail()
+        self._tasks: dict[int, RunningTask] = {}
+        self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
-        self._last: Progress | None = None
 
-    def __enter__(self) -> WorkerProcess:
+    def __enter__(self) -> Server:
         environment = {name: value for name, value in os.environ.items() if name != NVML_CHECK}
         set_environment(environment, self._allocator)
+        paths = (str(Path(trainatomy.__file__).parents[1]), environment.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._process = subprocess.Popen(
-            self._command,
+            [*SERVER, *self._options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -128,88 +106,50 @@ class WorkerProcess:
             start_new_session=True,
         )
         assert self._process.stdout is not None and self._process.stderr is not None
-        self._read_in_thread(self._read_answers, self._process.stdout)
         self._read_in_thread(self._read_log, self._process.stderr)
+        self._read_in_thread(self._read_answers, self._process.stdout)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
+        """Kill the whole process group: the server's children use the GPU."""
+        if hasattr(os, "killpg"):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(_EXIT_SECONDS)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with suppress(OSError):  # what it did not read
+                if stream is not None:
+                    stream.close()
+
+    def start(self, task: Task) -> RunningTask:
+        """Start the processes of a task."""
+        running = RunningTask(self, next(self._numbers), task)
+        self._tasks[running.number] = running
+        self.send({"task": running.number, **asdict(task)})
+        return running
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a line; a server that is gone says so by the end of its answers."""
         assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.close()
-        if kind is None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_EXIT_SECONDS)
-        self._kill()
-
-    def is_ready(self, limit: TimeLimit | None) -> bool:
-        """Return whether the worker's forks can use the GPU.
-
-        Raises:
-            DeviceError: The worker does not answer within ``limit``.
-        """
-        self._limit = limit
-        answer = self._next_answer()
-        return answer is not None and bool(answer.get("ready"))
-
-    def run(self, job: Job, limit: TimeLimit | None, on_progress: Callable[[Progress], None]) -> Measurement:
-        """Run ``job`` in the worker and return its measurement.
-
-        Raises:
-            TrainatomyError: The error that the worker reported instead of a result.
-            DeviceError: The process that ran the job died or did not end within ``limit``.
-        """
-        assert self._process.stdin is not None
-        self._limit, self._on_progress, self._last = limit, on_progress, None
-        self._log.clear()
-        try:
-            self._process.stdin.write(job.to_json() + "\n")
+            self._process.stdin.write(json.dumps(message, default=str) + "\n")
             self._process.stdin.flush()
-        except OSError:  # the worker is gone: its last words are in the answers and the log
-            pass
-        result: Mapping[str, Any] | None = None
-        while True:
-            answer = self._next_answer()
-            if answer is None or "ended" in answer:
-                break
-            result = answer.get("result", result)
-        if result is not None:
-            return from_plain(result)
-        raise DeviceError(worker_died(self._exit_code(answer), self._last_log_lines(), self._last))
 
-    def _next_answer(self) -> Mapping[str, Any] | None:
-        """Return the next answer that is not progress, or ``None`` once there are no more."""
-        while True:
-            try:
-                answer = self._answers.get(timeout=None if self._limit is None else self._limit.remaining())
-            except queue.Empty:
-                raise DeviceError(self._timeout_message()) from None
-            if answer is None or "progress" not in answer:
-                return answer
-            self._last = read_progress(answer["progress"])
-            self._on_progress(self._last)
+    def is_alive(self) -> bool:
+        """Return whether the server can run another task."""
+        return self._process.poll() is None
 
-    def _exit_code(self, answer: Mapping[str, Any] | None) -> int:
-        """Return how the process that ran the job ended; kill a worker that only stopped answering."""
-        if answer is not None:
-            return int(answer["ended"])
+    def died(self, last: Progress | None) -> DeviceError:
+        """Return the error for a server that stopped answering, after its output has arrived."""
         with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_EXIT_SECONDS)
-        self._kill()
-        return int(self._process.returncode)
-
-    def _timeout_message(self) -> str:
-        allowed = f" within {self._limit.seconds:.3g} s" if self._limit else ""
-        return (
-            f"The worker process did not end{allowed} and was stopped; its last stage: "
-            f"{self._last or 'starting'}. Its last lines:\n{self._last_log_lines()}\n"
-            "Allow more time, or describe a smaller training."
-        )
-
-    def _last_log_lines(self) -> str:
-        """Return the end of the log, after waiting for earlier output to arrive."""
-        is_alive = self._process.poll() is None
-        self._threads[-1].join(_LOG_SECONDS if is_alive else _EXIT_SECONDS)
-        return self._log.text()
+            self._process.wait(_EXIT_SECONDS)
+        self._process.kill()
+        self._process.wait()
+        self._threads[0].join(_EXIT_SECONDS)
+        return DeviceError(process_died(self._process.returncode, self._log.text(), last))
 
     def _read_in_thread(self, read: Callable[[IO[str]], None], stream: IO[str]) -> None:
         thread = threading.Thread(target=read, args=(stream,), daemon=True)
@@ -219,32 +159,145 @@ class WorkerProcess:
     def _read_answers(self, stream: IO[str]) -> None:
         for line in stream:
             try:
-                self._answers.put(json.loads(line))
-            except ValueError:  # a library that bypasses Python's standard output
+                answer = json.loads(line)
+                self._tasks[answer["task"]].answers.put(answer)
+            except (ValueError, KeyError, TypeError):  # a library that bypasses Python's standard output
                 self._log.append(line.rstrip())
-        self._answers.put(None)
+        for task in list(self._tasks.values()):
+            task.answers.put(None)
 
     def _read_log(self, stream: IO[str]) -> None:
         for line in stream:
             self._log.append(line.rstrip())
 
-    def _kill(self) -> None:
-        """Kill the whole process group: the worker's children use the GPU."""
-        if hasattr(os, "killpg"):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for thread in self._threads:
-            thread.join(_EXIT_SECONDS)
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+
+class RunningTask:
+    """A task whose processes were started."""
+
+    def __init__(self, server: Server, number: int, task: Task) -> None:
+        self.number = number
+        self.task = task
+        self.answers: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._server = server
+        self._last: Progress | None = None
+        self._results: dict[int, Mapping[str, Any]] = {}
+        self._ended: dict[int, Answer] = {}
+
+    def stop(self) -> None:
+        """Kill the processes."""
+        self._server.send({"stop": self.number})
+
+    def wait(
+        self, limit: TimeLimit | None = None, on_progress: Callable[[Progress], None] = lambda _: None
+    ) -> tuple[Answer, ...]:
+        """Return the answers of all ranks in the order in which they ended.
+
+        Raises:
+            DeviceError: The server died, or the task did not end within ``limit``.
+            Refused: No fork of the server can use the GPU.
+        """
+        try:
+            while len(self._ended) < self.task.ranks:
+                self._read(None if limit is None else limit.remaining(), on_progress)
+        except queue.Empty:
+            self.stop()
+            with suppress(queue.Empty, DeviceError):
+                while len(self._ended) < self.task.ranks:
+                    self._read(_EXIT_SECONDS, lambda _: None)
+            raise DeviceError(self._late(limit)) from None
+        except BaseException:
+            self.stop()
+            raise
+        return tuple(self._ended.values())
+
+    def _read(self, seconds: float | None, on_progress: Callable[[Progress], None]) -> None:
+        """Take in the next answer; raise ``queue.Empty`` if there is none within ``seconds``."""
+        answer = self.answers.get(timeout=seconds)
+        if answer is None:
+            raise self._server.died(self._last)
+        if "refused" in answer:
+            raise Refused
+        if "progress" in answer:
+            self._last = read_progress(answer["progress"])
+            on_progress(self._last)
+        elif "result" in answer:
+            self._results[answer["rank"]] = answer["result"]
+        else:
+            rank = answer["rank"]
+            self._ended[rank] = Answer(
+                rank, self._results.get(rank), answer["ended"], answer["stopped"], answer["log"],
+                None if rank else self._last, self.task.ranks,
+            )  # fmt: skip
+
+    def _late(self, limit: TimeLimit | None) -> str:
+        several = self.task.ranks > 1
+        who = f"processes of the {self.task.ranks} GPUs" if several else "process that used the GPU"
+        logs = [
+            f"    rank {one.rank}:\n{one.log}\n" if several else f"{one.log}\n"
+            for one in self._ended.values()
+            if one.was_stopped
+        ]
+        return (
+            f"The {who} did not end within {limit.seconds if limit else 0:.3g} s and {'were' if several else 'was'} "
+            f"stopped; the last stage{' of rank 0' if several else ''}: {self._last or 'starting'}. Last lines:\n"
+            f"{''.join(logs)}Allow more time, or describe a smaller training."
+        )
 
 
-def worker_died(status: int, log: str, last: Progress | None = None) -> str:
-    """Return the error message for a worker that ended without a result.
+class Refused(Exception):
+    """Importing the libraries initialised CUDA, so that no fork of the server can use the GPU."""
+
+
+class Processes:
+    """Runs tasks, each in processes in which CUDA is new; ends them on exit.
+
+    A server imports the libraries once and serves all tasks with its options of the allocator.  Where forks of one that
+    has imported the libraries cannot use the GPU, the processes of a task import them.
+    """
+
+    def __init__(self) -> None:
+        self._servers: dict[tuple[str, bool], Server] = {}
+        self._cannot_fork = False
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._exits.__exit__(*exception)  # type: ignore[arg-type]
+
+    def expect(self, *tasks: Task) -> None:
+        """Let servers for these tasks start to import the libraries."""
+        loops = tuple(dict.fromkeys(task.loop for task in tasks if task.loop))
+        for task in tasks:
+            self._server(task, loops)
+
+    def run(
+        self, task: Task, limit: TimeLimit | None = None, on_progress: Callable[[Progress], None] = lambda _: None
+    ) -> tuple[Answer, ...]:
+        """Run a task in every rank and return their answers in the order in which they ended.
+
+        Raises:
+            DeviceError: The server died, or the task did not end within ``limit``.
+        """
+        try:
+            return self._server(task).start(task).wait(limit, on_progress)
+        except Refused:
+            self._cannot_fork = True
+            return self._server(task).start(task).wait(limit, on_progress)
+
+    def _server(self, task: Task, loops: tuple[str, ...] = ()) -> Server:
+        """Return the server for a task, started now unless there is one."""
+        key = (task.allocator, task.preloaded and not self._cannot_fork)
+        server = self._servers.get(key)
+        if server is None or not server.is_alive():
+            server = Server(key[0], preloaded=key[1], loops=loops)
+            self._servers[key] = self._exits.enter_context(server)
+        return server
+
+
+def process_died(status: int, log: str, last: Progress | None = None) -> str:
+    """Return the error message for a process that ended without a result.
 
     Args:
         status: Exit code, as in ``subprocess``: negative for a signal.
