@@ -16,8 +16,8 @@ from processes import execute, read_result
 from trainatomy.errors import DeviceError, WorkloadError
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.process.job import Job
+from trainatomy.measurement.step import building, runner
 from trainatomy.measurement.step import recorder as recorders
-from trainatomy.measurement.step import runner
 from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.results import NO_ENGINE, is_out_of_memory, requested_bytes
 from trainatomy.measurement.traces import history as histories
@@ -245,7 +245,7 @@ def test_an_epoch_of_different_lengths_runs_as_it_is_predicted(
     nvml_library: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, ...]] = []
-    original = runner.models.build_model
+    original = building.build_model
 
     def watched(workload: Any) -> Any:
         model = original(workload)
@@ -254,7 +254,7 @@ def test_an_epoch_of_different_lengths_runs_as_it_is_predicted(
         )
         return model
 
-    monkeypatch.setattr(runner.models, "build_model", watched)
+    monkeypatch.setattr(building, "build_model", watched)
     workload = measurable(
         Workload.from_mapping({**TINY, "data": {"lengths": {"histogram": {3: 4, 8: 4, 20: 4}, "orders": 5}}})
     )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 RUN = "trainatomy.measurement.step.runner:run_rank"
+PREPARE = "trainatomy.measurement.step.building:build_beforehand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def task_of(job: Job) -> Task:
         "recorded" if job.recorded else "control",
         RUN,
         {"job": job.to_json()},
+        prepare=PREPARE,
         ranks=parallel.processes,
         allocator=str(workload.allocator),
         loop=loop_of(workload).name,

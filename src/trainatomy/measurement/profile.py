@@ -110,7 +110,7 @@ def run(workload: Workload) -> tuple[Profiled, ...]:
     import torch
     from torch.profiler import ProfilerActivity
 
-    from trainatomy.measurement.step.group import repeated_random_values
+    from trainatomy.measurement.step.building import repeated_random_values
     from trainatomy.measurement.step.runner import start_cuda
     from trainatomy.training import model as models
     from trainatomy.training import run as steps

@@ -17,6 +17,7 @@ from trainatomy.measurement.device.meter import Meter
 from trainatomy.measurement.device.nvml import show_first_gpus
 from trainatomy.measurement.device.power import sampler_of
 from trainatomy.measurement.process.job import Job, Reporter, to_plain, warm_up_steps
+from trainatomy.measurement.step.building import built_model
 from trainatomy.measurement.step.group import (
     RankGroup,
     first_collective,
@@ -24,7 +25,6 @@ from trainatomy.measurement.step.group import (
     join,
     join_alone,
     place_of,
-    repeated_random_values,
 )
 from trainatomy.measurement.step.instruments import DataWaits, Monitors
 from trainatomy.measurement.step.recorder import RunRecorder
@@ -43,7 +43,6 @@ from trainatomy.measurement.traces import history as histories
 from trainatomy.measurement.traces.breakdown import BUFFERS_NOTE, Failure, MeasuredTotals, measured_breakdown
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant
-from trainatomy.training import model as models
 from trainatomy.training import run as steps
 from trainatomy.training.observer import Silent
 from trainatomy.training.quantization import load_on_device
@@ -222,9 +221,7 @@ def _step_limit(job: Job, workload: Workload) -> StepLimit:
 
 
 def _execute(workload: Workload, timer: StepTimer, recorder: RunRecorder | None, max_steps: int) -> Outcome:
-    torch.manual_seed(workload.train.seed)
-    with repeated_random_values():
-        model = models.build_model(workload)
+    model = built_model(workload)
     tokens = tokens_per_sample(workload, model)
     observer = timer if recorder is None else _Observers(recorder, timer)
     try:
