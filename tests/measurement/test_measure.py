@@ -196,6 +196,39 @@ def test_both_runs_share_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert started.read_text() == "x"
 
 
+def test_timed_steps_wait_for_what_is_done_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = """
+import fcntl
+for job in tasks():
+    if job["quiet"]:
+        at("waiting")
+        with open(job["quiet"]) as file: fcntl.flock(file, fcntl.LOCK_SH)
+        at("timed")
+"""
+    fake_server(monkeypatch, waits + ANSWERS.partition("tasks():\n")[2])
+    stages: list[str] = []
+
+    def meanwhile() -> None:
+        until = time.monotonic() + 20
+        while "waiting" not in stages:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        stages.append("done")
+
+    measuring.measure(TINY, meanwhile=meanwhile, progress=lambda progress: stages.append(progress.stage))
+    assert stages[1:] == ["waiting", "done", "timed"]
+
+
+def test_an_error_meanwhile_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_server(monkeypatch, "job(); time.sleep(60)")
+
+    def refuse() -> None:
+        raise WorkloadError("model: wrong")
+
+    with pytest.raises(WorkloadError, match="model: wrong"):
+        measuring.measure(TINY, meanwhile=refuse, progress=lambda _: None)
+
+
 def test_many_measurements_share_a_server_and_a_lost_one_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

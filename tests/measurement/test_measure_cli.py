@@ -12,8 +12,8 @@ import pytest
 from measured import FULL, GIB
 from rich.console import Console
 
-import trainatomy.api.measuring
 import trainatomy.api.predicting
+import trainatomy.measurement.measure
 from trainatomy.cli import main
 from trainatomy.cli import progress as measuring
 from trainatomy.errors import DeviceError, SimulationError
@@ -40,10 +40,11 @@ def measure_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, A
     def measure(workload: Any, **options: Any) -> Measurement:
         call.update(options, workload=workload)
         options["progress"](Progress("control", "training", 1, 9, GIB))
+        options["meanwhile"]()
         answer: Measurement = call["answer"]
         return answer
 
-    monkeypatch.setattr(trainatomy.api.measuring, "measure", measure)
+    monkeypatch.setattr(trainatomy.measurement.measure, "measure", measure)
     return call
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
+from pathlib import Path
+
 import pytest
 import torch
 from fake_gpu import FakeEvent
@@ -69,3 +73,21 @@ def test_a_long_warm_up_is_not_time_that_was_measured(clock: FakeClock) -> None:
     timer = StepTimer(Meter(None, is_exclusive=True), warm_up=7, limit=StepLimit(100, 5, 3.0))
     assert run(timer, clock, 2.0, 100)
     assert timer.steps == 9  # two of 2 s after the warm-up
+
+
+def test_timed_steps_wait_while_a_file_is_locked(clock: FakeClock, tmp_path: Path) -> None:
+    path = tmp_path / "quiet"
+    timer = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(3, 3, 0.0), quiet=path)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        training = threading.Thread(target=run, args=(timer, clock, 1.0, 3))
+        training.start()
+        training.join(0.3)
+        assert (timer.steps, training.is_alive()) == (timer.warm_up, True)
+    training.join(20)
+    assert timer.steps == 3
+
+
+def test_a_file_that_is_gone_is_not_waited_for(clock: FakeClock, tmp_path: Path) -> None:
+    timer = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(3, 3, 0.0), quiet=tmp_path / "quiet")
+    assert not run(timer, clock, 1.0, 3)

@@ -17,6 +17,7 @@ import trainatomy.measurement.measure
 import trainatomy.runs.single
 from trainatomy.cli import main
 from trainatomy.errors import DeviceError, MissingLibrary, SimulationError
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.records.store import Store
 from trainatomy.reporters.schema import comparison_schema
 from trainatomy.results.measurement import Measurement
@@ -65,6 +66,7 @@ def script(monkeypatch: pytest.MonkeyPatch, prediction: Prediction, measurement:
 
     monkeypatch.setattr(trainatomy.api.predicting, "predict", predict)
     monkeypatch.setattr(trainatomy.measurement.measure, "measure", measure)
+    monkeypatch.setattr(Processes, "expect", lambda *_: None)
     monkeypatch.setattr(trainatomy.runs.single, "this_machine", lambda: Machine(("NVIDIA H200",), measurement.driver))
     return script
 

@@ -13,6 +13,7 @@ import trainatomy
 from trainatomy.api import predicting
 from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as real_gpu
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.records.store import Store
 from trainatomy.runs import single as machines
 from trainatomy.runs.comparison import published, published_beside
@@ -42,6 +43,7 @@ def measure_options(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine)
         raise SimulationError(f"not predicted for {workload.resolve_gpu().id}")
 
     monkeypatch.setattr(real_gpu, "measure", measure)
+    monkeypatch.setattr(Processes, "expect", lambda *_: None)
     monkeypatch.setattr(predicting, "predict", predict)
     monkeypatch.setattr(machines, "this_machine", lambda: machine)
     return options

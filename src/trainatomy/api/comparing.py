@@ -185,12 +185,17 @@ def measure_comparison(
     progress: Callable[[Finished], None] | RunObserver | None = None,
 ) -> Comparison:
     """Predict several workloads, run them on this machine's GPU, and return both side by side (see ``compare``)."""
+    from trainatomy.measurement.process.pool import Processes
     from trainatomy.runs.comparison import prepare
     from trainatomy.runs.plan import observer_of
 
     options = replace(predict_options, host_paces=COMPARED_PACES)
-    run = prepare(workloads, lambda planned: _predict_rows(planned, options, jobs, executor, keep), run_options)
-    return run.run(observer_of(progress))
+
+    def predict(planned: Sequence[Workload]) -> Sequence[Prediction | TrainatomyError]:
+        return _predict_rows(planned, options, jobs, executor, keep)
+
+    with Processes() as processes:
+        return prepare(workloads, predict, run_options, processes).run(observer_of(progress), processes)
 
 
 def _predict_rows(

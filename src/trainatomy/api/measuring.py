@@ -87,6 +87,7 @@ def measure_and_record(
     Raises:
         TrainatomyError: The errors of ``measure``, or the record's folder cannot be written.
     """
+    from trainatomy.measurement.measure import measure as run_beside
     from trainatomy.runs.single import measure_and_record as run
 
     ranks = tuple(range(1, workload.parallel.world_size))
@@ -94,8 +95,13 @@ def measure_and_record(
     return run(
         workload,
         partial(predict_row, predict_options),
-        lambda described: measure(
-            described, components=components, trace=trace, time_limit=run_options.time_limit, progress=progress
+        lambda described, meanwhile: run_beside(
+            described,
+            components=components,
+            trace=trace,
+            time_limit=run_options.time_limit,
+            progress=progress,
+            meanwhile=meanwhile,
         ),
         run_options,
         components=components,

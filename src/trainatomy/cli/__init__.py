@@ -61,9 +61,7 @@ def run() -> NoReturn:
 
     exits.listen()
     code = main(sys.argv[1:])
-    if exits.exit_code() is not None:
-        exits.end(code, silently=DEBUG not in sys.argv)
-    sys.exit(code)
+    exits.end(code, silently=exits.exit_code() is not None and DEBUG not in sys.argv)
 
 
 def _exit_quietly(*_: object) -> NoReturn:

@@ -58,10 +58,11 @@ def exit_code() -> int | None:
 
 
 def end(code: int, *, silently: bool) -> NoReturn:
-    """End a process that was interrupted with this exit code.
+    """End a process with this exit code.
 
-    The interpreter does not end it: what was imported in part complains then, and where Ctrl-C met code that ``exec``
-    runs, Python kills itself by SIGINT instead of returning a code.
+    The interpreter does not end it: it takes seconds to take PyTorch and transformers apart.  What a signal left
+    imported in part complains then, and where Ctrl-C met code that ``exec`` runs, Python kills itself by SIGINT instead
+    of returning a code.
 
     Args:
         code: The exit code.

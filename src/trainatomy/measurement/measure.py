@@ -7,6 +7,7 @@ recorded, gives times and totals; the *recorded run* gives the memory breakdown.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import tempfile
@@ -60,17 +61,32 @@ class RankRuns:
 
 
 def measure_jobs(
-    processes: Processes, jobs: Sequence[Job], limit: TimeLimit | None, on_progress: Callable[[Progress], None]
+    processes: Processes,
+    jobs: Sequence[Job],
+    limit: TimeLimit | None,
+    on_progress: Callable[[Progress], None],
+    meanwhile: Callable[[], None] | None = None,
 ) -> Measurement:
     """Run the control job and, if there is one, the recorded job; return rank 0's measurement.
 
     The others are its ``other_ranks``.  If only another rank ran out of memory, the result is that rank's.
+    ``meanwhile`` is called while the control run prepares its timed steps, which wait for its end.
 
     Raises:
         DeviceError: A process died, or the runs did not end within ``limit``.
         TrainatomyError: The workload itself failed.
     """
-    runs = run_in_ranks(processes, jobs[0], limit, on_progress)
+    if meanwhile is None:
+        runs = run_in_ranks(processes, jobs[0], limit, on_progress)
+    else:
+        with tempfile.NamedTemporaryFile(prefix="trainatomy-quiet-") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+            def work() -> None:
+                meanwhile()
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+            runs = run_in_ranks(processes, replace(jobs[0], quiet=Path(lock.name)), limit, on_progress, work)
     if len(jobs) > 1:
         try:
             runs = _merged(runs, run_in_ranks(processes, jobs[1], limit, on_progress))
@@ -98,10 +114,14 @@ def task_of(job: Job) -> Task:
 
 
 def run_in_ranks(
-    processes: Processes, job: Job, limit: TimeLimit | None, on_progress: Callable[[Progress], None]
+    processes: Processes,
+    job: Job,
+    limit: TimeLimit | None,
+    on_progress: Callable[[Progress], None],
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> RankRuns:
     """Run a job in every rank; raises as ``measure_jobs``."""
-    answers = processes.run(task_of(job), limit, on_progress)
+    answers = processes.run(task_of(job), limit, on_progress, meanwhile)
     measurements = tuple(
         from_plain(answer.result) for answer in answers if answer.result is not None and "measurement" in answer.result
     )
@@ -174,6 +194,7 @@ def measure(
     time_limit: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     processes: Processes | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Measurement:
     """Run ``workload`` on this machine's GPUs and return the measurement; running out of memory is a result too.
 
@@ -184,8 +205,9 @@ def measure(
         steps: Optimizer steps of each run, if the workload does not set them (default: enough for a stable median).
         components: Run a second time with recording, for the memory breakdown.
         time_limit: Seconds for everything.
-        progress: Called with the progress (default: print a line to stderr for each stage).
+        progress: Called with the progress, in another thread (default: print a line to stderr for each stage).
         processes: Where to run (default: processes that are started and ended here).
+        meanwhile: Called while the control run prepares its timed steps, which wait for its end.
 
     Raises:
         DeviceError: There are fewer GPUs than the training uses, or the control run's process died or took too long.
@@ -201,8 +223,8 @@ def measure(
     limit = None if time_limit is None else TimeLimit(time_limit)
     if processes is None:
         with Processes() as own:
-            return measure_jobs(own, jobs, limit, on_progress)
-    return measure_jobs(processes, jobs, limit, on_progress)
+            return measure_jobs(own, jobs, limit, on_progress, meanwhile)
+    return measure_jobs(processes, jobs, limit, on_progress, meanwhile)
 
 
 def jobs_for(

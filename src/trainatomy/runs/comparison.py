@@ -19,18 +19,19 @@ from trainatomy.catalog.published import (
 from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as gpu
-from trainatomy.measurement.process.pool import Processes
+from trainatomy.measurement.process.job import Job
 from trainatomy.records.store import Store
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.runs import single as machines
 from trainatomy.runs.options import refuse_era
-from trainatomy.runs.plan import Finished, Plan, RunObserver, group_name, run
+from trainatomy.runs.plan import Finished, Plan, RunObserver, group_name, on_record, run
 from trainatomy.workload.builtin import NOTEBOOK, PARALLEL, READY, ready
 from trainatomy.workload.measurable import measurable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trainatomy.measurement.process.pool import Processes
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
     from trainatomy.runs.options import RunOptions
@@ -143,32 +144,27 @@ class ComparisonRun:
     store: Store
     finished: list[Finished] = field(default_factory=list)
 
-    def run(self, observer: RunObserver) -> Comparison:
+    def run(self, observer: RunObserver, processes: Processes) -> Comparison:
         """Make every run of the plan that is not on record, and return the comparison.
 
         Raises:
             ComparisonInterrupted: On Ctrl-C. A comparison of the same workloads and group continues from there.
         """
         predicted = [None if isinstance(each, TrainatomyError) else each for each in self.predictions]
+
+        def measure(workload: Workload) -> Measurement:
+            limit, progress = self.options.time_limit, observer.progress
+            return gpu.measure(workload, time_limit=limit, progress=progress, processes=processes)
+
         observer.planned(self.plan)
         self._note_unknown_gpu(observer)
         try:
-            with Processes() as processes:
-
-                def measure(workload: Workload) -> Measurement:
-                    return gpu.measure(
-                        workload,
-                        time_limit=self.options.time_limit,
-                        progress=observer.progress,
-                        processes=processes,
-                    )
-
-                for each in run(
-                    self.plan, predicted, self.store, self.machine, measure,
-                    command=self.options.command, starting=observer.starting,
-                ):  # fmt: skip
-                    self.finished.append(each)
-                    observer.finished(each)
+            for each in run(
+                self.plan, predicted, self.store, self.machine, measure,
+                command=self.options.command, starting=observer.starting,
+            ):  # fmt: skip
+                self.finished.append(each)
+                observer.finished(each)
         except KeyboardInterrupt as interrupt:
             raise ComparisonInterrupted(self.comparison(), self.finished) from interrupt
         for each in self.finished:
@@ -200,8 +196,9 @@ def prepare(
     workloads: Sequence[Workload],
     predict: Callable[[Sequence[Workload]], Sequence[Prediction | TrainatomyError]],
     options: RunOptions,
+    processes: Processes,
 ) -> ComparisonRun:
-    """Check, plan and predict: everything that comes before the first run.
+    """Check, plan and predict, while the measuring processes import the libraries: what comes before the first run.
 
     Workloads that cannot be predicted are measured all the same, unless their description is wrong.
 
@@ -209,6 +206,7 @@ def prepare(
         workloads: The training runs.
         predict: Returns a prediction or an error for each workload.
         options: How to run.
+        processes: Where to run.
 
     Raises:
         DeviceError: There is no GPU.
@@ -227,11 +225,14 @@ def prepare(
     group = options.group or group_name(options.title, workloads, fresh=now)
     store = options.store if isinstance(options.store, Store) else Store(options.store)
     store.check()
+    plan = Plan(tuple(workloads), group, options.repeat)
+    missing = {row for row, repeat in plan.runs() if on_record(plan, row, repeat, store, machine) is None}
+    processes.expect(*(gpu.task_of(Job(workloads[row].to_mapping())) for row in sorted(missing)))
     predictions = predict(workloads)
     for each in predictions:
         if isinstance(each, WorkloadError):
             raise each
-    return ComparisonRun(Plan(tuple(workloads), group, options.repeat), predictions, machine, options, store)
+    return ComparisonRun(plan, predictions, machine, options, store)
 
 
 def gather(

@@ -156,20 +156,25 @@ def run(
         starting: Called with row and repeat before each run that is really made.
     """
     for row, repeat in plan.runs():
-        workload = plan.workloads[row]
-        known = records.find(key_of(workload.to_mapping()), plan.group, repeat)
-        if known is not None and machine.made(known.measurement):
-            yield Finished(row, repeat, known.measurement, from_record=True)
+        known = on_record(plan, row, repeat, records, machine)
+        if known is not None:
+            yield Finished(row, repeat, known, from_record=True)
             continue
         if starting:
             starting(row, repeat)
         try:
-            measurement = measure(workload)
+            measurement = measure(plan.workloads[row])
         except TrainatomyError as error:
             yield Finished(row, repeat, error=error)
             continue
         record = make_record(measurement, predictions[row], command, plan.group, repeat)
         yield Finished(row, repeat, measurement, unsaved=_keep(record, records))
+
+
+def on_record(plan: Plan, row: int, repeat: int, records: Records, machine: Machine) -> Measurement | None:
+    """Return the measurement of a run that is on record from an equal machine."""
+    known = records.find(key_of(plan.workloads[row].to_mapping()), plan.group, repeat)
+    return known.measurement if known is not None and machine.made(known.measurement) else None
 
 
 def _keep(record: Record, records: Records) -> TrainatomyError | None:

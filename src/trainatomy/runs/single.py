@@ -102,7 +102,7 @@ class MeasuredRun:
 def measure_and_record(
     workload: Workload,
     predict: Callable[[Workload], Prediction],
-    measure: Callable[[Workload], Measurement],
+    measure: Callable[[Workload, Callable[[], None]], Measurement],
     options: RunOptions,
     *,
     components: bool = True,
@@ -112,7 +112,7 @@ def measure_and_record(
     Args:
         workload: The training; predicted for this machine's GPU unless ``options.keep_gpus``.
         predict: Predicts a workload. Only a ``WorkloadError`` stops the measurement.
-        measure: Measures a workload.
+        measure: Measures a workload, and calls a function before its timed steps.
         options: How to run and where to keep the record.
         components: Whether ``measure`` attributes memory to components, for the record.
 
@@ -130,13 +130,17 @@ def measure_and_record(
     store = options.store if isinstance(options.store, Store) else Store(options.store)
     store.check()
     prediction, error = None, None
-    try:
-        prediction = predict(workload)
-    except WorkloadError:
-        raise
-    except TrainatomyError as failed:
-        error = failed
-    measurement = measure(workload)
+
+    def predict_meanwhile() -> None:
+        nonlocal prediction, error
+        try:
+            prediction = predict(workload)
+        except WorkloadError:
+            raise
+        except TrainatomyError as failed:
+            error = failed
+
+    measurement = measure(workload, predict_meanwhile)
     record = make_record(measurement, prediction, options.command, components=components)
     try:
         return MeasuredRun(measurement, prediction, error, record=store.write(record))

@@ -70,6 +70,7 @@ class Job:
         record: Record allocations and compute the memory breakdown from them.
         most_steps: Run up to this many steps while the timed ones took less than ``seconds`` together.
         seconds: See ``most_steps``.
+        quiet: File that is locked while the timed steps should not begin yet.
     """
 
     workload: Mapping[str, Any]
@@ -80,6 +81,7 @@ class Job:
     record: bool = False
     most_steps: int = 0
     seconds: float = 0.0
+    quiet: Path | None = None
 
     @property
     def recorded(self) -> bool:
@@ -94,8 +96,8 @@ class Job:
     def from_json(cls, text: str) -> Job:
         """Read what ``to_json`` wrote."""
         content = json.loads(text)
-        trace = content.pop("trace")
-        return cls(**content, trace=None if trace is None else Path(trace))
+        paths = {name: content.pop(name) for name in ("trace", "quiet")}
+        return cls(**content, **{name: None if path is None else Path(path) for name, path in paths.items()})
 
 
 @dataclass(frozen=True, slots=True)

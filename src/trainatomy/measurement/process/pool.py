@@ -124,9 +124,9 @@ class Server:
                 if stream is not None:
                     stream.close()
 
-    def start(self, task: Task) -> RunningTask:
-        """Start the processes of a task."""
-        running = RunningTask(self, next(self._numbers), task)
+    def start(self, task: Task, on_progress: Callable[[Progress], None] = lambda _: None) -> RunningTask:
+        """Start the processes of a task; ``on_progress`` is called in another thread."""
+        running = RunningTask(self, next(self._numbers), task, on_progress)
         self._tasks[running.number] = running
         self.send({"task": running.number, **asdict(task)})
         return running
@@ -160,7 +160,7 @@ class Server:
         for line in stream:
             try:
                 answer = json.loads(line)
-                self._tasks[answer["task"]].answers.put(answer)
+                self._tasks[answer["task"]].take(answer)
             except (ValueError, KeyError, TypeError):  # a library that bypasses Python's standard output
                 self._log.append(line.rstrip())
         for task in list(self._tasks.values()):
@@ -174,22 +174,32 @@ class Server:
 class RunningTask:
     """A task whose processes were started."""
 
-    def __init__(self, server: Server, number: int, task: Task) -> None:
+    def __init__(self, server: Server, number: int, task: Task, on_progress: Callable[[Progress], None]) -> None:
         self.number = number
         self.task = task
-        self.answers: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self.answers: queue.Queue[Mapping[str, Any] | BaseException | None] = queue.Queue()
         self._server = server
+        self._on_progress = on_progress
         self._last: Progress | None = None
         self._results: dict[int, Mapping[str, Any]] = {}
         self._ended: dict[int, Answer] = {}
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """Report progress, and keep any other answer."""
+        if "progress" not in answer:
+            self.answers.put(answer)
+            return
+        self._last = read_progress(answer["progress"])
+        try:
+            self._on_progress(self._last)
+        except BaseException as error:
+            self.answers.put(error)
 
     def stop(self) -> None:
         """Kill the processes."""
         self._server.send({"stop": self.number})
 
-    def wait(
-        self, limit: TimeLimit | None = None, on_progress: Callable[[Progress], None] = lambda _: None
-    ) -> tuple[Answer, ...]:
+    def wait(self, limit: TimeLimit | None = None) -> tuple[Answer, ...]:
         """Return the answers of all ranks in the order in which they ended.
 
         Raises:
@@ -198,29 +208,28 @@ class RunningTask:
         """
         try:
             while len(self._ended) < self.task.ranks:
-                self._read(None if limit is None else limit.remaining(), on_progress)
+                self._read(None if limit is None else limit.remaining())
         except queue.Empty:
             self.stop()
             with suppress(queue.Empty, DeviceError):
                 while len(self._ended) < self.task.ranks:
-                    self._read(_EXIT_SECONDS, lambda _: None)
+                    self._read(_EXIT_SECONDS)
             raise DeviceError(self._late(limit)) from None
         except BaseException:
             self.stop()
             raise
         return tuple(self._ended.values())
 
-    def _read(self, seconds: float | None, on_progress: Callable[[Progress], None]) -> None:
+    def _read(self, seconds: float | None) -> None:
         """Take in the next answer; raise ``queue.Empty`` if there is none within ``seconds``."""
         answer = self.answers.get(timeout=seconds)
         if answer is None:
             raise self._server.died(self._last)
+        if isinstance(answer, BaseException):
+            raise answer
         if "refused" in answer:
             raise Refused
-        if "progress" in answer:
-            self._last = read_progress(answer["progress"])
-            on_progress(self._last)
-        elif "result" in answer:
+        if "result" in answer:
             self._results[answer["rank"]] = answer["result"]
         else:
             rank = answer["rank"]
@@ -273,18 +282,34 @@ class Processes:
             self._server(task, loops)
 
     def run(
-        self, task: Task, limit: TimeLimit | None = None, on_progress: Callable[[Progress], None] = lambda _: None
+        self,
+        task: Task,
+        limit: TimeLimit | None = None,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[Answer, ...]:
         """Run a task in every rank and return their answers in the order in which they ended.
+
+        Args:
+            task: What to run.
+            limit: Time for it.
+            on_progress: Called in another thread.
+            meanwhile: Called once the task has been started.
 
         Raises:
             DeviceError: The server died, or the task did not end within ``limit``.
         """
+        running = self._server(task).start(task, on_progress)
         try:
-            return self._server(task).start(task).wait(limit, on_progress)
+            meanwhile()
+        except BaseException:
+            running.stop()
+            raise
+        try:
+            return running.wait(limit)
         except Refused:
             self._cannot_fork = True
-            return self._server(task).start(task).wait(limit, on_progress)
+            return self._server(task).start(task, on_progress).wait(limit)
 
     def _server(self, task: Task, loops: tuple[str, ...] = ()) -> Server:
         """Return the server for a task, started now unless there is one."""

@@ -119,6 +119,7 @@ def _run_in_group(
         group=group,
         monitors=_monitors(job, meter, group),
         compiles=workload.mode == "training" and workload.train.compiles,
+        quiet=job.quiet,
     )
     recorder = RunRecorder(timer.warm_up) if job.recorded else None
     skipped = CountedSteps()

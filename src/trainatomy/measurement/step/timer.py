@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
@@ -67,6 +69,12 @@ class EvaluationFigures(NamedTuple):
     seconds: float
 
 
+def wait_until_unlocked(path: Path) -> None:
+    """Wait while another process holds a lock on a file; one that is gone is not waited for."""
+    with suppress(OSError), path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
 def _peaks() -> tuple[int, int]:
     """Return the peaks of allocated and reserved memory so far."""
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
@@ -86,7 +94,8 @@ class StepTimer(Silent):
     Where the model is compiled (``compiles``), peaks are those after the first ``COMPILING_STEPS`` steps, in which
     PyTorch compiles and tries its kernels; ``compiling`` holds the peaks of allocated and reserved memory until then.
 
-    ``monitors`` watch the host's pace, the DataLoader and the GPU's power during the timed steps.
+    ``monitors`` watch the host's pace, the DataLoader and the GPU's power during the timed steps, which do not begin
+    while the file ``quiet`` is locked.
     """
 
     def __init__(
@@ -100,11 +109,13 @@ class StepTimer(Silent):
         group: RankGroup | None = None,
         monitors: Monitors | None = None,
         compiles: bool = False,
+        quiet: Path | None = None,
     ) -> None:
         self.meter = meter
         self.monitors = monitors or Monitors()
         self.compiling: tuple[int, int] | None = None
         self._compiles = compiles
+        self._quiet = quiet
         self._group = None if group is None or group.size == 1 else group
         self._asynchronous_steps: int | None = None
         self._synchronized: list[float] = []
@@ -247,6 +258,8 @@ class StepTimer(Silent):
         now = time.perf_counter()
         if self._compiles and self.steps == COMPILING_STEPS:
             self._end_compiling()
+        if self.steps == self.warm_up and self._quiet is not None:
+            wait_until_unlocked(self._quiet)
         if self.steps == self.warm_up and self._group is not None and self._limit is not None:
             self._agree(self._group, self._limit, now - self._timed_since)
         self._timed_since = time.perf_counter()
