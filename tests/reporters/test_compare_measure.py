@@ -140,6 +140,13 @@ def test_ctrl_c_keeps_measured_runs_and_explains_how_to_resume(
     assert err.count("from its record") == 2
 
 
+def test_ctrl_c_gives_json_of_what_was_measured(script: Script, compare: Compare, rows: str) -> None:
+    script.runs["c"] = [KeyboardInterrupt()]
+    code, out, _ = compare(rows, "--json")
+    assert code == 130
+    assert [len(row["measurements"]) for row in json.loads(out)["rows"]] == [1, 1, 0]
+
+
 def test_fresh_runs_everything_and_can_be_resumed(script: Script, compare: Compare, rows: str) -> None:
     compare(rows)
     script.started.clear()

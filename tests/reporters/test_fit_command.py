@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 import trainatomy.api
 from trainatomy.api import SearchRequest
-from trainatomy.cli import main
+from trainatomy.cli import exits, main
+from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Fit, FitAcross
+from trainatomy.runs.comparison import ComparisonInterrupted
 
 GPT2 = ("fit", "--model", "gpt2", "--json")
 Calls = list[tuple[str, SearchRequest, tuple[Any, ...]]]
@@ -114,6 +118,40 @@ def test_the_best_are_measured_as_they_were_predicted(
     assert found is fit and count == 2
     assert predict_options == calls[0][1].predict_options and predict_options.trust_remote_code
     assert run_options.store == str(tmp_path) and run_options.command.startswith("trainatomy")
+
+
+def test_ctrl_c_while_the_best_are_measured_shows_what_was_found(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure_fit(*_: Any, **__: Any) -> NoReturn:
+        raise interrupt
+
+    monkeypatch.setattr(trainatomy.api, "measure_fit", measure_fit)
+    for interrupt in (KeyboardInterrupt(), ComparisonInterrupted(Comparison(()), ())):
+        assert main([*GPT2, "--gpu", "t4", "--measure", "2", "--json"]) == 130
+        found = json.loads(capsys.readouterr().out)
+        assert found["best"] and (found["measured"] is None) is not isinstance(interrupt, ComparisonInterrupted)
+
+
+def test_a_time_limit_shows_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def search(*_: object) -> Fit:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            return replace(fit, interrupted=True)
+        raise AssertionError
+
+    monkeypatch.setattr(exits, "_received", [])
+    monkeypatch.setattr(trainatomy.api, "search_settings", search)
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        assert main([*GPT2, "--gpu", "t4", "--time-limit", "1", "--json"]) == 124
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["interrupted"] and "stopped by the time limit" in captured.err
 
 
 def test_a_measured_search_trusts_remote_code_for_both(monkeypatch: pytest.MonkeyPatch, fit: Fit) -> None:

@@ -290,8 +290,8 @@ def _measure(
             comparison, is_interrupted = interrupt.comparison, True
     folder = Store(records).path
     if is_interrupted:
-        if comparison.measured and not json:
-            show(comparison_page(comparison))
+        if comparison.measured:
+            _show(comparison, json=json)
         note(_how_to_continue(comparison, observer, run_options, folder))
         raise KeyboardInterrupt
     _show(comparison, json=json)

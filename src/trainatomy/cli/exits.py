@@ -5,6 +5,7 @@
 1    also: the output cannot be written
 2    also: an unknown command or option, or an invalid value
 70   a bug of trainatomy (EX_SOFTWARE of sysexits.h)
+124  stopped by the time limit of a search
 130  interrupted by Ctrl-C (128 + SIGINT); by SIGTERM 143, by SIGHUP 129
 141  the reader of the output is gone (128 + SIGPIPE)
 
@@ -22,6 +23,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import traceback
 from time import monotonic
 from types import FrameType
@@ -38,6 +40,8 @@ LONGEST_WAIT = 0.4
 """Seconds that a signal waits for the end of an import."""
 _LOOK_AGAIN = 0.05
 _IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
+_LATE = getattr(signal, "SIGUSR1", signal.SIGTERM)
+"""Signal of the time limit."""
 _received: list[int] = []
 _waits_since = 0.0
 
@@ -52,9 +56,19 @@ def listen() -> None:
             signal.signal(number, _interrupt)
 
 
+def stop_after(seconds: float) -> None:
+    """Interrupt the command after this time, as Ctrl-C does."""
+    signal.signal(_LATE, _interrupt)
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), _LATE))
+    timer.daemon = True
+    timer.start()
+
+
 def exit_code() -> int | None:
     """Return the exit code of a command that was interrupted, by the first signal; None if no signal came."""
-    return 128 + _received[0] if _received else None
+    if not _received:
+        return None
+    return TIMED_OUT if _received[0] == _LATE else 128 + _received[0]
 
 
 def end(code: int, *, silently: bool) -> NoReturn:
@@ -115,6 +129,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 BUG = 70
+TIMED_OUT = 124
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _INTERRUPTION = "Interrupted"
@@ -187,7 +202,8 @@ def _explained(error: BaseException) -> Explained:
     if isinstance(error, UsageError):
         return _usage(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return Explained(exit_code() or INTERRUPTED, _INTERRUPTION, "interrupted")
+        code = exit_code() or INTERRUPTED
+        return Explained(code, _INTERRUPTION, "stopped by the time limit" if code == TIMED_OUT else "interrupted")
     if isinstance(error, OSError) and error.filename is not None:
         return Explained(1, kind, f"{error.filename}: {error.strerror}")
     if _cannot_write(error):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
@@ -14,6 +15,7 @@ import typer
 
 from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.catalog.gpus import find_gpu
+from trainatomy.cli.exits import stop_after
 from trainatomy.cli.options import (
     CalibrationFile,
     Debug,
@@ -37,6 +39,7 @@ from trainatomy.cli.options import (
     refuse_unknown,
     several_gpus,
     share,
+    time_limit_option,
 )
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.predict import MANY_CANDIDATES
@@ -155,6 +158,10 @@ Maximize = Annotated[
 Measure = Annotated[
     int, in_run("--measure", "Run the best N on this machine's GPU, one by one in fresh processes.", metavar="N", min=0)
 ]
+TimeLimit = Annotated[
+    int | None,
+    time_limit_option("Stop after this many seconds and show the best so far (exit code 124).", min=1),
+]
 WhyOom = Annotated[
     bool,
     in_run(
@@ -242,6 +249,7 @@ def fit(
     maximize: Maximize = None,
     price: Price = None,
     measure: Measure = 0,
+    time_limit: TimeLimit = None,
     why_oom: WhyOom = False,
     exhaustive: Exhaustive = False,
     jobs: Jobs = None,
@@ -270,6 +278,8 @@ def fit(
         return
     if flag:
         raise typer.BadParameter("--flag names a flag of a script, which --script gives")
+    if time_limit is not None:
+        stop_after(time_limit)
     outputs = _Outputs(check_plots(plot or ()), check_report(html, open_report), open_report, output, json)
     gpus = several_gpus(flags, price)
     _refuse_contradictions(
@@ -305,10 +315,11 @@ def fit(
             workload, options, predict_options, jobs=count, observer=progress, executor=executor
         )
         found = _search(request, maximize, gpus, prices(price), why_oom=why_oom)
-    if measure and isinstance(found, Fit):
-        found = _measure(found, measure, records, predict_options, debug=debug)
+    interrupted = found.interrupted
+    if measure and isinstance(found, Fit) and not interrupted:
+        found, interrupted = _measure(found, measure, records, predict_options, debug=debug)
     outputs.write(found)
-    if found.interrupted:
+    if interrupted:
         raise KeyboardInterrupt
     if check and not _fits(found):
         raise DoesNotFit(f"nothing fits for {workload.display_name}")
@@ -338,15 +349,24 @@ def _search(
     return api.search_settings(request, cast("Goal", goal or "throughput"))
 
 
-def _measure(found: Fit, count: int, records: str | None, predict_options: PredictOptions, *, debug: bool) -> Fit:
-    """Run the best candidates on this machine's GPU."""
+def _measure(
+    found: Fit, count: int, records: str | None, predict_options: PredictOptions, *, debug: bool
+) -> tuple[Fit, bool]:
+    """Run the best candidates on this machine's GPU; also return whether Ctrl-C or the time limit ended that."""
+    from trainatomy.runs.comparison import ComparisonInterrupted
+
     if found.best is None:
-        return found
+        return found, False
     with quiet_libraries(debug=debug), ComparisonProgress() as observer:
         from trainatomy import api
 
         run_options = RunOptions(store=records, title="fit", command=command_line())
-        return api.measure_fit(found, count, predict_options, run_options, progress=observer)
+        try:
+            return api.measure_fit(found, count, predict_options, run_options, progress=observer), False
+        except ComparisonInterrupted as interrupt:
+            return replace(found, measured=interrupt.comparison), True
+        except KeyboardInterrupt:
+            return found, True
 
 
 def _this_gpu() -> str:

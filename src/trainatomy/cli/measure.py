@@ -94,6 +94,8 @@ def measure(
         show_json(measurement_to_json(run.measurement, run.prediction))
     else:
         show(measurement_page(run.measurement, run.prediction))
+    if run.interrupted:
+        raise KeyboardInterrupt
     if error := run.unsaved or _missing_part(run.measurement, components, trace):
         raise error
 

@@ -6,8 +6,9 @@ A live line for work whose length is not known.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from rich.text import Text
 from trainatomy.cli.output import note, say
 from trainatomy.reporters.text.comparison import run_line
 from trainatomy.reporters.text.rendering import error_paper
+from trainatomy.results.prediction import Plan as ParallelPlan
 from trainatomy.results.prediction import total_rate
 from trainatomy.runs.plan import Finished, Plan, RunObserver
 from trainatomy.search.explore import Observer
@@ -39,6 +41,29 @@ if TYPE_CHECKING:
     from trainatomy.search.outcomes import Outcome
 
     Tell = Callable[[RunProgress], None]
+
+
+LINE_SECONDS = 5.0
+"""Time between two lines of progress where there is no terminal."""
+
+
+@contextmanager
+def lines(text: Callable[[], str]) -> Iterator[None]:
+    """Print what ``text`` returns every few seconds, unless it is empty."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(LINE_SECONDS):
+            if line := text():
+                say(line)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def live_line(paper: Console) -> Progress:
@@ -71,7 +96,9 @@ def follow_measurement() -> Iterator[Tell]:
     """Yield a function that shows the progress of one measurement."""
     paper = error_paper()
     if not paper.is_terminal:
-        yield _print_stages()
+        stages = _Stages()
+        with lines(lambda: stages.last):
+            yield stages.tell
         return
     columns = (
         TextColumn("{task.description}"),
@@ -104,48 +131,55 @@ def _update_bars(bars: Progress) -> Tell:
     return tell
 
 
-def _print_stages() -> Tell:
-    """Return a function that prints each stage of each run once."""
-    printed: set[tuple[str, str]] = set()
+class _Stages:
+    """Prints each stage of each run once; ``last`` is a line about the steps of the one at work."""
 
-    def tell(progress: RunProgress) -> None:
-        if (progress.run, progress.stage) in printed:
-            return
-        printed.add((progress.run, progress.stage))
+    def __init__(self) -> None:
+        self._printed: set[tuple[str, str]] = set()
+        self.last = ""
+
+    def tell(self, progress: RunProgress) -> None:
+        """Take in the progress of a run."""
         held = "" if progress.device_bytes is None else f" ({human_bytes(progress.device_bytes)} on the GPU)"
-        say(f"{progress.run} run: {progress.stage}{held}")
-
-    return tell
+        if (progress.run, progress.stage) not in self._printed:
+            self._printed.add((progress.run, progress.stage))
+            say(f"{progress.run} run: {progress.stage}{held}")
+        steps = f" of at most {progress.steps}" if progress.steps else ""
+        done = f", step {progress.step}{steps}" if progress.step else ""
+        self.last = f"{progress.run} run: {progress.stage}{done}{held}"
 
 
 class SearchProgress(Observer):
-    """Line on a terminal with the number of executed candidates and the best one so far; a context manager."""
+    """Line with the number of executed candidates and the best one so far; a context manager."""
 
     def __init__(self, name: str) -> None:
         self._paper = error_paper()
         self._line = live_line(self._paper) if self._paper.is_terminal else None
         self._task = TaskID(0)
         self._name = name
+        self._text = f"{name}: starting"
+        self._exits = ExitStack()
 
     def __enter__(self) -> SearchProgress:
-        if self._line is not None:
-            self._task = self._line.add_task(f"{self._name}: starting", total=None)
-            self._line.start()
+        if self._line is None:
+            self._exits.enter_context(lines(lambda: self._text))
+        else:
+            self._task = self._line.add_task(self._text, total=None)
+            self._exits.enter_context(self._line)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._line is not None:
-            self._line.stop()
+        self._exits.close()
 
     def executed(self, count: int, best: Outcome | None) -> None:
         """Show the number of executed candidates and the best one."""
-        if self._line is None:
-            return
         text = f"{self._name}: {many(count, 'candidate')} executed"
         rate = total_rate(best.prediction) if best is not None else None
         if best is not None and rate is not None:
             text += f", best so far batch {best.point[0]} with {rate:.3g} samples/s (Ctrl-C stops and shows it)"
-        self._line.update(self._task, description=text)
+        self._text = text
+        if self._line is not None:
+            self._line.update(self._task, description=text)
 
 
 class ComparisonProgress(RunObserver):
@@ -161,13 +195,16 @@ class ComparisonProgress(RunObserver):
         self._task = TaskID(0)
         self._plan = Plan((), "")
         self._current = ""
+        self._stage = "predicting"
+        self._exits = ExitStack()
 
     def __enter__(self) -> ComparisonProgress:
+        if not self._paper.is_terminal:
+            self._exits.enter_context(lines(self._line))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._exits.close()
 
     def planned(self, plan: Plan) -> None:
         """Start the bar, on a terminal."""
@@ -182,7 +219,7 @@ class ComparisonProgress(RunObserver):
             )
             self._bar = Progress(*columns, console=self._paper, transient=True)
             self._task = self._bar.add_task("", total=len(plan))
-            self._bar.start()
+            self._exits.enter_context(self._bar)
 
     def starting(self, row: int, repeat: int) -> None:
         """Name the run beside the bar."""
@@ -192,6 +229,21 @@ class ComparisonProgress(RunObserver):
     def progress(self, progress: RunProgress) -> None:
         """Show the stage of the run beside the bar."""
         self._describe(f"{self._current}: {progress}")
+
+    def _line(self) -> str:
+        """Return what is done, what runs, and the best so far."""
+        if not self._plan.workloads:
+            return self._stage
+        measured = [run for run in self.finished_runs if run.measurement and run.measurement.samples_per_second]
+        best = max(measured, key=self._rate, default=None)
+        text = f"{len(self.finished_runs)} of {many(len(self._plan), 'run')} done; {self._stage}"
+        if best is not None:
+            text += f"; best so far {self._name(best.row, best.repeat)} with {self._rate(best):.3g} samples/s"
+        return text
+
+    def _rate(self, run: Finished) -> float:
+        rate = run.measurement.samples_per_second if run.measurement is not None else None
+        return (rate or 0.0) * ParallelPlan.of(self._plan.workloads[run.row].to_mapping()).data_parallel_size
 
     def finished(self, run: Finished) -> None:
         """Print a line and advance the bar."""
@@ -208,6 +260,7 @@ class ComparisonProgress(RunObserver):
             note(message)
 
     def _describe(self, text: str) -> None:
+        self._stage = text
         if self._bar is not None:
             self._bar.update(self._task, description=text)
 

@@ -59,6 +59,22 @@ class RankRuns:
         """Return the measurement of a rank, if it has one."""
         return next((each for each in self.measurements if each.rank == rank), None)
 
+    def noting(self, note: str) -> RankRuns:
+        """Return them with one note more."""
+        return replace(self, notes=(*self.notes, note))
+
+
+class MeasurementInterrupted(KeyboardInterrupt):
+    """Ctrl-C during the recorded run.
+
+    Attributes:
+        measurement: That of the control run.
+    """
+
+    def __init__(self, measurement: Measurement) -> None:
+        super().__init__()
+        self.measurement = measurement
+
 
 def measure_jobs(
     processes: Processes,
@@ -75,6 +91,7 @@ def measure_jobs(
     Raises:
         DeviceError: A process died, or the runs did not end within ``limit``.
         TrainatomyError: The workload itself failed.
+        MeasurementInterrupted: On Ctrl-C during the recorded run.
     """
     if meanwhile is None:
         runs = run_in_ranks(processes, jobs[0], limit, on_progress)
@@ -91,8 +108,10 @@ def measure_jobs(
         try:
             runs = _merged(runs, run_in_ranks(processes, jobs[1], limit, on_progress))
         except TrainatomyError as error:
-            note = f"the recorded run failed, so there is no memory breakdown: {error}"
-            runs = replace(runs, notes=(*runs.notes, note))
+            runs = runs.noting(f"the recorded run failed, so there is no memory breakdown: {error}")
+        except KeyboardInterrupt as interrupt:
+            runs = runs.noting("the recorded run was interrupted, so there is no memory breakdown")
+            raise MeasurementInterrupted(gathered(runs)) from interrupt
     return gathered(runs)
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from trainatomy.errors import TrainatomyError
+from trainatomy.measurement.measure import MeasurementInterrupted
 from trainatomy.records.create import key_of, make_record
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ def run(
     """Yield every run of ``plan`` as it ends, in the plan's order.
 
     A run that is on record from an equal machine is not repeated. Records are written before a run is yielded, so that
-    nothing measured is lost if the caller stops. A run that fails is yielded with its error, and the next one starts.
+    nothing measured is lost if the caller stops, or if Ctrl-C ends a run that has been timed. A run that fails is
+    yielded with its error, and the next one starts.
 
     Args:
         plan: The runs.
@@ -162,13 +164,18 @@ def run(
             continue
         if starting:
             starting(row, repeat)
+        interrupt = None
         try:
             measurement = measure(plan.workloads[row])
         except TrainatomyError as error:
             yield Finished(row, repeat, error=error)
             continue
+        except MeasurementInterrupted as interrupted:
+            interrupt, measurement = interrupted, interrupted.measurement
         record = make_record(measurement, predictions[row], command, plan.group, repeat)
         yield Finished(row, repeat, measurement, unsaved=_keep(record, records))
+        if interrupt is not None:
+            raise interrupt
 
 
 def on_record(plan: Plan, row: int, repeat: int, records: Records, machine: Machine) -> Measurement | None:

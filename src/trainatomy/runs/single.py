@@ -5,7 +5,7 @@ Description of this machine, as far as measurements depend on it: its GPUs, its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainatomy.catalog.gpus import GPU, find_gpu
@@ -13,7 +13,7 @@ from trainatomy.errors import MissingLibrary, TrainatomyError, WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device.nvml import require_gpus
-from trainatomy.measurement.measure import require_gpu
+from trainatomy.measurement.measure import MeasurementInterrupted, require_gpu
 from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
 from trainatomy.runs.options import refuse_era
@@ -90,6 +90,7 @@ class MeasuredRun:
         prediction_error: Why there is no prediction.
         record: Where the record is, or None where it could not be written.
         unsaved: Why the record could not be written.
+        interrupted: Whether Ctrl-C ended the recorded run, so that the measurement is that of the control run alone.
     """
 
     measurement: Measurement
@@ -97,6 +98,7 @@ class MeasuredRun:
     prediction_error: TrainatomyError | None = None
     record: str | None = None
     unsaved: TrainatomyError | None = None
+    interrupted: bool = False
 
 
 def measure_and_record(
@@ -140,9 +142,14 @@ def measure_and_record(
         except TrainatomyError as failed:
             error = failed
 
-    measurement = measure(workload, predict_meanwhile)
-    record = make_record(measurement, prediction, options.command, components=components)
+    interrupted = False
     try:
-        return MeasuredRun(measurement, prediction, error, record=store.write(record))
+        measurement = measure(workload, predict_meanwhile)
+    except MeasurementInterrupted as interrupt:
+        measurement, interrupted = interrupt.measurement, True
+    run = MeasuredRun(measurement, prediction, error, interrupted=interrupted)
+    try:
+        record = store.write(make_record(measurement, prediction, options.command, components=components))
     except TrainatomyError as unsaved:
-        return MeasuredRun(measurement, prediction, error, unsaved=unsaved)
+        return replace(run, unsaved=unsaved)
+    return replace(run, record=record)

@@ -96,8 +96,9 @@ class Job:
     def from_json(cls, text: str) -> Job:
         """Read what ``to_json`` wrote."""
         content = json.loads(text)
-        paths = {name: content.pop(name) for name in ("trace", "quiet")}
-        return cls(**content, **{name: None if path is None else Path(path) for name, path in paths.items()})
+        for name in ("trace", "quiet"):
+            content[name] = None if content[name] is None else Path(content[name])
+        return cls(**content)
 
 
 @dataclass(frozen=True, slots=True)
