@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from trainatomy.results.measurement import Measurement, OtherProcess, Stage
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations
@@ -65,3 +68,8 @@ FULL = replace(
     neighbours=(OtherProcess(4711, "python", 3 * GIB), OtherProcess(9, "", None)),
     notes=("another process uses the card",),
 )
+
+
+def called_here(_: object, like: object, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """Stand in for ``Processes.call`` in this process, where tests replace what is called."""
+    return partial(function, *arguments)

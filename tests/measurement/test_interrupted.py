@@ -30,6 +30,7 @@ for line in sys.stdin:
 """A server whose recorded runs never end."""
 COMMAND = f"""
 import sys
+from measured import called_here
 from trainatomy.api import predicting
 from trainatomy.cli import exits, main
 from trainatomy.errors import SimulationError
@@ -41,6 +42,7 @@ def refuse(*_, **__):
     raise SimulationError("not here")
 
 predicting.predict = refuse
+pool.Processes.call = called_here
 measure.require_gpu = lambda: "NVIDIA H200"
 single.this_machine = lambda: single.Machine(("NVIDIA H200",), "580")
 pool.SERVER = (sys.executable, "-c", {SERVER!r})
@@ -80,13 +82,13 @@ def records(folder: Path) -> list[Any]:
 def test_a_signal_leaves_the_timed_run(
     command: list[str], tmp_path: Path, number: int, arguments: tuple[str, ...]
 ) -> None:
-    process = start(command, tmp_path, *arguments)
-    assert process.stderr is not None and process.stdout is not None
-    while "recorded run: training" not in (line := process.stderr.readline()):
-        assert line
-    process.send_signal(number)
-    shown = json.loads(process.stdout.read())
-    assert process.wait() == 128 + number
+    with start(command, tmp_path, *arguments) as process:
+        assert process.stderr is not None and process.stdout is not None
+        while "recorded run: training" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(number)
+        shown = json.loads(process.stdout.read())
+        assert process.wait() == 128 + number
     measured = shown if arguments[0] == "measure" else shown["rows"][0]["measurements"][0]
     assert measured["step_seconds"] == RESULT.step_seconds
     (record,) = records(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from measured import FULL, GIB
+from measured import FULL, GIB, called_here
 from rich.console import Console
 
 import trainatomy.api.predicting
@@ -18,6 +18,7 @@ from trainatomy.cli import main
 from trainatomy.cli import progress as measuring
 from trainatomy.errors import DeviceError, SimulationError
 from trainatomy.measurement.process.job import Progress
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.reporters.json import measurement_to_json
 from trainatomy.reporters.text.measurement import measurement_page, rate
 from trainatomy.reporters.text.rendering import render
@@ -45,6 +46,7 @@ def measure_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, A
         return answer
 
     monkeypatch.setattr(trainatomy.measurement.measure, "measure", measure)
+    monkeypatch.setattr(Processes, "call", called_here)
     return call
 
 

@@ -153,3 +153,15 @@ def test_a_server_that_initialised_cuda_refuses(tmp_path: Path, monkeypatch: pyt
         for _ in range(2):
             found = processes.run(task("total_of_ranks", tmp_path), TimeLimit(SECONDS))
             assert [answer.went_well for answer in found] == [True, True], [answer.log for answer in found]
+
+
+def test_a_function_is_called_in_a_process_of_its_own(processes: Processes, tmp_path: Path) -> None:
+    like = task("total_of_ranks", tmp_path)
+    waiting = processes.call(like, os.getpid), processes.call(like, divmod, 7, 2)
+    assert waiting[0]() != os.getpid()
+    assert waiting[1]() == (3, 1)
+    with pytest.raises(ZeroDivisionError) as caught:
+        processes.call(like, divmod, 1, 0)()
+    assert "calls.py" in caught.value.__notes__[0]
+    with pytest.raises(DeviceError, match="exit code 3"):
+        processes.call(like, os._exit, 3)()

@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from measured import called_here
 
 import trainatomy.api.predicting
 import trainatomy.measurement.measure
@@ -67,6 +68,7 @@ def script(monkeypatch: pytest.MonkeyPatch, prediction: Prediction, measurement:
     monkeypatch.setattr(trainatomy.api.predicting, "predict", predict)
     monkeypatch.setattr(trainatomy.measurement.measure, "measure", measure)
     monkeypatch.setattr(Processes, "expect", lambda *_: None)
+    monkeypatch.setattr(Processes, "call", called_here)
     monkeypatch.setattr(trainatomy.runs.single, "this_machine", lambda: Machine(("NVIDIA H200",), measurement.driver))
     return script
 

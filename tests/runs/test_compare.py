@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measured import called_here
 
 import trainatomy
 from trainatomy.api import predicting
@@ -44,6 +45,7 @@ def measure_options(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine)
 
     monkeypatch.setattr(real_gpu, "measure", measure)
     monkeypatch.setattr(Processes, "expect", lambda *_: None)
+    monkeypatch.setattr(Processes, "call", called_here)
     monkeypatch.setattr(predicting, "predict", predict)
     monkeypatch.setattr(machines, "this_machine", lambda: machine)
     return options

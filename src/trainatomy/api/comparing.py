@@ -19,6 +19,7 @@ from trainatomy.workload.sweep import with_effective_batch_size
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.measurement.process.job import Task
     from trainatomy.records.store import Store
     from trainatomy.results.comparison import Comparison
     from trainatomy.results.prediction import Prediction
@@ -191,8 +192,13 @@ def measure_comparison(
 
     options = replace(predict_options, host_paces=COMPARED_PACES)
 
-    def predict(planned: Sequence[Workload]) -> Sequence[Prediction | TrainatomyError]:
-        return _predict_rows(planned, options, jobs, executor, keep)
+    def predict(planned: Sequence[Workload], beside: Task | None) -> Sequence[Prediction | TrainatomyError]:
+        if beside is None or executor is not None or (jobs or 1) > 1:
+            return _predict_rows(planned, options, jobs, executor, keep)
+        found: Sequence[Prediction | TrainatomyError] = processes.call(
+            beside, _predict_rows, planned, options, jobs, executor, keep
+        )()
+        return found
 
     with Processes() as processes:
         return prepare(workloads, predict, run_options, processes).run(observer_of(progress), processes)

@@ -88,24 +88,28 @@ def measure_and_record(
         TrainatomyError: The errors of ``measure``, or the record's folder cannot be written.
     """
     from trainatomy.measurement.measure import measure as run_beside
+    from trainatomy.measurement.process.pool import Processes
     from trainatomy.runs.single import measure_and_record as run
 
     ranks = tuple(range(1, workload.parallel.world_size))
     predict_options = replace(predict_options, ranks=ranks, host_paces=COMPARED_PACES)
-    return run(
-        workload,
-        partial(predict_row, predict_options),
-        lambda described, meanwhile: run_beside(
-            described,
+    with Processes() as processes:
+        return run(
+            workload,
+            partial(predict_row, predict_options),
+            lambda described, meanwhile: run_beside(
+                described,
+                components=components,
+                trace=trace,
+                time_limit=run_options.time_limit,
+                progress=progress,
+                meanwhile=meanwhile,
+                processes=processes,
+            ),
+            run_options,
+            processes,
             components=components,
-            trace=trace,
-            time_limit=run_options.time_limit,
-            progress=progress,
-            meanwhile=meanwhile,
-        ),
-        run_options,
-        components=components,
-    )
+        )
 
 
 def calibrate(

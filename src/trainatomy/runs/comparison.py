@@ -31,6 +31,7 @@ from trainatomy.workload.measurable import measurable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trainatomy.measurement.process.job import Task
     from trainatomy.measurement.process.pool import Processes
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
@@ -194,7 +195,7 @@ class ComparisonRun:
 
 def prepare(
     workloads: Sequence[Workload],
-    predict: Callable[[Sequence[Workload]], Sequence[Prediction | TrainatomyError]],
+    predict: Callable[[Sequence[Workload], Task | None], Sequence[Prediction | TrainatomyError]],
     options: RunOptions,
     processes: Processes,
 ) -> ComparisonRun:
@@ -204,7 +205,8 @@ def prepare(
 
     Args:
         workloads: The training runs.
-        predict: Returns a prediction or an error for each workload.
+        predict: Returns a prediction or an error for each workload; gets a task of the measuring processes too, if any
+            will run.
         options: How to run.
         processes: Where to run.
 
@@ -227,8 +229,9 @@ def prepare(
     store.check()
     plan = Plan(tuple(workloads), group, options.repeat)
     missing = {row for row, repeat in plan.runs() if on_record(plan, row, repeat, store, machine) is None}
-    processes.expect(*(gpu.task_of(Job(workloads[row].to_mapping())) for row in sorted(missing)))
-    predictions = predict(workloads)
+    tasks = [gpu.task_of(Job(workloads[row].to_mapping())) for row in sorted(missing)]
+    processes.expect(*tasks)
+    predictions = predict(workloads, tasks[0] if tasks else None)
     for each in predictions:
         if isinstance(each, WorkloadError):
             raise each

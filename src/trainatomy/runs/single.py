@@ -13,7 +13,8 @@ from trainatomy.errors import MissingLibrary, TrainatomyError, WorkloadError
 from trainatomy.libraries import version_of
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device.nvml import require_gpus
-from trainatomy.measurement.measure import MeasurementInterrupted, require_gpu
+from trainatomy.measurement.measure import MeasurementInterrupted, require_gpu, task_of
+from trainatomy.measurement.process.job import Job
 from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
 from trainatomy.runs.options import refuse_era
@@ -22,6 +23,7 @@ from trainatomy.workload.measurable import measurable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from trainatomy.measurement.process.pool import Processes
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
     from trainatomy.runs.options import RunOptions
@@ -106,6 +108,7 @@ def measure_and_record(
     predict: Callable[[Workload], Prediction],
     measure: Callable[[Workload, Callable[[], None]], Measurement],
     options: RunOptions,
+    processes: Processes,
     *,
     components: bool = True,
 ) -> MeasuredRun:
@@ -113,9 +116,10 @@ def measure_and_record(
 
     Args:
         workload: The training; predicted for this machine's GPU unless ``options.keep_gpus``.
-        predict: Predicts a workload. Only a ``WorkloadError`` stops the measurement.
+        predict: Predicts a workload; can be pickled. Only a ``WorkloadError`` stops the measurement.
         measure: Measures a workload, and calls a function before its timed steps.
         options: How to run and where to keep the record.
+        processes: Where to predict, while the measurement prepares its timed steps.
         components: Whether ``measure`` attributes memory to components, for the record.
 
     Raises:
@@ -132,11 +136,12 @@ def measure_and_record(
     store = options.store if isinstance(options.store, Store) else Store(options.store)
     store.check()
     prediction, error = None, None
+    predicting = processes.call(task_of(Job(workload.to_mapping())), predict, workload)
 
-    def predict_meanwhile() -> None:
+    def await_prediction() -> None:
         nonlocal prediction, error
         try:
-            prediction = predict(workload)
+            prediction = predicting()
         except WorkloadError:
             raise
         except TrainatomyError as failed:
@@ -144,7 +149,7 @@ def measure_and_record(
 
     interrupted = False
     try:
-        measurement = measure(workload, predict_meanwhile)
+        measurement = measure(workload, await_prediction)
     except MeasurementInterrupted as interrupt:
         measurement, interrupted = interrupt.measurement, True
     run = MeasuredRun(measurement, prediction, error, interrupted=interrupted)

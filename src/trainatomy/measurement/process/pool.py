@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import trainatomy
 from trainatomy.errors import DeviceError
+from trainatomy.measurement.process.calls import calling, returned
 from trainatomy.measurement.process.job import NVML_CHECK, LogTail, Progress, Task, read_progress, set_environment
 
 SERVER = (sys.executable, "-m", "trainatomy.measurement.process.server")
@@ -179,7 +180,7 @@ class RunningTask:
         self.task = task
         self.answers: queue.Queue[Mapping[str, Any] | BaseException | None] = queue.Queue()
         self._server = server
-        self._on_progress = on_progress
+        self.on_progress = on_progress
         self._last: Progress | None = None
         self._results: dict[int, Mapping[str, Any]] = {}
         self._ended: dict[int, Answer] = {}
@@ -191,7 +192,7 @@ class RunningTask:
             return
         self._last = read_progress(answer["progress"])
         try:
-            self._on_progress(self._last)
+            self.on_progress(self._last)
         except BaseException as error:
             self.answers.put(error)
 
@@ -299,17 +300,36 @@ class Processes:
         Raises:
             DeviceError: The server died, or the task did not end within ``limit``.
         """
-        running = self._server(task).start(task, on_progress)
+        running = self.start(task, on_progress)
         try:
             meanwhile()
         except BaseException:
             running.stop()
             raise
+        return self._finish(running, limit)
+
+    def start(self, task: Task, on_progress: Callable[[Progress], None] = lambda _: None) -> RunningTask:
+        """Start the processes of a task."""
+        return self._server(task).start(task, on_progress)
+
+    def call(self, like: Task, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+        """Begin to call a function in a process of its own; return a function that waits for what it returns.
+
+        Args:
+            like: A task with the libraries that the function needs.
+            function: Can be pickled, as what it returns or raises.
+            *arguments: Its arguments.
+        """
+        running = self.start(calling(like, function, *arguments))
+        return lambda: returned(self._finish(running, None))
+
+    def _finish(self, running: RunningTask, limit: TimeLimit | None) -> tuple[Answer, ...]:
+        """Return the answers of a task, whose processes are started anew where forks cannot use the GPU."""
         try:
             return running.wait(limit)
         except Refused:
             self._cannot_fork = True
-            return self._server(task).start(task, on_progress).wait(limit)
+            return self.start(running.task, running.on_progress).wait(limit)
 
     def _server(self, task: Task, loops: tuple[str, ...] = ()) -> Server:
         """Return the server for a task, started now unless there is one."""
