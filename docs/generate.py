@@ -32,7 +32,7 @@ from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.versions import parse_version
 from trainatomy.cli.app import COMMANDS, load
-from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED
+from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED, TIMED_OUT
 from trainatomy.cli.manual import panels, paragraphs, usage
 from trainatomy.reporters import schema
 from trainatomy.reporters import schema as list_schemas
@@ -123,7 +123,8 @@ def exit_codes_page() -> str:
     rows.insert(0, (0, "", "Done."))
     rows += [
         (BUG, "", "A bug in trainatomy. Run the command again with `--debug` and report the output."),
-        (INTERRUPTED, "", "Interrupted with Ctrl-C."),
+        (TIMED_OUT, "", "`--time-limit` ended a search; the best so far is shown."),
+        (INTERRUPTED, "", "Interrupted with Ctrl-C (143: by SIGTERM, 129: by SIGHUP)."),
         (BROKEN_PIPE, "", "The reader of the output has closed it, as in `trainatomy gpus | head -1`."),
     ]
     table = [f"| {code} | {name} | {_cell(meaning)} |" for code, name, meaning in rows]
@@ -140,7 +141,9 @@ def exit_codes_page() -> str:
 _ABOUT_EXITS = """
 An unknown command or option, or one without its value, also exits with 2. With `--json`, an error is also one object on
 stdout ([json.md](json.md)); otherwise stdout is empty with any code except 0, 8 and 9. With 8 (`--check`), the
-prediction was made and is on stdout; with 9 (`doctor`), the findings are.
+prediction was made and is on stdout; with 9 (`doctor`), the findings are. Where Ctrl-C, SIGTERM or `--time-limit` ends
+`fit`, `measure` or `compare --measure`, stdout holds the best so far, if there is any, and what was measured is on
+record.
 `measure` exits with 0 if the training ran out of memory, because that is a result; see `status` in its output.
 
 A message names what was asked, what was found, and what to do; that of a `WorkloadError` names the key or option. What

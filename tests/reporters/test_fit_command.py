@@ -108,7 +108,7 @@ def test_the_best_are_measured_as_they_were_predicted(
 ) -> None:
     seen: list[Any] = []
 
-    def measure_fit(found: Fit, count: int, *options: Any, progress: Any) -> Fit:
+    def measure_fit(found: Fit, count: int, *options: Any, progress: Any, processes: Any) -> Fit:
         seen.append((found, count, *options))
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from trainatomy.workload.sweep import with_effective_batch_size
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.measurement.process.job import Task
+    from trainatomy.measurement.process.pool import Processes
     from trainatomy.records.store import Store
     from trainatomy.results.comparison import Comparison
     from trainatomy.results.prediction import Prediction
@@ -184,9 +186,13 @@ def measure_comparison(
     executor: object = None,
     keep: Path | str | None = None,
     progress: Callable[[Finished], None] | RunObserver | None = None,
+    processes: Processes | None = None,
 ) -> Comparison:
-    """Predict several workloads, run them on this machine's GPU, and return both side by side (see ``compare``)."""
-    from trainatomy.measurement.process.pool import Processes
+    """Predict several workloads, run them on this machine's GPU, and return both side by side (see ``compare``).
+
+    ``processes`` are where to run; by default they are started and ended here.
+    """
+    from trainatomy.measurement.process import pool
     from trainatomy.runs.comparison import prepare
     from trainatomy.runs.plan import observer_of
 
@@ -195,13 +201,13 @@ def measure_comparison(
     def predict(planned: Sequence[Workload], beside: Task | None) -> Sequence[Prediction | TrainatomyError]:
         if beside is None or executor is not None or (jobs or 1) > 1:
             return _predict_rows(planned, options, jobs, executor, keep)
-        found: Sequence[Prediction | TrainatomyError] = processes.call(
+        found: Sequence[Prediction | TrainatomyError] = measuring.call(
             beside, _predict_rows, planned, options, jobs, executor, keep
         )()
         return found
 
-    with Processes() as processes:
-        return prepare(workloads, predict, run_options, processes).run(observer_of(progress), processes)
+    with pool.Processes() if processes is None else nullcontext(processes) as measuring:
+        return prepare(workloads, predict, run_options, measuring).run(observer_of(progress), measuring)
 
 
 def _predict_rows(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.measurement.process.pool import Processes
     from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
     from trainatomy.results.prediction import Prediction
     from trainatomy.runs.plan import Finished, RunObserver
@@ -330,6 +331,7 @@ def measure_fit(
     run_options: RunOptions,
     *,
     progress: Callable[[Finished], None] | RunObserver | None = None,
+    processes: Processes | None = None,
 ) -> Fit:
     """Run the best candidates of a search on this machine's GPU, and return the outcome with their measurements.
 
@@ -339,6 +341,7 @@ def measure_fit(
         predict_options: How to predict.
         run_options: How to run.
         progress: See ``compare``.
+        processes: Where to run (default: processes that are started and ended here).
 
     Raises:
         TrainatomyError: The errors of ``compare``.
@@ -348,4 +351,5 @@ def measure_fit(
     candidates = (found.best, *found.runner_ups)[:count]
     workloads = [Workload.from_mapping({**each.workload, "name": each.name}) for each in candidates]
     options = replace(run_options, keep_gpus=True, title=run_options.title or "fit")
-    return replace(found, measured=measure_comparison(workloads, predict_options, options, progress=progress))
+    measured = measure_comparison(workloads, predict_options, options, progress=progress, processes=processes)
+    return replace(found, measured=measured)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -49,6 +50,9 @@ from trainatomy.cli.run import DEFAULT_GPU
 from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.cli.workloads import one_workload, with_workload_options
 from trainatomy.errors import DoesNotFit, TrainatomyError
+from trainatomy.measurement.measure import task_of
+from trainatomy.measurement.process.job import Job as MeasuringJob
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.reporters.export import workload_yaml
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, shortage_page
@@ -73,6 +77,8 @@ if TYPE_CHECKING:
 
 
 SCHEMA = "trainatomy/script-fit/1"
+MANY_PROCESSORS = 8
+"""Processors from which on the processes that measure import the libraries while the search goes on."""
 
 
 def fit_script(script: str, flags: Sequence[str], gpu: str | None, *, json: bool, check: bool) -> None:
@@ -305,19 +311,22 @@ def fit(
     options = SearchOptions(effective_batch_size, share(headroom), allowed, keys(keep), exhaustive)
     predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
     count = jobs if jobs or executor else jobs_for(MANY_CANDIDATES)
-    with quiet_libraries(debug=debug), SearchProgress(workload.display_name) as progress:
-        if executor is None:
-            unused = skip_unused_imports([workload], trust_remote_code=trust_remote_code, also_needed=_VARIED)
-            start_importing(count, unused)
-        from trainatomy import api
+    with Processes() as processes:
+        if measure and (os.cpu_count() or 1) >= MANY_PROCESSORS:
+            processes.expect(task_of(MeasuringJob(workload.to_mapping())))
+        with quiet_libraries(debug=debug), SearchProgress(workload.display_name) as progress:
+            if executor is None:
+                unused = skip_unused_imports([workload], trust_remote_code=trust_remote_code, also_needed=_VARIED)
+                start_importing(count, unused)
+            from trainatomy import api
 
-        request = api.SearchRequest(
-            workload, options, predict_options, jobs=count, observer=progress, executor=executor
-        )
-        found = _search(request, maximize, gpus, prices(price), why_oom=why_oom)
-    interrupted = found.interrupted
-    if measure and isinstance(found, Fit) and not interrupted:
-        found, interrupted = _measure(found, measure, records, predict_options, debug=debug)
+            request = api.SearchRequest(
+                workload, options, predict_options, jobs=count, observer=progress, executor=executor
+            )
+            found = _search(request, maximize, gpus, prices(price), why_oom=why_oom)
+        interrupted = found.interrupted
+        if measure and isinstance(found, Fit) and not interrupted:
+            found, interrupted = _measure(found, measure, records, predict_options, processes, debug=debug)
     outputs.write(found)
     if interrupted:
         raise KeyboardInterrupt
@@ -350,7 +359,13 @@ def _search(
 
 
 def _measure(
-    found: Fit, count: int, records: str | None, predict_options: PredictOptions, *, debug: bool
+    found: Fit,
+    count: int,
+    records: str | None,
+    predict_options: PredictOptions,
+    processes: Processes,
+    *,
+    debug: bool,
 ) -> tuple[Fit, bool]:
     """Run the best candidates on this machine's GPU; also return whether Ctrl-C or the time limit ended that."""
     from trainatomy.runs.comparison import ComparisonInterrupted
@@ -362,7 +377,9 @@ def _measure(
 
         run_options = RunOptions(store=records, title="fit", command=command_line())
         try:
-            return api.measure_fit(found, count, predict_options, run_options, progress=observer), False
+            return api.measure_fit(
+                found, count, predict_options, run_options, progress=observer, processes=processes
+            ), False
         except ComparisonInterrupted as interrupt:
             return replace(found, measured=interrupt.comparison), True
         except KeyboardInterrupt:

@@ -194,6 +194,9 @@ MOST_STEPS = 100
 TIMED_SECONDS = 3.0
 """The control run times at least ``TIMED_STEPS`` steps, and more of them until they took this long together."""
 
+ENDING_SECONDS = 2.0
+"""Time that a run may take from its last step to its result: a limit leaves it for that."""
+
 _COMPARED_TOTALS = (
     ("allocated memory", "peak_allocated_bytes"),
     ("reserved memory", "peak_reserved_bytes"),
@@ -240,6 +243,8 @@ def measure(
     on_progress(Progress("control", f"starting on {found}"))
     jobs = jobs_for(workload, steps, components=components, trace=target, stacks=stacks)
     limit = None if time_limit is None else TimeLimit(time_limit)
+    if limit is not None:
+        jobs[0] = replace(jobs[0], until=limit.began + limit.seconds - ENDING_SECONDS)
     if processes is None:
         with Processes() as own:
             return measure_jobs(own, jobs, limit, on_progress, meanwhile)

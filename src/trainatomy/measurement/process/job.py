@@ -71,6 +71,7 @@ class Job:
         most_steps: Run up to this many steps while the timed ones took less than ``seconds`` together.
         seconds: See ``most_steps``.
         quiet: File that is locked while the timed steps should not begin yet.
+        until: Time (``time.monotonic``) from which on no further step is timed.
     """
 
     workload: Mapping[str, Any]
@@ -82,6 +83,7 @@ class Job:
     most_steps: int = 0
     seconds: float = 0.0
     quiet: Path | None = None
+    until: float | None = None
 
     @property
     def recorded(self) -> bool:

@@ -146,7 +146,7 @@ def measurement_of(
         tokens_per_second=rates.tokens_per_second,
         neighbours=meter.other_processes(),
         out_of_memory=None if outcome.failure is None else outcome.failure.to_point(),
-        notes=(*meter.notes(), *_compiling_notes(timer)),
+        notes=(*meter.notes(), *_compiling_notes(timer), *_late_notes(timer)),
         evaluation=_evaluation(workload, timer),
         generation=_generation(workload, timer),
         checkpoint=_checkpoint(workload, timer),
@@ -178,6 +178,11 @@ def _compiling_notes(timer: StepTimer) -> tuple[str, ...]:
         "allocated memory is that of steps after compiling; while PyTorch compiled the model and tried its kernels, at "
         f"most {allocated} were allocated and {reserved} reserved",
     )
+
+
+def _late_notes(timer: StepTimer) -> tuple[str, ...]:
+    """Return that the time limit ended the steps."""
+    return (f"the time limit ended the run after {timer.steps} steps",) if timer.is_late else ()
 
 
 def _monitored(workload: Workload, timer: StepTimer, tokens: int | None) -> dict[str, Any]:

@@ -120,6 +120,7 @@ def _run_in_group(
         monitors=_monitors(job, meter, group),
         compiles=workload.mode == "training" and workload.train.compiles,
         quiet=job.quiet,
+        until=job.until,
     )
     recorder = RunRecorder(timer.warm_up) if job.recorded else None
     skipped = CountedSteps()

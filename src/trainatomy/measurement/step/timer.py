@@ -95,7 +95,7 @@ class StepTimer(Silent):
     PyTorch compiles and tries its kernels; ``compiling`` holds the peaks of allocated and reserved memory until then.
 
     ``monitors`` watch the host's pace, the DataLoader and the GPU's power during the timed steps, which do not begin
-    while the file ``quiet`` is locked.
+    while the file ``quiet`` is locked.  ``is_late`` tells that ``until`` (``time.monotonic``) ended them.
     """
 
     def __init__(
@@ -110,12 +110,15 @@ class StepTimer(Silent):
         monitors: Monitors | None = None,
         compiles: bool = False,
         quiet: Path | None = None,
+        until: float | None = None,
     ) -> None:
         self.meter = meter
         self.monitors = monitors or Monitors()
         self.compiling: tuple[int, int] | None = None
         self._compiles = compiles
         self._quiet = quiet
+        self._until = math.inf if until is None else until
+        self.is_late = False
         self._group = None if group is None or group.size == 1 else group
         self._asynchronous_steps: int | None = None
         self._synchronized: list[float] = []
@@ -242,7 +245,10 @@ class StepTimer(Silent):
         elif self.steps >= self.warm_up:
             self._tick()
         self._reporter.step(self.steps, self._limit.max_steps if self._limit else 0, held)
-        if self._limit is not None and self._limit.is_reached(self._seconds_since_warm_up(), self.steps):
+        self.is_late = self._group is None and self.steps > self.warm_up and time.monotonic() > self._until
+        if self.is_late or (
+            self._limit is not None and self._limit.is_reached(self._seconds_since_warm_up(), self.steps)
+        ):
             raise EnoughSteps
         if self.steps == self._asynchronous_steps:
             torch.cuda.synchronize()
@@ -287,7 +293,9 @@ class StepTimer(Silent):
             return  # exactly as many as were asked for
         wanted = self.steps + math.ceil(limit.seconds / max(step_seconds, 1e-6))
         most = limit.max_steps - SYNCHRONIZED_STEPS
-        self._asynchronous_steps = round(group.agree("steps", min(max(limit.min_steps, wanted), most)))
+        in_time = self.steps + max((self._until - time.monotonic()) / max(step_seconds, 1e-6) - SYNCHRONIZED_STEPS, 1)
+        chosen = min(max(limit.min_steps, wanted), most, in_time)
+        self._asynchronous_steps = round(group.agree("steps", chosen))
         self._limit = StepLimit(limit.max_steps, self._asynchronous_steps + SYNCHRONIZED_STEPS, 0.0)
 
     def _end_synchronized_step(self) -> None:
