@@ -11,7 +11,7 @@ import pytest
 from measured import called_here
 
 import trainatomy
-from trainatomy.api import predicting
+from trainatomy.api import comparing, predicting
 from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as real_gpu
 from trainatomy.measurement.process.pool import Processes
@@ -159,3 +159,17 @@ def test_published_figures_appear_only_for_their_own_rows() -> None:
     assert published(today).rows == published_beside(then).rows == published_beside(today[:3]).rows == ()
     assert published_beside(ready("notebook-fp16")).rows[0].memory_bytes == 4247 * 2**20
     assert published(()).rows == published_beside(()).rows == ()
+
+
+def test_predictions_are_shared_out_with_equal_simulations_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"class": "GPT2LMHeadModel", "config": {"n_layer": 1}}
+    sizes = [(1, ""), (2, ""), (1, "expandable_segments:True"), (4, "")]
+    rows = [
+        Workload.from_mapping({"model": model, "allocator": allocator, "train": {"per_device_train_batch_size": size}})
+        for size, allocator in sizes
+    ]
+    monkeypatch.setattr(comparing.os, "cpu_count", lambda: 8)
+    assert comparing._shares(rows) == [[0, 2], [1], [3]]
+    monkeypatch.setattr(comparing.os, "cpu_count", lambda: 2)
+    assert comparing._shares(rows) == [[0, 2, 3], [1]]
+    assert comparing._shares([]) == []

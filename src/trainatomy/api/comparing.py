@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -201,13 +202,30 @@ def measure_comparison(
     def predict(planned: Sequence[Workload], beside: Task | None) -> Sequence[Prediction | TrainatomyError]:
         if beside is None or executor is not None or (jobs or 1) > 1:
             return _predict_rows(planned, options, jobs, executor, keep)
-        found: Sequence[Prediction | TrainatomyError] = measuring.call(
-            beside, _predict_rows, planned, options, jobs, executor, keep
-        )()
-        return found
+        shares = _shares(planned)
+        waiting = [
+            measuring.call(beside, _predict_rows, [planned[place] for place in share], options, 1, None, keep)
+            for share in shares
+        ]
+        found: dict[int, Prediction | TrainatomyError] = {}
+        for share, predicted in zip(shares, waiting, strict=True):
+            found.update(zip(share, predicted(), strict=True))
+        return [found[place] for place in range(len(planned))]
 
     with pool.Processes() if processes is None else nullcontext(processes) as measuring:
         return prepare(workloads, predict, run_options, measuring).run(observer_of(progress), measuring)
+
+
+def _shares(workloads: Sequence[Workload]) -> list[list[int]]:
+    """Divide workloads, by their places, among as many processes as there are cores; equal simulations share one."""
+    from trainatomy.runs.predicting import simulation_key
+
+    groups: dict[str, list[int]] = {}
+    for place, workload in enumerate(workloads):
+        groups.setdefault(simulation_key(workload), []).append(place)
+    together = list(groups.values())
+    count = min(len(together), os.cpu_count() or 1)
+    return [[place for group in together[first::count] for place in group] for first in range(count)]
 
 
 def _predict_rows(
