@@ -160,6 +160,7 @@ def test_a_function_is_called_in_a_process_of_its_own(processes: Processes, tmp_
     waiting = processes.call(like, os.getpid), processes.call(like, divmod, 7, 2)
     assert waiting[0]() != os.getpid()
     assert waiting[1]() == (3, 1)
+    assert processes.call(like, os.getenv, "CUDA_VISIBLE_DEVICES")() == ""
     with pytest.raises(ZeroDivisionError) as caught:
         processes.call(like, divmod, 1, 0)()
     assert "calls.py" in caught.value.__notes__[0]
