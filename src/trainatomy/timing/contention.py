@@ -102,6 +102,11 @@ class Windows:
         self._windows: list[_Window] = []  # none overlaps another; by time
         self._ends: list[float] = []
 
+    @property
+    def until(self) -> float:
+        """The end of the last window."""
+        return self._ends[-1] if self._ends else 0.0
+
     def add(self, call: int, begin: float, end: float) -> bool:
         """Add the time of a collective, by the index of its call; return whether it takes anything."""
         taken = self._contention.taken.get(call)

@@ -8,8 +8,9 @@ then stays as it was.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from trainatomy.results.operations import Operations
 from trainatomy.timing.contention import Contention, Windows
@@ -42,19 +43,24 @@ def replay_streams(
         contention: How collectives slow the kernels beside them; None: they do not.
     """
     timelines = _Timelines(operations, costs, dict.fromkeys((rows[index].phase for index in order), 0.0), contention)
-    launch, cpu_waits = timelines.launch, operations.cpu_waits
+    cpu_waits = operations.cpu_waits
     bounds = [run.begin for run in operations.stage_runs[:1]] + [run.end for run in operations.stage_runs]
-    launches: list[tuple[int, float, float, _Run]] = []
+    stretches = _stretches(order, rows, {*work, *bounds}, timelines.meets_others)
+    launches: list[_Launch] = []
     for is_second in (False, True):
         began, passed = timelines.end, list[float]()
         timelines.start_recording()
-        for place, index in enumerate(order):
+        noted = launches if is_second and on_launch is not None else None
+        for place, stretch in stretches:
             while len(passed) < len(bounds) and place >= bounds[len(passed)]:
                 passed.append(max(timelines.computed - began, 0.0))
+            for one in work.get(place, ()):
+                timelines.run_on_cpu(one.after(timelines.warm_at - timelines.cpu_busy, costs.long_wait))
+            if len(stretch) > 1:
+                timelines.launch_all(stretch, rows, noted)
+                continue
+            (index,) = stretch
             row = rows[index]
-            if place in work:
-                for one in work[place]:
-                    timelines.run_on_cpu(one.after(timelines.warm_at - timelines.cpu_busy, costs.long_wait))
             if row.waits:
                 timelines.wait_for(timelines.streams.values())
             if index in cpu_waits:
@@ -62,9 +68,9 @@ def replay_streams(
             launched = timelines.cpu
             timelines.run_on_cpu(row.launch)
             launch_end = timelines.cpu
-            run = launch(index, row)
-            if is_second and on_launch is not None:
-                launches.append((index, launched, launch_end, run))
+            run = timelines.launch(index, row)
+            if noted is not None:
+                noted.append((index, launched, launch_end, run))
             if row.blocks:
                 timelines.read([timelines.streams[row.stream]])
                 timelines.run_on_cpu(costs.read)
@@ -83,6 +89,33 @@ def replay_streams(
         timelines.slowed_seconds(),
         tuple(passed),
     )
+
+
+def _stretches(
+    order: Sequence[int], rows: Sequence[Row], interrupted: Collection[int], meets_others: Collection[int]
+) -> list[tuple[int, list[int]]]:
+    """Divide a step into operations that follow each other on one stream with nothing between them.
+
+    Args:
+        order: Indices of operations, in the order of the step.
+        rows: The costs of each.
+        interrupted: Places in ``order`` before which something else happens.
+        meets_others: Operations that wait for others or are waited for, and collectives; each is by itself.
+
+    Returns:
+        The place at which each stretch begins, and its operations.
+    """
+    found: list[tuple[int, list[int]]] = []
+    stream: int | None = None
+    for place, index in enumerate(order):
+        row = rows[index]
+        is_plain = not (row.waits or row.blocks or index in meets_others)
+        if is_plain and row.stream == stream and place not in interrupted:
+            found[-1][1].append(index)
+        else:
+            found.append((place, [index]))
+            stream = row.stream if is_plain else None
+    return found
 
 
 @dataclass(slots=True)
@@ -112,6 +145,10 @@ class _Run:
         self.end = max(end, self.end)
 
 
+_Launch = tuple[int, float, float, _Run]
+"""Operation, when its launch began and ended, and its kernels."""
+
+
 @dataclass(slots=True)
 class _Stream:
     """The work queued on one CUDA stream.
@@ -120,13 +157,13 @@ class _Stream:
         end: When everything launched so far is done.
         queue: Each operation that has not started, as far as the CPU knows, and its number of kernels.
         queued: Number of kernels in ``queue``.
-        beside: Kernels since the last collective of the stream that may not be done, as far as the CPU knows.
+        beside: Kernels since the last collective of the stream; each ends no earlier than the one before.
     """
 
     end: float = 0.0
     queue: deque[tuple[_Run, int]] = field(default_factory=deque)
     queued: int = 0
-    beside: deque[_Run] = field(default_factory=deque)
+    beside: list[_Run] = field(default_factory=list)
 
 
 class _Timelines:
@@ -136,6 +173,7 @@ class _Timelines:
         runs: The kernels of each operation on any stream since recording started.
         communication_seconds: Sum of the durations of collectives since then.
         warm_at: Value of ``cpu_busy`` at which the CPU's work has made up for its waits.
+        meets_others: Operations that wait for others or are waited for, and collectives, by their indices.
     """
 
     def __init__(
@@ -157,6 +195,8 @@ class _Timelines:
         self._dependencies = operations.dependencies
         waits = (*operations.dependencies.values(), *operations.cpu_waits.values())
         self._awaited = {index for indices in waits for index in indices}
+        collectives = (index for index, one in enumerate(self._operations) if self._is_collective[one.call])
+        self.meets_others = {*self._awaited, *self._dependencies, *operations.cpu_waits, *collectives}
         self._ends: dict[int, _Run] = {}
 
     @property
@@ -180,6 +220,58 @@ class _Timelines:
         """Let the CPU work."""
         self.cpu += seconds
         self.cpu_busy += seconds
+
+    def launch_all(self, indices: Sequence[int], rows: Sequence[Row], noted: list[_Launch] | None) -> None:
+        """Launch operations that follow each other on one stream, none in ``meets_others``: the hot loop.
+
+        It does what ``run_on_cpu`` and ``launch`` do for each of them.
+        """
+        stream = self.streams[rows[indices[0]].stream]
+        queue, beside, runs, phases = stream.queue, stream.beside, self.runs, self._phases
+        cpu, busy, end, queued = self.cpu, self.cpu_busy, stream.end, stream.queued
+        kernel_seconds = self._kernel_seconds
+        windows, delay, operations = self._windows, self._launch_delay, self._operations
+        until = 0.0 if windows is None else windows.until
+        for index in indices:
+            launch, seconds, kernels, phase, _, _, _, within, alternates = rows[index]
+            launched = cpu
+            cpu += launch
+            busy += launch
+            launch_end = cpu
+            if not kernels:
+                if noted is not None:
+                    noted.append((index, launched, launch_end, _Run(0, end, end, 0.0)))
+                continue
+            ready = cpu + delay
+            begin = ready - within
+            if begin < end:
+                begin = end
+            end = begin + seconds
+            call = operations[index].call
+            run = _Run(call, begin, end, seconds, phase)
+            runs.append(run)
+            kernel_seconds += seconds
+            phases[phase] += seconds
+            if windows is not None:
+                if begin < until:
+                    run.stretch(windows)
+                beside.append(run)
+            if within:
+                run.end = end_within(begin, run.end - begin, ready, alternates)
+            end = run.end
+            if kernels > LAUNCH_QUEUE_DEPTH:
+                cpu = max(cpu, end - seconds * LAUNCH_QUEUE_DEPTH / kernels)
+                kernels = 1
+            queue.append((run, kernels))
+            queued += kernels
+            while queue and (queue[0][0].end <= cpu or queued > LAUNCH_QUEUE_DEPTH):
+                done, count = queue.popleft()
+                cpu = done.end if done.end > cpu else cpu
+                queued -= count
+            if noted is not None:
+                noted.append((index, launched, launch_end, run))
+        self.cpu, self.cpu_busy, stream.end, stream.queued = cpu, busy, end, queued
+        self._kernel_seconds = kernel_seconds
 
     def launch(self, index: int, row: Row) -> _Run:
         """Queue the kernels of an operation on its stream; the CPU waits while the queue is full."""
@@ -223,8 +315,6 @@ class _Timelines:
                 self._slow_those_launched(run.begin)
         elif self._windows is not None:
             run.stretch(self._windows)
-            while stream.beside and stream.beside[0].end <= self.cpu:
-                stream.beside.popleft()
             stream.beside.append(run)
         if row.within:
             run.end = end_within(run.begin, run.end - run.begin, ready, row.alternates)
@@ -234,7 +324,7 @@ class _Timelines:
         """Let kernels that were launched before a collective, and end after it begins, take longer."""
         assert self._windows is not None
         for stream in self.streams.values():
-            running = [run for run in stream.beside if run.end > begin]
+            running = [*takewhile(lambda run: run.end > begin, reversed(stream.beside))][::-1]
             for run, before in zip(running, (None, *running), strict=False):
                 if before is not None:
                     run.begin = max(run.begin, before.end)
