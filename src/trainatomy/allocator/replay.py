@@ -28,16 +28,17 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from operator import methodcaller
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trainatomy.allocator.blocks import MIB
 from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory
 from trainatomy.results.trace import DriverCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trainatomy.allocator.segments import AddressPolicy
     from trainatomy.allocator.settings import AllocatorSettings
@@ -101,22 +102,21 @@ class Choices:
         return handle
 
 
+Moment = tuple[int, "Callable[[CachingAllocator], None]"]
+"""An event of a trace, and what to call with the allocator before it."""
+
+
 class Player:
     """Player of the events of one trace in their order.
 
     Args:
         trace: The trace; it may grow.
         allocator: The allocator.
-        moments: (event, what to call before it) in order: the moments at which libraries take memory of their own, on
-            which addresses of segments depend (``replay.library_moments``).  Those of a trace that grows are not known.
+        moments: Those at which libraries take memory of their own, on which addresses of segments depend
+            (``library_moments``).  Those of a trace that grows are not known.
     """
 
-    def __init__(
-        self,
-        trace: AllocationTrace,
-        allocator: CachingAllocator,
-        moments: Sequence[tuple[int, Callable[[], None]]] = (),
-    ) -> None:
+    def __init__(self, trace: AllocationTrace, allocator: CachingAllocator, moments: Sequence[Moment] = ()) -> None:
         self.allocator = allocator
         self._trace = trace
         self._choices = Choices(trace.choices, allocator.malloc, trace.trials, allocator.largest_possible)
@@ -129,7 +129,7 @@ class Player:
         while self._moments and self._moments[0][0] <= end:
             event, notify = self._moments.popleft()
             self._play(self._trace.events[self._done : event])
-            notify()
+            notify(self.allocator)
             self._done = event
         self._play(self._trace.events[self._done : end])
         self._done = end
@@ -233,9 +233,9 @@ def replay(
                 on_event(allocator, handles.get(some[0].allocation, 0))
 
     try:
-        for event, notify in library_moments(trace, allocator):
+        for event, notify in library_moments(trace):
             feed(trace.events[done:event])
-            notify()
+            notify(allocator)
             done = event
         feed(trace.events[done:])
     except OutOfMemory as error:
@@ -287,15 +287,41 @@ def _feed(
         reserved.append(allocator.reserved_bytes)
 
 
-def library_moments(trace: AllocationTrace, allocator: CachingAllocator) -> list[tuple[int, Callable[[], None]]]:
-    """Return (event, method of the allocator to call before it), in order.
+class Peaks(NamedTuple):
+    """Highest allocated and reserved bytes of a replay."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+def peaks_of(
+    trace: AllocationTrace,
+    settings: AllocatorSettings,
+    device_bytes: int,
+    placements: Iterable[AddressPolicy | None] = (None,),
+) -> list[Peaks]:
+    """Replay a trace with each placement of segments (None: the driver's), where only the peaks are wanted.
+
+    The arguments are those of ``replay``, whose peaks these are; reserved memory has no limit.
+    """
+    moments, found = library_moments(trace), list[Peaks]()
+    for addresses in placements:
+        allocator = CachingAllocator(settings, device_bytes=device_bytes, addresses=addresses)
+        with suppress(OutOfMemory):
+            Player(trace, allocator, moments).play(len(trace.events))
+        found.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
+    return found
+
+
+def library_moments(trace: AllocationTrace) -> list[Moment]:
+    """Return the moments at which libraries take memory of their own, in order.
 
     In a trace without labels the handle is made when the first step begins.
     """
     start = _end_of_loading(trace)
-    moments: list[tuple[int, Callable[[], None]]] = [(start, allocator.kernels_loaded)]
-    moments += [(event, partial(allocator.host_memory_pinned, size)) for event, size in _pinned(trace)]
-    moments += [(event, allocator.handle_created) for event in _handles(trace, start)]
+    moments: list[Moment] = [(start, CachingAllocator.kernels_loaded)]
+    moments += [(event, methodcaller("host_memory_pinned", size)) for event, size in _pinned(trace)]
+    moments += [(event, CachingAllocator.handle_created) for event in _handles(trace, start)]
     return sorted(moments, key=lambda moment: moment[0])
 
 

@@ -125,6 +125,8 @@ class CachingAllocator:
         self._max_rounding = settings.max_non_split_rounding_bytes or settings.large_segment_bytes
         self._addresses: AddressPolicy = NewestFirst() if addresses is None else addresses
         self._expandable = settings.expandable_segments
+        # What ``_find`` does then is part of ``malloc``, the hot path.
+        self._takes_best_fit = not (self._collects or self._expandable or self._max_split != UNBOUNDED)
         self._rounded: dict[int, int] = {}
         self._live: dict[int, Block] = {}
         self._search_counts = {False: SearchCount(), True: SearchCount()}
@@ -146,7 +148,14 @@ class CachingAllocator:
             size = self._rounded[requested_bytes] = block_bytes(requested_bytes, self.settings.roundup_power2_divisions)
         is_small = size <= SMALL_REQUEST_BYTES
         pool = (self._small if is_small else self._large).get(stream) or self._new_pool(is_small, stream)
-        block = self._find(pool, size) or self._obtain(pool, requested_bytes, size)
+        if self._takes_best_fit:
+            keys = pool.keys
+            index = bisect_left(keys, size << ADDRESS_BITS)
+            block = pool.blocks.pop(keys.pop(index) & ADDRESS_MASK) if index < len(keys) else None
+        else:
+            block = self._find(pool, size)
+        if block is None:
+            block = self._obtain(pool, requested_bytes, size)
 
         rest = block.size - size
         address = block.address

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from trainatomy.allocator.replay import Replay, replay, replay_on_least
+from trainatomy.allocator.replay import Peaks, Replay, peaks_of, replay, replay_on_least
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.variants import StepClock, layout_range, peak_range, plan_range, released_by_clock
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
@@ -190,9 +190,10 @@ def analyze_memory(
     found = analyze_replay(trace, bounded, context_bytes, nccl_bytes=nccl_bytes)
     by_clock = released_by_clock(trace, clock) if clock is not None and trace.stream_uses else None
     if by_clock is not None:
-        reserved = replay(by_clock, settings, device_bytes=gpu_bytes).peak_reserved_bytes
-        found = replace(found, memory=_with_reserved(found.memory, min(reserved, capacity)))
-    peaks = peak_range(trace, settings, gpu_bytes, found.memory, clock)
+        (by_time,) = peaks_of(by_clock, settings, gpu_bytes)
+        found = replace(found, memory=_with_reserved(found.memory, min(by_time.reserved_bytes, capacity)))
+    at_once = Peaks(unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes)
+    peaks = peak_range(trace, settings, gpu_bytes, found.memory, at_once, clock)
     plans = plan_range(trace, settings, gpu_bytes, found.memory)
     others = None
     if layouts and not found.memory.num_alloc_retries:

@@ -37,7 +37,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from trainatomy.allocator.replay import replay
+from trainatomy.allocator.replay import Peaks, peaks_of
 from trainatomy.allocator.segments import Scattered
 from trainatomy.results.memory import PeakRange
 
@@ -73,12 +73,9 @@ def layout_range(
     if settings.expandable_segments or memory.peak_reserved_bytes < LEAST_BYTES:
         return None
     count = min(LAYOUTS, MOST_EVENTS // max(len(trace.events), 1))
-    others = [replay(trace, settings, device_bytes=gpu_bytes, addresses=Scattered(seed)) for seed in range(count)]
-    allocated = [memory.peak_allocated_bytes, *(other.peak_allocated_bytes for other in others)]
-    reserved = [memory.peak_reserved_bytes, *(other.peak_reserved_bytes for other in others)]
-    if max(reserved) - min(reserved) < LEAST_SHARE * memory.peak_reserved_bytes:
-        return None
-    return PeakRange((min(allocated), max(allocated)), (min(reserved), max(reserved)))
+    found = _range(memory, peaks_of(trace, settings, gpu_bytes, map(Scattered, range(count))))
+    low, high = found.reserved_bytes
+    return None if high - low < LEAST_SHARE * memory.peak_reserved_bytes else found
 
 
 def plan_range(trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, memory: Memory) -> PeakRange | None:
@@ -92,12 +89,9 @@ def plan_range(trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: i
     """
     if not trace.trials:
         return None
-    ends = [replay(with_plans(trace, pick), settings, device_bytes=gpu_bytes) for pick in (min, max)]
-    allocated = [memory.peak_allocated_bytes, *(end.peak_allocated_bytes for end in ends)]
-    reserved = [memory.peak_reserved_bytes, *(end.peak_reserved_bytes for end in ends)]
-    if len(set(allocated)) == len(set(reserved)) == 1:
-        return None
-    return PeakRange((min(allocated), max(allocated)), (min(reserved), max(reserved)))
+    ends = [peaks for pick in (min, max) for peaks in peaks_of(with_plans(trace, pick), settings, gpu_bytes)]
+    found = _range(memory, ends)
+    return None if all(low == high for low, high in (found.allocated_bytes, found.reserved_bytes)) else found
 
 
 def with_plans(trace: AllocationTrace, pick: Callable[[Iterable[int]], int]) -> AllocationTrace:
@@ -125,6 +119,7 @@ def peak_range(
     settings: AllocatorSettings,
     gpu_bytes: int,
     memory: Memory,
+    at_once: Peaks,
     clock: StepClock | None = None,
 ) -> PeakRange | None:
     """Return the range of the peaks; None if no release depends on timing.
@@ -133,7 +128,8 @@ def peak_range(
         trace: Allocations of a run, in which memory is free as soon as its tensor dies.
         settings: Settings of the allocator.
         gpu_bytes: Memory of the GPU.
-        memory: Peaks of the trace itself.
+        memory: Peaks that are predicted.
+        at_once: Peaks of the trace itself.
         clock: When its operations are launched and done, where that is predicted.
     """
     late = released_late(trace)
@@ -141,12 +137,10 @@ def peak_range(
     others = [one for one in others if one.events != trace.events]
     if not others:
         return None
-    replays = [replay(one, settings, device_bytes=gpu_bytes) for one in (trace, *others)]
-    allocated = replays[:1] if trace.stream_uses else replays  # what waits for streams does not count as allocated
-    return PeakRange(
-        allocated_bytes=_ordered(memory.peak_allocated_bytes, *(one.peak_allocated_bytes for one in allocated)),
-        reserved_bytes=_ordered(memory.peak_reserved_bytes, *(one.peak_reserved_bytes for one in replays)),
-    )
+    found = [at_once, *(peaks for one in others for peaks in peaks_of(one, settings, gpu_bytes))]
+    if trace.stream_uses:  # what waits for streams does not count as allocated
+        found = [one._replace(allocated_bytes=at_once.allocated_bytes) for one in found]
+    return _range(memory, found)
 
 
 def released_late(trace: AllocationTrace) -> AllocationTrace:
@@ -332,5 +326,8 @@ def _allocations_before_release(trace: AllocationTrace) -> dict[int, int]:
     return found
 
 
-def _ordered(*sizes: int) -> tuple[int, int]:
-    return min(sizes), max(sizes)
+def _range(memory: Memory, others: Sequence[Peaks]) -> PeakRange:
+    """Return the least and the most that is allocated and reserved at the peak, in a prediction and in others."""
+    allocated = memory.peak_allocated_bytes, *(one.allocated_bytes for one in others)
+    reserved = memory.peak_reserved_bytes, *(one.reserved_bytes for one in others)
+    return PeakRange((min(allocated), max(allocated)), (min(reserved), max(reserved)))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.allocator.replay import Player, library_moments, replay
+from trainatomy.allocator.replay import Player, library_moments, peaks_of
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.errors import SimulationError, WorkloadError
@@ -125,7 +125,7 @@ def _steps_to_peaks(longer: Iterator[Stitched], settings: AllocatorSettings, exe
         if len(stitched.step_ends) < executed:
             continue
         if player is None:
-            player = Player(stitched.trace, allocator, library_moments(stitched.trace, allocator))
+            player = Player(stitched.trace, allocator, library_moments(stitched.trace))
         for end in stitched.step_ends[step:]:
             step += 1
             player.play(end)
@@ -181,8 +181,8 @@ def peaks_with_skipped_steps(
     with contextlib.suppress(SimulationError):
         while len(found) <= MOST_SKIPPED_STEPS and (len(found) < 3 or not _same_peaks(found)):
             skipped = with_further_steps(with_skipped_steps(trace, len(found)), settings)
-            peaks = replay(skipped, settings, device_bytes=gpu_bytes)
-            found.append(SkippedSteps(len(found), peaks.peak_allocated_bytes, peaks.peak_reserved_bytes))
+            (peaks,) = peaks_of(skipped, settings, gpu_bytes)
+            found.append(SkippedSteps(len(found), *peaks))
     while len(found) > 1 and _same_peaks(found):
         found.pop()
     return tuple(found[1:])
