@@ -38,14 +38,14 @@ def executed_and_copied(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> 
     copies = 0
     repeat = Repetition.repeat
 
-    def counted(self: Repetition, *arguments: Any) -> Any:
+    def counted(self: Repetition, *arguments: Any, **keywords: Any) -> Any:
         nonlocal copies
-        loss = repeat(self, *arguments)
+        loss = repeat(self, *arguments, **keywords)
         copies += loss is not None
         return loss
 
     with monkeypatch.context() as patch:
-        patch.setattr(Repetition, "repeat", lambda *arguments: None)
+        patch.setattr(Repetition, "repeat", lambda *arguments, **keywords: None)
         executed = simulate(workload, workload.resolve_gpu())
     with monkeypatch.context() as patch:
         patch.setattr(Repetition, "repeat", counted)
@@ -93,6 +93,36 @@ def test_copies_are_what_execution_writes(
     executed, copied, copies = executed_and_copied(described, monkeypatch)
     assert_equal(executed, copied)
     assert copies == COPIED[accumulation]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "copied"),
+    [
+        ({"strategy": "ddp"}, 1),
+        ({"strategy": "ddp", "gradient_as_bucket_view": True}, 1),
+        ({"strategy": "ddp", "sync_each_batch": True}, 0),
+        ({"strategy": "zero1"}, 1),
+        ({"strategy": "fsdp2"}, 0),
+    ],
+    ids=str,
+)
+def test_micro_batches_of_ranks_are_copied_where_they_exchange_nothing(
+    parallel: dict[str, Any], copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last micro-batch of a step reduces the gradients; with FSDP each one gathers weights."""
+    described = Workload.from_mapping(
+        {
+            "loop": "pytorch",
+            "model": {"class": "BertForMaskedLM", "config": {**TEXT, "num_hidden_layers": 1}},
+            "data": {"sequence_length": 16},
+            "train": {"gradient_accumulation_steps": 6, "bf16": True},
+            "parallel": {"gpus": 2, **parallel},
+            "gpu": "h200",
+        }
+    )
+    executed, with_copies, copies = executed_and_copied(described, monkeypatch)
+    assert_equal(executed, with_copies)
+    assert copies == copied
 
 
 def test_a_model_that_was_loaded_in_eval_mode_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

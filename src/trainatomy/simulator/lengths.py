@@ -55,6 +55,7 @@ class EveryStep(Watcher):
 
     def leaves_out(self, micro_step: int, of: int) -> bool:
         """Leave out nothing: micro-batches differ."""
+        self._given = of
         return False
 
     def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:

@@ -52,7 +52,10 @@ def gradients(parameters: Sequence[nn.Parameter], number_of: Callable[[torch.Ten
 
 @dataclass(slots=True)
 class Window:
-    """Facts of the trace and the loop about one executed micro-batch."""
+    """Facts of the trace and the loop about one executed micro-batch.
+
+    ``exchanges``: it worked with other ranks or between streams, which is not compared.
+    """
 
     step: int
     micro_step: int
@@ -70,6 +73,7 @@ class Window:
     kept: int = -1
     gradients: list[Gradient] | None = None
     recording: Recording | None = None
+    exchanges: bool = False
 
     def name(self, number: int) -> Name:
         """Return how this micro-batch refers to an allocation; -1 stands for none."""

@@ -40,6 +40,11 @@ class OperationOrder:
             table.clear()
         self._cpu_awaits = _NONE
 
+    @property
+    def awaits(self) -> bool:
+        """True if the next operation of a stream, or of the CPU, has to wait."""
+        return bool(self._awaited or self._cpu_awaits)
+
     def append(self, operations: Operations, stream: int) -> None:
         """Note the operation that is about to be appended, and what it waits for."""
         position = len(operations.operations)
@@ -125,6 +130,7 @@ class OperationWriter:
         whole: Name of the operation that the current ones are parts of.
         threads: Threads that run a module's Python at the same time, one for each GPU of the process.
         in_thread: True while one of them runs.
+        wrapped: Times that ``count`` was called in the run.
         streams: Streams of the process.
     """
 
@@ -147,6 +153,7 @@ class OperationWriter:
         self.whole: str | None = None
         self.threads = 1
         self.in_thread = False
+        self.wrapped = 0
         self._storages = storages
         self._modules = modules
         self._number_of = number_of
@@ -186,6 +193,11 @@ class OperationWriter:
         if self.wanted:
             self.recording = True
             self._modules.on_call = self._count_module_call
+
+    @property
+    def awaits(self) -> bool:
+        """True if the next operation of a stream or of the CPU waits for others, in a step that is written."""
+        return self.recording and self._order.awaits
 
     def begin_recording(self, step: int) -> None:
         """Begin to record a part of a step, which may be one that is not written, or part of another one."""
@@ -257,6 +269,7 @@ class OperationWriter:
 
     def count(self, what: Counted) -> None:
         """Count something that takes the CPU time without being an operation."""
+        self.wrapped += 1
         if self.recording:
             self._add(getattr(self.operations, what), 1)
 

@@ -163,6 +163,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         scalars_on_host: True while an assignment converts a number, which CUDA keeps on the host.
         has_packed: True while tensors of torchao may come, which run operations on the tensors inside them.
         communicates: True for one rank of several.
+        transfers: Number of collectives, and of copies to other GPUs, so far.
         evaluation: Last evaluation of the training.
         generation: Last call of ``generate()``.
         saving: Last checkpoint that was saved.
@@ -188,6 +189,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
     ) -> None:
         TorchDispatchMode.__init__(self)
         TraceWriter.__init__(self, storages, modules, device)
+        self.transfers = 0
         self.python_adds = False
         self.scalars_on_host = False
         self.has_packed = False
@@ -225,6 +227,23 @@ class Recorder(TraceWriter, TorchDispatchMode):
     def loaded(self) -> frozenset[str]:
         """The libraries that were loaded, with PyTorch's streams; those of several ranks are in what NCCL holds."""
         return frozenset(self.libraries | ({"streams"} if self.streams.pooled and not self.communicates else set()))
+
+    @property
+    def is_alone(self) -> bool:
+        """True while the run has used one stream of one process."""
+        return not (self.communicates or self.streams.uses or self.trace.stream_uses)
+
+    @property
+    def exchanges(self) -> tuple[int, ...]:
+        """How often the run worked with other ranks, between streams, or on wrappers of parallel training so far."""
+        trace, operations = self.trace, self.operations
+        noted = trace.stream_uses, trace.cpu_waits, trace.pinned, self._labels_at_end
+        return self.transfers, operations.wrapped, self.streams.uses, *map(len, noted)
+
+    @property
+    def awaits(self) -> bool:
+        """True if the next operations that are written have to wait for others."""
+        return self.operations.awaits
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -101,8 +101,7 @@ class RepeatedCalls:
     @property
     def are_followed(self) -> bool:
         """False in a run with several streams or processes: what they do is not compared."""
-        recorder = self._recorder
-        return not (recorder.communicates or recorder.streams.in_use or recorder.trace.stream_uses)
+        return self._recorder.is_alone
 
     def describe(self, inputs: Any) -> Inputs | None:
         """Describe the inputs of a call; None if they are not all tensors and plain values."""

@@ -9,6 +9,9 @@ did what that of the template's step did, so that nothing depends on the step.  
 the host's memory (random numbers, a module that counts its calls) is never a template.  Whatever fails a check is
 executed.
 
+On several GPUs, a micro-batch that communicates, or works with several streams, is neither a template nor compared, and
+the last one of a step is always executed: with DDP it reduces the gradients of all.
+
 The first micro-batch of a step is copied from that of the step before if that did what the one of the step before it
 did; the gradients that it made are then tensors of the same layout.
 
@@ -67,7 +70,7 @@ class Repetition:
         self._firsts: dict[int, Window] = {}
         self._further: tuple[Window, list[tuple[Any, ...]]] | None = None
         self._template: Template | None = None
-        self._open: tuple[Window, Any] | None = None
+        self._open: tuple[Window, Any, tuple[int, ...]] | None = None
         self._modules: list[nn.Module] = []
         self._parameters: list[nn.Parameter] = []
         self._batch: tuple[Any, dict[int, int]] | None = None
@@ -100,10 +103,13 @@ class Repetition:
             self._loss = (loss.shape, loss.stride(), loss.dtype)
         self._kept = _number(self._recorder, loss)
 
-    def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
-        """Write a copy of the template as this micro-batch and return its loss; None if it has to be executed."""
+    def repeat(self, micro_step: int, batch: Any, *, is_last: bool = False) -> torch.Tensor | None:
+        """Write a copy of the template as this micro-batch and return its loss; None if it has to be executed.
+
+        The last one of a step is executed where ranks exchange their gradients in it.
+        """
         self._batch = self._described(batch)
-        if self._batch is None:
+        if self._batch is None or (is_last and self._recorder.communicates) or self._recorder.awaits:
             return None
         if micro_step == 0:
             return self._repeat_first(*self._batch)
@@ -120,7 +126,7 @@ class Repetition:
     def _repeat_first(self, shapes: Any, batch: dict[int, int]) -> torch.Tensor | None:
         """Copy the first micro-batch of the step before, or that of an earlier run, if it is known to repeat."""
         step, trace = self._recorder.step, self._recorder.trace
-        template = None if self._is_in_use() else self._recalled_first(step) or self._first_of_step_before(step)
+        template = self._recalled_first(step) or self._first_of_step_before(step)
         if template is None or template.window.shapes != shapes or template.window.gradients is None:
             return None
         window, made = template.window, template.window.gradients
@@ -165,7 +171,7 @@ class Repetition:
 
     def _template_of_first(self, window: Window) -> Template | None:
         """Return the first micro-batch of a step as a template; None if it left more than gradients and its loss."""
-        if window.recording is None or window.gradients is None or window.loss is None:
+        if window.exchanges or window.recording is None or window.gradients is None or window.loss is None:
             return None
         entries = list(window.entries(self._recorder.trace))
         left = {one.number - window.numbers.start for one in window.gradients} | {window.kept - window.numbers.start}
@@ -196,19 +202,20 @@ class Repetition:
         self._libraries = frozenset(recorder.libraries)
         if self._further is not None if micro_step > 0 else recorder.step - 1 in self._firsts:
             self._operations.begin_recording(recorder.step)
-        self._open = window, self.host_state()
+        self._open = window, self.host_state(), recorder.exchanges
 
     def end(self) -> None:
         """End of a micro-batch that was executed: compare it with the one before."""
         if self._open is None:
             return
-        (window, state), self._open = self._open, None
+        (window, state, exchanges), self._open = self._open, None
         recorder, trace = self._recorder, self._recorder.trace
         recorder.functions = None
         window.events = range(window.events.start, len(trace.events))
         window.numbers = range(window.numbers.start, len(trace.origins))
         window.marks = range(window.marks.start, len(trace.marks))
         window.is_stateful = self.host_state() != state
+        window.exchanges = recorder.exchanges != exchanges
         window.loss, window.kept = self._loss, self._kept
         window.recording = self._operations.end_recording()
         if window.micro_step == 0:
@@ -217,6 +224,8 @@ class Repetition:
             self._recall_or_remember(window)
             return
         self._loads_later = self._loads_later or self._recorder.libraries != self._libraries
+        if window.exchanges:
+            return
         entries = list(window.entries(self._recorder.trace))
         before, self._further, self._template = self._further, (window, entries), None
         if before is not None and window.recording is not None and self._is_repeated(before, window, entries):
@@ -229,7 +238,7 @@ class Repetition:
 
         It is remembered in its second step, when it has shown whether its micro-batches repeat.
         """
-        if self._recollections is None or self._is_in_use() or window.is_stateful:
+        if self._recollections is None or not self._recorder.is_alone or window.is_stateful:
             return
         if window.step == 0:
             self._beginning = Beginning.of(self._recorder.trace, window)
@@ -270,8 +279,7 @@ class Repetition:
         """Return whether a micro-batch did what the one before did, and whether a copy can take its place."""
         earlier, earlier_entries = before
         return (
-            (earlier.step == window.step or earlier.micro_step == window.micro_step)
-            and not (earlier.is_stateful or window.is_stateful or self._is_in_use())
+            not (earlier.is_stateful or window.is_stateful)
             and earlier.shapes == window.shapes
             and window.loss is not None
             and earlier.loss == window.loss
@@ -279,10 +287,6 @@ class Repetition:
             and earlier.functions == window.functions
             and earlier_entries == entries
         )
-
-    def _is_in_use(self) -> bool:
-        """Return whether the run uses several streams or processes: what they do is not compared."""
-        return self._recorder.communicates or self._recorder.streams.in_use or bool(self._recorder.trace.stream_uses)
 
     def _is_aligned(self, earlier: int, later: int) -> bool:
         """Return whether the first micro-batch of a step did what that of an earlier step did.

@@ -116,9 +116,9 @@ class Streams:
         return self._of_nodes.get(node._sequence_nr())
 
     @property
-    def in_use(self) -> bool:
-        """True if the run made streams or recorded events: its operations may depend on others than the one before."""
-        return self._count > 1 or self._events > 0
+    def uses(self) -> int:
+        """Number of streams that were made and of events that were recorded, on which operations may depend."""
+        return self._count - 1 + self._events
 
     def operation(self) -> None:
         """Remember the stream of the autograd nodes that the operation made that just ran."""

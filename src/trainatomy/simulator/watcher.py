@@ -161,7 +161,7 @@ class Watcher(PhaseMarker):
         super().__init__(recorder)
         self.keeps_step_before = False
         self._last = steps - 1
-        self._micro_steps = 1
+        self._micro_steps = self._given = 1
         self._begun = (0, 0)
         self._paused = (0, False)
         self._restoring: RestoringPurpose = "resume"
@@ -221,7 +221,7 @@ class Watcher(PhaseMarker):
     def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
         """Return the loss of a micro-batch that was copied from one before; None if it has to be executed."""
         self._count(micro_step)
-        loss = self._repetition.repeat(micro_step, batch)
+        loss = self._repetition.repeat(micro_step, batch, is_last=micro_step == self._given - 1)
         self._operations.repeats = 1
         return loss
 
@@ -233,7 +233,7 @@ class Watcher(PhaseMarker):
 
     def leaves_out(self, micro_step: int, of: int) -> bool:
         """Return True for micro-batches between the third and the last: they repeat the third."""
-        self._micro_steps = of
+        self._micro_steps = self._given = of
         left_out = EXECUTED_MICRO_STEPS - 1 <= micro_step < of - 1
         if left_out:
             self._operations.skip_placeholder()

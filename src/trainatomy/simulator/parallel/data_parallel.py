@@ -169,6 +169,7 @@ class ReplicaRecorder(Recorder):
             self._write_transfer("peer::copy", (source, target), {"bytes": size})
 
     def _write_transfer(self, name: str, tensors: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> None:
+        self.transfers += 1
         self.operations.write_one(name, tensors[:1], tensors[1:], dict(numbers), (), len(self.trace.events))
 
 

@@ -287,6 +287,11 @@ class RankRecorder(Recorder):
             return self._read(*args[:2])
         return super().__torch_dispatch__(func, types, args, kwargs)
 
+    @property
+    def awaits(self) -> bool:
+        """True if operations that are written have to wait for others, or for collectives of their tensors."""
+        return super().awaits or bool(self._pending and self.operations.recording)
+
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the allocation that holds this rank's part of a tensor."""
         with _DISABLED():
@@ -336,6 +341,7 @@ class RankRecorder(Recorder):
 
     def _communicate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a collective: what it returns is allocated, its communication is written as an operation."""
+        self.transfers += 1
         name = func._schema.name.rpartition("::")[2]
         if name in PASSING:
             with _DISABLED():
