@@ -235,9 +235,13 @@ class Recorder(TraceWriter, TorchDispatchMode):
 
     @property
     def exchanges(self) -> tuple[int, ...]:
-        """How often the run worked with other ranks, between streams, or on wrappers of parallel training so far."""
+        """How often the run worked with other ranks, between streams, or on wrappers of parallel training so far.
+
+        What does so is not compared with anything, and not copied.
+        """
         trace, operations = self.trace, self.operations
-        noted = trace.stream_uses, trace.cpu_waits, trace.pinned, self._labels_at_end
+        waits = operations.operations.dependencies, operations.operations.cpu_waits
+        noted = trace.stream_uses, trace.cpu_waits, trace.pinned, self._labels_at_end, *waits
         return self.transfers, operations.wrapped, self.streams.uses, *map(len, noted)
 
     @property
