@@ -29,8 +29,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainatomy.errors import SimulationError
 from trainatomy.results.operations import Operations
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.repeated_calls import Inputs, RepeatedCalls, Window
+from trainatomy.simulator.repeated_calls import RepeatedCalls, Window
 from trainatomy.simulator.storages import storage_key
+from trainatomy.simulator.stretches import Inputs, describe
 
 if TYPE_CHECKING:
     from trainatomy.simulator.process import SimulatedProcess
@@ -64,7 +65,7 @@ class RepeatedBatches:
 
     def repeat(self, batch: Any) -> Any:
         """Write a copy of the template as this batch and return its outputs; None if it has to be executed."""
-        self._inputs = self._calls.describe(dict(batch))
+        self._inputs = describe(self._recorder, dict(batch))
         template = self._template
         if self._inputs is None or template is None or template.inputs.shapes != self._inputs.shapes:
             return None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +22,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from trainatomy.results.operations import Operations
-from trainatomy.results.trace import AllocationTrace, Event, Mark
+from trainatomy.results.trace import AllocationTrace, Mark
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.repeated_calls import RepeatedCalls
 from trainatomy.simulator.repeated_layers import RepeatedLayers
+from trainatomy.simulator.stretches import OLDER, describe, read, write
 from trainatomy.simulator.values import LazyValue
 from trainatomy.training.process import host_states
 from trainatomy.training.quantization import scales
@@ -154,22 +155,13 @@ def write_again(
 
     ``phase_of`` returns the phase of the copy of an allocation by that of the original.
     """
-    events, moved, places = trace.events[begin.events : end.events], dict[int, int](), list[int]()
-    for event in events:
-        places.append(len(trace.events))
-        number = event.allocation
-        if number in left_out:
-            continue
-        if event.action == "alloc":
-            moved[number] = len(trace.origins)
-            origin = trace.origins[number]
-            trace.origins.append(origin._replace(phase=phase_of(origin.phase), step=step))
-            if number in trace.labels:
-                trace.labels[moved[number]] = trace.labels[number]
-            if number in trace.choices:
-                trace.choices[moved[number]] = trace.choices[number]
-        trace.events.append(Event(event.action, moved.get(number, number), event.bytes, event.stream))
-    places.append(len(trace.events))
+    stretch = range(begin.events, end.events)
+    is_copied = (trace.events[index].allocation not in left_out for index in stretch)
+    places = list(accumulate(is_copied, initial=len(trace.events)))
+    own = [number for number in range(begin.origins, end.origins) if number not in left_out]
+    moved = {number: len(trace.origins) + place for place, number in enumerate(own)}
+    entries = list(read(trace, stretch, lambda number: None if number in left_out else (OLDER, number)))
+    write(trace, entries, lambda name: moved.get(name[1], name[1]), step, phase_of=phase_of)
     return Copied(moved, places)
 
 
@@ -280,14 +272,13 @@ class RepeatedGeneration:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._calls = RepeatedCalls(recorder)
         self._executed: _Executed | None = None
         self._open: tuple[nn.Module, _Inputs, StepBegin, str, Any, Any] | None = None
 
     def repeat(self, model: nn.Module, arguments: Any, keywords: Any) -> torch.Tensor | None:
         """Write the last call again and return its tokens; None if this one is to be executed, until ``end``."""
         self._open = None
-        inputs = self._inputs(model, arguments, keywords) if self._calls.are_followed else None
+        inputs = self._inputs(model, arguments, keywords) if self._recorder.is_alone else None
         if inputs is None:
             return None
         executed = self._executed
@@ -307,7 +298,7 @@ class RepeatedGeneration:
         result = self._result(tokens, inputs.words)
         if recording is None or result is None or self._state(model) != inputs.state:
             return
-        if host_states() != states or self._beside() != beside or not self._calls.are_followed:
+        if host_states() != states or self._beside() != beside or not self._recorder.is_alone:
             return
         workspaces = left_behind(self._recorder.trace, begin, end, (result.number,))
         if workspaces is not None and result.number >= begin.origins:
@@ -325,7 +316,7 @@ class RepeatedGeneration:
     def _inputs(self, model: nn.Module, arguments: Any, keywords: Any) -> _Inputs | None:
         """Return what a call depends on; None if it is not all known."""
         described = [_plain(value) for value in arguments], {name: _plain(value) for name, value in keywords.items()}
-        inputs = self._calls.describe(described)
+        inputs = describe(self._recorder, described)
         if inputs is None:
             return None
         known = self._recorder.values

@@ -11,7 +11,7 @@ made after the first micro-batch (by the optimizer, for example) is not copied, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,7 @@ from torch import nn
 
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator.operations import Recording
-
-OWN, BATCH, LOSS, FIRST, OLDER = "own", "batch", "loss", "first", "older"
-Name = tuple[str, int]
-"""Allocation as a micro-batch refers to it: its own, by number; of its batch, by place; the loss that the loop kept of
-the one before; of the first micro-batch of the step, by number; an older one, by its number in the trace."""
+from trainatomy.simulator.stretches import FIRST, INPUT, LOSS, OLDER, OWN, Entry, Inputs, Name, read, remains
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +55,7 @@ class Window:
 
     step: int
     micro_step: int
-    shapes: Any
-    batch: dict[int, int]
+    batch: Inputs
     kept_before: int
     events: range
     numbers: range
@@ -81,42 +76,24 @@ class Window:
             return OLDER, number
         if number in self.numbers:
             return OWN, number - self.numbers.start
-        if number in self.batch:
-            return BATCH, self.batch[number]
+        if number in self.batch.places:
+            return INPUT, self.batch.places[number]
         if number == self.kept_before:
             return LOSS, 0
         if number in self.of_first:
             return FIRST, number - self.of_first.start
         return OLDER, number
 
-    def entries(self, trace: AllocationTrace, own: list[int] | None = None) -> Iterator[tuple[Any, ...]]:
-        """Yield what the micro-batch wrote to the trace, with allocations by their names.
+    def entries(self, trace: AllocationTrace, own: Sequence[int] | None = None) -> list[Entry]:
+        """Return what the micro-batch wrote to the trace; ``own``: its allocations that count, by default all."""
+        places = {number: place for place, number in enumerate(self.numbers if own is None else own)}
 
-        Args:
-            trace: The trace of its run.
-            own: Its allocations that count, by default all.
-        """
-        places = None if own is None else {number: place for place, number in enumerate(own)}
-        marks = iter(trace.marks[self.marks.start : self.marks.stop])
-        mark = next(marks, None)
-        for index in self.events:
-            while mark is not None and mark.event <= index:
-                yield "mark", mark.name
-                mark = next(marks, None)
-            action, number, size, stream = trace.events[index]
-            is_own = number in self.numbers
-            if is_own and places is not None and number not in places:
-                continue
-            name = (OWN, places[number]) if is_own and places is not None else self.name(number)
-            if action != "alloc":
-                yield action, name, size, stream
-                continue
-            origin = trace.origins[number]
-            label, choice = trace.labels.get(number), trace.choices.get(number)
-            yield action, name, size, stream, origin.operation, origin.module, origin.phase, label, choice
-        while mark is not None:
-            yield "mark", mark.name
-            mark = next(marks, None)
+        def name_of(number: int) -> Name | None:
+            if number not in self.numbers:
+                return self.name(number)
+            return (OWN, places[number]) if number in places else None
+
+        return list(read(trace, self.events, name_of, self.marks))
 
 
 @dataclass(slots=True)
@@ -124,21 +101,20 @@ class Template:
     """A micro-batch that can be copied, with its entries in the trace."""
 
     window: Window
-    entries: list[tuple[Any, ...]]
+    entries: list[Entry]
     outputs: list[tuple[Name, ...]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, window: Window, entries: list[tuple[Any, ...]]) -> Template:
+    def of(cls, window: Window, entries: list[Entry]) -> Template:
         """Return a recorded micro-batch as a template."""
         operations = () if window.recording is None else window.recording.operations
         return cls(window, entries, [tuple([window.name(number) for number in one.outputs]) for one in operations])
 
 
-def leaves_only(window: Window, entries: list[tuple[Any, ...]], left: set[int]) -> bool:
+def leaves_only(window: Window, entries: list[Entry], left: set[int]) -> bool:
     """Return whether a micro-batch released all its allocations but some, and of others only the loss before."""
-    freed = {entry[1] for entry in entries if entry[0] == "free"}
-    survivors = {number for number in range(len(window.numbers)) if (OWN, number) not in freed}
-    return survivors == left and all(name[0] in (OWN, LOSS) for name in freed)
+    kept, released = remains(entries, len(window.numbers))
+    return kept == left and released <= {OWN, LOSS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +133,7 @@ class Beginning:
     def of(cls, trace: AllocationTrace, window: Window) -> Beginning:
         """Return the beginning of the run whose first micro-batch is over."""
         parts = list(trace.events), list(trace.origins), list(trace.marks), dict(trace.labels), dict(trace.choices)
-        return cls(*parts, window.functions, window.shapes)
+        return cls(*parts, window.functions, window.batch.shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +185,8 @@ def _is_independent(template: Template, beginning: Beginning) -> bool:
     """Return whether a micro-batch refers to nothing that was made after the beginning, except for its own."""
     start, made = template.window.of_first.start, len(beginning.origins)
     names = {name for names in template.outputs for name in names} | {
-        entry[1] for entry in template.entries if entry[0] != "mark"
+        entry.name for entry in template.entries if entry.action != "mark"
     }
-    choices = {entry[-1] for entry in template.entries if entry[0] == "alloc"} - {None}
+    choices = {entry.made.choice for entry in template.entries if entry.made is not None} - {None}
     older = (number + (start if kind == FIRST else 0) for kind, number in names if kind in (FIRST, OLDER))
     return choices <= set(beginning.choices.values()) and all(number < made for number in older)

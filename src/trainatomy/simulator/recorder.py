@@ -6,7 +6,7 @@ Facts about an operator that the recorder needs in every call of it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -230,7 +230,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
 
     @property
     def is_alone(self) -> bool:
-        """True while the run has used one stream of one process."""
+        """True while the run has used one stream of one process: what several do is not compared."""
         return not (self.communicates or self.streams.uses or self.trace.stream_uses)
 
     @property
@@ -241,7 +241,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         """
         trace, operations = self.trace, self.operations
         waits = operations.operations.dependencies, operations.operations.cpu_waits
-        noted = trace.stream_uses, trace.cpu_waits, trace.pinned, self._labels_at_end, *waits
+        noted: Sequence[Sized] = (trace.stream_uses, trace.cpu_waits, trace.pinned, self._labels_at_end, *waits)
         return self.transfers, operations.wrapped, self.streams.uses, *map(len, noted)
 
     @property

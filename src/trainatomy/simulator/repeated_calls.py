@@ -6,22 +6,18 @@ refers to allocations by names that are the same in each call, so that two calls
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from trainatomy.results.trace import Event, Origin
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.stretches import INPUT, OLDER, OWN, WEIGHT, Entry, Inputs, Name, read, remains, write
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
-_OWN, _INPUT, _WEIGHT, _OLDER = "own", "input", "weight", "older"
-Name = tuple[str, int]
-"""Allocation as a call refers to it: its own, by number; of its inputs or its module, by place; an older one, by its
-number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +32,21 @@ class Output:
     dtype: torch.dtype
 
 
-@dataclass(slots=True)
-class Inputs:
-    """Inputs of a call: their shapes and plain values, and the place of each allocation among them."""
-
-    shapes: Any
-    places: dict[int, int]
-
-
 class Module(NamedTuple):
     """The module whose forward a call is: its path, and the allocations of its weights."""
 
     path: str = ""
     weights: tuple[int, ...] = ()
+
+    def relative(self, module: str) -> tuple[bool, str]:
+        """Return whether a module is inside this one, and its path there, or else its whole path."""
+        is_inside = module.startswith(self.path)
+        return is_inside, module[len(self.path) :] if is_inside else module
+
+    def absolute(self, relative: tuple[bool, str]) -> str:
+        """Return the path of a module that is to this one what ``relative`` says."""
+        is_inside, path = relative
+        return self.path + path if is_inside else path
 
 
 _NO_MODULE = Module()
@@ -63,18 +61,18 @@ class Window:
     event: int
     numbers: range
     functions: list[Any]
-    entries: Sequence[tuple[Any, ...]] = ()
+    entries: Sequence[Entry] = ()
     outputs: tuple[list[Any], TreeSpec] | None = None
     recording: Recording | None = None
 
     def name(self, number: int) -> Name:
         """Return how this call refers to an allocation."""
         if number in self.numbers:
-            return _OWN, number - self.numbers.start
+            return OWN, number - self.numbers.start
         if number in self.inputs.places:
-            return _INPUT, self.inputs.places[number]
+            return INPUT, self.inputs.places[number]
         weights = self.module.weights
-        return (_WEIGHT, weights.index(number)) if number in weights else (_OLDER, number)
+        return (WEIGHT, weights.index(number)) if number in weights else (OLDER, number)
 
     def did_as(self, other: Window) -> bool:
         """Return whether another call had the same inputs and did the same."""
@@ -98,28 +96,6 @@ class RepeatedCalls:
         self._functions: list[Any] | None = None
         self._records = False
 
-    @property
-    def are_followed(self) -> bool:
-        """False in a run with several streams or processes: what they do is not compared."""
-        return self._recorder.is_alone
-
-    def describe(self, inputs: Any) -> Inputs | None:
-        """Describe the inputs of a call; None if they are not all tensors and plain values."""
-        leaves, structure = tree_flatten(inputs)
-        shapes: list[Any] = []
-        places: dict[int, int] = {}
-        with torch._C.DisableTorchFunction():
-            for place, leaf in enumerate(leaves):
-                if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
-                    number = self._recorder.number_of(leaf)
-                    shared = places.setdefault(number, place) if number is not None and number >= 0 else None
-                    shapes.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.is_meta, shared))
-                elif isinstance(leaf, _PLAIN):
-                    shapes.append((type(leaf), leaf))
-                else:
-                    return None
-        return Inputs((structure, tuple(shapes)), places)
-
     def begin(self, inputs: Inputs, module: Module = _NO_MODULE, *, records: bool = True) -> Window:
         """Begin to follow a call that is executed; ``records``: whether its operations are recorded for copies."""
         recorder = self._recorder
@@ -136,7 +112,9 @@ class RepeatedCalls:
             window.recording = self._recorder.operations.end_recording()
         self._recorder.functions, self._functions = self._functions, None
         window.numbers = range(window.numbers.start, len(self._recorder.trace.origins))
-        window.entries = tuple(self._entries(window))
+        trace = self._recorder.trace
+        events = range(window.event, len(trace.events))
+        window.entries = tuple(read(trace, events, window.name, module_of=window.module.relative))
         window.outputs = self._outputs(window, outputs)
 
     def abandon(self) -> None:
@@ -152,13 +130,11 @@ class RepeatedCalls:
             window: The call.
             frees_inputs: Whether it may release inputs.
         """
-        if window.outputs is None or not self.are_followed:
+        if window.outputs is None or not self._recorder.is_alone:
             return False
-        freed = {entry[1] for entry in window.entries if entry[0] == "free"}
-        survivors = {number for number in range(len(window.numbers)) if (_OWN, number) not in freed}
-        kept = [each.name[1] for each in window.outputs[0] if isinstance(each, Output) and each.name[0] == _OWN]
-        released = {_OWN, _INPUT} if frees_inputs else {_OWN}
-        return survivors == set(kept) and len(kept) == len(survivors) and all(name[0] in released for name in freed)
+        left, released = remains(window.entries, len(window.numbers))
+        kept = [each.name[1] for each in window.outputs[0] if isinstance(each, Output) and each.name[0] == OWN]
+        return left == set(kept) and len(kept) == len(left) and released <= ({OWN, INPUT} if frees_inputs else {OWN})
 
     def write_again(self, template: Window, inputs: Inputs, given: Any, to: Module = _NO_MODULE) -> Any:
         """Write a call once more and return its outputs.
@@ -176,26 +152,17 @@ class RepeatedCalls:
 
         def number_of(name: Name) -> int:
             kind, number = name
-            if kind == _OWN:
+            if kind == OWN:
                 return start + number
-            if kind == _INPUT:
+            if kind == INPUT:
                 return numbers[number]
-            return to.weights[number] if kind == _WEIGHT else number
+            return to.weights[number] if kind == WEIGHT else number
 
-        for action, name, size, stream, *rest in template.entries:
-            number = number_of(name)
-            trace.events.append(Event(action, number, size, stream))
-            if action == "free" and name[0] == _INPUT:
-                with torch._C.DisableTorchFunction():
-                    recorder.ledger.take(leaves[name[1]].untyped_storage())
-            if not rest:
-                continue
-            operation, is_inside, module, phase, label, choice = rest
-            trace.origins.append(Origin(operation, to.path + module if is_inside else module, phase, recorder.step))
-            if label is not None:
-                trace.labels[number] = label
-            if choice is not None:
-                trace.choices[number] = choice
+        write(trace, template.entries, number_of, recorder.step, module_of=to.absolute)
+        with torch._C.DisableTorchFunction():
+            for entry in template.entries:
+                if entry.action == "free" and entry.name[0] == INPUT:
+                    recorder.ledger.take(leaves[entry.name[1]].untyped_storage())
         if (recording := template.recording) is not None:
             held = [tuple(number_of(template.name(number)) for number in each.outputs) for each in recording.operations]
             recorder.operations.write_again(
@@ -203,20 +170,6 @@ class RepeatedCalls:
             )
         kept, structure = template.outputs
         return tree_unflatten([self._output(each, start, leaves) for each in kept], structure)
-
-    def _entries(self, window: Window) -> Iterator[tuple[Any, ...]]:
-        trace, path = self._recorder.trace, window.module.path
-        for index in range(window.event, len(trace.events)):
-            action, number, size, stream = trace.events[index]
-            name = window.name(number)
-            if action != "alloc":
-                yield action, name, size, stream
-                continue
-            origin = trace.origins[number]
-            labels = trace.labels.get(number), trace.choices.get(number)
-            is_inside = origin.module.startswith(path)
-            module = origin.module[len(path) :] if is_inside else origin.module
-            yield action, name, size, stream, origin.operation, is_inside, module, origin.phase, *labels
 
     def _outputs(self, window: Window, outputs: Any) -> tuple[list[Any], TreeSpec] | None:
         """Return how to make the outputs of a call again; None if that is not possible."""
@@ -231,7 +184,7 @@ class RepeatedCalls:
                 if number is None or number < 0:
                     return None
                 name = window.name(number)
-                if name[0] not in (_OWN, _INPUT):
+                if name[0] not in (OWN, INPUT):
                     return None
                 elements = leaf.untyped_storage().nbytes() // leaf.itemsize
                 offset = int(leaf.storage_offset())
@@ -245,7 +198,7 @@ class RepeatedCalls:
         kind, number = output.name
         layout = output.shape, output.strides, output.offset
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            if kind == _INPUT:
+            if kind == INPUT:
                 return leaves[number].detach().as_strided(*layout)
             size = torch.Size([output.elements])
             return self._recorder.ledger.stand_in(size, (1,), output.dtype, start + number).as_strided(*layout)

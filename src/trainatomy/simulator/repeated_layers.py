@@ -19,6 +19,7 @@ from torch import nn
 
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repeated_calls import Module, RepeatedCalls, Window
+from trainatomy.simulator.stretches import describe
 from trainatomy.training.process import host_states
 from trainatomy.training.quantization import scales
 from trainatomy.training.stored_weights import numbers
@@ -151,10 +152,10 @@ class RepeatedLayers:
         def forward(*args: Any, **kwargs: Any) -> Any:
             recorder = self._recorder
             follows = layer.kind is not None or 0 < self._token <= _EXECUTED
-            if not follows or torch.is_grad_enabled() or not self._calls.are_followed:
+            if not follows or torch.is_grad_enabled() or not self._recorder.is_alone:
                 return original(*args, **kwargs)
             entries = _entries_of(layer, args, kwargs)
-            inputs = None if entries is None else self._calls.describe(self._given(layer, args, kwargs, entries))
+            inputs = None if entries is None else describe(self._recorder, self._given(layer, args, kwargs, entries))
             if entries is None or inputs is None:
                 return original(*args, **kwargs)
             module = Module(recorder.module, layer.weights)

@@ -27,17 +27,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
 
-from trainatomy.results.trace import Event, Mark, Origin
 from trainatomy.simulator.micro_batches import (
-    BATCH,
-    FIRST,
-    LOSS,
-    OLDER,
-    OWN,
     Beginning,
-    Name,
     Recollections,
     RememberedRun,
     Template,
@@ -46,6 +38,7 @@ from trainatomy.simulator.micro_batches import (
     leaves_only,
 )
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.stretches import FIRST, INPUT, LOSS, OLDER, OWN, Entry, Inputs, Name, describe, write
 from trainatomy.training.process import host_states
 
 _PLAIN = (bool, int, float, str)
@@ -68,12 +61,12 @@ class Repetition:
         self._loads_later = False
         self._operations = recorder.operations
         self._firsts: dict[int, Window] = {}
-        self._further: tuple[Window, list[tuple[Any, ...]]] | None = None
+        self._further: tuple[Window, list[Entry]] | None = None
         self._template: Template | None = None
         self._open: tuple[Window, Any, tuple[int, ...]] | None = None
         self._modules: list[nn.Module] = []
         self._parameters: list[nn.Parameter] = []
-        self._batch: tuple[Any, dict[int, int]] | None = None
+        self._batch: Inputs | None = None
         self._kept = -1
         self._loss: tuple[torch.Size, tuple[int, ...], torch.dtype] | None = None
         self._origins_before_step = 0
@@ -108,26 +101,26 @@ class Repetition:
 
         The last one of a step is executed where ranks exchange their gradients in it.
         """
-        self._batch = self._described(batch)
+        self._batch = describe(self._recorder, batch)
         if self._batch is None or (is_last and self._recorder.communicates) or self._recorder.awaits:
             return None
         if micro_step == 0:
-            return self._repeat_first(*self._batch)
+            return self._repeat_first(self._batch)
         template = self._template
-        if template is None or template.window.shapes != self._batch[0]:
+        if template is None or template.window.batch.shapes != self._batch.shapes:
             return None
         if template.window.step != self._recorder.step and not self._is_aligned(
             template.window.step, self._recorder.step
         ):
             self._template = None
             return None
-        return self._copy(template, self._batch[1])
+        return self._copy(template, self._batch)
 
-    def _repeat_first(self, shapes: Any, batch: dict[int, int]) -> torch.Tensor | None:
+    def _repeat_first(self, batch: Inputs) -> torch.Tensor | None:
         """Copy the first micro-batch of the step before, or that of an earlier run, if it is known to repeat."""
         step, trace = self._recorder.step, self._recorder.trace
         template = self._recalled_first(step) or self._first_of_step_before(step)
-        if template is None or template.window.shapes != shapes or template.window.gradients is None:
+        if template is None or template.window.batch.shapes != batch.shapes or template.window.gradients is None:
             return None
         window, made = template.window, template.window.gradients
         if any(self._parameters[one.place].grad is not None for one in made):
@@ -173,7 +166,7 @@ class Repetition:
         """Return the first micro-batch of a step as a template; None if it left more than gradients and its loss."""
         if window.exchanges or window.recording is None or window.gradients is None or window.loss is None:
             return None
-        entries = list(window.entries(self._recorder.trace))
+        entries = window.entries(self._recorder.trace)
         left = {one.number - window.numbers.start for one in window.gradients} | {window.kept - window.numbers.start}
         return Template.of(window, entries) if leaves_only(window, entries, left) else None
 
@@ -187,7 +180,7 @@ class Repetition:
         window = Window(
             recorder.step,
             micro_step,
-            *self._batch,
+            self._batch,
             self._kept,
             range(start, start),
             range(number, number),
@@ -226,7 +219,7 @@ class Repetition:
         self._loads_later = self._loads_later or self._recorder.libraries != self._libraries
         if window.exchanges:
             return
-        entries = list(window.entries(self._recorder.trace))
+        entries = window.entries(self._recorder.trace)
         before, self._further, self._template = self._further, (window, entries), None
         if before is not None and window.recording is not None and self._is_repeated(before, window, entries):
             self._template = Template.of(window, entries)
@@ -254,33 +247,12 @@ class Repetition:
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 
-    def _described(self, batch: Any) -> tuple[Any, dict[int, int]] | None:
-        """Return the shapes of a batch and the places of its tensors by their allocations; None if it has others."""
-        leaves, structure = tree_flatten(batch)
-        shapes: list[Any] = []
-        numbers: dict[int, int] = {}
-        with torch._C.DisableTorchFunction():
-            for leaf in leaves:
-                if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
-                    shapes.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.is_meta))
-                elif leaf is None or isinstance(leaf, _PLAIN):
-                    shapes.append((type(leaf), leaf))
-                else:
-                    return None
-        for place, leaf in enumerate(leaves):
-            number = _number(self._recorder, leaf) if isinstance(leaf, torch.Tensor) else -1
-            if number >= 0:
-                numbers.setdefault(number, place)
-        return (structure, tuple(shapes)), numbers
-
-    def _is_repeated(
-        self, before: tuple[Window, list[tuple[Any, ...]]], window: Window, entries: list[tuple[Any, ...]]
-    ) -> bool:
+    def _is_repeated(self, before: tuple[Window, list[Entry]], window: Window, entries: list[Entry]) -> bool:
         """Return whether a micro-batch did what the one before did, and whether a copy can take its place."""
         earlier, earlier_entries = before
         return (
             not (earlier.is_stateful or window.is_stateful)
-            and earlier.shapes == window.shapes
+            and earlier.batch.shapes == window.batch.shapes
             and window.loss is not None
             and earlier.loss == window.loss
             and leaves_only(window, entries, {window.kept - window.numbers.start})
@@ -297,14 +269,14 @@ class Repetition:
         if self._aligned == steps:
             return True
         then, now = self._firsts.get(earlier), self._firsts.get(later)
-        if then is None or now is None or now.shapes != then.shapes or now.loss != then.loss:
+        if then is None or now is None or now.batch.shapes != then.batch.shapes or now.loss != then.loss:
             return False
         if now.is_stateful or then.is_stateful:
             return False
         passed = self._recorder.trace.events[then.events.start : now.events.stop]
         freed = {event.allocation for event in passed if event.action == "free"} | {then.kept}
         counted = [number for number in then.numbers if number in freed]
-        released = "free", (LOSS, 0), 0, 0  # the first micro-batch of the run finds no loss of one before
+        released = Entry("free", (LOSS, 0))  # the first micro-batch of the run finds no loss of one before
         trace = self._recorder.trace
         did_then, did_now = (
             [entry for entry in entries if entry != released]
@@ -322,33 +294,18 @@ class Repetition:
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
-    def _copy(self, template: Template, batch: dict[int, int]) -> torch.Tensor | None:
+    def _copy(self, template: Template, batch: Inputs) -> torch.Tensor | None:
         """Write the template once more and return a tensor that holds the allocation of its loss."""
-        window, trace, step = template.window, self._recorder.trace, self._recorder.step
+        window, trace = template.window, self._recorder.trace
         assert window.recording is not None and window.loss is not None
-        places = {place: number for number, place in batch.items()}
-        number_of = self._resolver(template, places)
+        number_of = self._resolver(template, {place: number for number, place in batch.places.items()})
         if number_of is None:
             return None
         outputs = [tuple([number_of(name) for name in names]) for names in template.outputs]
         first_event, first_number, kept = len(trace.events), len(trace.origins), self._kept
-        for entry in template.entries:
-            action, name = entry[0], entry[1]
-            if action == "mark":
-                trace.marks.append(Mark(len(trace.events), name, step))
-                continue
-            number = number_of(name) if name[1] >= 0 else -1
-            trace.events.append(Event(action, number, entry[2], entry[3]))
-            if action != "alloc":
-                continue
-            operation, module, phase, label, choice = entry[4:]
-            trace.origins.append(Origin(operation, module, phase, step))
-            if label is not None:
-                trace.labels[number] = label
-            if choice is not None:
-                trace.choices[number] = choice
+        write(trace, template.entries, number_of, self._recorder.step)
         self._operations.write_again(window.recording, first_event - window.events.start, outputs)
-        if any(entry[0] == "free" and entry[1][0] == LOSS for entry in template.entries):
+        if Entry("free", (LOSS, 0)) in template.entries:
             self._recorder.ledger.forget(kept)
         self._kept = first_number + window.kept - window.numbers.start
         return self._recorder.ledger.stand_in(*window.loss, self._kept)
@@ -364,7 +321,7 @@ class Repetition:
             kind, number = name
             if kind == OWN:
                 return start + number
-            if kind == BATCH:
+            if kind == INPUT:
                 return places[number]
             if kind == LOSS:
                 return kept
@@ -374,7 +331,7 @@ class Repetition:
             return number
 
         for kind, number in used:
-            if kind == BATCH and number not in places:
+            if kind == INPUT and number not in places:
                 return None
             if kind == OLDER and not same_step and number >= window.origins_before_step:
                 return None

@@ -35,6 +35,7 @@ from trainatomy.results.trace import AllocationTrace, Event, Mark
 from trainatomy.simulator.evaluation import CheckpointFiles
 from trainatomy.simulator.pieces import Beginning, CutTrace, StepLibrary, Stitched, cut
 from trainatomy.simulator.recorder import Recorder
+from trainatomy.simulator.stretches import OLDER, read, write
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.lengths import BatchShape
 from trainatomy.workload.schema import Workload
@@ -83,18 +84,11 @@ def _append_rest(trace: AllocationTrace, pieces: CutTrace, longer: Stitched) -> 
         for olds, news in zip(pieces.kept_last, longer.kept, strict=True)
         for old, new in zip(olds, news, strict=True)
     }
-    begin, moved = trace.marks[end].event, len(copy.events) - trace.marks[end].event
-    for event in trace.events[begin : marks[-1].event]:
-        number = event.allocation
-        if event.action == "alloc":
-            numbers[number] = len(copy.origins)
-            copy.origins.append(trace.origins[number])
-            if number in trace.labels:
-                copy.labels[numbers[number]] = trace.labels[number]
-            if number in trace.choices:
-                copy.choices[numbers[number]] = trace.choices[number]
-        copy.events.append(event._replace(allocation=numbers.get(number, number)))
-    copy.marks += [mark._replace(event=mark.event + moved) for mark in marks]
+    rest = range(trace.marks[end].event, marks[-1].event)
+    made = (event.allocation for event in trace.events[rest.start : rest.stop] if event.action == "alloc")
+    numbers |= {number: len(copy.origins) + place for place, number in enumerate(made)}
+    entries = read(trace, rest, lambda number: (OLDER, number), range(end + 1, len(trace.marks)))
+    write(copy, entries, lambda name: numbers.get(name[1], name[1]), trace.marks[end].step)
 
 
 def with_copies(trace: AllocationTrace, count: int) -> AllocationTrace:
