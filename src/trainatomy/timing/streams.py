@@ -56,23 +56,14 @@ def replay_streams(
                 passed.append(max(timelines.computed - began, 0.0))
             for one in work.get(place, ()):
                 timelines.run_on_cpu(one.after(timelines.warm_at - timelines.cpu_busy, costs.long_wait))
-            if len(stretch) > 1:
-                timelines.launch_all(stretch, rows, noted)
-                continue
-            (index,) = stretch
-            row = rows[index]
-            if row.waits:
+            index = stretch[0]
+            if rows[index].waits:
                 timelines.wait_for(timelines.streams.values())
             if index in cpu_waits:
                 timelines.await_operations(cpu_waits[index])
-            launched = timelines.cpu
-            timelines.run_on_cpu(row.launch)
-            launch_end = timelines.cpu
-            run = timelines.launch(index, row)
-            if noted is not None:
-                noted.append((index, launched, launch_end, run))
-            if row.blocks:
-                timelines.read([timelines.streams[row.stream]])
+            timelines.launch(stretch, rows, noted)
+            if rows[index].blocks:
+                timelines.read([timelines.streams[rows[index].stream]])
                 timelines.run_on_cpu(costs.read)
     if on_launch is not None:
         for index, launched, launch_end, run in launches:
@@ -221,104 +212,64 @@ class _Timelines:
         self.cpu += seconds
         self.cpu_busy += seconds
 
-    def launch_all(self, indices: Sequence[int], rows: Sequence[Row], noted: list[_Launch] | None) -> None:
-        """Launch operations that follow each other on one stream, none in ``meets_others``: the hot loop.
+    def launch(self, indices: Sequence[int], rows: Sequence[Row], noted: list[_Launch] | None) -> None:
+        """Queue the kernels of operations that follow each other on one stream: the hot loop.
 
-        It does what ``run_on_cpu`` and ``launch`` do for each of them.
+        The CPU waits while the queue is full.  An operation in ``meets_others`` comes alone.
         """
-        stream = self.streams[rows[indices[0]].stream]
-        queue, beside, runs, phases = stream.queue, stream.beside, self.runs, self._phases
+        first = indices[0]
+        stream = self.streams[rows[first].stream]
+        for dependency in self._dependencies.get(first, ()):  # a view waits, too: what comes after it has to
+            if dependency in self._ends:
+                stream.end = max(stream.end, self._ends[dependency].end)
+        queue, beside, windows, operations = stream.queue, stream.beside, self._windows, self._operations
         cpu, busy, end, queued = self.cpu, self.cpu_busy, stream.end, stream.queued
-        kernel_seconds = self._kernel_seconds
-        windows, delay, operations = self._windows, self._launch_delay, self._operations
         until = 0.0 if windows is None else windows.until
         for index in indices:
             launch, seconds, kernels, phase, _, _, _, within, alternates = rows[index]
-            launched = cpu
+            launched, call = cpu, operations[index].call
             cpu += launch
             busy += launch
             launch_end = cpu
-            if not kernels:
-                if noted is not None:
-                    noted.append((index, launched, launch_end, _Run(0, end, end, 0.0)))
-                continue
-            ready = cpu + delay
-            begin = ready - within
-            if begin < end:
-                begin = end
-            end = begin + seconds
-            call = operations[index].call
-            run = _Run(call, begin, end, seconds, phase)
-            runs.append(run)
-            kernel_seconds += seconds
-            phases[phase] += seconds
-            if windows is not None:
-                if begin < until:
-                    run.stretch(windows)
-                beside.append(run)
-            if within:
-                run.end = end_within(begin, run.end - begin, ready, alternates)
-            end = run.end
-            if kernels > LAUNCH_QUEUE_DEPTH:
-                cpu = max(cpu, end - seconds * LAUNCH_QUEUE_DEPTH / kernels)
-                kernels = 1
-            queue.append((run, kernels))
-            queued += kernels
-            while queue and (queue[0][0].end <= cpu or queued > LAUNCH_QUEUE_DEPTH):
-                done, count = queue.popleft()
-                cpu = done.end if done.end > cpu else cpu
-                queued -= count
+            if kernels:
+                ready = cpu + self._launch_delay
+                begin = max(end, ready - within)
+                run = _Run(call, begin, begin + seconds, seconds, phase)
+                self.runs.append(run)
+                self._kernel_seconds += seconds
+                self._phases[phase] += seconds
+                if self._is_collective[call]:
+                    self._communicate(stream, run)
+                elif windows is not None:
+                    if begin < until:
+                        run.stretch(windows)
+                    beside.append(run)
+                if within:
+                    run.end = end_within(begin, run.end - begin, ready, alternates)
+                end = run.end
+                if kernels > LAUNCH_QUEUE_DEPTH:
+                    cpu = max(cpu, end - seconds * LAUNCH_QUEUE_DEPTH / kernels)
+                    kernels = 1
+                queue.append((run, kernels))
+                queued += kernels
+                while queue and (queue[0][0].end <= cpu or queued > LAUNCH_QUEUE_DEPTH):
+                    done, count = queue.popleft()
+                    cpu = max(cpu, done.end)
+                    queued -= count
+            else:
+                run = _Run(call, end, end, 0.0)
             if noted is not None:
                 noted.append((index, launched, launch_end, run))
         self.cpu, self.cpu_busy, stream.end, stream.queued = cpu, busy, end, queued
-        self._kernel_seconds = kernel_seconds
+        if first in self._awaited:
+            self._ends[first] = run
 
-    def launch(self, index: int, row: Row) -> _Run:
-        """Queue the kernels of an operation on its stream; the CPU waits while the queue is full."""
-        stream, call = self.streams[row.stream], self._operations[index].call
-        if index in self._dependencies:  # a view waits, too: what comes after it has to
-            for dependency in self._dependencies[index]:
-                if dependency in self._ends:
-                    stream.end = max(stream.end, self._ends[dependency].end)
-        kernels = row.kernels
-        if kernels:
-            run, queue, cpu = self._run(stream, call, row), stream.queue, self.cpu
-            stream.end = run.end
-            if kernels > LAUNCH_QUEUE_DEPTH:
-                cpu = max(cpu, run.end - row.seconds * LAUNCH_QUEUE_DEPTH / kernels)
-                kernels = 1
-            queue.append((run, kernels))
-            queued = stream.queued + kernels
-            while queue and (queue[0][0].end <= cpu or queued > LAUNCH_QUEUE_DEPTH):
-                done, count = queue.popleft()
-                cpu = max(cpu, done.end)
-                queued -= count
-            self.cpu, stream.queued = cpu, queued
-        else:
-            run = _Run(call, stream.end, stream.end, 0.0)
-        if index in self._awaited:
-            self._ends[index] = run
-        return run
-
-    def _run(self, stream: _Stream, call: int, row: Row) -> _Run:
-        """Execute the kernels of an operation on a stream."""
-        ready = self.cpu + self._launch_delay
-        begin = max(stream.end, ready - row.within)
-        run = _Run(call, begin, begin + row.seconds, row.seconds, row.phase)
-        self.runs.append(run)
-        self._kernel_seconds += row.seconds
-        self._phases[row.phase] += row.seconds
-        if self._is_collective[call]:
-            self.communication_seconds += row.seconds
-            stream.beside.clear()
-            if self._windows is not None and self._windows.add(call, run.begin, run.end):
-                self._slow_those_launched(run.begin)
-        elif self._windows is not None:
-            run.stretch(self._windows)
-            stream.beside.append(run)
-        if row.within:
-            run.end = end_within(run.begin, run.end - run.begin, ready, row.alternates)
-        return run
+    def _communicate(self, stream: _Stream, run: _Run) -> None:
+        """Let a collective slow the kernels beside it."""
+        self.communication_seconds += run.seconds
+        stream.beside.clear()
+        if self._windows is not None and self._windows.add(run.call, run.begin, run.end):
+            self._slow_those_launched(run.begin)
 
     def _slow_those_launched(self, begin: float) -> None:
         """Let kernels that were launched before a collective, and end after it begins, take longer."""
