@@ -61,7 +61,10 @@ def test_other_ranks_run_in_the_same_process() -> None:
     ("changes", "message"),
     [
         ({"parallel": {"gpus": 2, "cp_size": 2}}, "needs strategy: fsdp2"),
-        ({"parallel": {"gpus": 4, "cp_size": 2, "tp_size": 2, "strategy": "fsdp2"}}, "together with cp_size"),
+        (
+            {"parallel": {"gpus": 4, "cp_size": 2, "tp_size": 2, "strategy": "fsdp2"}},
+            "is not simulated with parallel.cp_size",
+        ),
         ({"parallel": {"gpus": 2, "cp_comm_strategy": "alltoall"}}, "belongs to context parallelism"),
         ({"loop": "trainer"}, "parallel.cp_size: needs FSDP2, as accelerate runs it: set train.fsdp"),
         ({"data": {"sequence_length": LENGTH, "padding": True}}, "ring attention does not take"),

@@ -347,8 +347,12 @@ def test_ranks_that_are_asked_for_are_listed_beside_rank_0() -> None:
         ({"pp_schedule": "LoopedBFS", "pp_stages_per_rank": 1}, "parallel.pp_stages_per_rank", "at least 2"),
         ({"pp_schedule": "DualPipeV"}, "parallel.pp_schedule", "Interleaved1F1B"),
         ({"gpus": 8, "tp_size": 2, "strategy": "ddp"}, "parallel.tp_size", "DDP does not take sharded parameters"),
-        ({"gpus": 4, "tp_size": 2, "enable_expert_parallel": True}, "parallel.enable_expert_parallel", "with pp_size"),
-        ({"gpus": 8, "tp_size": 2, "cp_size": 2, "strategy": "fsdp2"}, "parallel.pp_size", "together with cp_size"),
+        ({"gpus": 4, "tp_size": 2, "enable_expert_parallel": True}, "parallel.enable_expert_parallel", "a pipeline"),
+        (
+            {"gpus": 8, "tp_size": 2, "cp_size": 2, "strategy": "fsdp2"},
+            "parallel.pp_size",
+            "is not simulated with parallel.cp_size",
+        ),
         ({"gpus": 4, "pp_schedule": "InterleavedZeroBubble"}, "parallel.pp_schedule", "does not reduce all gradients"),
         (
             {"pp_schedule": "InterleavedZeroBubble", "strategy": "fsdp2"},

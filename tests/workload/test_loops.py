@@ -15,11 +15,9 @@ MODEL = {"model": {"class": "BertForMaskedLM"}}
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_loops_list_existing_settings_once_each(name: str) -> None:
+def test_loops_list_existing_settings(name: str) -> None:
     loop, known = LOOPS[name], set(TrainSpec.model_fields)
-    assert set(loop.refused) <= known
     assert loop.unused <= known
-    assert not loop.unused & set(loop.refused)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -61,7 +59,6 @@ def test_only_loops_that_train_are_values_of_the_key() -> None:
     ],
 )
 def test_settings_that_a_plain_loop_cannot_apply_are_refused_by_name(name: str, value: object) -> None:
-    assert set(LOOPS["pytorch"].refused) >= {name}
     with pytest.raises(WorkloadError, match=f"train.{name}"):
         Workload.from_mapping({**MODEL, "loop": "pytorch", "train": {name: value}})
     Workload.from_mapping({**MODEL, "train": {name: value}})

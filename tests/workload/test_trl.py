@@ -78,7 +78,7 @@ def test_a_default_that_is_switched_off_stays_off_when_the_workload_is_written()
         ("grpo", {"activation_offloading": "pinned"}, "with loop: grpo there is train.gradient_checkpointing_kwargs"),
         ("kto", {"trl": {"sync_ref_model": True}}, "trl.sync_ref_model: not supported"),
         ("sft", {"data": {"padding": True}}, "data.padding: is not simulated with loop: sft"),
-        ("grpo", {"train": {"eval_strategy": "steps"}}, "train.eval_strategy: is not simulated with TRL"),
+        ("grpo", {"train": {"eval_strategy": "steps"}}, "train.eval_strategy: is not simulated with loop: grpo"),
         ("sft", {"train": {"predict_with_generate": True}}, "train.predict_with_generate: is not simulated with TRL"),
         ("sft", {"data": {"compute_metrics": True}}, "data.compute_metrics: is not simulated with loop: sft"),
         ("sft", {"parallel": {"gpus": 2, "tp_size": 2}}, "parallel.tp_size: is not simulated with TRL's trainers"),

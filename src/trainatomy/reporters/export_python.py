@@ -20,9 +20,10 @@ from trainatomy.results.prediction import Plan
 from trainatomy.workload.arguments import is_class_path, is_factory, is_own
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.model import LoraSpec
-from trainatomy.workload.parallel import ParallelSpec, belongs_to
+from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.quantization import QuantizationSpec
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.support import belongs_to
 from trainatomy.workload.trl import applied_settings
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from trainatomy.results.fit import Change, Permission
 from trainatomy.results.prediction import DEFAULT_FSDP_VERSION, fsdp_version
-from trainatomy.workload.parallel import ParallelSpec, belongs_to
+from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.support import belongs_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def _plain(workload: Workload) -> Iterator[Option]:
     parallel = workload.parallel
     ungrouped = without_groups(workload)
     if parallel.tp_size == 1 and parallel.mp_policy is None:
-        for name in ("ddp",) if workload.data.varies else ("ddp", "zero1"):  # see workload.contradictions
+        for name in ("ddp",) if workload.data.varies else ("ddp", "zero1"):  # see workload/support.yaml
             settings = {"parallel.strategy": name, **_reset(parallel, name), **ungrouped}
             yield Option(name, {**settings, "parallel.gradient_as_bucket_view": False})
             yield Option(f"{name}_bucket_view", {**settings, "parallel.gradient_as_bucket_view": True})

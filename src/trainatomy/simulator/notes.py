@@ -30,9 +30,9 @@ from trainatomy.training.positions import Lengths, is_of_trl, lengths, sequence_
 from trainatomy.training.samples import input_names
 from trainatomy.training.shape import Shape, shape_of
 from trainatomy.units import by, human_bytes, many
+from trainatomy.workload.fsdp import SHARDING_STRATEGY
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
-from trainatomy.workload.spreading import SHARDING_STRATEGY
 from trainatomy.workload.trl import max_length, packing_strategy, steps_per_generation
 
 if TYPE_CHECKING:

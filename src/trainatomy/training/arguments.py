@@ -13,8 +13,8 @@ from trainatomy.workload.arguments import is_own
 from trainatomy.workload.deepspeed import REPORTS
 from trainatomy.workload.defaults import loop_checkpoints
 from trainatomy.workload.document import suggestion
+from trainatomy.workload.fsdp import SHARDING_STRATEGY
 from trainatomy.workload.loops import loop_of
-from trainatomy.workload.spreading import SHARDING_STRATEGY
 from trainatomy.workload.trl import applied_settings
 
 if TYPE_CHECKING:

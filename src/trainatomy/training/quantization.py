@@ -25,7 +25,8 @@ from trainatomy.training.process import isolated_process_settings
 from trainatomy.training.stored_weights import is_packed, library_of, parts, stored_quantization
 from trainatomy.units import human_bytes
 from trainatomy.workload.defaults import peft_prepares, says_checkpointing
-from trainatomy.workload.quantization import outlier_columns, quantised_problems
+from trainatomy.workload.quantization import outlier_columns
+from trainatomy.workload.support import BETWEEN_SECTIONS, Features, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -115,7 +116,7 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     """
     if not is_quantised(workload, model):
         return model
-    problems = quantised_problems(workload, is_quantised=True)
+    problems = list(table()[BETWEEN_SECTIONS]["Quantised weights"].problems(Features(workload)))
     if problems:
         raise WorkloadError("\n".join(map(str, problems)), key=".".join(map(str, problems[0].path)))
     stored = stored_quantization(model)

@@ -268,11 +268,9 @@ def offloads(keys: Mapping[str, Any] | None) -> bool:
 
 
 def problems(train: TrainSpec) -> list[Problem]:
-    """Refuse arguments that PyTorch's checkpoints do not have, values of other types, and a choice among no layers."""
+    """Refuse arguments that PyTorch's checkpoints do not have, and values of other types."""
     here = "gradient_checkpointing_kwargs"
     found = []
-    if train.gradient_checkpointing_every > 1 and not train.gradient_checkpointing:
-        found.append(Problem(("gradient_checkpointing_every",), "needs gradient_checkpointing: true"))
     for name, value in (train.gradient_checkpointing_kwargs or {}).items():
         if name == EVERY:
             found.append(Problem((here, name), _problem_of_every(value, train.gradient_checkpointing_every)))

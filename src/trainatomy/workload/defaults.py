@@ -1,6 +1,6 @@
 """Settings of ``train`` whose defaults depend on the rest of a workload: on its loop, and on peft.
 
-The software of an era: what it sets in a workload that does not set it itself, and what it did not have.
+The software of an era: what it sets in a workload that does not set it itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from trainatomy.catalog.architectures import architecture
 from trainatomy.catalog.files import parse_yaml
 from trainatomy.workload.loops import LOOPS, loop_of
 from trainatomy.workload.overlay import get_key, overlay, set_key
-from trainatomy.workload.section import Problem
 
 if TYPE_CHECKING:
     from trainatomy.workload.model import ModelSpec
@@ -82,9 +81,6 @@ def loop_checkpoints(workload: Workload) -> bool:
     return workload.train.gradient_checkpointing and says_checkpointing(workload)
 
 
-_LATER_ATTENTION = {"flash_attention_2": "FlashAttention 2", "flex_attention": "FlexAttention"}
-
-
 def with_era(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the mapping of a workload over the settings of its era; what it sets itself stays."""
     if str(raw.get("era")) != "2022":
@@ -107,22 +103,6 @@ def state_era(workload: Workload, mapping: dict[str, Any]) -> None:
     for path in _leaves({name: value for name, value in given.items() if name not in ("era", "mode")}):
         if path != ("model", "factory"):
             set_key(mapping, path, get_key(whole, path))
-
-
-def era_problems(workload: Workload) -> list[Problem]:
-    """Refuse to emulate libraries that had not what a workload asks for."""
-    if workload.era is None:
-        return []
-    attention = workload.model.attn_implementation
-    came_later = {
-        "TRL's trainers": LOOPS[workload.loop].settings is not None,
-        "torch.compile": workload.train.compiles,
-        "Liger's kernels": workload.train.use_liger_kernel,
-        "FSDP2": workload.parallel.strategy == "fsdp2",
-        **{name: attention == key for key, name in _LATER_ATTENTION.items()},
-    }
-    asked = [name for name, is_asked in came_later.items() if is_asked]
-    return [Problem(("era",), f"emulates libraries without {name}: leave it out") for name in asked]
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainatomy.workload.section import Amount, Count, Fraction, Index, Problem, Section
+from trainatomy.workload.section import Amount, Count, Fraction, Index, Section
 
 CACHES = ("dynamic", "static")
 """Values of ``cache_implementation`` that are simulated."""
@@ -87,22 +87,6 @@ class GenerationSpec(Section):
         if problems:
             raise PydanticCustomError("generation", "{text}", {"text": "; ".join(problems)})
         return {name: value for name, value in raw.items() if name not in off}
-
-    def contradictions(self) -> list[Problem]:
-        """Refuse what ``generate()`` refuses, and caches whose forward it would compile."""
-        problems = []
-        if self.num_return_sequences > 1 and not self.do_sample and self.num_return_sequences > self.num_beams:
-            message = f"needs do_sample: true, or num_beams of at least {self.num_return_sequences}"
-            problems.append(Problem(("num_return_sequences",), message))
-        if self.cache_implementation == "static" and not self.disable_compile:
-            message = (
-                "static: transformers compiles the forward for it, and compiled graphs are not simulated; set "
-                "disable_compile: true to predict the eager forward"
-            )
-            problems.append(Problem(("cache_implementation",), message))
-        if self.cache_implementation and not self.use_cache:
-            problems.append(Problem(("cache_implementation",), "needs use_cache: true"))
-        return problems
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of ``GenerationConfig``."""

@@ -17,9 +17,9 @@ from pydantic_core import PydanticCustomError
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.deepspeed import read_deepspeed
 from trainatomy.workload.document import suggestion
+from trainatomy.workload.fsdp import SHARDING_STRATEGY
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.section import Path
-from trainatomy.workload.spreading import SHARDING_STRATEGY
 
 PRECISIONS = {"fp16": "float16", "bf16": "bfloat16"}
 _BY_TRAINER = "is simulated with loop: trainer and those of TRL only"

@@ -25,7 +25,7 @@ LoopName = Literal["trainer", "sft", "dpo", "kto", "reward", "grpo", "pytorch"]
 class Loop:
     """A way to run the steps of a workload.
 
-    Every setting of ``train`` is applied by the loop unless it is named in ``refused`` or ``unused``.
+    Every setting of ``train`` is applied by the loop unless ``support.yaml`` refuses it or it is named in ``unused``.
 
     Attributes:
         name: Value of the workload's key ``loop``, or of ``mode`` for a loop that does not train.
@@ -36,7 +36,6 @@ class Loop:
         extra: What pip installs for them, where one name does for all.
         imports: Further modules to import before the simulated GPU appears or the process is forked.
         trains: Whether the loop runs backward passes and an optimizer.
-        refused: Settings that the loop cannot apply, with the reason: an error if they differ from their default.
         unused: Settings that have no meaning in this loop and are ignored.
         by_trainer: Whether the steps are those of the Hugging Face Trainer, or of a class that derives from it.
         defaults: Settings of ``train`` whose defaults differ from ``TrainingArguments``.
@@ -52,7 +51,6 @@ class Loop:
     extra: str | None = None
     imports: tuple[str, ...] = ()
     trains: bool = True
-    refused: Mapping[str, str] = field(default_factory=dict)
     unused: frozenset[str] = frozenset()
     by_trainer: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -71,16 +69,12 @@ class Loop:
         return found
 
 
-_BY_TRAINER = "is applied by the Hugging Face Trainer; `loop: pytorch` does not support it"
-
-_SPREAD_BY_TRAINER = "is applied by the Hugging Face Trainer; with `loop: pytorch` use the section `parallel`"
-
 _HOST_ONLY = frozenset({"dataloader_pin_memory", "dataloader_num_workers", "seed"})
 """Settings without effect on the GPU's memory or on the operations of a step, in any loop."""
 
 _EVALUATION_ONLY = frozenset({"per_device_eval_batch_size", "fp16_full_eval", "bf16_full_eval"})
 
-_EVALUATION = (
+EVALUATION = (
     "eval_strategy",
     "do_eval",
     "eval_on_start",
@@ -95,7 +89,7 @@ _EVALUATION = (
 )
 """Settings of the Trainer's evaluation."""
 
-_SAVING = (
+SAVING = (
     "save_strategy",
     "save_total_limit",
     "save_only_model",
@@ -103,10 +97,6 @@ _SAVING = (
     "resume_from_checkpoint",
 )
 """Settings of the Trainer's checkpoints."""
-
-_NO_SAVING = "is applied by the Hugging Face Trainer; `loop: pytorch` saves no checkpoints"
-
-_NO_EVALUATION = "is applied by the Hugging Face Trainer; `loop: pytorch` has no evaluation"
 
 _OF_TRAINING = _HOST_ONLY | {
     "train_sampling_strategy",
@@ -141,26 +131,10 @@ _OF_TRAINING = _HOST_ONLY | {
     "ddp_bucket_cap_mb",
     "ddp_broadcast_buffers",
     "ddp_static_graph",
-    *_EVALUATION,
-    *_SAVING,
+    *EVALUATION,
+    *SAVING,
 }
 """Settings without meaning where nothing is trained."""
-
-_NOT_WITH_TRL = "is not simulated with TRL's trainers: predict `loop: trainer` for it"
-
-_NOT_ON_RANKS = (
-    "loop: {loop} is simulated on several GPUs with DDP only, because generation gathers the weights: `trainatomy run "
-    "--gpus N script.py` runs the script that trains so"
-)
-
-_REFUSED_BY_TRL = (
-    "predict_with_generate",
-    "generation_max_length",
-    "generation_num_beams",
-    "batch_eval_metrics",
-    "include_for_metrics",
-)
-_SHARDED = ("deepspeed", "fsdp", "fsdp_config")
 
 
 def _of_trl(
@@ -169,14 +143,11 @@ def _of_trl(
     description: str,
     *,
     defaults: Mapping[str, Any],
-    refused: tuple[str, ...] = (),
-    on_ranks: tuple[str, ...] = (),
     sequences: int = 1,
 ) -> Loop:
     """Return the row of one of TRL's trainers.
 
-    ``defaults`` are those of its configuration beside the two that all of them change; ``on_ranks`` are settings of
-    several GPUs that the trainer generates with otherwise, and only a script can say.
+    ``defaults`` are those of its configuration beside the two that all of them change.
     """
     return Loop(
         name=name,
@@ -186,10 +157,6 @@ def _of_trl(
         libraries={"accelerate": "the Trainer", "trl": f"loop: {name}", "datasets": f"loop: {name}"},
         extra="'trainatomy[trl]'",
         imports=("transformers.trainer",),
-        refused={
-            **dict.fromkeys((*_REFUSED_BY_TRL, *refused), _NOT_WITH_TRL),
-            **dict.fromkeys(on_ranks, _NOT_ON_RANKS.format(loop=name)),
-        },
         unused=_HOST_ONLY | _EVALUATION_ONLY,
         by_trainer=True,
         defaults={"gradient_checkpointing": True, "bf16": True, **defaults},
@@ -242,8 +209,6 @@ LOOPS: Mapping[str, Loop] = {
             "GRPOConfig",
             "the step of TRL's `GRPOTrainer`, which generates what it trains on",
             defaults={"learning_rate": 1e-6},
-            refused=(*_EVALUATION, "load_best_model_at_end"),
-            on_ranks=_SHARDED,
         ),
         Loop(
             name="pytorch",
@@ -252,25 +217,6 @@ LOOPS: Mapping[str, Loop] = {
             cpu_costs="pytorch",
             libraries={"accelerate": "the Trainer"},
             imports=("transformers.trainer",),
-            refused={
-                "neftune_noise_alpha": _BY_TRAINER,
-                "label_smoothing_factor": _BY_TRAINER,
-                "torch_empty_cache_steps": _BY_TRAINER,
-                "average_tokens_across_devices": _BY_TRAINER,
-                "logging_nan_inf_filter": _BY_TRAINER,
-                "include_num_input_tokens_seen": _BY_TRAINER,
-                "use_liger_kernel": _BY_TRAINER,
-                "liger_kernel_config": _BY_TRAINER,
-                "deepspeed": "is run by the Hugging Face Trainer: use `loop: trainer`",
-                "fsdp": _SPREAD_BY_TRAINER,
-                "fsdp_config": _SPREAD_BY_TRAINER,
-                "ddp_find_unused_parameters": _SPREAD_BY_TRAINER,
-                "ddp_bucket_cap_mb": _SPREAD_BY_TRAINER,
-                "ddp_broadcast_buffers": _SPREAD_BY_TRAINER,
-                "ddp_static_graph": _SPREAD_BY_TRAINER,
-                **dict.fromkeys(_EVALUATION, _NO_EVALUATION),
-                **dict.fromkeys(_SAVING, _NO_SAVING),
-            },
             unused=_HOST_ONLY | _EVALUATION_ONLY,
         ),
         Loop(
@@ -320,8 +266,3 @@ def describe_loops() -> str:
 def loop_of(workload: Workload) -> Loop:
     """Return the loop that runs ``workload``: that of its mode, or the one it names."""
     return LOOPS.get(workload.mode) or LOOPS[workload.loop]
-
-
-def unsupported_settings(loop: Loop, train: Any, defaults: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of ``train`` that ``loop`` refuses and that differ from their default, with the reason."""
-    return {name: reason for name, reason in loop.refused.items() if getattr(train, name) != defaults[name]}

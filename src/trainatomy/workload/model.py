@@ -150,29 +150,7 @@ class ModelSpec(Section):
         return self.quantization is not None and not self.quantization.is_dequantised
 
     def contradictions(self) -> list[Problem]:
-        """Refuse a model from two sources, and keys that a factory decides."""
-        if self.factory is None:
-            if self.id is None and self.class_ is None:
-                return [Problem((), "names no model: give `id`, or `class` with `config`, or `factory`")]
-            return self._dtype_problems()
-        is_set = {
-            "id": self.id is not None,
-            "class": self.class_ is not None,
-            "config": bool(self.config),
-            "attn_implementation": self.attn_implementation is not None,
-            "dtype": self.dtype != "auto",
-            "quantization": self.quantization is not None,
-        }
-        return [
-            Problem((key,), "cannot be combined with `factory`, which builds the model")
-            for key, present in is_set.items()
-            if present
-        ]
-
-    def _dtype_problems(self) -> list[Problem]:
-        """Return a problem if ``dtype`` and an override of the configuration's own dtype disagree."""
-        return [
-            Problem(("config", key), f"cannot be combined with dtype: {self.dtype}: leave one of the two out")
-            for key in ("dtype", "torch_dtype")
-            if self.dtype != "auto" and key in self.config and spell_dtype(self.config[key]) != self.dtype
-        ]
+        """Refuse a section that names no model."""
+        if self.factory is None and self.id is None and self.class_ is None:
+            return [Problem((), "names no model: give `id`, or `class` with `config`, or `factory`")]
+        return []

@@ -25,28 +25,8 @@ PipelineSchedule = Literal["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "Int
 
 NVLS_VARIABLE = "NCCL_NVLS_ENABLE"
 
-_LOOPED = frozenset({"LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"})
+LOOPED = frozenset({"LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble"})
 """Schedules with several stages on each rank."""
-CP_STRATEGY = "needs strategy: fsdp2, as accelerate runs it"
-_PIPELINE_OPTIONS = ("pp_schedule", "pp_microbatches", "pp_stages_per_rank")
-
-_OPTIONS: dict[str, frozenset[str]] = {
-    "gradient_as_bucket_view": frozenset({"ddp", "zero1"}),
-    "static_graph": frozenset({"ddp"}),
-    "find_unused_parameters": frozenset({"ddp", "zero1"}),
-    "bucket_cap_mb": frozenset({"ddp", "zero1"}),
-    "broadcast_buffers": frozenset({"ddp", "zero1"}),
-    "reshard_after_forward": frozenset({"fsdp2", "fsdp1"}),
-    "mp_policy": frozenset({"fsdp2", "fsdp1"}),
-    "offload_policy": frozenset({"fsdp2"}),
-    "transformer_layer_cls_to_wrap": frozenset({"fsdp2", "fsdp1"}),
-}
-"""The strategies that each option belongs to."""
-
-
-def belongs_to(option: str, strategy: str) -> bool:
-    """Return whether a strategy has an option; options of no strategy in particular belong to all."""
-    return strategy in _OPTIONS.get(option, {strategy})
 
 
 class MixedPrecisionSpec(Section):
@@ -188,7 +168,7 @@ class ParallelSpec(Section):
     @property
     def stages_per_rank(self) -> int:
         """Stages of the pipeline on each rank."""
-        return self.pp_stages_per_rank or (2 if self.schedule in _LOOPED else 1)
+        return self.pp_stages_per_rank or (2 if self.schedule in LOOPED else 1)
 
     @property
     def stages(self) -> int:
@@ -227,47 +207,8 @@ class ParallelSpec(Section):
         without = {"NCCL_P2P_DISABLE": "1"} if self.without_peer_access else {}
         return without | ({NVLS_VARIABLE: "0"} if self.link.nvls is False else {})
 
-    def contradictions(self) -> list[Problem]:
-        """Refuse degrees that do not multiply to the number of GPUs, and options of another strategy."""
-        return [*self._contexts(), *self._degrees(), *self._options(), *self._pipeline()]
-
-    def _contexts(self) -> list[Problem]:
-        """Refuse what context parallelism cannot be combined with."""
-        if self.cp_size == 1:
-            reason = "belongs to context parallelism: set parallel.cp_size"
-            return [Problem(("cp_comm_strategy",), reason)] if self.cp_comm_strategy != "allgather" else []
-        problems = []
-        if self.strategy not in (None, "fsdp2"):  # whose default is that of the loop
-            problems.append(Problem(("cp_size",), f"{CP_STRATEGY}; the strategy is {self.strategy}"))
-        names = [name for name in ("tp_size", "pp_size") if getattr(self, name) > 1]
-        return problems + [Problem((name,), "is not simulated together with cp_size") for name in names]
-
-    def _pipeline(self) -> list[Problem]:
-        """Refuse options without a pipeline, and what cannot be combined with one."""
-        if self.pp_size == 1:
-            reason = "belongs to a pipeline: set parallel.pp_size"
-            return [Problem((name,), reason) for name in _PIPELINE_OPTIONS if getattr(self, name) is not None]
-        problems = []
-        if self.enable_expert_parallel:
-            problems.append(Problem(("enable_expert_parallel",), "is not simulated together with pp_size"))
-        if self.sync_each_batch:
-            reason = "does not belong to a pipeline, whose schedule reduces gradients after the last micro-batch"
-            problems.append(Problem(("sync_each_batch",), reason))
-        if self.data_parallel_size > 1 and (self.strategy or "ddp") not in ("ddp", "fsdp2"):
-            problems.append(Problem(("strategy",), "is ddp or fsdp2 for the ranks of a pipeline's stage"))
-        if self.replicas > 1 and self.strategy == "fsdp2":
-            problems.append(Problem(("dp_replicate_size",), "is not simulated together with pp_size"))
-        if self.schedule not in _LOOPED and self.stages_per_rank > 1:
-            reason = f"is 1 with {self.schedule}; {', '.join(sorted(_LOOPED))} have several stages on each rank"
-            problems.append(Problem(("pp_stages_per_rank",), reason))
-        if self.schedule == "InterleavedZeroBubble" and (self.data_parallel_size > 1 or self.strategy == "fsdp2"):
-            reason = "in PyTorch 2.13 does not reduce all gradients over data-parallel ranks: use Interleaved1F1B"
-            problems.append(Problem(("pp_schedule",), f"{self.schedule} {reason}"))
-        if self.schedule in _LOOPED and self.stages_per_rank == 1:
-            problems.append(Problem(("pp_stages_per_rank",), f"is at least 2 with {self.schedule}"))
-        return problems
-
-    def _degrees(self) -> list[Problem]:
+    def degree_problems(self) -> list[Problem]:
+        """Refuse degrees that do not multiply to the number of GPUs."""
         given = {
             name: size
             for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "pp_size")
@@ -281,49 +222,3 @@ class ParallelSpec(Section):
         count = f"{self.gpus} GPUs" + (f" × {self.nodes} nodes" if self.nodes > 1 else "")
         relation = "is not" if both or product > total else "does not divide"
         return [Problem((next(iter(given), "gpus"),), f"{shown} = {product} {relation} {total} ({count})")]
-
-    def _options(self) -> list[Problem]:
-        strategy = self.strategy or "ddp"
-        problems: list[Problem] = []
-        for name, strategies in _OPTIONS.items():
-            if getattr(self, name) != type(self).model_fields[name].default and strategy not in strategies:
-                named = ", ".join(sorted(strategies))
-                problems.append(Problem((name,), f"belongs to strategy {named}, but the strategy is {strategy}"))
-        if strategy in ("ddp", "zero1") and self.tp_size > 1 and self.data_parallel_size > 1:
-            reason = f"cannot be combined with {strategy}: DDP does not take sharded parameters"
-            problems.append(Problem(("tp_size",), reason))
-        if strategy == "dp":
-            one = "DataParallel is one process on one machine, with the whole model on each GPU"
-            problems += [
-                Problem((name,), f"{one}: leave it out, or use ddp")
-                for name in ("nodes", "tp_size", "cp_size", "pp_size")
-                if getattr(self, name) > 1
-            ]
-        if self.enable_expert_parallel and self.tp_size == 1:
-            reason = "shares experts over the ranks of parallel.tp_size, as in transformers: set it"
-            problems.append(Problem(("enable_expert_parallel",), reason))
-        if self.enable_expert_parallel and self.sequence_parallel:
-            problems.append(Problem(("sequence_parallel",), "belongs to matrices that are shared, not to experts"))
-        if self.sequence_parallel and self.tp_size == 1:
-            problems.append(Problem(("sequence_parallel",), "belongs to tensor parallelism: set parallel.tp_size"))
-        if strategy == "fsdp1" and (self.tp_size > 1 or self.replicas > 1):
-            problems.append(Problem(("strategy",), "fsdp1 shards over all GPUs here: use fsdp2 for tp or replicas"))
-        if strategy == "fsdp1" and type(self.reshard_after_forward) is int:
-            problems.append(Problem(("reshard_after_forward",), "is true or false for fsdp1; fsdp2 takes a number"))
-        return [*problems, *self._on_one_gpu()]
-
-    def _on_one_gpu(self) -> list[Problem]:
-        """Refuse options of FSDP that would change the training, where one GPU trains without FSDP."""
-        names = ("mp_policy", "offload_policy") if self.world_size == 1 else ()
-        reason = "needs several GPUs: one GPU trains without FSDP; set parallel.gpus or leave it out"
-        return [Problem((name,), reason) for name in names if getattr(self, name) is not None]
-
-    def ungrouped(self, strategy: str) -> list[Problem]:
-        """Refuse groups of ranks where every data-parallel rank holds all weights."""
-        problems: list[Problem] = []
-        if self.dp_shard_size not in (None, 1):
-            problems.append(Problem(("dp_shard_size",), f"belongs to FSDP, but the strategy is {strategy}"))
-        if self.dp_replicate_size not in (None, self.data_parallel_size):
-            reason = f"is {self.data_parallel_size} with {strategy}, which copies weights to every rank: leave it out"
-            problems.append(Problem(("dp_replicate_size",), reason))
-        return problems

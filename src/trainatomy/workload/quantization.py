@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trainatomy.results.prediction import fsdp_version
-from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.section import Amount, Fraction, Names, Problem, Section, spell_dtype
 
 if TYPE_CHECKING:
@@ -195,72 +193,3 @@ def outlier_columns(workload: Workload) -> float:
     """Return the share of the columns of activations that LLM.int8 multiplies in 16 bits."""
     spec = workload.model.quantization
     return 0.0 if spec is None else spec.llm_int8_outlier_columns
-
-
-def quantised_problems(workload: Workload, *, is_quantised: bool) -> list[Problem]:
-    """Return what cannot be done with quantised weights.
-
-    Args:
-        workload: The training or inference.
-        is_quantised: Whether its weights are, which a checkpoint may decide.
-    """
-    if not is_quantised:
-        return []
-    train, found = workload.train, list[Problem]()
-    if workload.mode == "training" and workload.model.lora is None:
-        reason = "quantised weights cannot be trained: add model.lora, or ask for mode: inference"
-        found.append(Problem(("model", "quantization"), reason))
-    if workload.parallel.world_size > 1 and not (_is_plain_ddp(workload) or _is_sharded_by_trainer(workload)):
-        reason = (
-            "quantised weights on several GPUs are simulated with DDP, and 4-bit ones with the Trainer's FSDP2 "
-            "(train.fsdp: true): PyTorch's FSDP1 refuses adapters in float32 beside packed weights"
-        )
-        found.append(Problem(("parallel",), reason))
-    if workload.parallel.world_size > 1 and _is_sharded_by_trainer(workload) and _loads_whole_files(workload):
-        reason = (
-            "with FSDP2 a checkpoint of whole files cannot be loaded: PyTorch finds no weights for the scales of "
-            "layers that stay whole (KeyError, torch 2.13). Store them as bfloat16, or set state_dict_type: "
-            "SHARDED_STATE_DICT"
-        )
-        found.append(Problem(("model", "quantization", "bnb_4bit_quant_storage"), reason))
-    if workload.parallel.world_size > 1 and workload.model.quantization is not None:
-        method = workload.model.quantization.quant_method
-        if method != "bitsandbytes":
-            found.append(Problem(("parallel",), f"weights quantised by {method} are simulated on one GPU only"))
-    if train.deepspeed is not None:
-        found.append(
-            Problem(("train", "deepspeed"), "is not simulated with quantised weights: leave one of the two out")
-        )
-    if workload.era is not None:
-        found.append(Problem(("era",), "emulates libraries without layers of 4 and 8 bits: leave it out"))
-    casts = [name for name in ("fp16_full_eval", "bf16_full_eval") if getattr(train, name)]
-    if casts and workload.mode == "inference":
-        found.append(Problem(("train", casts[0]), "casts the model, which transformers refuses for quantised weights"))
-    return found
-
-
-def _is_sharded_by_trainer(workload: Workload) -> bool:
-    """Return whether accelerate's FSDP2 shards layers of 4 bits; weights that are not packed as floats stay whole."""
-    parallel, train, spec = workload.parallel, workload.train, workload.model.quantization
-    is_second = bool(train.fsdp) and fsdp_version(train.fsdp_config) == 2
-    is_alone = parallel.strategy is None and parallel.data_parallel_size == parallel.world_size
-    return LOOPS[workload.loop].by_trainer and is_second and is_alone and spec is not None and bool(spec.load_in_4bit)
-
-
-def _loads_whole_files(workload: Workload) -> bool:
-    """Return whether whole files are loaded of a model some of whose packed weights are not sharded."""
-    spec, config = workload.model.quantization, workload.train.fsdp_config or {}
-    kind = str(config.get("state_dict_type") or config.get("fsdp_state_dict_type") or "FULL_STATE_DICT").upper()
-    is_packed_as_floats = spec is not None and "float" in str(spec.bnb_4bit_quant_storage)
-    return (workload.resumes or workload.loads_best_model) and kind == "FULL_STATE_DICT" and not is_packed_as_floats
-
-
-def _is_plain_ddp(workload: Workload) -> bool:
-    """Return whether every GPU holds the whole model: layers of 4 and 8 bits are not sharded."""
-    parallel = workload.parallel
-    return (
-        parallel.strategy in (None, "ddp")
-        and parallel.data_parallel_size == parallel.world_size
-        and not workload.train.fsdp
-        and parallel.devices == 1
-    )

@@ -307,7 +307,7 @@ class Workload(Section):
         return hash(self.digest())
 
     def contradictions(self) -> list[Problem]:
-        """Return problems between keys of different sections."""
+        """Return problems between keys."""
         return contradictions(self)
 
     @property

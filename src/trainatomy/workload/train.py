@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ModelWrapValidatorH
 from pydantic_core import PydanticCustomError
 
 from trainatomy.workload import arguments as checkpointing
-from trainatomy.workload.arguments import arguments, ignored_problems, is_class_path, is_factory, is_own
+from trainatomy.workload.arguments import arguments, ignored_problems, is_own
 from trainatomy.workload.deepspeed import read_deepspeed
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.section import (
@@ -317,23 +317,8 @@ class TrainSpec(Section):
         return train
 
     def contradictions(self) -> list[Problem]:
-        """Refuse two precisions, and arguments that PyTorch's checkpointing does not have."""
-        problems = []
-        if self.fp16 and self.bf16:
-            problems.append(Problem(("fp16",), "cannot be combined with bf16: choose one precision"))
-        if self.fp16_full_eval and self.bf16_full_eval:
-            problems.append(
-                Problem(("fp16_full_eval",), "cannot be combined with bf16_full_eval: choose one precision")
-            )
-        if is_factory(self.optim) and self.optim_args:
-            message = f"is not passed to a function ({self.optim}): set the arguments in it"
-            problems.append(Problem(("optim_args",), message))
-        elif not is_class_path(self.optim) and re.search(r"[(\[]", self.optim_args or ""):
-            message = (
-                "transformers reads no tuples or lists here; use the path of a class as `optim`, which accepts them"
-            )
-            problems.append(Problem(("optim_args",), message))
-        return problems + checkpointing.problems(self) + self._compiling_problems()
+        """Refuse arguments that PyTorch's checkpointing does not have, and what its compiler does otherwise."""
+        return checkpointing.problems(self) + self._compiling_problems()
 
     def _compiling_problems(self) -> list[Problem]:
         """Refuse what PyTorch's compiler does otherwise than is simulated."""
@@ -348,13 +333,6 @@ class TrainSpec(Section):
         elif mode not in (None, "default"):
             message = f"{mode!r} chooses kernels by measuring them, which is not simulated; the default mode is"
             problems.append(Problem(("torch_compile_mode",), message))
-        for name in ("deepspeed", "fsdp", "use_liger_kernel") if self.compiles else ():
-            if getattr(self, name):
-                message = f"cannot be combined with {name}: a compiled step is simulated without it only"
-                problems.append(Problem(("torch_compile",), message))
-        if self.compiles and self.offloads_checkpoints:
-            message = "cannot be combined with torch_compile: a compiled step is simulated without it only"
-            problems.append(Problem(("gradient_checkpointing_kwargs", checkpointing.OFFLOAD), message))
         return problems
 
     @property

@@ -1,0 +1,185 @@
+"""The features and facts of a workload that the rules of ``support.yaml`` name, beside its settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.workload.arguments import is_class_path, is_factory
+from trainatomy.workload.loops import LOOPS
+from trainatomy.workload.parallel import LOOPED
+from trainatomy.workload.section import spell_dtype
+from trainatomy.workload.trl import max_length, packing_strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trainatomy.workload.schema import Workload
+
+
+def strategy_of(workload: Workload) -> str:
+    """Return how a training is spread over data-parallel ranks: as its section says, or as the Trainer does."""
+    train = workload.train
+    by_trainer = "deepspeed" if train.deepspeed else "fsdp" if train.fsdp else "ddp"
+    return workload.parallel.strategy or (by_trainer if LOOPS[workload.loop].by_trainer else "ddp")
+
+
+def _fsdp_setting(workload: Workload, name: str, default: str) -> str:
+    """Return a setting of ``train.fsdp_config`` as text, with or without ``fsdp_`` before its name."""
+    config = workload.train.fsdp_config or {}
+    return str(config.get(name) or config.get(f"fsdp_{name}") or default)
+
+
+def _fsdp_version(workload: Workload) -> str | None:
+    return _fsdp_setting(workload, "version", "2") if workload.train.fsdp else None
+
+
+def _rounds(workload: Workload) -> int:
+    """Return the rounds in which a schedule that interleaves stages runs the micro-batches."""
+    return max(1, workload.microbatches // workload.parallel.pp_size)
+
+
+def _saved(workload: Workload) -> str:
+    """Return when checkpoints are saved; transformers' default is by steps."""
+    return workload.train.save_strategy or "steps"
+
+
+def _has_other_dtype(workload: Workload, key: str) -> bool:
+    config = workload.model.config
+    return key in config and spell_dtype(config[key]) != workload.model.dtype
+
+
+def _skips_reductions(workload: Workload) -> bool:
+    """Return whether micro-batches without a reduction come first, from which DDP cannot learn a static graph.
+
+    Source: torch/csrc/distributed/c10d/reducer.cpp (it asserts ``expect_autograd_hooks_``), torch 2.13.
+    """
+    parallel = workload.parallel
+    skips = workload.train.gradient_accumulation_steps > 1 and not parallel.sync_each_batch
+    return strategy_of(workload) == "ddp" and skips and parallel.world_size > 1
+
+
+def _is_data_parallel(workload: Workload) -> bool:
+    """Return whether all ranks process different samples."""
+    return workload.parallel.data_parallel_size == workload.parallel.world_size
+
+
+def _is_plain_ddp(workload: Workload) -> bool:
+    """Return whether every GPU holds the whole model: layers of 4 and 8 bits are not sharded."""
+    parallel = workload.parallel
+    is_alone = parallel.devices == 1 and _is_data_parallel(workload)
+    return parallel.strategy in (None, "ddp") and is_alone and not workload.train.fsdp
+
+
+def _shards_four_bits(workload: Workload) -> bool:
+    """Return whether accelerate's FSDP2 shards layers of 4 bits; weights that are not packed as floats stay whole."""
+    spec = workload.model.quantization
+    by_fsdp2 = LOOPS[workload.loop].by_trainer and _fsdp_version(workload) == "2"
+    is_alone = workload.parallel.strategy is None and _is_data_parallel(workload)
+    return by_fsdp2 and is_alone and spec is not None and spec.load_in_4bit
+
+
+def _loads_whole_files(workload: Workload) -> bool:
+    """Return whether whole files are loaded of a model some of whose packed weights are not sharded."""
+    spec = workload.model.quantization
+    is_packed_as_floats = spec is not None and "float" in str(spec.bnb_4bit_quant_storage)
+    is_whole = _fsdp_setting(workload, "state_dict_type", "FULL_STATE_DICT").upper() == "FULL_STATE_DICT"
+    return (workload.resumes or workload.loads_best_model) and is_whole and not is_packed_as_floats
+
+
+def _deals_out_lengths(workload: Workload) -> bool:
+    """Return whether every rank takes batches of its own, in a training whose steps can be put together from others."""
+    strategy = workload.parallel.strategy
+    if workload.loop == "pytorch":
+        return _is_data_parallel(workload) and strategy in (None, "ddp", "fsdp2")
+    is_plain = strategy is None and _fsdp_version(workload) != "1"
+    return workload.loop == "trainer" and _is_data_parallel(workload) and is_plain
+
+
+def _is_cut_to_prompt(workload: Workload) -> bool:
+    limit, prompt = max_length(workload), workload.data.prompt_length
+    return limit is not None and prompt is not None and prompt >= limit and not workload.trl.get("packing")
+
+
+def _leaves_no_answer(workload: Workload) -> bool:
+    prompt, length = workload.data.prompt_length, workload.data.sequence_length
+    return prompt is not None and length is not None and prompt >= length
+
+
+FEATURES: Mapping[str, Callable[[Workload], bool]] = {
+    "the Trainer": lambda w: LOOPS[w.loop].by_trainer,
+    "TRL's trainers": lambda w: LOOPS[w.loop].settings is not None,
+    # Model and optimizer
+    "model.config.dtype": lambda w: _has_other_dtype(w, "dtype"),
+    "model.config.torch_dtype": lambda w: _has_other_dtype(w, "torch_dtype"),
+    "quantised weights": lambda w: w.model.is_quantised,
+    "another library than bitsandbytes": lambda w: (
+        w.model.quantization is not None and w.model.quantization.quant_method != "bitsandbytes"
+    ),
+    "an optimizer's function": lambda w: is_factory(w.train.optim),
+    "an optimizer of your own": lambda w: is_class_path(w.train.optim) or is_factory(w.train.optim),
+    "tuples in train.optim_args": lambda w: not {"(", "["}.isdisjoint(w.train.optim_args or ""),
+    "float16 gradients": lambda w: w.cannot_unscale(w.model.dtype),
+    # The step
+    "train.torch_compile": lambda w: w.train.compiles,
+    "train.gradient_checkpointing_kwargs.offload": lambda w: w.train.offloads_checkpoints,
+    "batches that vary": lambda w: w.data.varies,
+    "more steps than skipped ones": lambda w: w.steps is None or w.skipped_steps < w.steps,
+    "sampling": lambda w: w.generation.do_sample,
+    "enough beams": lambda w: w.generation.num_return_sequences <= w.generation.num_beams,
+    # Evaluation and checkpoints
+    "evaluation": lambda w: w.evaluates,
+    "saving": lambda w: w.saves,
+    "resuming": lambda w: w.resumes,
+    "an evaluation or a checkpoint between the steps": lambda w: w.pauses,
+    "gathered outputs": lambda w: w.gathers_outputs,
+    "checkpoints that are evaluated": lambda w: w.train.eval_strategy == _saved(w),
+    "a checkpoint of whole files": _loads_whole_files,
+    # Several GPUs
+    "several GPUs": lambda w: w.parallel.world_size > 1,
+    "several data-parallel ranks": lambda w: w.parallel.data_parallel_size > 1,
+    "all GPUs in parallel.tp_size": lambda w: w.parallel.tp_size == w.parallel.world_size,
+    "replicas": lambda w: w.parallel.replicas > 1,
+    "fewer replicas than ranks": lambda w: w.parallel.dp_replicate_size not in (None, w.parallel.data_parallel_size),
+    "whole weights on each rank": lambda w: not strategy_of(w).startswith("fsdp"),
+    "DDP": lambda w: w.parallel.strategy in (None, "ddp", "zero1"),
+    "DDP alone": _is_plain_ddp,
+    "DataParallel": lambda w: w.parallel.strategy == "dp",
+    "train.fsdp with FSDP2": lambda w: _fsdp_version(w) == "2",
+    "4 bits by the Trainer's FSDP2": _shards_four_bits,
+    "a number of ranks in parallel.reshard_after_forward": lambda w: type(w.parallel.reshard_after_forward) is int,
+    "micro-batches without a reduction": _skips_reductions,
+    "batches for each rank": _deals_out_lengths,
+    "gpu.power_limit_watts": lambda w: getattr(w.gpu, "power_limit_watts", None) is not None,
+    # Pipelines
+    "a pipeline": lambda w: w.parallel.pp_size > 1,
+    "a looped schedule": lambda w: w.parallel.schedule in LOOPED,
+    "several stages on each rank": lambda w: w.parallel.stages_per_rank > 1,
+    "a batch that micro-batches divide": lambda w: w.batch_size % w.microbatches == 0,
+    "1F1B with fewer micro-batches than stages": lambda w: (
+        w.parallel.schedule == "1F1B" and w.microbatches < w.parallel.stages
+    ),
+    "rounds that are not whole": lambda w: (
+        w.parallel.schedule.startswith("Interleaved") and w.microbatches % _rounds(w) > 0
+    ),
+    # TRL
+    "trl.packing": lambda w: packing_strategy(w) is not None,
+    "packs cut anywhere": lambda w: packing_strategy(w) in ("bfd_split", "wrapped"),
+    "samples of any length": lambda w: max_length(w) is None,
+    "samples longer than trl.max_length": lambda w: (w.data.sequence_length or 0) > (max_length(w) or float("inf")),
+    "samples cut to their prompt": _is_cut_to_prompt,
+    "no room for an answer": _leaves_no_answer,
+    "pairs of neighbours": lambda w: w.loop == "kto" and w.trl.get("loss_type", "kto") == "kto",
+}
+"""What rules name beside settings; a name with a dot is a setting that counts in another way."""
+
+FACTS: Mapping[str, Callable[[Workload], Any]] = {
+    "w": lambda w: w,
+    "strategy": lambda w: w.parallel.strategy or "ddp",
+    "spread": strategy_of,
+    "rounds": _rounds,
+    "looped": lambda w: ", ".join(sorted(LOOPED)),
+    "saved": _saved,
+    "max_length": max_length,
+    "packing": packing_strategy,
+}
+"""What messages say of a workload in braces; ``{w.loop}`` is a property of the workload itself."""
