@@ -35,8 +35,8 @@ from trainatomy.catalog.versions import parse_version
 from trainatomy.cli.app import COMMANDS, load
 from trainatomy.cli.exits import BROKEN_PIPE, BUG, INTERRUPTED, TIMED_OUT
 from trainatomy.cli.manual import panels, paragraphs, usage
-from trainatomy.reporters import schema
-from trainatomy.reporters import schema as list_schemas
+from trainatomy.reporters.json import FORMATS
+from trainatomy.reporters.schema import schema_of
 from trainatomy.workload.overrides import FLAGS
 from trainatomy.workload.reference import reference
 
@@ -224,8 +224,8 @@ def _workload_page(name: str) -> str:
     return reference()[name]
 
 
-def _json(make: Callable[[], dict[str, object]]) -> Callable[[], str]:
-    return lambda: json.dumps(make(), indent=2, ensure_ascii=False) + "\n"
+def _schema(name: str) -> str:
+    return json.dumps(schema_of(FORMATS[name]), indent=2, ensure_ascii=False) + "\n"
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -244,22 +244,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "time.md": step.time_page,
     "clocks.svg": step_figures.clocks_picture,
     "roofline.svg": step_figures.roofline_picture,
-    "schema/prediction.schema.json": _json(schema.prediction_schema),
-    "schema/prediction-2.schema.json": _json(schema.prediction_schema_v2),
-    "schema/comparison.schema.json": _json(schema.comparison_schema),
-    "schema/measurement.schema.json": _json(schema.measurement_schema),
-    "schema/record.schema.json": _json(schema.record_schema),
-    "schema/operations.schema.json": _json(schema.operations_schema),
-    "schema/loader.schema.json": _json(schema.loader_schema),
-    "schema/fit.schema.json": _json(schema.fit_schema),
-    "schema/fit-across.schema.json": _json(schema.fit_across_schema),
-    "schema/shortage.schema.json": _json(schema.shortage_schema),
-    "schema/diagnosis.schema.json": _json(schema.diagnosis_schema),
-    "schema/gpus.schema.json": _json(list_schemas.gpus_schema),
-    "schema/architectures.schema.json": _json(list_schemas.architectures_schema),
-    "schema/history.schema.json": _json(list_schemas.history_schema),
-    "schema/difference.schema.json": _json(list_schemas.difference_schema),
-    "schema/error.schema.json": _json(list_schemas.error_schema),
+    **{f"schema/{name}.schema.json": partial(_schema, name) for name in FORMATS},
 }
 
 

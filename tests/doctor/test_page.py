@@ -15,8 +15,8 @@ from trainatomy.cli.app import COMMANDS
 from trainatomy.doctor.gathering import diagnose
 from trainatomy.reporters import doctor_sentences as sentences
 from trainatomy.reporters.doctor_sentences import WORDINGS
-from trainatomy.reporters.json import DIAGNOSIS, diagnosis_to_json
-from trainatomy.reporters.schema import diagnosis_schema
+from trainatomy.reporters.json import FORMATS, to_json
+from trainatomy.reporters.schema import schema_of
 from trainatomy.reporters.text.doctor import doctor_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.machine import MachineState
@@ -73,10 +73,10 @@ def test_a_healthy_machine_and_one_without_a_gpu() -> None:
 
 
 def test_json_has_facts_and_sentences() -> None:
-    found = diagnosis_to_json(diagnose(with_software(environment={"NCCL_P2P_DISABLE": "1"})))
+    found = to_json(diagnose(with_software(environment={"NCCL_P2P_DISABLE": "1"})))
     assert json.loads(json.dumps(found)) == found
     (finding,) = found["findings"]
-    assert (found["schema"], found["healthy"], finding["name"]) == (DIAGNOSIS, False, "environment")
+    assert (found["schema"], found["healthy"], finding["name"]) == (FORMATS["diagnosis"].name, False, "environment")
     assert finding["fix"] == "unset NCCL_P2P_DISABLE" and finding["costs"][0]["percent"] == 29
     assert found["machine"]["gpus"][0]["copies"]["rates"]["pinned_to_device"] == 55e9
     assert found["machine"]["pairs"] == [
@@ -85,14 +85,14 @@ def test_json_has_facts_and_sentences() -> None:
 
 
 def test_a_setting_that_is_fine_is_not_to_be_undone() -> None:
-    found = diagnosis_to_json(diagnose(with_software(environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"})))
+    found = to_json(diagnose(with_software(environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"})))
     assert [(each["severity"], each["fix"]) for each in found["findings"]] == [("note", "")]
 
 
 def test_json_follows_its_schema() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = diagnosis_schema()
+    schema = schema_of(FORMATS["diagnosis"])
     validator = jsonschema.Draft202012Validator(schema)  # checked once, not with every value
     validator.check_schema(schema)
     for machine in (HEALTHY, MachineState(), *(cases[-1] for cases in CASES.values())):
-        validator.validate(diagnosis_to_json(diagnose(machine)))
+        validator.validate(to_json(diagnose(machine)))

@@ -10,7 +10,7 @@ import pytest
 import trainatomy
 from trainatomy.records.reading import difference
 from trainatomy.records.store import Store
-from trainatomy.reporters.json import difference_to_json
+from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.history import answer, difference_page, history_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.measurement import Measurement
@@ -206,7 +206,7 @@ def test_skipped_files_and_empty_histories_are_reported() -> None:
 
 
 def test_json_adds_the_changes(vanilla: Record, fp16: Record) -> None:
-    value = json.loads(json.dumps(difference_to_json(difference(vanilla, fp16))))
+    value = json.loads(json.dumps(to_json(difference(vanilla, fp16))))
     assert value["schema"] == "trainatomy/difference/1"
     assert value["changes"] == [{"about": "workload", "name": "train.fp16", "before": False, "after": True}]
     device = next(each for each in value["figures"] if each["name"] == "device_bytes")

@@ -13,8 +13,8 @@ import pytest
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.records.create import SCHEMA, from_document, to_document
-from trainatomy.reporters.json import record_to_json
-from trainatomy.reporters.schema import record_schema
+from trainatomy.reporters.json import FORMATS, to_json
+from trainatomy.reporters.schema import schema_of
 from trainatomy.results.measurement import OtherProcess, Stage
 from trainatomy.results.memory import ModuleActivations
 from trainatomy.results.record import Record
@@ -47,12 +47,12 @@ def test_files_of_the_first_version_can_be_read(file: Path) -> None:
 
 
 def test_a_document_equals_its_json_report_and_follows_the_schema(vanilla: Record, failed: Record) -> None:
-    schema = record_schema()
+    schema = schema_of(FORMATS["record"])
     validator = jsonschema.Draft202012Validator(schema)
     validator.check_schema(schema)
     for record in (vanilla, failed):
         document = json.loads(to_document(record))
-        assert document == json.loads(json.dumps(record_to_json(record)))
+        assert document == json.loads(json.dumps(to_json(record)))
         assert next(iter(document)) == "schema"
         validator.validate(document)
 

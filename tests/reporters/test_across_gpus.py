@@ -16,8 +16,8 @@ from trainatomy import compare_gpus
 from trainatomy.cli.app import app
 from trainatomy.reporters.charts.across_gpus import figure
 from trainatomy.reporters.charts.style import drawing
-from trainatomy.reporters.json import comparison_to_json
-from trainatomy.reporters.schema import comparison_schema
+from trainatomy.reporters.json import FORMATS, to_json
+from trainatomy.reporters.schema import schema_of
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.prediction import Prediction
@@ -71,11 +71,11 @@ def test_the_chart_has_a_panel_for_cost_only_with_prices(across: Comparison) -> 
 
 
 def test_json_follows_its_schema(across: Comparison) -> None:
-    value = comparison_to_json(across)
-    jsonschema.validate(json.loads(json.dumps(value)), comparison_schema())
+    value = to_json(across)
+    jsonschema.validate(json.loads(json.dumps(value)), schema_of(FORMATS["comparison"]))
     assert [row["cost_per_million_samples"] is None for row in value["rows"]] == [False, False, True, True]
     assert value["rows"][3]["prediction_error"] == "gpu: no bf16"
-    assert "cost_per_million_samples" not in comparison_to_json(replace(across, costs_per_hour={}))["rows"][0]
+    assert "cost_per_million_samples" not in to_json(replace(across, costs_per_hour={}))["rows"][0]
 
 
 def test_one_training_on_two_gpus() -> None:

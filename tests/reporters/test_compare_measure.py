@@ -20,7 +20,8 @@ from trainatomy.cli import main
 from trainatomy.errors import DeviceError, MissingLibrary, SimulationError
 from trainatomy.measurement.process.pool import Processes
 from trainatomy.records.store import Store
-from trainatomy.reporters.schema import comparison_schema
+from trainatomy.reporters.json import FORMATS
+from trainatomy.reporters.schema import schema_of
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, OutOfMemoryPoint
 from trainatomy.results.prediction import Prediction
@@ -195,7 +196,7 @@ def test_json_follows_its_schema(script: Script, compare: Compare, rows: str) ->
     script.runs["c"] = [DeviceError("died")]
     code, out, _ = compare(rows, "--json")
     value = json.loads(out)
-    jsonschema.Draft202012Validator(comparison_schema()).validate(value)
+    jsonschema.Draft202012Validator(schema_of(FORMATS["comparison"])).validate(value)
     assert code == 7
     first, second, third = value["rows"]
     assert first["schema"] == "trainatomy/prediction/1" and first["fits"] is True

@@ -76,9 +76,10 @@ def test_the_readme_fits_80_columns_but_for_tables_links_and_code() -> None:
 
 
 def test_the_json_keys_that_the_page_names_are_in_the_schema(generate: ModuleType) -> None:
-    from trainatomy.reporters.schema import prediction_schema
+    from trainatomy.reporters.json import FORMATS
+    from trainatomy.reporters.schema import schema_of
 
-    schema = prediction_schema()
+    schema = schema_of(FORMATS["prediction"])
     page = (ROOT / "docs" / "json.md").read_text("utf-8")
     section = page.partition("## A prediction")[2].partition("## A comparison")[0]
     for name in re.findall(r"^\| `([\w.]+)`", section, re.MULTILINE):

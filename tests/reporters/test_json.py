@@ -18,7 +18,6 @@ from trainatomy.catalog.gpus import gpus
 from trainatomy.cli import main
 from trainatomy.reporters.json import (
     architectures_to_json,
-    comparison_to_json,
     gpus_to_json,
     measurement_to_json,
     to_json,
@@ -83,12 +82,12 @@ def test_stable_keys(prediction: Prediction) -> None:
 
 def test_a_comparison_keeps_the_order(named: Callable[[str, int], Prediction]) -> None:
     rows = tuple(ComparisonRow(name, {}, named(name, 0), published=PublishedFigures(2**30)) for name in "ba")
-    value = comparison_to_json(Comparison(rows, source="a table"))
+    value = to_json(Comparison(rows, source="a table"))
     assert [row["name"] for row in value["rows"]] == ["b", "a"]
     assert value["published"] == {"source": "a table", "memory_bytes": [2**30, 2**30]}
     check(value, "comparison")
-    assert comparison_to_json(Comparison(rows[:1]))["published"] is not None
-    plain = comparison_to_json(Comparison((replace(rows[0], published=None),)))
+    assert to_json(Comparison(rows[:1]))["published"] is not None
+    plain = to_json(Comparison((replace(rows[0], published=None),)))
     assert plain["published"] is None
     check(plain, "comparison")
 

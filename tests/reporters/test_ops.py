@@ -10,8 +10,8 @@ import pytest
 
 from trainatomy.api import ops
 from trainatomy.cli import main
-from trainatomy.reporters.json import operations_to_json
-from trainatomy.reporters.schema import operations_schema
+from trainatomy.reporters.json import FORMATS, to_json
+from trainatomy.reporters.schema import schema_of
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.operations import Joined, OperationBreakdown, Padding
@@ -90,11 +90,11 @@ def test_padding_advice_names_the_setting_and_a_comparison(timed: OperationBreak
 
 
 def test_json_follows_the_schema(anatomy: OperationBreakdown, timed: OperationBreakdown) -> None:
-    schema = operations_schema()
+    schema = schema_of(FORMATS["operations"])
     for one in (anatomy, timed):
-        jsonschema.validate(json.loads(json.dumps(operations_to_json(one))), schema)
+        jsonschema.validate(json.loads(json.dumps(to_json(one))), schema)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**operations_to_json(anatomy), "flop": "many"}, schema)
+        jsonschema.validate({**to_json(anatomy), "flop": "many"}, schema)
 
 
 def test_the_timing_model_fills_in_the_times(anatomy: OperationBreakdown) -> None:

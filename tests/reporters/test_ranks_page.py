@@ -19,8 +19,8 @@ from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device import nvml as visible
 from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
-from trainatomy.reporters.json import measurement_to_json
-from trainatomy.reporters.schema import measurement_schema
+from trainatomy.reporters.json import FORMATS, measurement_to_json
+from trainatomy.reporters.schema import schema_of
 from trainatomy.reporters.text.gpus import calibration_page
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.results.measurement import RankMeasurement
@@ -81,7 +81,7 @@ def test_a_page_without_a_prediction_shows_the_ranks() -> None:
 
 def test_json_has_the_gaps_of_each_rank(predicted: Prediction) -> None:
     found = json.loads(json.dumps(measurement_to_json(TWO, predicted)))
-    validate(found, measurement_schema())
+    validate(found, schema_of(FORMATS["measurement"]))
     expected = predicted.memory.device_bytes / OTHER.device_bytes - 1 if OTHER.device_bytes else None
     assert found["gap"]["ranks"]["1"]["device_bytes"] == pytest.approx(expected)
     assert found["other_ranks"][0]["rank"] == 1

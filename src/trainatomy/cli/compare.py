@@ -35,7 +35,7 @@ from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.cli.workloads import note_many_steps, samples_of, several_workloads, with_workload_options
 from trainatomy.errors import MissingLibrary
 from trainatomy.records.store import Store
-from trainatomy.reporters.json import comparison_to_json
+from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.results.comparison import Comparison
 from trainatomy.runs.options import PredictOptions, RunOptions
@@ -324,7 +324,7 @@ def _how_to_continue(comparison: Comparison, observer: ComparisonProgress, optio
 
 def _show(comparison: Comparison, *, json: bool) -> None:
     if json:
-        show_json(comparison_to_json(comparison))
+        show_json(to_json(comparison))
     else:
         show(comparison_page(comparison))
 

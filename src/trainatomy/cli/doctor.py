@@ -13,7 +13,7 @@ from trainatomy.cli.options import CalibrationFile, Debug, Json, in_run
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.cli.workloads import one_workload, with_workload_options
 from trainatomy.errors import UnhealthyMachine, WorkloadError
-from trainatomy.reporters.json import loader_to_json
+from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.script import loader_page
 
 Gpu = Annotated[
@@ -55,12 +55,11 @@ def doctor(
     with progress("checking this machine") as stage, quiet_libraries(debug=debug):
         from trainatomy.api.measuring import diagnose
         from trainatomy.reporters.doctor_sentences import verdict
-        from trainatomy.reporters.json import diagnosis_to_json
         from trainatomy.reporters.text.doctor import doctor_page
 
         found = diagnose(gpus=gpu or (), bandwidth=bandwidth, seconds=seconds or 0.0, pid=watch_pid, stage=stage)
     if json:
-        show_json(diagnosis_to_json(found))
+        show_json(to_json(found))
     else:
         show(doctor_page(found))
     if not found.healthy:
@@ -142,7 +141,7 @@ def data(
             calibration=calibration,
         )
     if json:
-        show_json(loader_to_json(report))
+        show_json(to_json(report))
     else:
         show(loader_page(report))
 

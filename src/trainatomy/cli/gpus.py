@@ -15,7 +15,7 @@ from trainatomy.catalog.gpus import find_gpu as find
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.options import Debug, Jobs, Json, in_run
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
-from trainatomy.reporters.json import architectures_to_json, comparison_to_json, gpus_to_json
+from trainatomy.reporters.json import architectures_to_json, gpus_to_json, to_json
 from trainatomy.reporters.text.gpus import architectures_table, catalog_table, gpu_page
 from trainatomy.units import many
 from trainatomy.workload.reading import read
@@ -67,7 +67,7 @@ def _show_for(file: str, names: Sequence[str] | None, jobs: int | None, *, json:
 
         comparison = api.predict_comparison(workloads, PredictOptions(), jobs=jobs_for(len(workloads), jobs))
     if json:
-        show_json(comparison_to_json(comparison))
+        show_json(to_json(comparison))
     else:
         show(gpus_for_page(comparison))
 

@@ -15,7 +15,7 @@ from trainatomy.errors import TrainatomyError
 from trainatomy.records.query import Query
 from trainatomy.records.reading import difference
 from trainatomy.records.store import Store
-from trainatomy.reporters.json import difference_to_json, history_to_json
+from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.history import difference_page, history_page
 from trainatomy.reporters.viewers import openmetrics as openmetrics_text
 from trainatomy.units import printable
@@ -75,7 +75,7 @@ def history(
     if openmetrics:
         print(printable(openmetrics_text(found)), end="")
     elif json:
-        show_json(history_to_json(found))
+        show_json(to_json(found))
     else:
         show(history_page(found))
 
@@ -92,6 +92,6 @@ def diff(a: First, b: Second, records: Records = None, json: Json = False, debug
     store = Store(records)
     found = difference(store.read(a), store.read(b))
     if json:
-        show_json(difference_to_json(found))
+        show_json(to_json(found))
     else:
         show(difference_page(found))

@@ -43,7 +43,7 @@ from trainatomy.cli.report import (
 from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
 from trainatomy.cli.workloads import one_workload, refuse_misspelt, with_workload_options
 from trainatomy.errors import DoesNotFit
-from trainatomy.reporters.json import operations_to_json
+from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
@@ -251,6 +251,6 @@ def ops(
         )
     write_report(page, anatomy, is_opened=open_report)
     if json:
-        show_json(operations_to_json(anatomy))
+        show_json(to_json(anatomy))
     else:
         show(operations_page(anatomy))

@@ -11,7 +11,7 @@ from trainatomy.cli.output import show as draw
 from trainatomy.cli.output import show_json
 from trainatomy.cli.report import Html, Open, check_report, write_report
 from trainatomy.records.store import Store
-from trainatomy.reporters.json import record_to_json
+from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.measurement import record_page
 
 Which = Annotated[
@@ -36,6 +36,6 @@ def show(
     found = Store(records).read(record)
     write_report(page, found.measurement, is_opened=open_report, prediction=found.prediction)
     if json:
-        show_json(record_to_json(found))
+        show_json(to_json(found))
     else:
         draw(record_page(found))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -42,19 +42,27 @@ def to_document(record: Record) -> bytes:
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
 
 
-def to_plain(value: Any) -> Any:
+def _field_values(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def to_plain(value: Any, keys_of: Callable[[Any], Mapping[str, Any]] = _field_values) -> Any:
     """Convert a result value to JSON types: dataclasses to objects, tuples to lists, anything else unknown to text.
 
     Memory components become one flat object, those of ``Components.others`` included.
+
+    Args:
+        value: The value.
+        keys_of: Returns the keys of a dataclass with their values; its fields by default.
     """
     if isinstance(value, Components):
         return value.as_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {key: to_plain(item, keys_of) for key, item in keys_of(value).items()}
     if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item, keys_of) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
+        return [to_plain(item, keys_of) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

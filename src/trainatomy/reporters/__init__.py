@@ -6,5 +6,5 @@ settings.py     settings of a training in words
 export.py       settings ready to paste: Python (export_python.py), a workload file, options
 text/           pages for the terminal
 charts/         figures
-json.py         what ``--json`` prints; schema.py derives its JSON Schema; prediction_v2.py: a draft of version 2
+json.py         what ``--json`` prints, as dataclasses (json_format.py); schema.py derives the JSON Schemas from them
 """

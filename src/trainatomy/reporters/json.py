@@ -1,169 +1,207 @@
-"""Result values as JSON objects: what ``--json`` prints (docs/json.md), with the name and version of their schema.
-
-A diagnosis as a JSON object: what ``trainatomy doctor --json`` prints.
-
-The draft of version 2 of a prediction's JSON: memory by rank, and the names that its keys will have.
-"""
+"""What ``--json`` prints (docs/json.md): formats by the names of their schemas, and results written by them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
 from trainatomy.records.create import SCHEMA, to_plain
-from trainatomy.reporters.doctor_sentences import cost_sentence, fix_sentence, found_sentence, meaning_sentence
-from trainatomy.reporters.search_json import fit_across_to_json, plan_to_json, search_to_json, shortage_to_json
-from trainatomy.reporters.sentences import claim_sentence, fact_source, fact_value, padding_advice, reasons
-from trainatomy.reporters.subject_sentences import shared_subject, subject_line
-from trainatomy.results.comparison import Comparison, ComparisonRow
-from trainatomy.results.fit import Fit, FitAcross, Shortage
-from trainatomy.results.lengths import LengthsPrediction
-from trainatomy.results.loader import LoaderReport
-from trainatomy.results.machine import Diagnosis, Finding
-from trainatomy.results.measurement import Measurement, RankMeasurement
-from trainatomy.results.memory import TOTALS, Verdict
-from trainatomy.results.operations import OperationBreakdown, Padding
-from trainatomy.results.prediction import (
-    BytesPerParameter,
-    Fact,
-    GPUSummary,
-    Prediction,
-    RankPrediction,
-    Scaling,
-    Subject,
+from trainatomy.reporters import doctor_sentences
+from trainatomy.reporters.json_format import ABSENT, Derived, Format, view
+from trainatomy.reporters.prediction_json import (
+    PREDICTION,
+    PREDICTION_2,
+    SaidPrediction,
+    WrittenPrediction,
+    renamed_v2,
 )
-from trainatomy.results.record import Difference, History, Record
-from trainatomy.results.script import ScriptRun
-from trainatomy.results.tasks import Checkpoint, Evaluation, Generation, RestoredCheckpoint
-from trainatomy.results.time import Time
-
-PREDICTION = "trainatomy/prediction/1"
-COMPARISON = "trainatomy/comparison/1"
-MEASUREMENT = "trainatomy/measurement/1"
-RECORD = SCHEMA
-HISTORY = "trainatomy/history/1"
-DIFFERENCE = "trainatomy/difference/1"
-OPERATIONS = "trainatomy/operations/1"
-GPUS = "trainatomy/cards/1"
-LOADER = "trainatomy/loader/1"
-ARCHITECTURES = "trainatomy/architectures/1"
-ERROR = "trainatomy/error/1"
-
-SPREADS = (*TOTALS, "step_seconds", "samples_per_second", "tokens_per_second")
-"""The figures whose spread over the repeats a measured comparison gives."""
+from trainatomy.reporters.search_json import FIT, FIT_ACROSS, SHORTAGE, WrittenFit
+from trainatomy.reporters.sentences import claim_sentence, padding_advice
+from trainatomy.reporters.settings import plan_name
+from trainatomy.reporters.subject_sentences import shared_subject
+from trainatomy.results.comparison import Comparison, ComparisonRow, RowStatus, Spread
+from trainatomy.results.fit import Fit, FitAcross, Shortage
+from trainatomy.results.loader import LoaderReport
+from trainatomy.results.machine import Cost, Diagnosis, Finding, MachineState
+from trainatomy.results.measurement import Measurement, RankMeasurement
+from trainatomy.results.memory import TOTALS
+from trainatomy.results.operations import Claim, OperationBreakdown, Padding
+from trainatomy.results.prediction import Plan, Prediction, Scaling
+from trainatomy.results.record import Difference, History, MemoryChange, Record, SpeedChange
 
 
-def to_json(
-    value: Prediction | Measurement | Comparison | Fit | FitAcross | Shortage | Diagnosis, *, version: int = 1
-) -> dict[str, Any]:
-    """Return a result as an object of plain JSON types.
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Predicted / measured - 1 of each total; null where one of them is not known."""
 
-    Args:
-        value: A prediction, a measurement, a comparison of several training runs, the outcome of a search, or a
-            diagnosis of a machine.
-        version: Version of the form.  Version 2 is a draft for predictions, whose keys may still change.
+    peak_allocated_bytes: float | None
+    peak_reserved_bytes: float | None
+    device_bytes: float | None
 
-    Raises:
-        ValueError: There is no such version for this kind of value.
+
+@dataclass(frozen=True, slots=True)
+class Spreads:
+    """Each figure over the completed repeats."""
+
+    peak_allocated_bytes: Spread | None
+    peak_reserved_bytes: Spread | None
+    device_bytes: Spread | None
+    step_seconds: Spread | None
+    samples_per_second: Spread | None
+    tokens_per_second: Spread | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenScaling:
+    """Throughput on all GPUs and on each."""
+
+    samples_per_second: float
+    samples_per_second_per_gpu: float
+    efficiency: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """What a row has besides its prediction; figures of measured comparisons, and costs where prices are known."""
+
+    status: RowStatus = ABSENT
+    measured: Spreads = ABSENT
+    gap: Gaps = ABSENT
+    measurements: tuple[Measurement, ...] = ABSENT
+    errors: tuple[str, ...] = ABSENT
+    prediction_error: str = ABSENT
+    plan: Plan
+    scaling: WrittenScaling | None
+    cost_per_million_samples: float | None = ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class Row(_Row, WrittenPrediction):
+    """A training that was predicted, and measured in a measured comparison."""
+
+
+@dataclass(frozen=True)
+class _Workload:
+    name: str
+    workload: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class UnpredictedRow(_Row, _Workload):
+    """A training that could not be predicted."""
+
+    prediction_error: str = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What others measured for the rows, in the same order.
+
+    `seconds` are for `samples`; `reversed` are pairs of rows that are published in another order.
     """
-    if version == 2 and isinstance(value, Prediction):
-        return {"schema": PREDICTION_2, **renamed_v2(to_plain(PredictionV2.of(value)))}
-    if version != 1:
-        raise ValueError(f"there is no version {version} of the JSON of a {type(value).__name__}")
-    if isinstance(value, Diagnosis):
-        return diagnosis_to_json(value)
-    if isinstance(value, Comparison):
-        return comparison_to_json(value)
-    if isinstance(value, Fit):
-        return fit_to_json(value)
-    if isinstance(value, FitAcross):
-        return fit_across_to_json(value)
-    if isinstance(value, Shortage):
-        return shortage_to_json(value)
-    if isinstance(value, Prediction):
-        return {"schema": PREDICTION, **_predicted(value), "duration": to_plain(value.duration)}
-    return {"schema": MEASUREMENT, **to_plain(value)}
+
+    source: str
+    memory_bytes: tuple[int | None, ...]
+    samples: int = ABSENT
+    seconds: tuple[float | None, ...] = ABSENT
+    reversed: tuple[tuple[str, str], ...] = ABSENT
 
 
-def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the rows in order, each a prediction, with measured figures in a measured comparison.
+@dataclass(frozen=True, slots=True)
+class WrittenComparison:
+    """Training runs in order; `group` and `repeats` of a measured comparison."""
 
-    ``published`` holds what others measured for the rows, in the same order, or null; ``seconds`` are for ``samples``.
-    """
-    known = [row.published for row in comparison.rows if row.published is not None]
-    published: dict[str, Any] = {
-        "source": comparison.source,
-        "memory_bytes": [figures.memory_bytes for figures in known],
-    }
-    if comparison.samples is not None:
-        published |= {"samples": comparison.samples, "seconds": [figures.seconds for figures in known]}
-        published["reversed"] = [[row.name for row in pair] for pair in comparison.reversals()]
-    rows = [
-        {**_row(row, measured=comparison.measured), "plan": plan_to_json(row.plan), "scaling": _scaling(scaling)}
-        for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)
-    ]
+    subject: str
+    rows: tuple[Row | UnpredictedRow, ...]
+    published: Published | None
+    group: str = ABSENT
+    repeats: int = ABSENT
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> WrittenComparison:
+        """Return the form of a comparison."""
+        rows = tuple(
+            _row(comparison, row, scaling) for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)
+        )
+        more = {"group": comparison.group, "repeats": comparison.repeats} if comparison.measured else {}
+        return cls(shared_subject(comparison.predictions), rows, _published(comparison), **more)
+
+
+def _row(comparison: Comparison, row: ComparisonRow, scaling: Scaling | None) -> Row | UnpredictedRow:
+    given: dict[str, Any] = {"plan": row.plan, "scaling": scaling and view(WrittenScaling, scaling)}
     if comparison.costs_per_hour:
-        for row, made in zip(comparison.rows, rows, strict=True):
-            made["cost_per_million_samples"] = comparison.cost_per_million_samples(row)
-    value = {
-        "schema": COMPARISON,
-        "subject": shared_subject(comparison.predictions),
-        "rows": rows,
-        "published": published if known else None,
-    }
-    return {**value, "group": comparison.group, "repeats": comparison.repeats} if comparison.measured else value
+        given["cost_per_million_samples"] = comparison.cost_per_million_samples(row)
+    if comparison.measured:
+        given |= {name: getattr(row, name) for name in ("name", "status", "measurements", "errors", "prediction_error")}
+        given["measured"] = Spreads(**{each.name: row.spread(each.name) for each in fields(Spreads)})
+        given["gap"] = Gaps(**{name: row.gap(name) for name in TOTALS})
+    if row.prediction is None:
+        return view(UnpredictedRow, row, **given)
+    return Row.of(row.prediction, **given)
 
 
-def _row(row: ComparisonRow, *, measured: bool) -> dict[str, Any]:
-    """Return a prediction (or name and workload without one), and the measured figures in a measured comparison."""
-    made = to_json(row.prediction) if row.prediction else {"name": row.name, "workload": to_plain(row.workload)}
-    if not measured:
-        return made if row.prediction else {**made, "prediction_error": row.prediction_error}
-    return {
-        **made,
-        "name": row.name,
-        "status": row.status,
-        "measured": {name: to_plain(row.spread(name)) for name in SPREADS},
-        "gap": {name: row.gap(name) for name in TOTALS},
-        "measurements": [to_json(each) for each in row.measurements],
-        "errors": list(row.errors),
-        "prediction_error": row.prediction_error,
-    }
-
-
-def _scaling(scaling: Scaling | None) -> dict[str, Any] | None:
-    """Return the throughput on all GPUs and on each."""
-    if scaling is None:
+def _published(comparison: Comparison) -> Published | None:
+    known = [row.published for row in comparison.rows if row.published is not None]
+    if not known:
         return None
-    return {
-        "samples_per_second": scaling.samples_per_second,
-        "samples_per_second_per_gpu": scaling.samples_per_second_per_gpu,
-        "efficiency": scaling.efficiency,
-    }
+    more: dict[str, Any] = {}
+    if comparison.samples is not None:
+        pairs = tuple((first.name, second.name) for first, second in comparison.reversals())
+        more = {"samples": comparison.samples, "seconds": tuple(each.seconds for each in known), "reversed": pairs}
+    return Published(comparison.source, tuple(each.memory_bytes for each in known), **more)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementGaps(Gaps):
+    """Predicted / measured - 1 of each total, and gaps of components as shares of the measured total."""
+
+    components: dict[str, float] | None
+    ranks: dict[str, Gaps] = ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class AtHostPace:
+    """The pace of the host beside the assumed one, and the time per step predicted at it."""
+
+    pace: float
+    step_seconds: float | None
+    gap: float | None
+    quiet_step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenMeasurement(Measurement):
+    """A measured training beside the prediction of the same workload."""
+
+    prediction: WrittenPrediction | None
+    gap: MeasurementGaps | None
+    at_host_pace: AtHostPace | None
 
 
 def measurement_to_json(measurement: Measurement, prediction: Prediction | None) -> dict[str, Any]:
     """Return a measurement with the ``prediction`` of the same workload and the ``gap`` of each common figure."""
-    gap: dict[str, Any] | None = None
+    compared: dict[str, Any] = dict.fromkeys(("prediction", "gap", "at_host_pace"))
     if prediction is not None:
-        gap = {name: relative_gap(measurement, prediction, name) for name in TOTALS}
-        gap["components"] = component_gaps(measurement, prediction)
-        if measurement.other_ranks:
-            gap["ranks"] = {str(number): rank_gaps(rank, prediction) for number, rank in measurement.ranks.items()}
-    at_pace = None if prediction is None else _at_host_pace(measurement, prediction)
-    return {
-        **to_json(measurement),
-        "prediction": prediction and to_json(prediction),
-        "gap": gap,
-        "at_host_pace": at_pace,
-    }
+        compared = {
+            "prediction": WrittenPrediction.of(prediction),
+            "gap": _gaps(measurement, prediction),
+            "at_host_pace": _at_host_pace(measurement, prediction),
+        }
+    return FORMATS["measurement"].write(view(WrittenMeasurement, measurement, **compared))
 
 
-def _at_host_pace(measurement: Measurement, prediction: Prediction) -> dict[str, float | None] | None:
+def _gaps(measurement: Measurement, prediction: Prediction) -> MeasurementGaps:
+    gaps: dict[str, Any] = {name: relative_gap(measurement, prediction, name) for name in TOTALS}
+    if measurement.other_ranks:
+        gaps["ranks"] = {str(number): rank_gaps(rank, prediction) for number, rank in measurement.ranks.items()}
+    return MeasurementGaps(**gaps, components=component_gaps(measurement, prediction))
+
+
+def _at_host_pace(measurement: Measurement, prediction: Prediction) -> AtHostPace | None:
     """Return the pace of the host beside the assumed one, and the prediction at it; ``None`` if it is not known."""
     time, pace = prediction.time, measurement.host_pace
     relative = None if time is None or pace is None else time.pace_of(pace)
@@ -171,15 +209,14 @@ def _at_host_pace(measurement: Measurement, prediction: Prediction) -> dict[str,
         return None
     predicted, measured = time.step_seconds_at(relative), measurement.step_seconds
     gap = predicted / measured - 1 if predicted is not None and measured else None
-    quiet = time.step_seconds
-    return {"pace": relative, "step_seconds": predicted, "gap": gap, "quiet_step_seconds": quiet}
+    return AtHostPace(relative, predicted, gap, time.step_seconds)
 
 
-def rank_gaps(rank: RankMeasurement, prediction: Prediction) -> dict[str, float | None]:
+def rank_gaps(rank: RankMeasurement, prediction: Prediction) -> Gaps:
     """Return predicted / measured - 1 of each of ``TOTALS`` in a rank; one without a prediction is like rank 0."""
     memory = prediction.ranks.get(rank.rank, prediction.ranks[prediction.rank]).memory
     measured = {name: getattr(rank, name) if rank.status == "completed" else None for name in TOTALS}
-    return {name: getattr(memory, name) / size - 1 if size else None for name, size in measured.items()}
+    return Gaps(**{name: getattr(memory, name) / size - 1 if size else None for name, size in measured.items()})
 
 
 def component_gaps(measurement: Measurement, prediction: Prediction) -> dict[str, float] | None:
@@ -198,177 +235,163 @@ def relative_gap(measurement: Measurement, prediction: Prediction, name: str) ->
     return predicted / measured - 1 if measured and measurement.status == "completed" else None
 
 
-def record_to_json(record: Record) -> dict[str, Any]:
-    """Return a record with the keys of its file; values that files keep as codes are sentences here."""
-    prediction = record.prediction and _predicted(record.prediction)
-    return {"schema": RECORD, **to_plain(record), "prediction": prediction}
+@dataclass(frozen=True, slots=True)
+class WrittenDiagnosis:
+    """Findings with their sentences, and all facts that were found."""
+
+    healthy: bool
+    findings: tuple[Finding, ...]
+    machine: MachineState
 
 
-def loader_to_json(report: LoaderReport) -> dict[str, Any]:
-    """Return a timed DataLoader: ``timings`` by settings, ``best`` a place among them."""
-    return {"schema": LOADER, **to_plain(report)}
+@dataclass(frozen=True, slots=True)
+class GPURows:
+    """GPUs, each with its sources and assumptions by field."""
+
+    rows: tuple[GPU, ...]
 
 
-def history_to_json(history: History) -> dict[str, Any]:
-    """Return the rows under ``records``, oldest first, and unreadable files under ``skipped``."""
-    return {"schema": HISTORY, **to_plain(history)}
+@dataclass(frozen=True, slots=True)
+class ArchitectureRows:
+    """Architectures."""
+
+    rows: tuple[ArchitectureEntry, ...]
 
 
-def difference_to_json(difference: Difference) -> dict[str, Any]:
-    """Return a difference, with the change or ratio of each figure beside its values."""
-    shifts = ("components", "lines", "figures", "nvml")
-    changes = {
-        name: [{**to_plain(each), "change": each.change} for each in getattr(difference, name)] for name in shifts
-    }
-    paces = [{**to_plain(each), "ratio": each.ratio} for each in difference.paces]
-    return {"schema": DIFFERENCE, **to_plain(difference), **changes, "paces": paces}
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong: the exit code, the kind of error (docs/exit-codes.md), and the message."""
+
+    exit_code: int
+    kind: str
+    message: str
 
 
-def operations_to_json(breakdown: OperationBreakdown) -> dict[str, Any]:
-    """Return an operation breakdown, with sentences for claims and paddings."""
-    plain = to_plain(breakdown)
-    claims = [{**to_plain(claim), "sentence": claim_sentence(claim)} for claim in breakdown.claims]
-    paddings = [{**to_plain(padding), "how": padding_advice(padding)} for padding in breakdown.paddings]
-    return {"schema": OPERATIONS, **plain, "claims": claims, "paddings": paddings}
+@dataclass(frozen=True, slots=True)
+class WrittenError:
+    """What a command with `--json` prints when it fails."""
+
+    error: Failure
 
 
-def fit_to_json(fit: Fit) -> dict[str, Any]:
-    """Return the outcome of a search; its measured runs are a comparison."""
-    return search_to_json(fit, measured=comparison_to_json(fit.measured) if fit.measured else None)
+def _fit(fit: Fit) -> WrittenFit:
+    return WrittenFit.of(fit, measured=to_json(fit.measured) if fit.measured else None)
+
+
+def _record(record: Record) -> Record:
+    """Return a record with sentences where files have codes."""
+    return replace(record, prediction=record.prediction and SaidPrediction.of(record.prediction))
+
+
+_MEASUREMENT = "trainatomy/measurement/1"
+_PREDICTED, _MEASURED = Derived(first={"schema": PREDICTION.name}), Derived(first={"schema": _MEASUREMENT})
+_CHANGE, _RATIO = MemoryChange.change.fget, SpeedChange.ratio.fget  # type: ignore[attr-defined]
+_FINDING = {
+    "found": doctor_sentences.found_sentence,
+    "means": doctor_sentences.meaning_sentence,
+    "fix": doctor_sentences.fix_sentence,
+}
+FORMATS = {
+    "prediction": PREDICTION,
+    "prediction-2": PREDICTION_2,
+    "comparison": Format(
+        "trainatomy/comparison/1",
+        "A comparison",
+        WrittenComparison,
+        WrittenComparison.of,
+        {Row: _PREDICTED, Measurement: _MEASURED, Plan: Derived(first={"name": plan_name})},
+    ),
+    "measurement": Format(_MEASUREMENT, "A measurement", WrittenMeasurement, keys={WrittenPrediction: _PREDICTED}),
+    "record": Format(SCHEMA, "A record", Record, _record),
+    "loader": Format("trainatomy/loader/1", "A timed loader", LoaderReport),
+    "history": Format("trainatomy/history/1", "Measured runs", History),
+    "difference": Format(
+        "trainatomy/difference/1",
+        "The difference between two measured runs",
+        Difference,
+        keys={MemoryChange: Derived(last={"change": _CHANGE}), SpeedChange: Derived(last={"ratio": _RATIO})},
+    ),
+    "operations": Format(
+        "trainatomy/operations/1",
+        "The operations of a step",
+        OperationBreakdown,
+        keys={Claim: Derived(last={"sentence": claim_sentence}), Padding: Derived(last={"how": padding_advice})},
+    ),
+    "diagnosis": Format(
+        "trainatomy/diagnosis/1",
+        "What is wrong with a machine",
+        WrittenDiagnosis,
+        partial(view, WrittenDiagnosis),
+        {Cost: Derived(last={"sentence": doctor_sentences.cost_sentence}), Finding: Derived(last=_FINDING)},
+    ),
+    "gpus": Format("trainatomy/cards/1", "GPUs", GPURows),
+    "architectures": Format("trainatomy/architectures/1", "Architectures", ArchitectureRows),
+    "error": Format("trainatomy/error/1", "An error", WrittenError),
+    "fit": replace(FIT, view=_fit),
+    "fit-across": FIT_ACROSS,
+    "shortage": SHORTAGE,
+}
+"""Formats by the names of their schemas (docs/schema)."""
+_OF_RESULTS: dict[type, str] = {
+    Prediction: "prediction",
+    Comparison: "comparison",
+    Fit: "fit",
+    FitAcross: "fit-across",
+    Shortage: "shortage",
+    Diagnosis: "diagnosis",
+    OperationBreakdown: "operations",
+    Record: "record",
+    LoaderReport: "loader",
+    History: "history",
+    Difference: "difference",
+}
+Result = (
+    Prediction
+    | Measurement
+    | Comparison
+    | Fit
+    | FitAcross
+    | Shortage
+    | Diagnosis
+    | OperationBreakdown
+    | Record
+    | LoaderReport
+    | History
+    | Difference
+)
+
+
+def to_json(value: Result, *, version: int = 1) -> dict[str, Any]:
+    """Return a result as an object of plain JSON types.
+
+    Args:
+        value: A prediction, a measurement, a comparison of several training runs, the outcome of a search, a diagnosis
+            of a machine, an operation breakdown, a timed loader, or a record, records of a folder, or two compared.
+        version: Version of the form.  Version 2 is a draft for predictions, whose keys may still change.
+
+    Raises:
+        ValueError: There is no such version for this kind of value.
+    """
+    if version == 2 and isinstance(value, Prediction):
+        written: dict[str, Any] = renamed_v2(PREDICTION_2.write(value))
+        return written
+    if version != 1:
+        raise ValueError(f"there is no version {version} of the JSON of a {type(value).__name__}")
+    if isinstance(value, Measurement):
+        return {"schema": _MEASUREMENT, **to_plain(value)}
+    return FORMATS[_OF_RESULTS[type(value)]].write(value)
 
 
 def gpus_to_json(gpus: Sequence[GPU]) -> dict[str, Any]:
     """Return GPUs under ``rows``, each with its sources and assumptions by field."""
-    return {"schema": GPUS, "rows": [to_plain(gpu) for gpu in gpus]}
+    return FORMATS["gpus"].write(GPURows(tuple(gpus)))
 
 
 def architectures_to_json(entries: Sequence[ArchitectureEntry]) -> dict[str, Any]:
     """Return architectures under ``rows``."""
-    return {"schema": ARCHITECTURES, "rows": [to_plain(entry) for entry in entries]}
+    return FORMATS["architectures"].write(ArchitectureRows(tuple(entries)))
 
 
 def error_to_json(exit_code: int, kind: str, message: str) -> dict[str, Any]:
     """Return what went wrong: the exit code, the kind of error (docs/exit-codes.md), and the message."""
-    return {"schema": ERROR, "error": {"exit_code": exit_code, "kind": kind, "message": message}}
-
-
-def _predicted(prediction: Prediction) -> dict[str, Any]:
-    """Return a prediction as plain JSON types, with the sentences that version 1 gives as text."""
-    facts = [{**to_plain(fact), "value": fact_value(fact), "source": fact_source(fact)} for fact in prediction.facts]
-    figures = {**to_plain(prediction.bytes_per_parameter), "reasons": reasons(prediction)}
-    subject = _subject(prediction)
-    return {**to_plain(prediction), "bytes_per_parameter": figures, "facts": facts, "subject": subject}
-
-
-def _subject(prediction: Prediction) -> dict[str, Any] | None:
-    """Return what was predicted, with the line that pages show."""
-    if prediction.subject is None:
-        return None
-    return {"line": subject_line(prediction), **to_plain(prediction.subject)}
-
-
-DIAGNOSIS = "trainatomy/diagnosis/1"
-
-
-def diagnosis_to_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return findings, each with its sentences, and all facts that were found."""
-    return {
-        "schema": DIAGNOSIS,
-        "healthy": diagnosis.healthy,
-        "findings": [_finding(finding) for finding in diagnosis.findings],
-        "machine": to_plain(diagnosis.machine),
-    }
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        **to_plain(finding),
-        "costs": [{**to_plain(cost), "sentence": cost_sentence(cost)} for cost in finding.costs],
-        "found": found_sentence(finding),
-        "means": meaning_sentence(finding),
-        "fix": fix_sentence(finding),
-    }
-
-
-PREDICTION_2 = "trainatomy/prediction/2-draft"
-
-_SEVERITY: tuple[Verdict, ...] = ("fits", "tight", "does not fit")
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionV2:
-    """A predicted training, with its memory by rank.
-
-    A training fits if all ranks do; `verdict` is the worst one of any rank.  Components of memory may be more than
-    the eight standard ones.  Facts with an `amount` have an empty `value`; `reasons` are codes.
-    """
-
-    name: str
-    workload: dict[str, object]
-    card: GPUSummary
-    fits: bool
-    verdict: Verdict
-    ranks: tuple[RankPrediction, ...]
-    bytes_per_parameter: BytesPerParameter
-    facts: tuple[Fact, ...]
-    notes: tuple[str, ...]
-    time: Time | None
-    seconds_taken: float
-    versions: dict[str, str]
-    without_workspace: int
-    trials: int
-    evaluation: Evaluation | None = None
-    generation: Generation | None = None
-    checkpoint: Checkpoint | None = None
-    restored: tuple[RestoredCheckpoint, ...] = ()
-    lengths: LengthsPrediction | None = None
-    script: ScriptRun | None = None
-    subject: Subject | None = None
-    leading_notes: tuple[str, ...] = ()
-    paddings: tuple[Padding, ...] = ()
-
-    @classmethod
-    def of(cls, prediction: Prediction) -> PredictionV2:
-        """Return the form of version 2 of a prediction."""
-        ranks = tuple(prediction.ranks.values())
-        made: dict[str, Any] = {"ranks": ranks, "fits": all(each.fits for each in ranks)}
-        made["verdict"] = max((each.verdict for each in ranks), key=_SEVERITY.index)
-        kept = {each.name: getattr(prediction, each.name) for each in fields(cls) if each.name not in made}
-        return cls(**kept, **made)
-
-
-_NAMES_V2 = {
-    "card": "gpu",
-    "functionality": "inputs_and_workspaces",
-    "general_rule_only": "operators_by_traffic_only",
-    "host": "cpu",
-    "host_seconds": "cpu_seconds",
-    "modules": "activations_by_module",
-    "num_alloc_retries": "allocator_retries",
-    "priced_by": "kernel_times_from",
-    "room_bytes": "headroom_bytes",
-    "slow_host": "slow_cpu",
-    "trials": "convolutions_with_trials",
-    "without_workspace": "convolutions_without_workspace",
-}
-"""Keys of version 1 that have another name in version 2."""
-
-
-def renamed_v2(value: Any, key: str = "") -> Any:
-    """Return a JSON value or a JSON Schema of version 1 with the names of version 2."""
-    if isinstance(value, dict):
-        if key in ("workload", "versions"):
-            return value
-        return {_NAMES_V2.get(name, name): renamed_v2(item, name) for name, item in value.items()}
-    if isinstance(value, list):
-        return [renamed_v2(item, key) for item in value]
-    if key in ("component", "bound_by", "required", "enum"):
-        return _NAMES_V2.get(value, value)
-    if key == "description":
-        return re.sub(r"`(\w+)`|\b\w+_\w+\b", _renamed_word, value)
-    return value
-
-
-def _renamed_word(match: re.Match[str]) -> str:
-    word = match[0].strip("`")
-    return match[0].replace(word, _NAMES_V2.get(word, word))
+    return FORMATS["error"].write(WrittenError(Failure(exit_code, kind, message)))

@@ -1,173 +1,297 @@
-"""Outcomes of searches as JSON objects: candidates, prices, remedies, settings to paste."""
+"""What searches print with ``--json``: candidates, prices, remedies, settings to paste."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from trainatomy.records.create import to_plain
 from trainatomy.reporters.export import command_line_flags, launch_command, training_arguments_code, workload_yaml
+from trainatomy.reporters.json_format import Derived, Format, view
 from trainatomy.reporters.search_sentences import fit_note
 from trainatomy.reporters.settings import may_change, plan_name
 from trainatomy.reporters.subject_sentences import shared_subject
-from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, Price, Remedy, Shortage
-from trainatomy.results.memory import TOTALS
-from trainatomy.results.prediction import Plan
-
-FIT = "trainatomy/fit/1"
-FIT_ACROSS = "trainatomy/fit-across/1"
-SHORTAGE = "trainatomy/shortage/1"
-
-
-def search_to_json(fit: Fit, measured: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the outcome of a search.
-
-    ``best`` has its whole memory breakdown, other candidates have the three totals.  ``settings`` are texts to paste.
-
-    Args:
-        fit: The outcome.
-        measured: Its measured runs.
-    """
-    some = next((each for each in (fit.best, *fit.candidates, *fit.too_large) if each is not None), None)
-    return {
-        "schema": FIT,
-        "name": fit.name,
-        "subject": shared_subject(fit.predictions),
-        "workload": to_plain(fit.workload),
-        "gpu": to_plain(fit.gpu),
-        "goal": fit.goal,
-        "effective_batch_size": fit.effective_batch_size,
-        "allowed": list(fit.allowed),
-        "best": fit.best and _candidate(fit.best, whole=True),
-        "given": fit.given and _candidate(fit.given),
-        "candidates": list(map(_candidate, fit.candidates)),
-        "by_gpus": list(map(_candidate, fit.by_gpus)),
-        "ties": list(map(_candidate, fit.ties)),
-        "prices": list(map(_price, fit.prices)),
-        "remedies": list(map(_remedy, fit.shortage.remedies)) if fit.shortage else [],
-        "front": list(map(_candidate, fit.front)),
-        "too_large": list(map(_candidate, fit.too_large)),
-        "limits": {
-            "gpu_memory_bytes": fit.gpu.memory_bytes,
-            "headroom": fit.headroom,
-            "usable_bytes": fit.usable_bytes,
-            "maximum": to_plain(fit.maximum),
-        },
-        "counts": to_plain(fit.counts),
-        "settings": fit.best and _settings(fit.best, fit.name),
-        "measured": measured,
-        "notes": list(map(fit_note, fit.notes)),
-        "interrupted": fit.interrupted,
-        "versions": dict(some.prediction.versions) if some else {},
-    }
+from trainatomy.results.fit import (
+    Candidate,
+    Change,
+    Fit,
+    FitAcross,
+    Goal,
+    GPUOption,
+    Maximum,
+    Permission,
+    Price,
+    Remedy,
+    RemedyKind,
+    SearchCounts,
+    Shortage,
+)
+from trainatomy.results.memory import Memory, OutOfMemoryPoint, Verdict
+from trainatomy.results.prediction import GPUSummary, Plan
+from trainatomy.results.time import Time
 
 
-def fit_across_to_json(across: FitAcross) -> dict[str, Any]:
-    """Return a search on several GPUs under ``options``, those on which the training fits first."""
-    return {
-        "schema": FIT_ACROSS,
-        "name": across.name,
-        "workload": to_plain(across.workload),
-        "effective_batch_size": across.effective_batch_size,
-        "headroom": across.headroom,
-        "allowed": list(across.allowed),
-        "options": list(map(_gpu_option, across.options)),
-        "refused": list(across.refused),
-        "seconds": across.seconds,
-        "interrupted": across.interrupted,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateTime(Time):
+    """Predicted duration of a step of one rank, with the interval of its throughput."""
+
+    samples_per_second_interval: tuple[float, float]
 
 
-def shortage_to_json(shortage: Shortage) -> dict[str, Any]:
-    """Return what a training needs that does not fit, and what would make it fit under ``remedies``."""
-    point = shortage.given.prediction.out_of_memory
-    return {
-        "schema": SHORTAGE,
-        "name": shortage.given.prediction.name,
-        "gpu": to_plain(shortage.given.prediction.gpu),
-        "given": _candidate(shortage.given, whole=True),
-        "out_of_memory": to_plain(point),
-        "usable_bytes": shortage.usable_bytes,
-        "missing_bytes": shortage.missing_bytes,
-        "headroom": shortage.headroom,
-        "remedies": list(map(_remedy, shortage.remedies)),
-        "seconds": shortage.seconds,
-        "interrupted": shortage.interrupted,
-        "versions": dict(shortage.given.prediction.versions),
-    }
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The three totals of a memory breakdown."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
 
 
-def _gpu_option(option: GPUOption) -> dict[str, Any]:
-    """Return the best candidate on a GPU, or the smallest that does not fit and what is missing for it."""
-    fit = option.fit
-    smallest = fit.too_large[0] if fit.best is None and fit.too_large else None
-    return {
-        "gpu": to_plain(option.gpu),
-        "usable_bytes": fit.usable_bytes,
-        "best": fit.best and _candidate(fit.best, whole=True),
-        "smallest": smallest and _candidate(smallest),
-        "missing_bytes": smallest and max(0, smallest.device_bytes - fit.usable_bytes),
-        "cost_per_hour": option.cost_per_hour,
-        "cost_per_million_samples": option.cost_per_million_samples,
-        "counts": to_plain(fit.counts),
-        "notes": list(map(fit_note, fit.notes)),
-    }
+@dataclass(frozen=True, slots=True)
+class WrittenCandidate:
+    """A training that was executed without a GPU."""
+
+    changes: tuple[Change, ...]
+    workload: dict[str, object]
+    plan: Plan
+    fits: bool
+    verdict: Verdict
+    room_bytes: int
+    memory: Totals
+    time: CandidateTime | None
+    samples_per_second: float | None
 
 
-def _candidate(candidate: Candidate, *, whole: bool = False) -> dict[str, Any]:
-    """Return a candidate, with its whole memory breakdown or the three totals."""
+@dataclass(frozen=True, slots=True)
+class WholeCandidate(WrittenCandidate):
+    """A training that was executed without a GPU, with its whole memory breakdown."""
+
+    memory: Memory  # type: ignore[assignment]
+
+
+_Form = TypeVar("_Form", bound=WrittenCandidate)
+
+
+def _candidate(candidate: Candidate, kind: type[_Form]) -> _Form:
     prediction, time = candidate.prediction, None
     if prediction.time is not None:
         ranks = candidate.plan.data_parallel_size
-        interval = [end / ranks for end in candidate.samples_per_second_interval]  # of one rank, as all times
-        time = {**to_plain(prediction.time), "samples_per_second_interval": interval}
-    memory = to_plain(prediction.memory)
-    return {
-        "changes": list(map(_change, candidate.changes)),
-        "workload": to_plain(candidate.workload),
-        "plan": plan_to_json(candidate.plan),
-        "fits": candidate.fits,
-        "verdict": prediction.verdict,
-        "room_bytes": prediction.room_bytes,
-        "memory": memory if whole else {name: memory[name] for name in TOTALS},
-        "time": time,
-        "samples_per_second": None if time is None else candidate.samples_per_second,
-    }
+        low, high = candidate.samples_per_second_interval
+        interval = (low / ranks, high / ranks)  # of one rank, as all times
+        time = view(CandidateTime, prediction.time, samples_per_second_interval=interval)
+    return view(
+        kind,
+        candidate,
+        verdict=prediction.verdict,
+        room_bytes=prediction.room_bytes,
+        memory=prediction.memory if kind is WholeCandidate else view(Totals, prediction.memory),
+        time=time,
+        samples_per_second=None if time is None else candidate.samples_per_second,
+    )
 
 
-def _change(change: Change) -> dict[str, Any]:
-    return {**to_plain(change), "may_change": may_change(change)}
+def _short(candidate: Candidate | None) -> WrittenCandidate | None:
+    return candidate and _candidate(candidate, WrittenCandidate)
 
 
-def _price(price: Price) -> dict[str, Any]:
-    candidate = price.candidate and _candidate(price.candidate)
-    fields_of = ("allowed", "device_bytes", "step_seconds", "error")
-    return {
-        "change": _change(price.change),
-        "candidate": candidate,
-        **{name: getattr(price, name) for name in fields_of},
-    }
+def _whole(candidate: Candidate | None) -> WholeCandidate | None:
+    return candidate and _candidate(candidate, WholeCandidate)
 
 
-def _remedy(remedy: Remedy) -> dict[str, Any]:
-    return {
-        "kind": remedy.kind,
-        "gpu": to_plain(remedy.candidate.prediction.gpu),
-        "changes": list(map(_change, remedy.changes)),
-        "candidate": _candidate(remedy.candidate),
-        "device_bytes": remedy.device_bytes,
-        "step_seconds": remedy.step_seconds,
-    }
+@dataclass(frozen=True, slots=True)
+class WrittenPrice:
+    """Cost or saving of a single change of the best candidate, everything else being equal."""
+
+    change: Change
+    candidate: WrittenCandidate | None
+    allowed: bool
+    device_bytes: int
+    step_seconds: float
+    error: str
+
+    @classmethod
+    def of(cls, price: Price) -> WrittenPrice:
+        """Return the form of a price."""
+        return view(cls, price, candidate=_short(price.candidate))
 
 
-def _settings(candidate: Candidate, name: str) -> dict[str, str | None]:
-    return {
-        "launch": launch_command(candidate) if candidate.plan.world_size > 1 else None,
-        "training_arguments": training_arguments_code(candidate, name),
-        "yaml": workload_yaml(candidate),
-        "flags": command_line_flags(candidate),
-    }
+@dataclass(frozen=True, slots=True)
+class WrittenRemedy:
+    """A way to make a training fit that does not."""
+
+    kind: RemedyKind
+    gpu: GPUSummary
+    changes: tuple[Change, ...]
+    candidate: WrittenCandidate
+    device_bytes: int
+    step_seconds: float | None
+
+    @classmethod
+    def of(cls, remedy: Remedy) -> WrittenRemedy:
+        """Return the form of a remedy."""
+        return view(cls, remedy, gpu=remedy.candidate.prediction.gpu, candidate=_short(remedy.candidate))
 
 
-def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """Return a plan of parallelism with its name."""
-    return {"name": plan_name(plan), **to_plain(plan)}
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Memory of the GPU, the share that stays free, what a candidate may take, and the largest value that fits."""
+
+    gpu_memory_bytes: int
+    headroom: float
+    usable_bytes: int
+    maximum: Maximum | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The best settings as texts to paste; `launch` starts a training on several GPUs."""
+
+    launch: str | None
+    training_arguments: str
+    yaml: str
+    flags: str
+
+    @classmethod
+    def of(cls, candidate: Candidate, name: str) -> Settings:
+        """Return the settings of a candidate."""
+        launch = launch_command(candidate) if candidate.plan.world_size > 1 else None
+        code = training_arguments_code(candidate, name)
+        return cls(launch, code, workload_yaml(candidate), command_line_flags(candidate))
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFit:
+    """The outcome of a search.
+
+    `best` has its whole memory breakdown, other candidates have the three totals. `measured` are the measured
+    candidates, as `compare --measure --json`.
+    """
+
+    name: str
+    subject: str
+    workload: dict[str, object]
+    gpu: GPUSummary
+    goal: Goal
+    effective_batch_size: int
+    allowed: tuple[Permission, ...]
+    best: WholeCandidate | None
+    given: WrittenCandidate | None
+    candidates: tuple[WrittenCandidate, ...]
+    by_gpus: tuple[WrittenCandidate, ...]
+    ties: tuple[WrittenCandidate, ...]
+    prices: tuple[WrittenPrice, ...]
+    remedies: tuple[WrittenRemedy, ...]
+    front: tuple[WrittenCandidate, ...]
+    too_large: tuple[WrittenCandidate, ...]
+    limits: Limits
+    counts: SearchCounts
+    settings: Settings | None
+    measured: dict[str, Any] | None
+    notes: tuple[str, ...]
+    interrupted: bool
+    versions: dict[str, str]
+
+    @classmethod
+    def of(cls, fit: Fit, measured: dict[str, Any] | None) -> WrittenFit:
+        """Return the form of the outcome; ``measured``: its measured runs as JSON."""
+        some = next((each for each in (fit.best, *fit.candidates, *fit.too_large) if each is not None), None)
+        lists = ("candidates", "by_gpus", "ties", "front", "too_large")
+        shorts: dict[str, Any] = {name: tuple(map(_short, getattr(fit, name))) for name in lists}
+        return view(
+            cls,
+            fit,
+            subject=shared_subject(fit.predictions),
+            best=_whole(fit.best),
+            given=_short(fit.given),
+            **shorts,
+            prices=tuple(map(WrittenPrice.of, fit.prices)),
+            remedies=tuple(map(WrittenRemedy.of, fit.shortage.remedies)) if fit.shortage else (),
+            limits=Limits(fit.gpu.memory_bytes, fit.headroom, fit.usable_bytes, fit.maximum),
+            settings=fit.best and Settings.of(fit.best, fit.name),
+            measured=measured,
+            notes=tuple(map(fit_note, fit.notes)),
+            versions=some.prediction.versions if some else {},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOption:
+    """The best candidate on a GPU, or the smallest that does not fit and what is missing for it."""
+
+    gpu: GPUSummary
+    usable_bytes: int
+    best: WholeCandidate | None
+    smallest: WrittenCandidate | None
+    missing_bytes: int | None
+    cost_per_hour: float | None
+    cost_per_million_samples: float | None
+    counts: SearchCounts
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, option: GPUOption) -> WrittenOption:
+        """Return the form of a GPU's outcome."""
+        fit = option.fit
+        smallest = fit.too_large[0] if fit.best is None and fit.too_large else None
+        return view(
+            cls,
+            option,
+            usable_bytes=fit.usable_bytes,
+            best=_whole(fit.best),
+            smallest=_short(smallest),
+            missing_bytes=smallest and max(0, smallest.device_bytes - fit.usable_bytes),
+            counts=fit.counts,
+            notes=tuple(map(fit_note, fit.notes)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenAcross:
+    """A search on several GPUs, those on which the training fits first."""
+
+    name: str
+    workload: dict[str, object]
+    effective_batch_size: int
+    headroom: float
+    allowed: tuple[Permission, ...]
+    options: tuple[WrittenOption, ...]
+    refused: tuple[str, ...]
+    seconds: float
+    interrupted: bool
+
+    @classmethod
+    def of(cls, across: FitAcross) -> WrittenAcross:
+        """Return the form of the outcome."""
+        return view(cls, across, options=tuple(map(WrittenOption.of, across.options)))
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShortage:
+    """What a training needs that does not fit, and what would make it fit."""
+
+    name: str
+    gpu: GPUSummary
+    given: WholeCandidate
+    out_of_memory: OutOfMemoryPoint | None
+    usable_bytes: int
+    missing_bytes: int
+    headroom: float
+    remedies: tuple[WrittenRemedy, ...]
+    seconds: float
+    interrupted: bool
+    versions: dict[str, str]
+
+    @classmethod
+    def of(cls, shortage: Shortage) -> WrittenShortage:
+        """Return the form of a shortage."""
+        prediction = shortage.given.prediction
+        kept = {name: getattr(prediction, name) for name in ("name", "gpu", "out_of_memory", "versions")}
+        remedies = tuple(map(WrittenRemedy.of, shortage.remedies))
+        return view(cls, shortage, given=_whole(shortage.given), remedies=remedies, **kept)
+
+
+_KEYS = {Plan: Derived(first={"name": plan_name}), Change: Derived(last={"may_change": may_change})}
+FIT = Format("trainatomy/fit/1", "Settings that fit a GPU", WrittenFit, keys=_KEYS)
+FIT_ACROSS = Format("trainatomy/fit-across/1", "Settings that fit several GPUs", WrittenAcross, WrittenAcross.of, _KEYS)
+SHORTAGE = Format(
+    "trainatomy/shortage/1", "What a training needs that does not fit", WrittenShortage, WrittenShortage.of, _KEYS
+)
