@@ -14,8 +14,9 @@ from rich.text import Text
 from trainatomy.cli import exits
 from trainatomy.cli.output import note, show, show_json
 from trainatomy.errors import SimulationError, WorkloadError
+from trainatomy.reporters.document import Bullets, figures, section
 from trainatomy.reporters.text.prediction import prediction_page
-from trainatomy.reporters.text.rendering import Paper, bullets, figures, render, section
+from trainatomy.reporters.text.rendering import Paper, render
 from trainatomy.results.memory import Instant, ModuleActivations
 from trainatomy.results.prediction import Prediction
 from trainatomy.units import CONTROLS, printable
@@ -53,10 +54,9 @@ def test_no_page_carries_control_characters(prediction: Prediction, width: int) 
 
 def test_colours_of_ours_are_kept_on_a_terminal() -> None:
     screen = io.StringIO()
-    table = figures("name", numbers=("size",))
-    table.add_row(HOSTILE[0], Text("1", style="red"))
+    table = figures([(HOSTILE[0], Text("1", style="red"))], "name", numbers=("size",))
     paper = Paper(file=screen, force_terminal=True, width=60, color_system="standard", legacy_windows=False)
-    paper.print(section(HOSTILE[0], table, bullets(HOSTILE)))
+    paper.print(section(HOSTILE[0], table, Bullets(HOSTILE)))
     assert obeyed(re.sub(r"\x1b\[[\d;]*m", "", screen.getvalue())) == []
     assert "\x1b[31m" in screen.getvalue()
 

@@ -10,7 +10,8 @@ from snapshots import compare
 
 from trainatomy.reporters import settings
 from trainatomy.reporters.search_sentences import fastest_and_cheapest
-from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, gpus_for_page, shortage_page
+from trainatomy.reporters.text.fit import fit_page, shortage_page
+from trainatomy.reporters.text.gpus import gpus_fit_page, gpus_for_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, Maximum, Price, Remedy

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Group
 from rich.text import Text
 
+from trainatomy.reporters.document import Bullets, Document, Table, figures, section
 from trainatomy.reporters.html import to_html
 from trainatomy.reporters.html.charts import module_tree, timeline
 from trainatomy.reporters.html.page import page_of
-from trainatomy.reporters.html.values import REPORT, ChartBlock, ListBlock, Page, TableBlock, sections_of
+from trainatomy.reporters.html.values import REPORT, ChartBlock, Page, drawn_table, tone_of
 from trainatomy.reporters.labels import SECTIONS
-from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.fit import Fit, FitAcross
 from trainatomy.results.measurement import Measurement
@@ -195,7 +194,7 @@ def test_a_prediction_without_detail_has_no_timeline(prediction: Prediction, det
 
 def test_columns_of_the_timeline_are_the_allocations(detail: Detail) -> None:
     chart, held, *_ = timeline("timeline", detail, "")
-    assert isinstance(chart, ChartBlock) and isinstance(held, TableBlock)
+    assert isinstance(chart, ChartBlock) and isinstance(held, Table)
     columns = json.loads(gzip.decompress(base64.b64decode(chart.packed)))
     assert columns["born"] == [0, 1, 1]  # differences
     assert columns["life"] == [0, 3, 1]  # 0: to the end
@@ -220,13 +219,14 @@ def test_modules_become_a_tree_with_the_bytes_of_each() -> None:
     assert [(node["name"], node["value"]) for node in tree[0]["children"]] == [("c", 4), ("d", 2), ("(itself)", 1)]
 
 
-def test_a_text_page_becomes_sections() -> None:
-    table = figures("name", numbers=["size"])
-    table.add_row("  part", Text("5 MiB", style="dim"))
-    first, second = sections_of(Group(Text("answer"), section("Title", Text("body"), table, bullets(["one", "two"]))))
+def test_a_document_becomes_sections() -> None:
+    table = figures([("  part", Text("5 MiB", style="dim"))], "name", numbers=["size"])
+    page = Document((Text("answer"), section("Title", Text("body"), Text(), table, Bullets(["one", "two"]))))
+    first, second = page.sections
     assert first.title == "" and second.title == "Title"
-    _, rows, items = second.blocks
-    assert isinstance(rows, TableBlock) and isinstance(items, ListBlock)
+    body, held, items = second.blocks
+    assert tone_of(body) == "" and isinstance(items, Bullets)
+    rows = drawn_table(held)
     assert [cell.text for cell in rows.head] == ["name", "size"]
     assert [(cell.text, cell.tone, cell.depth) for cell in rows.rows[0]] == [("part", "", 1), ("5 MiB", "muted", 0)]
     assert items.items == ("one", "two")

@@ -10,11 +10,12 @@ from snapshots import compare
 
 from trainatomy.catalog.published import notebook
 from trainatomy.reporters import sentences
+from trainatomy.reporters.document import Bullets, swept
 from trainatomy.reporters.labels import SECTIONS
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
-from trainatomy.reporters.text.rendering import bar, bullets, render, swept
+from trainatomy.reporters.text.rendering import bar, render
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Line, OutOfMemoryPoint, PeakRange
@@ -156,7 +157,7 @@ def test_no_colours_where_they_are_not_wanted(prediction: Prediction) -> None:
 
 def test_a_path_longer_than_the_line_is_not_cut() -> None:
     path = "/" + "folder/" * 12 + "model.safetensors"
-    lines = render(bullets([f"not written: {path}"]), width=40).split()
+    lines = render(Bullets([f"not written: {path}"]), width=40).split()
     assert "".join(lines[3:]) == path
 
 

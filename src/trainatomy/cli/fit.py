@@ -55,7 +55,8 @@ from trainatomy.measurement.process.job import Job as MeasuringJob
 from trainatomy.measurement.process.pool import Processes
 from trainatomy.reporters.export import workload_yaml
 from trainatomy.reporters.json import to_json
-from trainatomy.reporters.text.fit import fit_page, gpus_fit_page, shortage_page
+from trainatomy.reporters.text.fit import fit_page, shortage_page
+from trainatomy.reporters.text.gpus import gpus_fit_page
 from trainatomy.reporters.text.script import script_fit_page
 from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, ScriptFit, Shortage
 from trainatomy.runs.options import PredictOptions, RunOptions

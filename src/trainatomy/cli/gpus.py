@@ -55,7 +55,7 @@ def gpus(
 
 def _show_for(file: str, names: Sequence[str] | None, jobs: int | None, *, json: bool, debug: bool) -> None:
     """Predict a training on several GPUs."""
-    from trainatomy.reporters.text.fit import gpus_for_page
+    from trainatomy.reporters.text.gpus import gpus_for_page
     from trainatomy.runs.options import PredictOptions
     from trainatomy.runs.predicting import jobs_for
 

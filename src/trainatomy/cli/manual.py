@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters.text.rendering import section
+from trainatomy.reporters.document import section
 
 PANELS = (
     *("Arguments", "Filters", "Run", "Output", "Model", "TrainingArguments", "Data", "LoRA", "Quantization"),

@@ -127,7 +127,9 @@ class WrittenComparison:
         rows = tuple(
             _row(comparison, row, scaling) for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)
         )
-        more = {"group": comparison.group, "repeats": comparison.repeats} if comparison.measured else {}
+        more: dict[str, Any] = {}
+        if comparison.measured:
+            more = {"group": comparison.group, "repeats": comparison.repeats}
         return cls(shared_subject(comparison.predictions), rows, _published(comparison), **more)
 
 

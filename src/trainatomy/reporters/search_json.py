@@ -90,11 +90,11 @@ def _candidate(candidate: Candidate, kind: type[_Form]) -> _Form:
 
 
 def _short(candidate: Candidate | None) -> WrittenCandidate | None:
-    return candidate and _candidate(candidate, WrittenCandidate)
+    return None if candidate is None else _candidate(candidate, WrittenCandidate)
 
 
 def _whole(candidate: Candidate | None) -> WholeCandidate | None:
-    return candidate and _candidate(candidate, WholeCandidate)
+    return None if candidate is None else _candidate(candidate, WholeCandidate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from rich.text import Text
+
 from trainatomy.analysis.memory import fold_layers
-from trainatomy.reporters.html.values import REPORT, Block, Cell, ChartBlock, TableBlock, TextBlock
+from trainatomy.reporters.document import Block, Column, Swatch, Table, words
+from trainatomy.reporters.html.values import REPORT, ChartBlock
 from trainatomy.reporters.labels import COMPONENTS, PHASES, component
 from trainatomy.results.memory import Components, ModuleActivations
 from trainatomy.results.trace import Allocation, Detail, Source
@@ -151,17 +154,18 @@ _MERGED = {"recompute": "backward", "zero_grad": "optimizer", "other": ""}
 """Phases that are drawn as part of another, or of the one before."""
 
 
-def timeline(name: str, detail: Detail, summary: str) -> tuple[Block, ...]:
+def timeline(name: str, detail: Detail, summary: str) -> tuple[ChartBlock | Block, ...]:
     """Return the chart, the largest allocations at the peak, and what was left out."""
     kept = _largest(detail.allocations)
     left_out = _most_held(set(detail.allocations) - set(kept)) if len(kept) < len(detail.allocations) else 0
     data = {"events": detail.events, "peak": detail.peak_event}
     packed = base64.b64encode(gzip.compress(_columns(detail, kept), 9, mtime=0)).decode()
     chart = ChartBlock(name, "timeline", summary, data, 460, packed)
-    blocks: list[Block] = [chart, _held(detail)]
+    blocks: list[ChartBlock | Block] = [chart, _held(detail)]
     if left_out:
         count = many(len(detail.allocations) - len(kept), "smaller allocation")
-        blocks.append(TextBlock(f"{count} are not drawn; together they hold at most {human_bytes(left_out)}.", "muted"))
+        text = f"{count} are not drawn; together they hold at most {human_bytes(left_out)}."
+        blocks.append(Text(text, style="dim"))
     return tuple(blocks)
 
 
@@ -259,7 +263,7 @@ def _reserved(detail: Detail) -> list[list[int]]:
     return found
 
 
-def _held(detail: Detail) -> TableBlock:
+def _held(detail: Detail) -> Table:
     """Return what most memory goes into at the peak, layers folded; the page's script shows the same for any event."""
     peak = detail.peak_event
     held = [one for one in detail.allocations if one.born <= peak and (one.died < 0 or one.died > peak)]
@@ -272,22 +276,20 @@ def _held(detail: Detail) -> TableBlock:
     ranked = sorted(alike.items(), key=lambda each: -each[0][1] * len(each[1]))[:LISTED]
     rows = tuple(_row(folded if len(some) > 1 else some[0], size, len(some), total) for (folded, size), some in ranked)
     caption = f"{REPORT['held_at_peak']}: {many(len(held), 'allocation')}, {human_bytes(total)}"
-    head = tuple(Cell(REPORT[name], is_number=name in ("size", "share")) for name in _HEAD)
-    return TableBlock(rows, head, caption)
+    head = (REPORT[name] for name in ("holds", "size", "share", "module", "operation", "made_in"))
+    columns = tuple(Column(title) if place in (1, 2) else words(title) for place, title in enumerate(head))
+    return Table(columns, rows, caption=caption)
 
 
-_HEAD = ("holds", "size", "share", "module", "operation", "made_in")
-
-
-def _row(source: Source, size: int, count: int, total: int) -> tuple[Cell, ...]:
+def _row(source: Source, size: int, count: int, total: int) -> tuple[str | Swatch, ...]:
     """Return the row of allocations of one kind."""
     label = component(source.component)
     phase = PHASES.get(source.phase, source.phase)
     return (
-        Cell(f"{label.title}: {source.line}" if source.line != label.title else label.title, colour=label.colour),
-        Cell(f"{count} × {human_bytes(size)}" if count > 1 else human_bytes(size), is_number=True),
-        Cell(percent(size * count, total), is_number=True),
-        Cell(source.module or "–"),
-        Cell(source.operation),
-        Cell(phase if source.step < 0 else f"step {source.step + 1}, {phase}"),
+        Swatch(f"{label.title}: {source.line}" if source.line != label.title else label.title, label.colour),
+        f"{count} × {human_bytes(size)}" if count > 1 else human_bytes(size),
+        percent(size * count, total),
+        source.module or "–",
+        source.operation,
+        phase if source.step < 0 else f"step {source.step + 1}, {phase}",
     )

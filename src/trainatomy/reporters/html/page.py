@@ -15,9 +15,12 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
+from trainatomy.reporters.document import Bullets, Section, swept
 from trainatomy.reporters.html.charts import bars, component_bars, scatter
 from trainatomy.reporters.html.prediction import (
-    bill_table,
+    answer_of,
     measurement_report,
     memory_summary,
     operations_report,
@@ -25,14 +28,12 @@ from trainatomy.reporters.html.prediction import (
 )
 from trainatomy.reporters.html.values import (
     REPORT,
-    Block,
     ChartBlock,
     KeyFigure,
-    ListBlock,
     Page,
-    Section,
-    TextBlock,
-    sections_of,
+    drawn_table,
+    kind_of,
+    tone_of,
 )
 from trainatomy.reporters.labels import ALARM, AXES, COLUMNS, COMPONENTS, HIGHLIGHT, MARKS, MUTED, SECTIONS, THROUGHPUT
 from trainatomy.reporters.settings import FIT_MARKS, settings_of
@@ -40,7 +41,7 @@ from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.fit import fit_page, shortage_page
 from trainatomy.reporters.text.gpus import gpus_fit_page
-from trainatomy.reporters.text.rendering import swept
+from trainatomy.reporters.text.memory import breakdown
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Candidate, Fit, FitAcross, Shortage
 from trainatomy.results.measurement import Measurement
@@ -60,13 +61,13 @@ _MEASURED_COLOUR = COMPONENTS["activations"].colour
 
 def comparison_report(comparison: Comparison) -> Page:
     """Return the report of a comparison."""
-    others = sections_of(comparison_page(comparison))
+    others = comparison_page(comparison).sections
     subject = [line for line in (shared_subject(comparison.predictions), *_assumed(comparison)) if line]
     tables = [block for section in others[:1] for block in section.blocks if not _says(block, subject)]
     memory = _memory(comparison)
     sections = [Section(SECTIONS["peak"], (*memory, *tables)), *_speeds(comparison), *others[1:]]
     sections += [
-        Section(row.name or row.prediction.name, (bill_table(row.prediction.memory),), True)
+        Section(row.name or row.prediction.name, (breakdown(row.prediction.memory),), is_folded=True)
         for row in comparison.rows
         if row.prediction is not None
     ]
@@ -89,18 +90,18 @@ def _assumed(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys(text for each in comparison.predictions for text in each.leading_notes))
 
 
-def _says(block: Block, subject: Sequence[str]) -> bool:
+def _says(block: Any, subject: Sequence[str]) -> bool:
     """Return whether a block says what the head of the report says already."""
-    if isinstance(block, TextBlock):
-        return block.text in subject
-    return isinstance(block, ListBlock) and set(block.items) <= set(subject)
+    if isinstance(block, Text):
+        return block.plain in subject
+    return isinstance(block, Bullets) and set(block.items) <= set(subject)
 
 
 def _remarks(comparison: Comparison) -> list[str]:
     return [text for text in (comparison.source, comparison.remark) if text]
 
 
-def _memory(comparison: Comparison) -> tuple[Block, ...]:
+def _memory(comparison: Comparison) -> tuple[Any, ...]:
     """Return the components of each row, predicted and measured below each other."""
     rows: dict[str, Components] = {}
     given = [row.name or (row.prediction.name if row.prediction else "") for row in comparison.rows]
@@ -167,18 +168,17 @@ _BEST = COMPONENTS["activations"].colour
 
 def fit_report(fit: Fit, command: str) -> Page:
     """Return the report of a search on one GPU."""
-    first, *others = sections_of(fit_page(fit, command) if command else fit_page(fit))
+    first, *others = (fit_page(fit, command) if command else fit_page(fit)).sections
     sections = [Section(REPORT["pareto"], _pareto(fit))]
     shown = fit.best or (fit.shortage.given if fit.shortage else None)
     if shown is not None:
         sections.append(Section(SECTIONS["peak"], _bill(shown.prediction.memory, fit)))
-    lines = [block.text for block in first.blocks if isinstance(block, TextBlock)]
     return Page(
         title=fit.name,
         kind=REPORT["search"],
         verdict="fits" if fit.best else "does not fit",
         tone="good" if fit.best else "bad",
-        answer=lines,
+        answer=answer_of(first),
         figures=_search_figures(fit),
         sections=[section for section in [*sections, *others] if section.blocks],
     )
@@ -186,9 +186,9 @@ def fit_report(fit: Fit, command: str) -> Page:
 
 def across_report(across: FitAcross) -> Page:
     """Return the report of a search on several GPUs."""
-    first, *others = sections_of(gpus_fit_page(across))
+    first, *others = gpus_fit_page(across).sections
     found = {each.gpu.name: each.fit.best for each in across.options if each.fit.best is not None}
-    charts: list[Block] = []
+    charts: list[Any] = []
     if found:
         rows = {name: best.prediction.memory.components for name, best in found.items()}
         charts.append(component_bars("memory", rows, REPORT["across_memory"]))
@@ -208,12 +208,12 @@ def across_report(across: FitAcross) -> Page:
 
 def shortage_report(shortage: Shortage) -> Page:
     """Return the report of a training that does not fit, with what would make it fit."""
-    first, *others = sections_of(shortage_page(shortage))
+    first, *others = shortage_page(shortage).sections
     prediction = shortage.given.prediction
     limits = [(prediction.gpu.name, prediction.gpu.memory_bytes)]
     chart = component_bars("bill", {"": prediction.memory.components}, memory_summary(prediction.memory), limits)
     does = "fits" if shortage.given.fits else "does not fit"
-    lines = [block.text.removeprefix(does).strip() for block in first.blocks if isinstance(block, TextBlock)]
+    lines = [line.removeprefix(does).strip() for line in answer_of(first)]
     return Page(
         title=prediction.name,
         kind=REPORT["shortage"],
@@ -224,12 +224,12 @@ def shortage_report(shortage: Shortage) -> Page:
     )
 
 
-def _bill(memory: Memory, fit: Fit) -> tuple[Block, ...]:
+def _bill(memory: Memory, fit: Fit) -> tuple[Any, ...]:
     limits = [(fit.gpu.name, fit.gpu.memory_bytes)]
-    return (component_bars("bill", {"": memory.components}, memory_summary(memory), limits), bill_table(memory))
+    return (component_bars("bill", {"": memory.components}, memory_summary(memory), limits), breakdown(memory))
 
 
-def _pareto(fit: Fit) -> tuple[Block, ...]:
+def _pareto(fit: Fit) -> tuple[Any, ...]:
     """Return every executed candidate by memory and throughput, and the front of those that none beats."""
     tied = [each.workload for each in fit.ties]
     groups: dict[str, list[Candidate]] = {"best": [], "tie": [], "fits": [], "too_large": list(fit.too_large)}
@@ -376,5 +376,5 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["breakable"] = _breakable
+    environment.filters |= {"breakable": _breakable, "drawn": drawn_table, "kind": kind_of, "tone": tone_of}
     return environment.from_string(_asset("report.html.j2"))

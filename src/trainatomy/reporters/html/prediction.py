@@ -7,25 +7,24 @@ The report of a step's operations: groups by phase, and the roofline.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rich.text import Text
+
 from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.errors import TrainatomyError
 from trainatomy.reporters import sentences
+from trainatomy.reporters.document import Block, Section
 from trainatomy.reporters.html.charts import bars, component_bars, module_tree, scatter, timeline
 from trainatomy.reporters.html.values import (
     REPORT,
-    Block,
-    Cell,
+    ChartBlock,
     KeyFigure,
     Page,
-    Section,
-    TableBlock,
-    TextBlock,
     Tone,
-    sections_of,
 )
 from trainatomy.reporters.labels import (
     COLUMNS,
-    DEVICE_TOTAL,
     GROUPS,
     LIMITS,
     PHASES,
@@ -38,6 +37,7 @@ from trainatomy.reporters.labels import (
 from trainatomy.reporters.settings import rank_name
 from trainatomy.reporters.subject_sentences import subject_line
 from trainatomy.reporters.text.measurement import measurement_page
+from trainatomy.reporters.text.memory import breakdown as breakdown_table
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.results.measurement import Measurement
@@ -46,7 +46,7 @@ from trainatomy.results.operations import HeavyOperation, OperationBreakdown
 from trainatomy.results.prediction import Plan, Prediction
 from trainatomy.results.time import Time
 from trainatomy.results.trace import Detail
-from trainatomy.units import exact_bytes, human_bytes, many, percent, rate, seconds, signed_percent, whole_flop
+from trainatomy.units import human_bytes, many, percent, rate, seconds, signed_percent, whole_flop
 
 TONES: dict[str, Tone] = {"fits": "good", "tight": "warn", "does not fit": "bad"}
 _FOLDED = frozenset(
@@ -58,10 +58,10 @@ _FOLDED = frozenset(
 def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
     """Return the report of a prediction; without a detail it has no timeline and no operations."""
     memory = prediction.memory
-    answer, *others = sections_of(prediction_page(prediction, with_sources=True))
+    answer, *others = prediction_page(prediction, with_sources=True).sections
     subject = [line for line in (subject_line(prediction), *prediction.leading_notes) if line]
-    first_lines = [block.text for block in answer.blocks if isinstance(block, TextBlock) and block.text not in subject]
-    sections = [Section(SECTIONS["peak"], bill(prediction))]
+    first_lines = [line for line in answer_of(answer) if line not in subject]
+    sections = [Section(SECTIONS["peak"], _bill(prediction))]
     if len(prediction.ranks) > 1:
         sections.append(Section(SECTIONS["ranks"], _ranks(prediction)))
     if detail is not None and detail.allocations:
@@ -72,7 +72,7 @@ def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
         breakdown = detail.operations
         charts = [*group_chart("groups", breakdown), *roofline("roofline", breakdown)]
         sections.append(Section(REPORT["operations"], tuple(charts)))
-        sections += sections_of(operations_page(breakdown))[1:]
+        sections += operations_page(breakdown).sections[1:]
     return Page(
         title=prediction.name,
         kind=REPORT["prediction"],
@@ -99,16 +99,16 @@ def merged(own: list[Section], others: list[Section]) -> list[Section]:
         if title != SECTIONS["peak"]:
             own[place] = Section(title, (*own[place].blocks, *other.blocks))
     unique = {section.title: section for section in [*own, *rest]}
-    return [Section(each.title, each.blocks, each.title in _FOLDED) for each in unique.values()]
+    return [replace(each, is_folded=each.title in _FOLDED) for each in unique.values()]
 
 
-def bill(prediction: Prediction) -> tuple[Block, ...]:
+def _bill(prediction: Prediction) -> tuple[ChartBlock | Block, ...]:
     """Return the memory breakdown as a bar and as a table."""
     memory = prediction.memory
     limits = [(prediction.gpu.name, prediction.gpu.memory_bytes)]
     chart = component_bars("bill", {"": memory.components}, memory_summary(memory), limits)
-    peak = TextBlock(f"The peak is {sentences.instant(memory.peak)}.", "muted")
-    return (chart, bill_table(memory), peak)
+    peak = Text(f"The peak is {sentences.instant(memory.peak)}.", style="dim")
+    return (chart, breakdown_table(memory), peak)
 
 
 def memory_summary(memory: Memory) -> str:
@@ -119,28 +119,12 @@ def memory_summary(memory: Memory) -> str:
     return f"{human_bytes(memory.device_bytes)} at the peak: {parts}."
 
 
-def bill_table(memory: Memory) -> TableBlock:
-    """Return the components with their parts, and the total."""
-    total = memory.components.total_bytes
-    largest = max(memory.components.as_dict().values(), default=0) or 1
-    rows: list[tuple[Cell, ...]] = []
-    for name, size in memory.components.as_dict().items():
-        label = component(name)
-        sizes = (Cell(human_bytes(size), is_number=True), Cell(exact_bytes(size), "muted", is_number=True))
-        share = Cell(percent(size, total), is_number=True)
-        bar = Cell("", bar=size / largest, colour=label.colour) if size else Cell("")
-        rows.append((Cell(label.title, colour=label.colour), *sizes, share, bar))
-        for line in memory.lines:
-            if line.component == name and line.name != label.title:
-                held = (Cell(human_bytes(line.bytes), "muted", True), Cell(exact_bytes(line.bytes), "muted", True))
-                rows.append((Cell(line.name, "muted", depth=1), *held, Cell(""), Cell("")))
-    sizes = (Cell(human_bytes(total), "strong", True), Cell(exact_bytes(total), "strong", True))
-    rows.append((Cell(DEVICE_TOTAL, "strong"), *sizes, Cell("100.0 %", "strong", True), Cell("")))
-    head = (Cell(REPORT["component"]), Cell(REPORT["size"], is_number=True), Cell(REPORT["bytes"], is_number=True))
-    return TableBlock(tuple(rows), (*head, Cell(REPORT["share"], is_number=True), Cell("")))
+def answer_of(section: Section) -> list[str]:
+    """Return the sentences that precede the first title of a page."""
+    return [block.plain.strip() for block in section.blocks if isinstance(block, Text)]
 
 
-def module_chart(name: str, memory: Memory, source: Prediction) -> Block:
+def module_chart(name: str, memory: Memory, source: Prediction) -> ChartBlock:
     """Return activations by module as a treemap."""
     held = human_bytes(memory.components.activations)
     return module_tree(
@@ -148,7 +132,7 @@ def module_chart(name: str, memory: Memory, source: Prediction) -> Block:
     )
 
 
-def _ranks(prediction: Prediction) -> tuple[Block, ...]:
+def _ranks(prediction: Prediction) -> tuple[ChartBlock, ...]:
     plan = Plan.of(prediction.workload)
     rows = {rank_name(plan, rank): each.memory.components for rank, each in prediction.ranks.items()}
     limits = [(prediction.gpu.name, prediction.gpu.memory_bytes)]
@@ -193,7 +177,7 @@ def _speed(time: Time) -> list[KeyFigure]:
 
 def measurement_report(measurement: Measurement, prediction: Prediction | None) -> Page:
     """Return the report of a measurement, with the prediction of the same workload beside it."""
-    first, *others = sections_of(measurement_page(measurement, prediction))
+    first, *others = measurement_page(measurement, prediction).sections
     sections = [Section(REPORT["measured"], _memory(measurement, prediction))]
     if measurement.other_ranks:
         sections.append(Section(SECTIONS["measured_ranks"], _measured_ranks(measurement)))
@@ -203,7 +187,7 @@ def measurement_report(measurement: Measurement, prediction: Prediction | None) 
         held = human_bytes(measurement.memory.components.activations)
         tree = module_tree("modules", measurement.modules, f"{held} of activations by module, as measured at the peak.")
         sections.append(Section(SECTIONS["measured_modules"], (tree,)))
-    lines = [block.text for block in first.blocks if isinstance(block, TextBlock)]
+    lines = answer_of(first)
     return Page(
         title=measurement.name,
         kind=REPORT["measurement"],
@@ -216,7 +200,7 @@ def measurement_report(measurement: Measurement, prediction: Prediction | None) 
     )
 
 
-def _memory(measurement: Measurement, prediction: Prediction | None) -> tuple[Block, ...]:
+def _memory(measurement: Measurement, prediction: Prediction | None) -> tuple[ChartBlock, ...]:
     rows = {}
     if measurement.memory is not None:
         rows[COLUMNS["measured"]] = measurement.memory.components
@@ -226,7 +210,7 @@ def _memory(measurement: Measurement, prediction: Prediction | None) -> tuple[Bl
     return (component_bars("bill", rows, REPORT["measured_summary"], limits),) if rows else ()
 
 
-def _measured_ranks(measurement: Measurement) -> tuple[Block, ...]:
+def _measured_ranks(measurement: Measurement) -> tuple[ChartBlock, ...]:
     plan = Plan.of(measurement.workload)
     rows = {
         rank_name(plan, number): rank.memory.components
@@ -236,7 +220,7 @@ def _measured_ranks(measurement: Measurement) -> tuple[Block, ...]:
     return (component_bars("ranks", rows, REPORT["ranks_summary"]),) if rows else ()
 
 
-def _steps(measurement: Measurement) -> Block:
+def _steps(measurement: Measurement) -> ChartBlock:
     timed = measurement.timed_step_seconds
     series = [{"name": REPORT["step_time"], "colour": THROUGHPUT, "values": list(timed)}]
     rows = [f"step {number}" for number in range(1, len(timed) + 1)]
@@ -282,14 +266,14 @@ _SMALLEST, _LARGEST = 7, 40
 
 def operations_report(breakdown: OperationBreakdown) -> Page:
     """Return the report of an operation breakdown."""
-    first, *others = sections_of(operations_page(breakdown))
+    first, *others = operations_page(breakdown).sections
     charts = (*group_chart("groups", breakdown), *roofline("roofline", breakdown))
     return Page(
         title=breakdown.name,
         kind=REPORT["operation_breakdown"],
         verdict="",
         tone="",
-        answer=[block.text for block in first.blocks if isinstance(block, TextBlock)],
+        answer=answer_of(first),
         figures=_operation_figures(breakdown),
         sections=[Section(REPORT["operations"], charts), *others],
     )
@@ -307,7 +291,7 @@ def _operation_figures(breakdown: OperationBreakdown) -> list[KeyFigure]:
     return found
 
 
-def group_chart(name: str, breakdown: OperationBreakdown) -> tuple[Block, ...]:
+def group_chart(name: str, breakdown: OperationBreakdown) -> tuple[ChartBlock, ...]:
     """Return GPU time by phase and group, or FLOP where no times are known."""
     timed = breakdown.seconds is not None
     rows = [row for row in breakdown.groups if row.phase != "step"]
@@ -329,7 +313,7 @@ def group_chart(name: str, breakdown: OperationBreakdown) -> tuple[Block, ...]:
     return (bars(name, titles, series, summary, unit="seconds" if timed else "flop"),)
 
 
-def roofline(name: str, breakdown: OperationBreakdown) -> tuple[Block, ...]:
+def roofline(name: str, breakdown: OperationBreakdown) -> tuple[ChartBlock, ...]:
     """Return the heaviest operations below the peak rates of their GPU; nothing without times or rates."""
     try:
         gpu = find_gpu(breakdown.gpu)

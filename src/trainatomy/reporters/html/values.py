@@ -1,24 +1,17 @@
-"""Contents of a page, as plain values: the template and the script of the page only draw them.
+"""Contents of a report, as plain values: the template and the script of the page only draw them.
 
 Titles and texts of HTML reports that no other page has; ``{}`` stands for a value.
-
-Turn the pages for terminals into sections of a report: the same tables, lists and sentences.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters.labels import SECTIONS
+from trainatomy.reporters.document import Bar, Cell, Code, Section, Swatch, Table
 
 REPORT = {
     "prediction": "Predicted training",
@@ -109,62 +102,6 @@ ChartKind = Literal["stack", "timeline", "treemap", "scatter"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell of a table.
-
-    Attributes:
-        text: Its text; line breaks are kept.
-        tone: How it stands out.
-        is_number: Whether it is aligned as a number.
-        bar: Length of a bar in its place, 0 to 1.
-        colour: Colour of the bar, or of a swatch before the text.
-        depth: How far a name is indented.
-    """
-
-    text: str
-    tone: Tone = ""
-    is_number: bool = False
-    bar: float | None = None
-    colour: str = ""
-    depth: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TableBlock:
-    """A table; the first cell of each row names it."""
-
-    rows: tuple[tuple[Cell, ...], ...]
-    head: tuple[Cell, ...] = ()
-    caption: str = ""
-    kind: str = "table"
-
-
-@dataclass(frozen=True, slots=True)
-class TextBlock:
-    """A paragraph."""
-
-    text: str
-    tone: Tone = ""
-    kind: str = "text"
-
-
-@dataclass(frozen=True, slots=True)
-class ListBlock:
-    """Sentences as a list."""
-
-    items: tuple[str, ...]
-    kind: str = "list"
-
-
-@dataclass(frozen=True, slots=True)
-class CodeBlock:
-    """Text to paste."""
-
-    text: str
-    kind: str = "code"
-
-
-@dataclass(frozen=True, slots=True)
 class ChartBlock:
     """A chart: its figures, a sentence that says what it shows, and its height in pixels."""
 
@@ -174,19 +111,6 @@ class ChartBlock:
     data: Mapping[str, Any]
     height: int = 260
     packed: str = ""
-    kind: str = "chart"
-
-
-Block = TableBlock | TextBlock | ListBlock | CodeBlock | ChartBlock
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A titled part of a page; a folded one shows its title until it is opened."""
-
-    title: str
-    blocks: tuple[Block, ...]
-    is_folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,97 +152,78 @@ class Page:
 
 
 _WIDTH = 240
-"""Columns of the page that tables adapt to: all of their columns are wanted."""
-_BULLET = "•"
-_BLOCKS = frozenset("█▏▎▍▌▋▊▉ ")
-_CODE = frozenset(SECTIONS[name] for name in ("fit_python", "fit_launch", "fit_yaml", "fit_flags"))
-"""Titles of sections whose text is to be pasted."""
-
-
-def sections_of(page: RenderableType) -> list[Section]:
-    """Return a page as sections; what precedes the first title is a section without one."""
-    sections: list[tuple[str, list[Block]]] = [("", [])]
-    is_after_gap = True
-    for item in _flat(page):
-        if isinstance(item, Text) and not item.plain.strip():
-            is_after_gap = True
-            continue
-        if is_after_gap and isinstance(item, Text) and _tone(item) == "strong" and "\n" not in item.plain:
-            sections.append((item.plain, []))
-        else:
-            title, blocks = sections[-1]
-            blocks += [block] if (block := _block(item, is_code=title in _CODE)) else []
-        is_after_gap = False
-    return [Section(title, tuple(blocks)) for title, blocks in sections if blocks]
-
-
-def _flat(item: RenderableType) -> Iterator[RenderableType]:
-    """Yield the texts and tables of a page in order."""
-    if isinstance(item, Group):
-        for part in item.renderables:
-            yield from _flat(part)
-    elif isinstance(item, Padding):
-        yield from _flat(item.renderable)
-    elif isinstance(item, Text | Table):
-        yield item
-    elif isinstance(item, str):
-        yield Text(item)
-    else:
-        paper = Console(file=io.StringIO(), width=_WIDTH)
-        parts: Iterable[Any] = item.__rich_console__(paper, paper.options)  # type: ignore[union-attr]
-        for each in parts:
-            yield from _flat(each)
-
-
-def _block(item: RenderableType, *, is_code: bool) -> Block | None:
-    if isinstance(item, Text):
-        if is_code:
-            return CodeBlock(item.plain.rstrip("\n"))
-        return TextBlock(item.plain.strip(), _tone(item))
-    assert isinstance(item, Table)
-    return _table(item)
-
-
-def _table(table: Table) -> Block | None:
-    columns = [[_cell(each, column.justify == "right") for each in column.cells] for column in table.columns]
-    if not columns or not columns[0]:
-        return None
-    if len(columns) == 2 and all(cell.text == _BULLET for cell in columns[0]):
-        return ListBlock(tuple(cell.text for cell in columns[1]))
-    ruled = {place for place, cell in enumerate(table.columns[0]._cells) if isinstance(cell, Rule)}
-    rows = tuple(row for place, row in enumerate(zip(*columns, strict=True)) if place not in ruled)
-    head: tuple[Cell, ...] = ()
-    if table.show_header:
-        head = tuple(
-            Cell(" ".join(_text(column.header).plain.split()), is_number=column.justify == "right")
-            for column in table.columns
-        )
-        rows = tuple(row[1:] if len(row) > len(head) else row for row in rows)
-    return TableBlock(rows, head)
-
-
-def _cell(content: RenderableType, is_number: bool) -> Cell:
-    if isinstance(content, Rule):
-        return Cell("")
-    text = _text(content)
-    plain = text.plain
-    if plain.strip() and set(plain) <= _BLOCKS:
-        return Cell("")  # a bar of characters; the charts show the same
-    depth = (len(plain) - len(plain.lstrip(" "))) // 2 or int(plain.startswith(" "))
-    return Cell("\n".join(line.strip() for line in plain.splitlines()), _tone(text), is_number, depth=depth)
-
-
-def _text(content: RenderableType) -> Text:
-    return content if isinstance(content, Text) else Text(str(content))
-
-
-def _tone(text: Text) -> Tone:
-    """Return how a text stands out, by its own style or by that of its beginning."""
-    style = str(text.style) or next((str(span.style) for span in text.spans if span.start == 0), "")
-    for name, tone in _TONES.items():
-        if name in style:
-            return tone
-    return ""
-
-
+"""Columns of a terminal on which all columns of a table are shown."""
+_MOST_BAR = 60
 _TONES: dict[str, Tone] = {"red": "bad", "yellow": "warn", "green": "good", "dim": "muted", "bold": "strong"}
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnCell:
+    """A cell of a table.
+
+    Attributes:
+        text: Its text; line breaks are kept.
+        tone: How it stands out.
+        is_number: Whether it is aligned as a number.
+        bar: Length of a bar in its place, 0 to 1.
+        colour: Colour of the bar, or of a swatch before the text.
+        depth: How far a name is indented.
+    """
+
+    text: str
+    tone: Tone = ""
+    is_number: bool = False
+    bar: float | None = None
+    colour: str = ""
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTable:
+    """A table; the first cell of each row names it, and ``shared`` says what all names have in common."""
+
+    caption: str
+
+    head: tuple[DrawnCell, ...]
+    rows: tuple[tuple[DrawnCell, ...], ...]
+    shared: str
+
+
+def drawn_table(table: Table) -> DrawnTable:
+    """Return a table as the template draws it."""
+    shared, table = table.shortened()
+    shown = [place for place, column in enumerate(table.columns) if column.since <= _WIDTH < column.until]
+    sides = {place: table.columns[place].justify == "right" for place in shown}
+    titles = tuple(DrawnCell(" ".join(table.columns[place].title.split()), is_number=sides[place]) for place in shown)
+    rows = tuple(
+        tuple(_cell(row[place] if place < len(row) else "", sides[place]) for place in shown)
+        for row in table.rows
+        if row is not None
+    )
+    head = titles if any(each.text for each in titles) else ()
+    return DrawnTable(table.caption, head, rows, f"Rows: {shared}" if shared else "")
+
+
+def _cell(cell: Cell, is_number: bool) -> DrawnCell:
+    if isinstance(cell, Bar) and cell.share is not None:
+        return DrawnCell("", bar=cell.share, colour=cell.colour) if cell.share else DrawnCell("")
+    colour = cell.colour if isinstance(cell, Swatch) else ""
+    content = cell if isinstance(cell, str | Text) else cell.draw(_MOST_BAR)
+    plain = str(content)
+    depth = (len(plain) - len(plain.lstrip(" "))) // 2 or int(plain.startswith(" "))
+    text = "\n".join(line.strip() for line in plain.splitlines())
+    return DrawnCell(text, tone_of(content), is_number, colour=colour, depth=depth)
+
+
+def tone_of(content: str | Text) -> Tone:
+    """Return how a text stands out, by its own style or by that of its beginning."""
+    if isinstance(content, str):
+        return ""
+    style = str(content.style) or next((str(span.style) for span in content.spans if span.start == 0), "")
+    return next((tone for name, tone in _TONES.items() if name in style), "")
+
+
+def kind_of(block: object) -> str:
+    """Return which part of the template draws a block."""
+    kinds = {Table: "table", Text: "text", Code: "code", ChartBlock: "chart"}
+    return kinds.get(type(block), "list")

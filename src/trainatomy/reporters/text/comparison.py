@@ -7,54 +7,67 @@ An experiment on several GPUs whose times others published: predicted, measured 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import run_sentences, sentences
+from trainatomy.reporters.document import Block, Column, Document, Part, Section, Table, grid, section, table, words
 from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
 from trainatomy.reporters.settings import plan_name, strategy_name
 from trainatomy.reporters.text.gpus import gpus_for_page
 from trainatomy.reporters.text.prediction import subject_lines, verdict_cell
-from trainatomy.reporters.text.rendering import AdaptiveTable, Column, section
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Plan, Prediction, Scaling, fullest_rank, total_rate
+from trainatomy.results.time import Time
 from trainatomy.units import difference, human_bytes, many, mebibytes, percent, rate, seconds, signed_percent
 
 EXPLANATION = (
     "Memory is that of the fullest GPU, samples/s those of all GPUs; scaling: throughput per GPU relative to the "
     "fastest of the same training runs on the fewest GPUs."
 )
+_NAME_WIDTH = 26
 
 
-def scaling_table(comparison: Comparison) -> AdaptiveTable:
+def _scaling_table(comparison: Comparison) -> Table:
     """Return one row for each predicted training, with its plan, memory, total throughput and scaling."""
     rows = [
-        (row, scaling) for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True) if row.prediction
+        (row, row.prediction, scaling)
+        for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)
+        if row.prediction
     ]
-    accumulates = len({row.accumulation_steps for row, _ in rows}) > 1
-    named = any(row.name not in _named_by_plan(row.plan) for row, _ in rows)
-    several_cards = len({row.prediction.gpu.id for row, _ in rows if row.prediction}) > 1
-    columns = [Column("\nGPUs"), Column("\nplan", justify="left")] if named else []
-    columns += [Column("\nverdict", justify="left"), Column("device\nmemory")]
-    columns += [Column("accum.\nsteps", 3)] if accumulates else []
-    columns += [Column("time\nper step", 2), Column("samples/s\nin total"), Column("samples/s\nper GPU", 1)]
-    columns += [Column("\nscaling")]
-    columns += [Column("\nGPU", justify="left")] if several_cards else []
-    table = AdaptiveTable("\ntraining" if named else "\nplan", columns, name_width=22)
-    for row, scaling in rows:
-        assert row.prediction is not None
-        rank, time = fullest_rank(row.prediction), row.prediction.time
-        cells: list[str | Text] = [_count(row.plan), strategy_name(row.plan)] if named else []
-        cells += [Text(rank.verdict, style=VERDICT_STYLES[rank.verdict]), human_bytes(rank.memory.device_bytes)]
-        cells += [str(row.accumulation_steps)] if accumulates else []
-        cells += ["" if time is None else seconds(time.step_seconds), *_rates(scaling)]
-        cells += [row.prediction.gpu.id] if several_cards else []
-        table.add_row(row.name if named else plan_name(row.plan), *cells)
-    return table
+    named = any(row.name not in _named_by_plan(row.plan) for row, _, _ in rows)
+    return table(
+        rows,
+        words("\ntraining" if named else "\nplan", lambda of: of[0].name if named else plan_name(of[0].plan)),
+        Column("\nGPUs", lambda of: _count(of[0].plan), is_shown=named),
+        words("\nplan", lambda of: strategy_name(of[0].plan), wraps=False, is_shown=named),
+        words("\nverdict", lambda of: verdict_cell(fullest_rank(of[1])), wraps=False),
+        Column("device\nmemory", lambda of: human_bytes(fullest_rank(of[1]).memory.device_bytes)),
+        Column(
+            "accum.\nsteps",
+            lambda of: str(of[0].accumulation_steps),
+            rank=3,
+            is_shown=len({row.accumulation_steps for row, _, _ in rows}) > 1,
+        ),
+        Column("time\nper step", lambda of: _step(of[1].time), rank=2),
+        Column("samples/s\nin total", lambda of: _rates(of[2])[0]),
+        Column("samples/s\nper GPU", lambda of: _rates(of[2])[1], rank=1),
+        Column("\nscaling", lambda of: _rates(of[2])[2]),
+        words(
+            "\nGPU",
+            lambda of: of[1].gpu.id,
+            wraps=False,
+            is_shown=len({prediction.gpu.id for _, prediction, _ in rows}) > 1,
+        ),
+        name_width=22,
+    )
+
+
+def _step(time: Time | None) -> str:
+    return "" if time is None else seconds(time.step_seconds)
 
 
 def _named_by_plan(plan: Plan) -> tuple[str, ...]:
@@ -75,24 +88,21 @@ def _rates(scaling: Scaling | None) -> list[str]:
     return [rate(scaling.samples_per_second), rate(scaling.samples_per_second_per_gpu), efficiency]
 
 
-def experiment_page(comparison: Comparison) -> Group:
+def _experiment_page(comparison: Comparison) -> Document:
     """Return the time of as many samples as the source took, for each training, and its ratio to the fastest."""
     samples = comparison.samples or 1
     gpus = ", ".join(dict.fromkeys(_machine(row) for row in comparison.rows if row.prediction))
-    parts: list[RenderableType] = [
-        Text(f"{many(samples, 'sample')} on {gpus}", style="bold"),
-        Text(),
-        _table(comparison, samples),
-        *_reversed(comparison),
-        Text(),
-        Text("In brackets: times the fastest. Memory is that of the fullest GPU.", style="dim"),
-        Text(f"Published: {comparison.source}. {comparison.remark}".rstrip(), style="dim"),
-    ]
     notes = dict.fromkeys(note for each in comparison.predictions for note in each.notes if "has not been" in note)
-    return Group(*parts, *(Text(note, style="dim") for note in notes))
+    lines = [
+        "In brackets: times the fastest. Memory is that of the fullest GPU.",
+        f"Published: {comparison.source}. {comparison.remark}".rstrip(),
+        *notes,
+    ]
+    parts = (Text(), _experiment(comparison, samples), *_reversed(comparison), Text())
+    return Document((*parts, *(Text(line, style="dim") for line in lines)), f"{many(samples, 'sample')} on {gpus}")
 
 
-def _reversed(comparison: Comparison) -> list[RenderableType]:
+def _reversed(comparison: Comparison) -> list[Text]:
     """Return which trainings are predicted in another order than the published one, and what to know of them."""
     pairs = comparison.reversals()
     if not pairs:
@@ -116,22 +126,26 @@ def _machine(row: ComparisonRow) -> str:
     return f"{row.plan.world_size} × {row.prediction.gpu.name}"
 
 
-def _table(comparison: Comparison, samples: int) -> AdaptiveTable:
+def _experiment(comparison: Comparison, samples: int) -> Table:
     predicted = [_predicted(row, samples) for row in comparison.rows]
     measured = [_measured_in_experiment(row, samples) for row in comparison.rows]
     known = [row.published.seconds if row.published else None for row in comparison.rows]
-    columns = [Column("predicted"), Column("90 % interval", 2)]
-    columns += [Column("measured")] if any(measured) else []
     same = all(row.workload.get("era") for row in comparison.rows)  # else the source had another machine
-    columns += [Column("published")] + [Column("error")] * same + [Column("memory", 1)]
-    table = AdaptiveTable("training", columns, name_width=23)
-    for place, row in enumerate(comparison.rows):
-        cells: list[str | Text] = [_with_ratio(predicted, place), _interval(row, predicted[place])]
-        cells += [_with_ratio(measured, place)] if any(measured) else []
-        cells += [_with_ratio(known, place)] + [_error(predicted[place], known[place])] * same
-        cells.append(human_bytes(fullest_rank(row.prediction).memory.device_bytes) if row.prediction else "")
-        table.add_row(row.name, *cells)
-    return table
+    return table(
+        enumerate(comparison.rows),
+        words("training", lambda of: of[1].name),
+        Column("predicted", lambda of: _with_ratio(predicted, of[0])),
+        Column("90 % interval", lambda of: _interval(of[1], predicted[of[0]]), rank=2),
+        Column("measured", lambda of: _with_ratio(measured, of[0]), is_shown=any(measured)),
+        Column("published", lambda of: _with_ratio(known, of[0])),
+        Column("error", lambda of: _error(predicted[of[0]], known[of[0]]), is_shown=same),
+        Column("memory", lambda of: _fullest(of[1].prediction), rank=1),
+        name_width=23,
+    )
+
+
+def _fullest(prediction: Prediction | None) -> str:
+    return human_bytes(fullest_rank(prediction).memory.device_bytes) if prediction else ""
 
 
 def _predicted(row: ComparisonRow, samples: int) -> float | None:
@@ -164,14 +178,13 @@ def _error(predicted: float | None, known: float | None) -> str:
     return "" if predicted is None or known is None else signed_percent(predicted - known, known, 0)
 
 
-def comparison_page(comparison: Comparison) -> Group:
+def comparison_page(comparison: Comparison) -> Document:
     """Return a page with one row for each training."""
     if comparison.measured:
         page = _measured_page(comparison)
     else:
         page = gpus_for_page(comparison) if comparison.is_across_gpus else _predicted_page(comparison)
-    title, *rest = page.renderables
-    return Group(title, *subject_lines(comparison.predictions), *rest)
+    return replace(page, parts=(*subject_lines(comparison.predictions), *page.parts))
 
 
 def run_line(name: str, measurement: Measurement | None, error: Exception | None, from_record: bool) -> str:
@@ -184,119 +197,131 @@ def run_line(name: str, measurement: Measurement | None, error: Exception | None
     return f"{name}: {outcome}{step}{' (from its record)' if from_record else ''}"
 
 
-def _predicted_page(comparison: Comparison) -> Group:
-    predictions = comparison.predictions
-    gpus = {prediction.gpu.name: prediction.gpu.memory_bytes for prediction in predictions}
-    where = "".join(f" on {name} ({human_bytes(memory)})" for name, memory in gpus.items()) if len(gpus) == 1 else ""
-    parts: list[RenderableType] = [Text(f"{SECTIONS['peak']}{where}", style="bold"), Text()]
+def _predicted_page(comparison: Comparison) -> Document:
     if comparison.on_several_gpus and comparison.source:
-        return experiment_page(comparison)
+        return _experiment_page(comparison)
+    gpus = {each.gpu.name: each.gpu.memory_bytes for each in comparison.predictions}
+    where = "".join(f" on {name} ({human_bytes(memory)})" for name, memory in gpus.items()) if len(gpus) == 1 else ""
+    return Document((Text(), *_predicted_parts(comparison, len(gpus) > 1)), f"{SECTIONS['peak']}{where}")
+
+
+def _predicted_parts(comparison: Comparison, with_gpu: bool) -> Iterator[Part]:
+    remark = _dim(comparison.remark) if comparison.remark else []
     if comparison.on_several_gpus:
-        parts += [scaling_table(comparison), *_dim(EXPLANATION), *_costs_from(predictions)]
-        return Group(*parts)
-    if not comparison.source:
-        parts.append(_predictions(predictions, with_gpu=len(gpus) > 1))
-        parts += _remark(comparison)
-        parts += _costs_from(predictions)
-        return Group(*parts)
-    unit = "All sizes are in MiB, which the source calls MB."
-    parts += [_published_memory(comparison), *_dim(f"{unit} Published: {comparison.source}.")]
-    return Group(*parts, *_remark(comparison), *_published_times(comparison))
+        yield _scaling_table(comparison)
+        yield from _dim(EXPLANATION)
+        yield from _costs_from(comparison.predictions)
+    elif not comparison.source:
+        yield _predictions(comparison.predictions, with_gpu=with_gpu)
+        yield from remark
+        yield from _costs_from(comparison.predictions)
+    else:
+        yield _published_memory(comparison)
+        yield from _dim(f"All sizes are in MiB, which the source calls MB. Published: {comparison.source}.")
+        yield from remark
+        yield from _published_times(comparison)
 
 
-def _dim(text: str) -> list[RenderableType]:
+def _dim(text: str) -> list[Block]:
     return [Text(), Text(text, style="dim")]
 
 
-def _remark(comparison: Comparison) -> list[RenderableType]:
-    return _dim(comparison.remark) if comparison.remark else []
-
-
-def _costs_from(predictions: Sequence[Prediction]) -> list[RenderableType]:
+def _costs_from(predictions: Sequence[Prediction]) -> list[Block]:
     """Return a line with the sources of the predicted times; nothing without times."""
     sources = dict.fromkeys(each.time.priced_by for each in predictions if each.time is not None)
     return _dim(f"Kernel times from: {'; '.join(sources)}.") if sources else []
 
 
-def _predictions(predictions: Sequence[Prediction], *, with_gpu: bool) -> AdaptiveTable:
+def _predictions(predictions: Sequence[Prediction], *, with_gpu: bool) -> Table:
     with_time = any(prediction.time is not None for prediction in predictions)
-    columns = [Column("\nverdict", justify="left"), Column("device\nmemory"), Column("vs.\nfirst", 1)]
-    columns += [Column("\nallocated", 2), Column("\nreserved", 3)]
-    columns += [Column("time\nper step"), Column("samples\nper s")] if with_time else []
-    columns += [Column("\nGPU", justify="left")] if with_gpu else []
-    table = AdaptiveTable("\ntraining", columns)
     first = predictions[0].memory.device_bytes if predictions else 0
-    for index, prediction in enumerate(predictions):
-        memory = prediction.memory
-        cells: list[str | Text] = [verdict_cell(prediction), human_bytes(memory.device_bytes)]
-        cells.append(difference(memory.device_bytes - first) if index else "")
-        cells += [human_bytes(memory.peak_allocated_bytes), human_bytes(memory.peak_reserved_bytes)]
-        if with_time:
-            pace = total_rate(prediction) if prediction.fits else None
-            cells.append("" if prediction.time is None else seconds(prediction.time.step_seconds))
-            cells.append("" if pace is None else rate(pace))
-        table.add_row(prediction.name, *cells, *([prediction.gpu.id] if with_gpu else []))
-    return table
+    return table(
+        enumerate(predictions),
+        words("\ntraining", lambda of: of[1].name),
+        words("\nverdict", lambda of: verdict_cell(of[1]), wraps=False),
+        Column("device\nmemory", lambda of: human_bytes(of[1].memory.device_bytes)),
+        Column("vs.\nfirst", lambda of: difference(of[1].memory.device_bytes - first) if of[0] else "", rank=1),
+        Column("\nallocated", lambda of: human_bytes(of[1].memory.peak_allocated_bytes), rank=2),
+        Column("\nreserved", lambda of: human_bytes(of[1].memory.peak_reserved_bytes), rank=3),
+        Column("time\nper step", lambda of: _step(of[1].time), is_shown=with_time),
+        Column("samples\nper s", lambda of: _throughput(of[1]), is_shown=with_time),
+        words("\nGPU", lambda of: of[1].gpu.id, wraps=False, is_shown=with_gpu),
+        name_width=_NAME_WIDTH,
+    )
 
 
-def _published_memory(comparison: Comparison) -> AdaptiveTable:
+def _throughput(prediction: Prediction) -> str:
+    pace = total_rate(prediction) if prediction.fits else None
+    return "" if pace is None else rate(pace)
+
+
+def _published_memory(comparison: Comparison) -> Table:
     """Return the predicted and published sizes in MiB, the unit of the published ones."""
-    columns = (Column("\nverdict", justify="left"), Column("\npredicted"), Column("\npublished"), Column("\nerror"))
-    table = AdaptiveTable("\ntraining", (*columns, Column("vs.\nfirst", 1)))
     first = mebibytes(comparison.predictions[0].memory.device_bytes) if comparison.predictions else 0
-    for index, row in enumerate(comparison.rows):
-        if row.prediction is None or row.published is None or row.published.memory_bytes is None:
-            continue
-        known = mebibytes(row.published.memory_bytes)
-        predicted = mebibytes(row.prediction.memory.device_bytes)
-        error, change = signed_percent(predicted - known, known), f"{predicted - first:+d}" if index else ""
-        table.add_row(row.name, verdict_cell(row.prediction), str(predicted), str(known), error, change)
-    return table
+    rows = [
+        (index, row.prediction, mebibytes(row.prediction.memory.device_bytes), mebibytes(row.published.memory_bytes))
+        for index, row in enumerate(comparison.rows)
+        if row.prediction is not None and row.published is not None and row.published.memory_bytes is not None
+    ]
+    return table(
+        rows,
+        words("\ntraining", lambda of: comparison.rows[of[0]].name),
+        words("\nverdict", lambda of: verdict_cell(of[1]), wraps=False),
+        Column("\npredicted", lambda of: str(of[2])),
+        Column("\npublished", lambda of: str(of[3])),
+        Column("\nerror", lambda of: signed_percent(of[2] - of[3], of[3])),
+        Column("vs.\nfirst", lambda of: f"{of[2] - first:+d}" if of[0] else "", rank=1),
+        name_width=_NAME_WIDTH,
+    )
 
 
-def _published_times(comparison: Comparison) -> list[RenderableType]:
+def _published_times(comparison: Comparison) -> list[Section]:
     """Return a section with the time of as many samples as the source took; nothing where it gives no times."""
     samples = comparison.samples
     rows = [
-        (row.name, row.prediction.time, row.published.seconds)
+        (row, samples / row.prediction.time.samples_per_second, row.published.seconds)
         for row in comparison.rows
-        if row.prediction is not None and row.prediction.time is not None and row.published and row.published.seconds
+        if samples and row.prediction and row.prediction.time and row.published and row.published.seconds
     ]
-    if not samples or not rows:
+    if not rows:
         return []
-    columns = (Column("predicted"), Column("90 % interval"), Column("published"), Column("error"))
-    table = AdaptiveTable("training", columns)
-    for name, time, known in rows:
-        predicted = samples / time.samples_per_second
-        low, high = (predicted * end / time.step_seconds for end in time.interval_seconds)
-        error = signed_percent(predicted - known, known, 0)
-        table.add_row(name, seconds(predicted), f"{low:.0f} to {high:.0f} s", seconds(known), error)
-    predictions = [row.prediction for row in comparison.rows if row.prediction is not None]
-    return [section(f"Time for {samples} samples", table, *_costs_from(predictions))]
+    times = table(
+        rows,
+        words("training", lambda of: of[0].name),
+        Column("predicted", lambda of: seconds(of[1])),
+        Column("90 % interval", lambda of: _interval(of[0], of[1])),
+        Column("published", lambda of: seconds(of[2])),
+        Column("error", lambda of: _error(of[1], of[2])),
+        name_width=_NAME_WIDTH,
+    )
+    return [section(f"Time for {samples} samples", times, *_costs_from(comparison.predictions))]
 
 
-def _measured_page(comparison: Comparison) -> Group:
-    parts: list[RenderableType] = [
-        Text(f"Measured on {', '.join(comparison.gpus) or 'a GPU'}", style="bold"),
-        Text(_setup(comparison), style="dim"),
-        Text(),
-        _measured(comparison),
-    ]
+def _measured_page(comparison: Comparison) -> Document:
+    return Document(tuple(_measured_parts(comparison)), f"Measured on {', '.join(comparison.gpus) or 'a GPU'}")
+
+
+def _measured_parts(comparison: Comparison) -> Iterator[Part]:
+    yield Text(_setup(comparison), style="dim")
+    yield Text()
+    yield _measured(comparison)
     if comparison.source and comparison.on_several_gpus:
-        parts.append(section(SECTIONS["published"], experiment_page(comparison)))
+        yield section(SECTIONS["published"], _experiment_page(comparison))
     elif comparison.source:
         source = f"Published: {comparison.source}. {comparison.remark}".rstrip()
-        parts.append(section(SECTIONS["published"], _measured_and_published(comparison), *_dim(source)))
-    out_of_memory = [(row.name, _out_of_memory(row)) for row in comparison.rows if row.ran_out]
-    failed = [(row.name, row.errors[0]) for row in comparison.rows if row.errors]
-    unpredicted = [(row.name, row.prediction_error) for row in comparison.rows if row.prediction is None]
-    paces = [(row.name, pace) for row in comparison.rows if (pace := run_sentences.compared_pace(row))]
-    slowed = [(row.name, lines) for row in comparison.rows if (lines := run_sentences.compared_slowdowns(row))]
-    explained = (("out_of_memory", out_of_memory), ("failed", failed), ("not_predicted", unpredicted))
-    for name, entries in (*explained, ("host_pace", paces), ("power", slowed)):
+        yield section(SECTIONS["published"], _measured_and_published(comparison), *_dim(source))
+    rows = comparison.rows
+    explained = {
+        "out_of_memory": [(row.name, _out_of_memory(row)) for row in rows if row.ran_out],
+        "failed": [(row.name, row.errors[0]) for row in rows if row.errors],
+        "not_predicted": [(row.name, row.prediction_error) for row in rows if row.prediction is None],
+        "host_pace": [(row.name, pace) for row in rows if (pace := run_sentences.compared_pace(row))],
+        "power": [(row.name, lines) for row in rows if (lines := run_sentences.compared_slowdowns(row))],
+    }
+    for name, entries in explained.items():
         if entries:
-            parts.append(section(SECTIONS[name], _explanations(entries)))
-    return Group(*parts)
+            cells = [(Text(title, style="bold"), Text(text)) for title, text in entries]
+            yield section(SECTIONS[name], grid(cells, words(ratio=1), words(ratio=2)))
 
 
 def _setup(comparison: Comparison) -> str:
@@ -312,41 +337,41 @@ def _figure(comparison: Comparison) -> str:
     return "device_bytes" if known else "peak_reserved_bytes"
 
 
-def _measured(comparison: Comparison) -> AdaptiveTable:
+def _measured(comparison: Comparison) -> Table:
     figure, rows = _figure(comparison), comparison.rows
     samples = None if comparison.source else comparison.samples
-    with_time = any(_predicted_step(row) is not None for row in rows)
-    columns = [Column("predicted\nmemory"), Column("measured\nmemory"), Column("\ngap")]
-    columns += [Column("predicted\nstep", 1)] if with_time else []
-    columns += [Column("measured\nstep"), Column("samples\nper s", 2)]
-    columns += [Column(f"{samples}\nsamples", 3)] if samples else []
-    table = AdaptiveTable("\ntraining", columns, name_width=20)
-    for row in rows:
-        cells: list[str | Text] = [_predicted_memory(row, figure), _outcome(row, figure), _gap(row, figure)]
-        cells += [_predicted_time(row)] if with_time else []
-        cells += [_spread(row.spread("step_seconds"), seconds), _spread(row.total_rate, rate)]
-        cells += [_total_time(row, samples)] if samples else []
-        table.add_row(row.name, *cells)
-    return table
+    with_time = any(_predicted_time(row) for row in rows)
+    return table(
+        rows,
+        words("\ntraining", lambda row: row.name),
+        Column("predicted\nmemory", lambda row: _predicted_memory(row, figure)),
+        Column("measured\nmemory", lambda row: _outcome(row, figure)),
+        Column("\ngap", lambda row: _gap(row, figure)),
+        Column("predicted\nstep", _predicted_time, rank=1, is_shown=with_time),
+        Column("measured\nstep", lambda row: _spread(row.spread("step_seconds"), seconds)),
+        Column("samples\nper s", lambda row: _spread(row.total_rate, rate), rank=2),
+        Column(f"{samples}\nsamples", lambda row: _total_time(row, samples or 0), rank=3, is_shown=bool(samples)),
+        name_width=20,
+    )
 
 
-def _measured_and_published(comparison: Comparison) -> AdaptiveTable:
+def _measured_and_published(comparison: Comparison) -> Table:
     """Return memory and, where the source gives it, the time of as many samples."""
     figure, samples = _figure(comparison), comparison.samples
-    columns = [Column("measured\nmemory"), Column("published\nmemory")]
-    if samples:
-        columns += [Column(f"measured\n{samples} samples"), Column(f"published\n{samples} samples")]
-    table = AdaptiveTable("\ntraining", columns)
-    for row in comparison.rows:
-        if row.published is None:
-            continue
-        theirs = "" if row.published.memory_bytes is None else human_bytes(row.published.memory_bytes)
-        cells: list[str | Text] = [_outcome(row, figure), theirs]
-        if samples:
-            known = row.published.seconds
-            cells += [_total_time(row, samples), "" if known is None else seconds(known)]
-        table.add_row(row.name, *cells)
-    return table
+
+    def published(row: ComparisonRow, name: str, text: Callable[[float], str]) -> str:
+        known = getattr(row.published, name)
+        return "" if known is None else text(known)
+
+    return table(
+        [row for row in comparison.rows if row.published is not None],
+        words("\ntraining", lambda row: row.name),
+        Column("measured\nmemory", lambda row: _outcome(row, figure)),
+        Column("published\nmemory", lambda row: published(row, "memory_bytes", _size)),
+        Column(f"measured\n{samples} samples", lambda row: _total_time(row, samples or 0), is_shown=bool(samples)),
+        Column(f"published\n{samples} samples", lambda row: published(row, "seconds", seconds), is_shown=bool(samples)),
+        name_width=_NAME_WIDTH,
+    )
 
 
 def _predicted_memory(row: ComparisonRow, figure: str) -> Text:
@@ -371,14 +396,8 @@ def _gap(row: ComparisonRow, figure: str) -> str:
     return "" if gap is None else signed_percent(gap, 1)
 
 
-def _predicted_step(row: ComparisonRow) -> float | None:
-    time = row.prediction.time if row.prediction is not None else None
-    return None if time is None else time.step_seconds
-
-
 def _predicted_time(row: ComparisonRow) -> str:
-    step = _predicted_step(row)
-    return "" if step is None else seconds(step)
+    return _step(row.prediction.time) if row.prediction is not None else ""
 
 
 def _total_time(row: ComparisonRow, samples: int) -> str:
@@ -407,12 +426,3 @@ def _out_of_memory(row: ComparisonRow) -> str:
     if (point := row.out_of_memory) is not None:
         return f"{sentences.instant(point.instant)}: {sentences.failed_allocation(point)}"
     return row.ran_out.message if row.ran_out else ""
-
-
-def _explanations(entries: Sequence[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(ratio=1, overflow="fold")
-    table.add_column(ratio=2, overflow="fold")
-    for name, text in entries:
-        table.add_row(Text(name, style="bold"), Text(text))
-    return table

@@ -4,37 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import doctor_sentences as sentences
+from trainatomy.reporters.document import Column, Document, Part, Table, figures, grid, section, table, words
 from trainatomy.reporters.labels import CLOCK_REASONS, SECTIONS, SEVERITY_STYLES
-from trainatomy.reporters.text.rendering import AdaptiveTable, Column, figures, grid, section
-from trainatomy.results.machine import Diagnosis, Finding, GPUState, Host, MachineState, PCIe, Software, Watched
+from trainatomy.results.machine import (
+    Diagnosis,
+    Finding,
+    GPUState,
+    Host,
+    MachineState,
+    PCIe,
+    Software,
+    Watched,
+    WatchedGPU,
+)
 from trainatomy.units import human_bytes, percent
 
 _UNKNOWN = "-"
 
 
-def doctor_page(diagnosis: Diagnosis) -> Group:
+def doctor_page(diagnosis: Diagnosis) -> Document:
     """Return the findings, worst first, and below them the state of GPUs, links, software and host."""
+    return Document(tuple(_parts(diagnosis)), sentences.verdict(diagnosis))
+
+
+def _parts(diagnosis: Diagnosis) -> Iterator[Part]:
     machine = diagnosis.machine
-    parts: list[RenderableType] = [
-        Text(sentences.verdict(diagnosis), style="bold"),
-        Text(summary(machine), style="dim"),
-    ]
+    yield Text(summary(machine), style="dim")
     if diagnosis.findings:
-        parts += [Text(), _findings(diagnosis.findings)]
+        yield Text()
+        yield _findings(diagnosis.findings)
     if machine.gpus:
-        parts.append(section(SECTIONS["doctor_gpus"], _gpus(machine.gpus), *_unmeasured(machine)))
+        yield section(SECTIONS["doctor_gpus"], _gpus(machine.gpus), *_unmeasured(machine))
     if machine.pairs:
-        parts.append(section(SECTIONS["doctor_topology"], _topology(machine), *_legend(machine)))
+        yield section(SECTIONS["doctor_topology"], _topology(machine), *_legend(machine))
     if machine.watched:
-        parts.append(section(SECTIONS["doctor_watched"], _watched(machine.watched)))
-    parts.append(section(SECTIONS["doctor_machine"], _machine(machine)))
-    return Group(*parts)
+        yield section(SECTIONS["doctor_watched"], _watched(machine.watched))
+    yield section(SECTIONS["doctor_machine"], _machine(machine))
 
 
 def summary(machine: MachineState) -> str:
@@ -51,10 +61,8 @@ def summary(machine: MachineState) -> str:
 
 def _findings(findings: tuple[Finding, ...]) -> Table:
     """Return the findings; of notes only what was found and what to do."""
-    table = grid("left", "left")
-    for finding in findings:
-        table.add_row(Text(finding.severity, style=SEVERITY_STYLES[finding.severity]), _finding(finding))
-    return table
+    rows = ((Text(each.severity, style=SEVERITY_STYLES[each.severity]), _finding(each)) for each in findings)
+    return grid(rows, "left", "left")
 
 
 def _finding(finding: Finding) -> Text:
@@ -69,38 +77,35 @@ def _finding(finding: Finding) -> Text:
     return text
 
 
-def _gpus(gpus: tuple[GPUState, ...]) -> AdaptiveTable:
+def _gpus(gpus: tuple[GPUState, ...]) -> Table:
     """Return one row for each GPU: heat, power, clocks, link and copies."""
-    columns = [
-        Column("\n°C"),
-        Column("\nW of"),
-        Column("clock\nMHz of", 1),
-        Column("PCIe\n", 0, "left"),
-        Column("NV-\nLinks", 2),
-        Column("to GPU\nGB/s"),
-        Column("from\nGPU", 1),
-        Column("on GPU\nGB/s", 2),
-        Column("memory\nused", 1),
-    ]
-    table = AdaptiveTable("\nGPU", columns, name_width=16)
-    for gpu in gpus:
-        rates = gpu.copies.rates if gpu.copies else {}
-        power = gpu.copies.power if gpu.copies and gpu.copies.power.watts else gpu.power
-        clocks = gpu.copies.clocks if gpu.copies and gpu.copies.clocks.sm else gpu.clocks
-        pcie = gpu.copies.pcie if gpu.copies and gpu.copies.pcie.width else gpu.pcie
-        table.add_row(
-            f"{gpu.index} {gpu.name.removeprefix('NVIDIA ')}",
-            _of(gpu.temperature.now),
-            f"{_of(power.watts)} {_of(gpu.power.limit_watts)}",
-            f"{_of(clocks.sm)} {_of(clocks.sm_max)}",
-            _pcie(pcie),
-            str(len(gpu.nvlinks.active) or _UNKNOWN),
-            _gigabytes(rates.get("pinned_to_device")),
-            _gigabytes(rates.get("device_to_pinned")),
-            _gigabytes(rates.get("device_to_device")),
-            _UNKNOWN if gpu.used_bytes is None else human_bytes(gpu.used_bytes),
-        )
-    return table
+
+    def under_load(gpu: GPUState, name: str, figure: str) -> Any:
+        """Return a state during copies, where that was read, or at rest."""
+        state = getattr(gpu.copies, name, None)
+        return state if state is not None and getattr(state, figure) else getattr(gpu, name)
+
+    def copied(gpu: GPUState, name: str) -> str:
+        return _gigabytes(gpu.copies.rates.get(name) if gpu.copies else None)
+
+    def clock(gpu: GPUState) -> str:
+        clocks = under_load(gpu, "clocks", "sm")
+        return f"{_of(clocks.sm)} {_of(clocks.sm_max)}"
+
+    return table(
+        gpus,
+        words("\nGPU", lambda gpu: f"{gpu.index} {gpu.name.removeprefix('NVIDIA ')}"),
+        Column("\n°C", lambda gpu: _of(gpu.temperature.now)),
+        Column("\nW of", lambda gpu: f"{_of(under_load(gpu, 'power', 'watts').watts)} {_of(gpu.power.limit_watts)}"),
+        Column("clock\nMHz of", clock, rank=1),
+        words("PCIe\n", lambda gpu: _pcie(under_load(gpu, "pcie", "width")), wraps=False),
+        Column("NV-\nLinks", lambda gpu: str(len(gpu.nvlinks.active) or _UNKNOWN), rank=2),
+        Column("to GPU\nGB/s", lambda gpu: copied(gpu, "pinned_to_device")),
+        Column("from\nGPU", lambda gpu: copied(gpu, "device_to_pinned"), rank=1),
+        Column("on GPU\nGB/s", lambda gpu: copied(gpu, "device_to_device"), rank=2),
+        Column("memory\nused", lambda gpu: _UNKNOWN if gpu.used_bytes is None else human_bytes(gpu.used_bytes), rank=1),
+        name_width=16,
+    )
 
 
 def _unmeasured(machine: MachineState) -> Iterator[Text]:
@@ -131,11 +136,11 @@ def _topology(machine: MachineState) -> Table:
     connections = {(pair.first, pair.second): pair.connection or _UNKNOWN for pair in machine.pairs}
     connections |= {(second, first): connection for (first, second), connection in connections.items()}
     indices = [gpu.index for gpu in machine.gpus]
-    table = figures("", *(f"GPU{index}" for index in indices), numbers=())
-    for row in indices:
-        cells = ["X" if row == column else connections.get((row, column), _UNKNOWN) for column in indices]
-        table.add_row(f"GPU{row}", *cells)
-    return table
+    rows = [
+        (f"GPU{row}", *("X" if row == each else connections.get((row, each), _UNKNOWN) for each in indices))
+        for row in indices
+    ]
+    return figures(rows, "", *(f"GPU{index}" for index in indices), numbers=())
 
 
 def _legend(machine: MachineState) -> Iterator[Text]:
@@ -150,31 +155,27 @@ def _legend(machine: MachineState) -> Iterator[Text]:
 
 
 def _watched(watched: Watched) -> Table:
-    table = figures("GPU", numbers=("kernels ran", "W", "SM MHz", "°C at most", "memory", "held down by"))
-    for gpu in watched.gpus:
-        held = [
-            f"{CLOCK_REASONS[name]} {percent(share, 1, 0)}" for name, share in gpu.reasons.items() if name != "idle"
-        ]
-        table.add_row(
-            str(gpu.index),
-            _UNKNOWN if gpu.utilisation is None else percent(gpu.utilisation, 1, 0),
-            _of(gpu.watts),
-            _of(gpu.sm_clock),
-            _of(gpu.hottest),
-            _UNKNOWN if gpu.pid_bytes is None else human_bytes(gpu.pid_bytes),
-            ", ".join(held) or _UNKNOWN,
-        )
-    return table
+    return table(
+        watched.gpus,
+        words("GPU", lambda gpu: str(gpu.index)),
+        Column("kernels ran", lambda gpu: _UNKNOWN if gpu.utilisation is None else percent(gpu.utilisation, 1, 0)),
+        Column("W", lambda gpu: _of(gpu.watts)),
+        Column("SM MHz", lambda gpu: _of(gpu.sm_clock)),
+        Column("°C at most", lambda gpu: _of(gpu.hottest)),
+        Column("memory", lambda gpu: _UNKNOWN if gpu.pid_bytes is None else human_bytes(gpu.pid_bytes)),
+        Column("held down by", _held_down),
+    )
+
+
+def _held_down(gpu: WatchedGPU) -> str:
+    held = [f"{CLOCK_REASONS[name]} {percent(share, 1, 0)}" for name, share in gpu.reasons.items() if name != "idle"]
+    return ", ".join(held) or _UNKNOWN
 
 
 def _machine(machine: MachineState) -> Table:
-    table = grid("left", "left")
     rows = {"torch": _torch(machine.software), "libraries": _libraries(machine.software)}
     rows |= {"processors": _processors(machine.host), "memory": _memory(machine.host)}
-    for title, text in rows.items():
-        if text:
-            table.add_row(Text(title, style="dim"), text)
-    return table
+    return grid([(Text(title, style="dim"), text) for title, text in rows.items() if text], "left", "left")
 
 
 def _torch(software: Software) -> str:

@@ -5,21 +5,32 @@ The data that ships, and a calibration: GPUs, architectures and measured costs, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
 from trainatomy.reporters import run_sentences, settings
+from trainatomy.reporters.document import (
+    Block,
+    Bullets,
+    Column,
+    Document,
+    Part,
+    Table,
+    figures,
+    grid,
+    listed,
+    section,
+    table,
+    words,
+)
 from trainatomy.reporters.labels import CALIBRATION, LIMITS, SECTIONS, VERDICT_STYLES
 from trainatomy.reporters.search_sentences import fastest_and_cheapest, gpus_time_notes
 from trainatomy.reporters.text.prediction import subject_lines, verdict_cell
-from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, figures, section
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
 from trainatomy.results.prediction import Prediction, total_rate
@@ -30,47 +41,60 @@ if TYPE_CHECKING:
     from trainatomy.timing.findings import Finding
 
 
-def gpus_fit_page(across: FitAcross) -> Group:
+def gpus_fit_page(across: FitAcross) -> Document:
     """Return which GPUs can run a training, with the best settings of each, how fast and for how much."""
     fitting = [option for option in across.options if option.fit.best is not None]
     answer = f"{across.name} fits on {len(fitting)} of {many(len(across.options), 'GPU')}"
     if fitting:
         costs = {option.gpu.name: option.cost_per_million_samples for option in fitting}
         answer += f"; {fastest_and_cheapest(fitting[0].gpu.name, costs)}"
+    return Document(tuple(_across(across)), f"{answer}.")
+
+
+def _across(across: FitAcross) -> Iterator[Part]:
     held = f"Effective batch size {across.effective_batch_size}"
     allowed = f"; allowed to change: {', '.join(across.allowed)}" if across.allowed else ""
     setup = f"{held}; {percent(across.headroom, 1, 0)} of each GPU's memory is kept free{allowed}."
-    shared = subject_lines([each for option in across.options for each in option.fit.predictions])
-    parts: list[RenderableType] = [Text(f"{answer}.", style="bold"), *shared, Text(setup, style="dim")]
+    yield from subject_lines([each for option in across.options for each in option.fit.predictions])
+    yield Text(setup, style="dim")
     if across.interrupted:
-        parts.append(Text("The search was interrupted: this is what was found so far.", style="bold yellow"))
-    parts += [Text(), _gpus(across)]
-    if notes := gpus_time_notes([option.fit.best.prediction for option in across.options if option.fit.best]):
-        parts += [Text(), bullets(notes)]
-    if across.refused:
-        parts.append(section(SECTIONS["fit_refused"], bullets(across.refused)))
+        yield Text("The search was interrupted: this is what was found so far.", style="bold yellow")
+    yield Text()
+    yield _options(across.options)
+    yield from _below(gpus_time_notes([each.fit.best.prediction for each in across.options if each.fit.best]))
+    yield from listed(SECTIONS["fit_refused"], across.refused)
     taken = f"Searched in {seconds(across.seconds)} without a GPU. For everything about one of them: --gpu GPU."
-    return Group(*parts, Text(), Text(taken, style="dim"))
+    yield Text()
+    yield Text(taken, style="dim")
 
 
-def _gpus(across: FitAcross) -> Table:
+def _below(sentences: Sequence[str]) -> list[Block]:
+    """Return sentences below an empty line."""
+    return [Text(), Bullets(sentences)] if sentences else []
+
+
+def _options(options: Sequence[GPUOption]) -> Table:
     """Return one row for each GPU: those on which it fits, then the others with the shortfall."""
-    with_cost = any(option.cost_per_hour is not None for option in across.options)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("\nGPU", overflow="fold", min_width=12)
-    table.add_column("\nmemory", justify="right", no_wrap=True)
-    table.add_column("\nsamples/s", justify="right", no_wrap=True)
-    if with_cost:
-        table.add_column("cost per\nM samples", justify="right", no_wrap=True)
-    table.add_column("\nsettings", overflow="fold", ratio=1)
-    for option in across.options:
-        best = option.fit.best
-        cells = [option.gpu.name, human_bytes(option.gpu.memory_bytes), rate(best.samples_per_second) if best else "-"]
-        if with_cost:
-            cost = option.cost_per_million_samples
-            cells.append("-" if cost is None else f"{cost:,.2f}")
-        table.add_row(*cells, settings.settings_of(best) if best else _shortfall(option))
-    return table
+    return table(
+        options,
+        words("\nGPU", lambda each: each.gpu.name, min_width=12),
+        Column("\nmemory", lambda each: human_bytes(each.gpu.memory_bytes)),
+        Column("\nsamples/s", lambda each: rate(each.fit.best.samples_per_second) if each.fit.best else "-"),
+        Column(
+            "cost per\nM samples",
+            lambda each: _cost(each.cost_per_million_samples),
+            is_shown=any(each.cost_per_hour is not None for each in options),
+        ),
+        words(
+            "\nsettings",
+            lambda each: settings.settings_of(each.fit.best) if each.fit.best else _shortfall(each),
+            ratio=1,
+        ),
+    )
+
+
+def _cost(cost: float | None) -> str:
+    return "-" if cost is None else f"{cost:,.2f}"
 
 
 def _shortfall(option: GPUOption) -> Text:
@@ -96,44 +120,57 @@ def _model(prediction: Prediction) -> str:
     return next((str(name) for name in names if name), prediction.name)
 
 
-def gpus_table(predictions: Sequence[Prediction], costs: Mapping[str, float | None] | None = None) -> AdaptiveTable:
+def gpus_table(predictions: Sequence[Prediction], costs: Mapping[str, float | None] | None = None) -> Table:
     """Return a table of the same training on several GPUs, the fastest first.
 
     ``costs`` are those of a million samples by the GPU's id; without any there is no such column.
     """
-    columns = [Column("\nverdict", justify="left"), Column("\nneeds"), Column("\nheadroom")]
-    columns += [Column("time\nper step"), Column("samples\nper s")]
-    columns += [Column("cost per\nM samples")] if costs else []
-    columns += [Column("\nbound by", 1, "left"), Column("\nid", 2, "left")]
-    table = AdaptiveTable("\nGPU", columns, name_width=20)
-    for each in sorted(predictions, key=_fastest_first):
-        needed, room = human_bytes(each.memory.device_bytes), human_bytes(each.room_bytes)
-        total = total_rate(each) if each.fits else None
-        step = seconds(each.time.step_seconds) if each.time and each.fits else "-"
-        pace = "-" if total is None else rate(total)
-        cost = (costs or {}).get(each.gpu.id)
-        priced = ["-" if cost is None else f"{cost:,.2f}"] if costs else []
-        bound = LIMITS[each.time.bound_by] if each.time and each.fits else ""
-        table.add_row(each.gpu.name, verdict_cell(each), needed, room, step, pace, *priced, bound, each.gpu.id)
-    return table
+    return table(
+        sorted(predictions, key=_fastest_first),
+        words("\nGPU", lambda each: each.gpu.name),
+        words("\nverdict", verdict_cell, wraps=False),
+        Column("\nneeds", lambda each: human_bytes(each.memory.device_bytes)),
+        Column("\nheadroom", lambda each: human_bytes(each.room_bytes)),
+        Column("time\nper step", lambda each: seconds(each.time.step_seconds) if each.time and each.fits else "-"),
+        Column("samples\nper s", _throughput),
+        Column("cost per\nM samples", lambda each: _cost((costs or {}).get(each.gpu.id)), is_shown=bool(costs)),
+        words(
+            "\nbound by",
+            lambda each: LIMITS[each.time.bound_by] if each.time and each.fits else "",
+            wraps=False,
+            rank=1,
+        ),
+        words("\nid", lambda each: each.gpu.id, wraps=False, rank=2),
+        name_width=20,
+    )
 
 
-def gpus_for_page(comparison: Comparison) -> Group:
+def _throughput(prediction: Prediction) -> str:
+    total = total_rate(prediction) if prediction.fits else None
+    return "-" if total is None else rate(total)
+
+
+def gpus_for_page(comparison: Comparison) -> Document:
     """Return the same training, as it is, on several GPUs: verdict, headroom, step time, throughput and cost."""
     predictions = sorted(comparison.predictions, key=_fastest_first)
     name = _model(predictions[0]) if predictions else "The training"
     fitting = sum(prediction.fits for prediction in predictions)
     rows = comparison.fastest_first() if comparison.costs_per_hour else ()
     costs = {row.prediction.gpu.id: comparison.cost_per_million_samples(row) for row in rows if row.prediction}
-    table = gpus_table(predictions, costs)
     answer = f"{name} as it is fits on {fitting} of {many(len(predictions), 'GPU')}{_cheapest(comparison)}."
-    parts: list[RenderableType] = [Text(answer, style="bold"), Text(), table]
-    if notes := gpus_time_notes([each for each in predictions if each.fits]):
-        parts += [Text(), bullets(notes)]
-    if failed := [f"{row.name}: {row.prediction_error}" for row in comparison.rows if row.prediction is None]:
-        parts += [Text(), Text("Not predicted", style="bold"), bullets(failed)]
-    parts += [Text(), Text("For the fastest settings that fit each GPU: trainatomy fit --gpu all.", style="dim")]
-    return Group(*parts)
+    failed = [f"{row.name}: {row.prediction_error}" for row in comparison.rows if row.prediction is None]
+    closing = Text("For the fastest settings that fit each GPU: trainatomy fit --gpu all.", style="dim")
+    return Document(
+        (
+            Text(),
+            gpus_table(predictions, costs),
+            *_below(gpus_time_notes([each for each in predictions if each.fits])),
+            *([section("Not predicted", Bullets(failed), indent=0)] if failed else []),
+            Text(),
+            closing,
+        ),
+        answer,
+    )
 
 
 def _cheapest(comparison: Comparison) -> str:
@@ -151,17 +188,16 @@ _HUB = "https://huggingface.co/"
 _IDENTITY = frozenset({"id", "name", "device_name", "aliases", "sources", "assumed"})
 
 
-def catalog_table(gpus: Sequence[GPU]) -> Group:
+def catalog_table(gpus: Sequence[GPU]) -> Document:
     """Return a table with one row for each GPU; ``*`` marks assumed figures."""
     numbers = ("\nmemory", "\ncc", "\nSMs", "\nGB/s", "16-bit\nTFLOP/s", "\ncontext")
-    table = figures("\nGPU", "\nname", numbers=numbers, folded=1)
-    for gpu in gpus:
-        table.add_row(gpu.id, gpu.name, *_row(gpu))
+    rows = ((gpu.id, gpu.name, *_row(gpu)) for gpu in gpus)
     closing = (
         "* assumed; all other figures are measured or published. Sources: trainatomy gpus GPU. cc: compute capability. "
         "context: memory that the first tensor adds outside PyTorch's allocator, with current software."
     )
-    return Group(table, Text(), Text(closing, style="dim"))
+    listing = figures(rows, "\nGPU", "\nname", numbers=numbers, folded=1)
+    return Document((listing, Text(), Text(closing, style="dim")))
 
 
 def _row(gpu: GPU) -> tuple[str, ...]:
@@ -182,15 +218,14 @@ def _marked(gpu: GPU, field: str, value: str) -> str:
     return f"{value}*" if gpu.source(field).startswith("assumed") else value
 
 
-def gpu_page(gpu: GPU) -> Group:
+def gpu_page(gpu: GPU) -> Document:
     """Return everything that is known of one GPU, grouped by source."""
     names = f"{gpu.id}; also: {', '.join(gpu.aliases)}" if gpu.aliases else gpu.id
-    groups: dict[str, Table] = {}
+    groups: dict[str, list[tuple[str, str]]] = {}
     for name, value in _figures(gpu).items():
-        table = groups.setdefault(gpu.source(name), Table.grid(padding=(0, 2, 0, 0)))
-        table.add_row(name, value)
-    title = [Text(gpu.name, style="bold"), Text(names, style="dim")]
-    return Group(*title, *(section(source, table) for source, table in groups.items()))
+        groups.setdefault(gpu.source(name), []).append((name, value))
+    sections = (section(source, grid(rows, "left", "left")) for source, rows in groups.items())
+    return Document((Text(names, style="dim"), *sections), gpu.name)
 
 
 def _figures(gpu: GPU) -> dict[str, str]:
@@ -216,54 +251,65 @@ def _text(value: object) -> str:
     return exact_bytes(value) if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def architectures_table(architectures: Sequence[ArchitectureEntry]) -> Group:
+def architectures_table(architectures: Sequence[ArchitectureEntry]) -> Document:
     """Return a table with one row for each architecture, and the source if it is not the model's page on the Hub."""
-    table = figures("model", "class", numbers=("parameters",), folded=0)
+    rows = []
     for entry in architectures:
         source = Text(f"\n  {entry.source}" if entry.source != f"{_HUB}{entry.hub_id}" else "", style="dim")
-        table.add_row(Text(entry.hub_id).append(source), entry.class_name, count_of(entry.parameters))
+        rows.append((Text(entry.hub_id).append(source), entry.class_name, count_of(entry.parameters)))
     closing = f"Source of a configuration: {_HUB}MODEL, unless another is given. All fields: trainatomy models --json."
-    return Group(table, Text(), Text(closing, style="dim"))
+    return Document(
+        (figures(rows, "model", "class", numbers=("parameters",)), Text(), Text(closing, style="dim")),
+    )
 
 
-def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Group:
+def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Document:
     """Return the findings of a calibration compared with the GPU's data sheet, and the cases not measured."""
+    parts = tuple(_calibrated(calibration, left_out))
+    return Document(parts, f"{len(calibration.points):,} operations measured")
+
+
+def _calibrated(calibration: Calibration, left_out: Sequence[str]) -> Iterator[Part]:
     from trainatomy.timing.findings import findings
 
     where = calibration.environment
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     setup = f"{where['gpu']}, driver {where['driver']}, {versions}, {where['processor']}, {where['date']}"
-    headline = Text(f"{len(calibration.points):,} operations measured", style="bold")
-    parts: list[RenderableType] = [headline, Text(setup, style="dim")]
+    yield Text(setup, style="dim")
     found = findings(calibration)
     for unit, title in CALIBRATION.items():
-        rows = [one for one in found if one.unit == unit]
-        if rows:
-            parts.append(section(title, _findings(rows, unit)))
+        if rows := [each for each in found if each.unit == unit]:
+            yield section(title, _findings(rows, unit))
     if host := calibration.sections.get("host"):
-        parts.append(section(SECTIONS["calibrated_host"], bullets(run_sentences.calibrated_host(host))))
+        yield from listed(SECTIONS["calibrated_host"], run_sentences.calibrated_host(host))
     if calibration.collectives:
-        parts.append(section(SECTIONS["collectives"], _collectives(calibration.collectives)))
-    if left_out:
-        parts.append(section(SECTIONS["not_measured"], bullets(tuple(left_out))))
-    return Group(*parts)
+        yield section(SECTIONS["collectives"], _collectives(calibration.collectives))
+    yield from listed(SECTIONS["not_measured"], tuple(left_out))
 
 
 def _collectives(points: Sequence[CollectivePoint]) -> Table:
     """Return the time of the smallest message, and the bytes per second of the largest, of each kind."""
-    table = figures("", "", numbers=("smallest", "largest", "GB/s"))
-    for kind, ranks in dict.fromkeys((one.kind, one.ranks) for one in points):
-        rows = sorted((one for one in points if (one.kind, one.ranks) == (kind, ranks)), key=lambda one: one.bytes)
-        first, last = rows[0], rows[-1]
-        times = [f"{human_bytes(one.bytes)} in {seconds(one.seconds)}" for one in (first, last)]
-        table.add_row(kind, f"{ranks} GPUs", *times, f"{last.bytes / last.seconds / 1e9:,.1f}")
-    return table
+    rows = []
+    for kind, ranks in dict.fromkeys((each.kind, each.ranks) for each in points):
+        same = [each for each in points if (each.kind, each.ranks) == (kind, ranks)]
+        same.sort(key=lambda each: each.bytes)
+        first, last = same[0], same[-1]
+        times = [f"{human_bytes(each.bytes)} in {seconds(each.seconds)}" for each in (first, last)]
+        rows.append((kind, f"{ranks} GPUs", *times, f"{last.bytes / last.seconds / 1e9:,.1f}"))
+    return figures(rows, "", "", numbers=("smallest", "largest", "GB/s"))
 
 
 def _findings(rows: Sequence[Finding], unit: str) -> Table:
     compared = any(row.data_sheet for row in rows)
-    table = figures("", "", numbers=(unit, *(("data sheet", "share") if compared else ())))
-    for row in rows:
-        sheet = (f"{row.data_sheet:,.1f}", f"{row.measured / row.data_sheet:.0%}") if row.data_sheet else ("-", "-")
-        table.add_row(row.name, row.at, f"{row.measured:,.1f}", *(sheet if compared else ()))
-    return table
+    return table(
+        rows,
+        words(cell=lambda row: row.name),
+        words(cell=lambda row: row.at, wraps=False),
+        Column(unit, lambda row: f"{row.measured:,.1f}"),
+        Column("data sheet", lambda row: f"{row.data_sheet:,.1f}" if row.data_sheet else "-", is_shown=compared),
+        Column(
+            "share",
+            lambda row: f"{row.measured / row.data_sheet:.0%}" if row.data_sheet else "-",
+            is_shown=compared,
+        ),
+    )

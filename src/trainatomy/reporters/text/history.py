@@ -6,15 +6,26 @@ The difference of two records as a page: the answer in one sentence, then its pa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import sentences
+from trainatomy.reporters.document import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Part,
+    Table,
+    grid,
+    section,
+    styled,
+    table,
+    words,
+)
 from trainatomy.reporters.labels import FIGURES, SECTIONS, SETUP, STATUS_STYLES, component
-from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.results.memory import Instant
 from trainatomy.results.record import Difference, History, MemoryChange, SetupChange, SpeedChange, Summary
 from trainatomy.units import difference as signed
@@ -26,10 +37,10 @@ _WIDE = 112
 _MEDIUM = 76
 """Columns from which on the time of day and samples per second are shown."""
 
-_SHARED: dict[str, Callable[[Summary], str]] = {
-    "GPU": lambda row: gpu_name(row.gpu),
-    "status": lambda row: row.status,
-    "group": lambda row: row.group,
+_SHARED: dict[str, Callable[[Summary], Text]] = {
+    "GPU": lambda row: Text(gpu_name(row.gpu)),
+    "status": lambda row: Text(row.status, style=STATUS_STYLES.get(row.status, "")),
+    "group": lambda row: Text(row.group),
 }
 
 _CLOSING = (
@@ -38,19 +49,18 @@ _CLOSING = (
 )
 
 
-def history_page(history: History) -> Group:
+def history_page(history: History) -> Document:
     """Return a table with one row for each record.
 
     GPU, status and group have a column where they differ, and are in the headline where they do not.
     """
-    rows = history.records
-    parts: list[RenderableType] = [_headline(history)]
-    if rows:
-        parts += [Text(), _Table(rows), Text(), Text(_CLOSING, style="dim")]
+    parts: list[Block] = [_headline(history)]
+    if history.records:
+        parts += [Text(), _records_table(history.records), Text(), Text(_CLOSING, style="dim")]
     if history.skipped:
-        parts += [Text(f"\nNot read: {many(len(history.skipped), 'file')} in the folder", style="bold yellow")]
-        parts.append(bullets([f"{each.file}: {each.reason}" for each in history.skipped]))
-    return Group(*parts)
+        parts.append(Text(f"\nNot read: {many(len(history.skipped), 'file')} in the folder", style="bold yellow"))
+        parts.append(Bullets([f"{each.file}: {each.reason}" for each in history.skipped]))
+    return Document(tuple(parts))
 
 
 def gpu_name(name: str) -> str:
@@ -73,45 +83,33 @@ def _headline(history: History) -> Text:
     return line.append("".join(f", {value}" for value in shared if value))
 
 
-def _differ(rows: tuple[Summary, ...], value_of: Callable[[Summary], str]) -> bool:
-    return len(set(map(value_of, rows))) > 1
+def _differ(rows: tuple[Summary, ...], value_of: Callable[[Summary], Text]) -> bool:
+    return len({value_of(row).plain for row in rows}) > 1
 
 
-class _Table:
-    """The rows, as wide as the page; what does not fit beside the name stands below it."""
+def _records_table(rows: tuple[Summary, ...]) -> Table:
+    """Return the rows, as wide as the page; what does not fit beside the name stands below it."""
+    differing = {title: value_of for title, value_of in _SHARED.items() if _differ(rows, value_of)}
 
-    def __init__(self, rows: tuple[Summary, ...]) -> None:
-        self.rows = rows
-        self.shown = {title: value_of for title, value_of in _SHARED.items() if _differ(rows, value_of)}
+    def name(row: Summary) -> Text:
+        return Text(row.name + (f" #{row.repeat + 1}" if row.repeat else ""))
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide, medium = options.max_width >= _WIDE, options.max_width >= _MEDIUM
-        numbers = ("device\nmemory", "\ngap", "step\ntime", "samples\n/s")[: 4 if medium else 3]
-        table = figures("\nrecord", "\ndate, UTC", "\nname", numbers=(), folded=2)
-        for title in self.shown if wide else ():
-            table.add_column(f"\n{title}", overflow="fold", no_wrap=title == "status")
-        for title in numbers:
-            table.add_column(title, justify="right", no_wrap=True)
-        for row in self.rows:
-            date = row.created[: 16 if medium else 10].replace("T", " ")
-            identity = Text(short_id(row.id), style="cyan")
-            table.add_row(identity, date, *self._names(row, wide=wide), *_figures(row)[: len(numbers)])
-        yield table
+    def name_and_more(row: Summary) -> Text:
+        values = (value_of(row) for value_of in differing.values())
+        return Text("\n").join(filter(None, [name(row), Text(", ").join(filter(None, values))]))
 
-    def _names(self, row: Summary, *, wide: bool) -> list[Text]:
-        name = Text(row.name + (f" #{row.repeat + 1}" if row.repeat else ""))
-        values = [Text(value_of(row), style=STATUS_STYLES.get(value_of(row), "")) for value_of in self.shown.values()]
-        if wide:
-            return [name, *values]
-        return [Text("\n").join(filter(None, [name, Text(", ").join(filter(None, values))]))]
-
-
-def _figures(row: Summary) -> tuple[str, ...]:
-    return (
-        "-" if row.device_bytes is None else human_bytes(row.device_bytes),
-        "-" if row.gap is None else signed_percent(row.gap, 1),
-        "-" if row.step_seconds is None else seconds(row.step_seconds),
-        "-" if row.samples_per_second is None else rate(row.samples_per_second),
+    return table(
+        rows,
+        words("\nrecord", lambda row: Text(short_id(row.id), style="cyan"), wraps=False),
+        words("\ndate, UTC", lambda row: row.created[:16].replace("T", " "), wraps=False, since=_MEDIUM),
+        words("\ndate, UTC", lambda row: row.created[:10], wraps=False, until=_MEDIUM),
+        words("\nname", name, since=_WIDE),
+        words("\nname", name_and_more, until=_WIDE),
+        *(words(f"\n{title}", of, wraps=title != "status", since=_WIDE) for title, of in differing.items()),
+        Column("device\nmemory", lambda row: "-" if row.device_bytes is None else human_bytes(row.device_bytes)),
+        Column("\ngap", lambda row: "-" if row.gap is None else signed_percent(row.gap, 1)),
+        Column("step\ntime", lambda row: _speed_cell("step_seconds", row.step_seconds)),
+        Column("samples\n/s", lambda row: _speed_cell("rate", row.samples_per_second), since=_MEDIUM),
     )
 
 
@@ -128,20 +126,24 @@ _LARGE_RATIO = 2
 _SOURCE_SECTIONS = {"measured": "measured_peak", "predicted": "predicted_peak"}
 
 
-def difference_page(difference: Difference) -> Group:
+def difference_page(difference: Difference) -> Document:
     """Return the page of a difference: the answer, changes of the setup, memory and time."""
-    parts: list[RenderableType] = [Text(answer(difference), style="bold"), Text(), _records(difference)]
+    return Document((Text(), *_difference(difference)), answer(difference))
+
+
+def _difference(difference: Difference) -> Iterator[Part]:
+    sides = {"A": difference.before, "B": difference.after}
+    yield grid([(letter, _record(side)) for letter, side in sides.items()], words(wraps=False, style="bold"), "left")
     if difference.changes:
-        parts.append(section(SECTIONS["changes"], _setup(difference)))
+        yield section(SECTIONS["changes"], _setup(difference))
     if difference.source is not None:
         title = SECTIONS[_SOURCE_SECTIONS[difference.source]]
-        parts.append(section(title, _breakdown(difference), Text(), _peaks(difference.peaks)))
-    parts.append(section(SECTIONS["measured_totals"], _changed_figures(difference.figures)))
+        yield section(title, _breakdown(difference), Text(), _peaks(difference.peaks))
+    yield section(SECTIONS["measured_totals"], _changed_figures(difference.figures))
     if any(_known(change) for change in difference.paces):
-        parts.append(section(SECTIONS["speed"], _speeds(difference.paces)))
+        yield section(SECTIONS["speed"], _speeds(difference.paces))
     if any(_known(change) for change in difference.nvml):
-        parts.append(section(SECTIONS["nvml"], _changed_figures(difference.nvml)))
-    return Group(*parts)
+        yield section(SECTIONS["nvml"], _changed_figures(difference.nvml))
 
 
 def answer(difference: Difference) -> str:
@@ -223,14 +225,6 @@ def _value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _records(difference: Difference) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="bold")
-    for letter, side in (("A", difference.before), ("B", difference.after)):
-        table.add_row(letter, _record(side))
-    return table
-
-
 def _record(side: Summary) -> Text:
     when = side.created[:16].replace("T", " ")
     status = Text(side.status, style=STATUS_STYLES[side.status])
@@ -238,23 +232,23 @@ def _record(side: Summary) -> Text:
 
 
 def _setup(difference: Difference) -> Table:
-    table = _columns("", "A", "B", justify="left")
-    for change in difference.changes:
-        table.add_row(_name(change), _value(change.before), _value(change.after))
-    return table
+    return table(
+        difference.changes,
+        words("", _name, min_width=28),
+        words("A", lambda change: _value(change.before)),
+        words("B", lambda change: _value(change.after)),
+    )
 
 
 def _breakdown(difference: Difference) -> Table:
-    table = _columns("", "A", "B", "B - A")
+    rows: list[tuple[Cell, ...]] = []
     for change in difference.components:
         label = component(change.component)
-        table.add_row(Text(label.title, style=label.style), *_bytes(change))
-        for line in _parts(difference, change):
-            table.add_row(*(Text(cell, style="dim") for cell in (f"  {line.name}", *_bytes(line))))
+        rows.append((Text(label.title, style=label.style), *_bytes(change)))
+        rows += [styled("dim", f"  {line.name}", *_bytes(line)) for line in _parts(difference, change)]
     both = [(change.before or 0, change.after or 0) for change in difference.components]
     total = MemoryChange("", "total", *map(sum, zip(*both, strict=True)))
-    table.add_row(*(Text(cell, style="bold") for cell in ("total", *_bytes(total))))
-    return table
+    return _columns([*rows, styled("bold", "total", *_bytes(total))], "A", "B", "B - A")
 
 
 def _parts(difference: Difference, whole: MemoryChange) -> list[MemoryChange]:
@@ -272,19 +266,19 @@ def _peaks(peaks: Sequence[Instant]) -> Text:
 
 
 def _changed_figures(changes: Sequence[MemoryChange]) -> Table:
-    table = _columns("", "A", "B", "B - A", "")
+    rows = []
     for change in filter(_known, changes):
         relative = signed_percent(change.change, change.before, 1) if change.change and change.before else ""
-        table.add_row(FIGURES[change.name], *_bytes(change), relative)
-    return table
+        rows.append((FIGURES[change.name], *_bytes(change), relative))
+    return _columns(rows, "A", "B", "B - A", "")
 
 
 def _speeds(changes: Sequence[SpeedChange]) -> Table:
-    table = _columns("", "A", "B", "B / A")
+    rows = []
     for change in filter(_known, changes):
         sides = (_speed_cell(change.name, change.before), _speed_cell(change.name, change.after))
-        table.add_row(FIGURES[change.name], *sides, "-" if change.ratio is None else f"{change.ratio:.2f}")
-    return table
+        rows.append((FIGURES[change.name], *sides, "-" if change.ratio is None else f"{change.ratio:.2f}"))
+    return _columns(rows, "A", "B", "B / A")
 
 
 def _known(change: MemoryChange | SpeedChange) -> bool:
@@ -302,9 +296,5 @@ def _bytes(change: MemoryChange) -> tuple[str, str, str]:
     return before, after, "-" if change.change is None else signed(change.change)
 
 
-def _columns(first: str, *rest: str, justify: str = "right") -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(first, min_width=28, overflow="fold")
-    for title in rest:
-        table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    return table
+def _columns(rows: Sequence[tuple[Cell, ...]], *titles: str) -> Table:
+    return Table((words(min_width=28), *(Column(title, wraps=True) for title in titles)), tuple(rows))

@@ -5,28 +5,36 @@ The ranks of a training that was measured on several GPUs, each with its predict
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from trainatomy.reporters import run_sentences, sentences, subject_sentences
+from trainatomy.reporters import run_sentences, sentences
+from trainatomy.reporters.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Part,
+    Section,
+    Table,
+    figures,
+    grid,
+    listed,
+    section,
+    words,
+)
 from trainatomy.reporters.labels import COLUMNS, FIGURES, NVML_FIGURES, SECTIONS, STATUS_STYLES
 from trainatomy.reporters.settings import rank_name
-from trainatomy.reporters.text.memory import MeasuredBreakdown, Timeline, modules_table
-from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, figures, grid, section
-from trainatomy.results.measurement import Measurement
+from trainatomy.reporters.text.memory import measured_breakdown, modules_table, sizes_table, timeline
+from trainatomy.reporters.text.prediction import task_sections
+from trainatomy.results.measurement import Measurement, RankMeasurement
 from trainatomy.results.prediction import Plan, Prediction
 from trainatomy.results.record import Record
 from trainatomy.units import difference, exact_bytes, human_bytes, many, rate, seconds, signed_percent
 
-if TYPE_CHECKING:
-    from trainatomy.results.measurement import RankMeasurement
-
-
 _COLUMNS = (
+    words(),
     Column("allocated"),
     Column("reserved"),
     Column("device"),
@@ -40,26 +48,25 @@ Figures = tuple[float | None, ...]
 """Allocated, reserved, device and NCCL bytes, then seconds per step: without and with a synchronisation after each."""
 
 
-def ranks_section(measurement: Measurement, prediction: Prediction | None) -> Group:
-    """Return a table with each rank as measured, as predicted, and the gap, and what it leaves open in words."""
-    table = AdaptiveTable("", _COLUMNS)
+def _ranks(measurement: Measurement, prediction: Prediction | None) -> Iterator[Block]:
+    """Yield a table with each rank as measured, as predicted, and the gap, and what it leaves open in words."""
+    rows: list[tuple[Cell, ...]] = []
     own = prediction.ranks if prediction else {}
     plan = Plan.of(measurement.workload)
     for number, rank in measurement.ranks.items():
         measured = _measured(rank)
-        table.add_row(f"{rank_name(plan, number)}, {COLUMNS['measured']}", *_cells(measured))
+        rows.append((f"{rank_name(plan, number)}, {COLUMNS['measured']}", *_cells(measured)))
         if prediction is not None:
             predicted = _predicted(prediction, number if number in own else prediction.rank)
-            table.add_row(f"  {COLUMNS['predicted']}", *_cells(predicted))
+            rows.append((f"  {COLUMNS['predicted']}", *_cells(predicted)))
             if rank.status == "completed":
-                table.add_row(f"  {COLUMNS['gap']}", *map(_gap, measured, predicted))
+                rows.append((f"  {COLUMNS['gap']}", *map(_gap, measured, predicted)))
+    yield Table(_COLUMNS, tuple(rows), name_width=26)
     others = tuple(number for number in measurement.ranks if number and number not in own)
-    parts: list[RenderableType] = [table]
     if any(rank.nccl_bytes is not None for rank in measurement.ranks.values()):
-        parts.append(Text(sentences.FIRST_COLLECTIVE, style="dim"))
+        yield Text(sentences.FIRST_COLLECTIVE, style="dim")
     if prediction is not None and others:
-        parts.append(Text(sentences.same_prediction(others), style="dim"))
-    return Group(*parts)
+        yield Text(sentences.same_prediction(others), style="dim")
 
 
 def _measured(rank: RankMeasurement) -> Figures:
@@ -86,57 +93,55 @@ def _gap(measured: float | None, predicted: float | None) -> str:
 _TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "model_bytes")
 
 
-def record_page(record: Record) -> Group:
+def record_page(record: Record) -> Document:
     """Return the page of a record: how and when it was made, then its measurement."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_row("record", record.id)
-    table.add_row("created", record.created.replace("T", " ").replace("Z", " UTC"))
+    rows: list[tuple[Cell, ...]] = [("record", record.id)]
+    rows.append(("created", record.created.replace("T", " ").replace("Z", " UTC")))
     if record.command:
-        table.add_row("command", Text(record.command))
+        rows.append(("command", Text(record.command)))
     if record.group:
-        table.add_row("group", Text(f"{record.group}, run {record.repeat + 1}"))
-    return Group(table, Text(), measurement_page(record.measurement, record.prediction))
+        rows.append(("group", Text(f"{record.group}, run {record.repeat + 1}")))
+    made = grid(rows, words(style="dim", wraps=False), "left")
+    return Document((made, Text(), measurement_page(record.measurement, record.prediction)))
 
 
-def measurement_page(measurement: Measurement, prediction: Prediction | None) -> Group:
+def measurement_page(measurement: Measurement, prediction: Prediction | None) -> Document:
     """Return everything in a measurement as a page, with the prediction beside it."""
+    return Document(tuple(_parts(measurement, prediction)))
+
+
+def _parts(measurement: Measurement, prediction: Prediction | None) -> Iterator[Part]:
     where = f"{measurement.gpu}, driver {measurement.driver}, {sentences.versions(measurement)}, {measurement.date}"
-    parts: list[RenderableType] = [_headline(measurement), Text(where, style="dim")]
-    parts += _failure(measurement)
+    yield _headline(measurement)
+    yield Text(where, style="dim")
+    if failure := list(_failure(measurement)):
+        yield section(SECTIONS["failure"], *failure)
     if measurement.memory is not None:
-        parts.append(_breakdown(measurement, prediction))
-    parts.append(section(SECTIONS["totals"], _totals(measurement, prediction)))
+        yield _breakdown(measurement, prediction)
+    yield section(SECTIONS["totals"], _totals(measurement, prediction))
     if measurement.skipped_steps:
-        parts.append(Text(sentences.skipped_in_run(measurement.skipped_steps), style="dim"))
+        yield Text(sentences.skipped_in_run(measurement.skipped_steps), style="dim")
     if measurement.other_ranks:
-        parts.append(section(SECTIONS["measured_ranks"], ranks_section(measurement, prediction)))
-    if checkpoints := subject_sentences.checkpoints(measurement.checkpoint, measurement.restored):
-        parts.append(section(SECTIONS["checkpoint"], bullets(checkpoints)))
-    if measurement.generation is not None:
-        parts.append(section(SECTIONS["generation"], bullets(subject_sentences.generation(measurement.generation))))
-    if measurement.evaluation is not None:
-        parts.append(section(SECTIONS["evaluation"], bullets(subject_sentences.evaluation(measurement.evaluation))))
+        yield section(SECTIONS["measured_ranks"], *_ranks(measurement, prediction))
+    yield from task_sections(measurement)
     if measurement.stages:
-        parts.append(section(SECTIONS["stages"], _stages(measurement)))
+        yield section(SECTIONS["stages"], _stages(measurement))
     if prediction is not None and prediction.timeline:
-        parts.append(section(f"{SECTIONS['timeline']} (predicted)", Timeline(prediction.timeline)))
+        yield section(f"{SECTIONS['timeline']} (predicted)", *timeline(prediction.timeline))
     if measurement.timed_step_seconds:
-        parts.append(section(SECTIONS["time"], bullets(_time(measurement, prediction))))
+        yield from listed(SECTIONS["time"], _time(measurement, prediction))
     for name, lines in run_sentences.of_run(measurement, prediction.time if prediction else None).items():
-        parts.append(section(SECTIONS[name], bullets(lines)))
-    if any(value is not None for _, value in _nvml(measurement)):
-        parts.append(section(SECTIONS["nvml"], _nvml_table(measurement), Text(sentences.NVML, style="dim")))
+        yield from listed(SECTIONS[name], lines)
+    if nvml := _nvml(measurement):
+        yield section(SECTIONS["nvml"], sizes_table(nvml), Text(sentences.NVML, style="dim"))
     if measurement.modules and measurement.memory is not None:
         activations = measurement.memory.components.activations
-        parts.append(section(SECTIONS["measured_modules"], modules_table(measurement.modules, activations)))
+        yield section(SECTIONS["measured_modules"], modules_table(measurement.modules, activations))
     if measurement.neighbours:
-        parts.append(section(SECTIONS["other_processes"], _other_processes(measurement)))
-    if measurement.notes:
-        parts.append(section(SECTIONS["notes"], bullets(measurement.notes)))
+        yield section(SECTIONS["other_processes"], _other_processes(measurement))
+    yield from listed(SECTIONS["notes"], measurement.notes)
     if measurement.tape_file:
-        parts.append(Text(f"\nThe allocation trace is in {measurement.tape_file}."))
-    return Group(*parts)
+        yield Text(f"\nThe allocation trace is in {measurement.tape_file}.")
 
 
 def _headline(measurement: Measurement) -> Text:
@@ -153,53 +158,51 @@ def _headline(measurement: Measurement) -> Text:
     return Text.assemble(status, f": {', '.join(parts)}")
 
 
-def _failure(measurement: Measurement) -> list[RenderableType]:
-    """Return a section on the allocation that failed, with PyTorch's message."""
-    body: list[RenderableType] = []
+def _failure(measurement: Measurement) -> Iterator[Text]:
+    """Yield the allocation that failed, and PyTorch's message."""
     if measurement.out_of_memory is not None:
-        body.append(Text(sentences.out_of_memory(measurement.out_of_memory, predicted=False)))
+        yield Text(sentences.out_of_memory(measurement.out_of_memory, predicted=False))
     if measurement.message:
-        body.append(Text(measurement.message))
-    return [section(SECTIONS["failure"], *body)] if body else []
+        yield Text(measurement.message)
 
 
-def _breakdown(measurement: Measurement, prediction: Prediction | None) -> Group:
+def _breakdown(measurement: Measurement, prediction: Prediction | None) -> Section:
     """Return the measured breakdown; with the predicted one if both are of the peak."""
     memory = measurement.memory
     assert memory is not None
     failed = measurement.status == "out of memory"
     title = f"{'At the failure' if failed else 'At the peak'}, {sentences.instant(memory.peak)} (recorded allocations)"
     predicted = prediction.memory if prediction and not failed else None
-    body: list[RenderableType] = [MeasuredBreakdown(memory, predicted)]
+    body: list[Block] = [measured_breakdown(memory, predicted)]
     if predicted and (predicted.peak.step, predicted.peak.phase) != (memory.peak.step, memory.peak.phase):
         body.append(Text(f"The predicted peak is {sentences.instant(predicted.peak)}.", style="dim"))
     return section(title, *body)
 
 
 def _totals(measurement: Measurement, prediction: Prediction | None) -> Table:
-    table = figures("", numbers=[COLUMNS[name] for name in ("measured", "bytes", "predicted", "gap")])
     totals = prediction.memory.totals(measurement.skipped_steps) if prediction else {}
+    rows = []
     for name in _TOTALS:
         measured: int | None = getattr(measurement, name)
         predicted: int | None = totals.get(name, getattr(prediction.memory, name)) if prediction else None
         gap = "-"
         if measured and predicted is not None and measurement.status == "completed":
             gap = signed_percent(predicted - measured, measured, 3)
-        table.add_row(FIGURES[name], *_sizes(measured), _sizes(predicted)[1], gap)
-    return table
+        rows.append((FIGURES[name], *_sizes(measured), _sizes(predicted)[1], gap))
+    return figures(rows, "", numbers=[COLUMNS[name] for name in ("measured", "bytes", "predicted", "gap")])
 
 
 def _stages(measurement: Measurement) -> Table:
     """Return the driver's and PyTorch's figures at each stage, with what the stage added."""
-    table = figures("", numbers=[COLUMNS[name] for name in ("device", "added", "reserved", "allocated")])
+    rows = []
     before: int | None = None
     for stage in measurement.stages:
         held = stage.device_bytes
         added = "" if held is None or before is None else difference(held - before)
         sizes = (human_bytes(stage.reserved_bytes), human_bytes(stage.allocated_bytes))
-        table.add_row(stage.name, "-" if held is None else human_bytes(held), added, *sizes)
+        rows.append((stage.name, "-" if held is None else human_bytes(held), added, *sizes))
         before = held
-    return table
+    return figures(rows, "", numbers=[COLUMNS[name] for name in ("device", "added", "reserved", "allocated")])
 
 
 def _time(measurement: Measurement, prediction: Prediction | None) -> list[str]:
@@ -239,33 +242,31 @@ def _data_parallel(measurement: Measurement) -> int:
 
 
 def _other_processes(measurement: Measurement) -> Table:
-    table = grid("right", "left", "right")
-    for one in measurement.neighbours:
-        held = "not reported" if one.bytes is None else human_bytes(one.bytes)
-        table.add_row(str(one.pid), one.name or "(name not visible)", held)
-    return table
+    rows = [
+        (
+            str(each.pid),
+            each.name or "(name not visible)",
+            "not reported" if each.bytes is None else human_bytes(each.bytes),
+        )
+        for each in measurement.neighbours
+    ]
+    return grid(rows, "right", "left", "right")
 
 
 def _sizes(count: int | None) -> tuple[str, str]:
     return ("-", "-") if count is None else (human_bytes(count), exact_bytes(count))
 
 
-def _nvml(measurement: Measurement) -> tuple[tuple[str, int | None], ...]:
+def _nvml(measurement: Measurement) -> dict[str, int]:
+    """Return those of NVML's figures that are known."""
     process, device = measurement.process_bytes, measurement.device_bytes
     missing = None if process is None or device is None else device - process
-    return (
-        (NVML_FIGURES["nvml_used_bytes"], measurement.nvml_used_bytes),
-        (f"  {NVML_FIGURES['idle_bytes']}", measurement.idle_bytes),
-        (NVML_FIGURES["context_bytes"], measurement.context_bytes),
-        (NVML_FIGURES["process_bytes"], process),
-        (NVML_FIGURES["uncounted_bytes"], missing if missing and missing > 0 else None),
-        (NVML_FIGURES["device_bytes"], device),
-    )
-
-
-def _nvml_table(measurement: Measurement) -> Table:
-    table = grid("left", "right", "right")
-    for title, count in _nvml(measurement):
-        if count is not None:
-            table.add_row(title, *_sizes(count))
-    return table
+    counts = {
+        NVML_FIGURES["nvml_used_bytes"]: measurement.nvml_used_bytes,
+        f"  {NVML_FIGURES['idle_bytes']}": measurement.idle_bytes,
+        NVML_FIGURES["context_bytes"]: measurement.context_bytes,
+        NVML_FIGURES["process_bytes"]: process,
+        NVML_FIGURES["uncounted_bytes"]: missing if missing and missing > 0 else None,
+        NVML_FIGURES["device_bytes"]: device,
+    }
+    return {title: count for title, count in counts.items() if count is not None}

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import subject_sentences
+from trainatomy.reporters.document import (
+    Block,
+    Bullets,
+    Cell,
+    Column,
+    Document,
+    Section,
+    Table,
+    figures,
+    listed,
+    section,
+    styled,
+    table,
+    words,
+)
 from trainatomy.reporters.labels import GROUPS, LIMITS, PHASES, SECTIONS, SHORT_GROUPS
 from trainatomy.reporters.sentences import claim_sentence, padding_advice
-from trainatomy.reporters.text.rendering import bullets, figures, section
 from trainatomy.results.operations import (
     CollectiveShare,
     GroupShare,
+    HeavyOperation,
     Joined,
     OperationBreakdown,
     Padding,
@@ -29,35 +42,34 @@ _LEAST_GAIN = 0.5e-6
 _MOST_SHAPES = 12
 
 
-def operations_page(breakdown: OperationBreakdown) -> Group:
+def operations_page(breakdown: OperationBreakdown) -> Document:
     """Return everything in an operation breakdown as a page."""
-    parts: list[RenderableType] = [Text(_title(breakdown), style="bold")]
-    parts.append(section(SECTIONS["groups"], _groups(breakdown.groups)))
+    return Document(tuple(_parts(breakdown)), _title(breakdown))
+
+
+def _parts(breakdown: OperationBreakdown) -> Iterator[Section]:
+    yield section(SECTIONS["groups"], _groups(breakdown.groups))
     if breakdown.seconds is not None or breakdown.measured_seconds is not None:
-        parts.append(section(SECTIONS["group_times"], _times(breakdown.groups)))
+        yield section(SECTIONS["group_times"], _times(breakdown.groups))
     if breakdown.published is not None:
-        parts.append(section(SECTIONS["published_shares"], _published(breakdown, breakdown.published)))
+        source = Text(f"Published: {breakdown.published.source}.", style="dim")
+        yield section(SECTIONS["published_shares"], _published(breakdown, breakdown.published), source)
     if breakdown.collectives:
-        parts.append(section(SECTIONS["operation_collectives"], _collectives(breakdown.collectives)))
+        yield section(SECTIONS["operation_collectives"], _collectives(breakdown.collectives))
     if breakdown.experts is not None:
-        parts.append(section(SECTIONS["experts"], bullets(subject_sentences.experts(breakdown.experts))))
-    parts.append(section(SECTIONS["operations"], _heaviest(breakdown)))
+        yield from listed(SECTIONS["experts"], subject_sentences.experts(breakdown.experts))
+    yield section(SECTIONS["operations"], _heaviest(breakdown))
     if breakdown.modules:
-        parts.append(section(SECTIONS["heavy_modules"], _modules(breakdown)))
-    if breakdown.claims:
-        rules = [claim_sentence(claim) for claim in breakdown.claims]
-        parts.append(section(SECTIONS["rules"], bullets(rules)))
+        yield section(SECTIONS["heavy_modules"], _modules(breakdown))
+    yield from listed(SECTIONS["rules"], [claim_sentence(claim) for claim in breakdown.claims])
     if breakdown.shapes:
-        padded = {one.size: one.padded for one in breakdown.paddings}
-        parts.append(section(SECTIONS["shapes"], _shapes(breakdown.shapes, padded)))
+        yield section(SECTIONS["shapes"], *_shapes(breakdown))
     if breakdown.paddings:
-        parts.append(section(SECTIONS["paddings"], *_paddings(breakdown)))
-    parts.append(section(SECTIONS["left_out"], bullets(_left_out(breakdown))))
+        yield section(SECTIONS["paddings"], *_paddings(breakdown))
+    yield from listed(SECTIONS["left_out"], _left_out(breakdown))
     if breakdown.joined is not None:
-        parts.append(section(SECTIONS["match"], bullets(_joined(breakdown.joined))))
-    if breakdown.notes:
-        parts.append(section(SECTIONS["notes"], bullets(breakdown.notes)))
-    return Group(*parts)
+        yield from listed(SECTIONS["match"], _joined(breakdown.joined))
+    yield from listed(SECTIONS["notes"], breakdown.notes)
 
 
 def _title(breakdown: OperationBreakdown) -> str:
@@ -68,74 +80,69 @@ def _title(breakdown: OperationBreakdown) -> str:
 
 
 def _groups(groups: Sequence[GroupShare]) -> Table:
-    table = figures(
-        "", numbers=("\ncalls", "\nFLOP", "\nbytes", "FLOP/\nbyte", "of\nFLOP", "of\nbytes", "held at\nthe peak")
-    )
+    rows: list[tuple[Cell, ...]] = []
     phase = ""
     for row in groups:
         if row.phase != phase:
             phase = row.phase
-            table.add_row(Text(PHASES.get(phase, phase), style="bold"))
+            rows.append(styled("bold", PHASES.get(phase, phase)))
         held = "" if row.peak_bytes is None else human_bytes(row.peak_bytes)
-        table.add_row(
-            f" {_short(row.group)}",
-            f"{row.operations:,}",
-            flop_of(row.flop),
-            human_bytes(row.bytes),
-            "-"
-            if row.intensity is None
-            else f"{row.intensity:.3g}"
-            if row.intensity < 1000
-            else f"{row.intensity:.0f}",
-            _share(row.flop_share),
-            _share(row.bytes_share),
-            held,
-        )
-    return table
+        moved = (human_bytes(row.bytes), _intensity(row.intensity))
+        shares = (_share(row.flop_share), _share(row.bytes_share))
+        rows.append((_short(row), f"{row.operations:,}", flop_of(row.flop), *moved, *shares, held))
+    heads = ("\ncalls", "\nFLOP", "\nbytes", "FLOP/\nbyte", "of\nFLOP", "of\nbytes", "held at\nthe peak")
+    return figures(rows, "", numbers=heads)
+
+
+def _intensity(intensity: float | None) -> str:
+    if intensity is None:
+        return "-"
+    return f"{intensity:.3g}" if intensity < 1000 else f"{intensity:.0f}"
 
 
 def _times(groups: Sequence[GroupShare]) -> Table:
     measured = any(row.measured_seconds is not None for row in groups)
     more = ("\nmeasured", "share of\nphase") if measured else ()
-    table = figures("", numbers=("\npredicted", "share of\nphase", *more))
-    table.add_column("\nbound by")
+    rows: list[tuple[Cell, ...]] = []
     phase = ""
     for row in groups:
         if row.phase != phase:
             phase = row.phase
             whole = [_duration(_together(groups, phase, "seconds")), ""]
             whole += [_duration(_together(groups, phase, "measured_seconds")), ""] if measured else []
-            table.add_row(*(Text(cell, style="bold") for cell in (PHASES.get(phase, phase), *whole)))
+            rows.append(styled("bold", PHASES.get(phase, phase), *whole))
         profiled = [_duration(row.measured_seconds), _share(row.measured_share)] if measured else []
         predicted = [_duration(row.seconds), _share(row.seconds_share)]
-        table.add_row(
-            f" {_short(row.group)}", *predicted, *profiled, LIMITS.get(row.bound_by or "", row.bound_by or "")
-        )
-    return table
+        rows.append((_short(row), *predicted, *profiled, LIMITS.get(row.bound_by or "", row.bound_by or "")))
+    numbers = map(Column, ("\npredicted", "share of\nphase", *more))
+    return Table((words(), *numbers, words("\nbound by")), tuple(rows))
 
 
-def _published(breakdown: OperationBreakdown, published: PublishedShares) -> Group:
-    timed = _timed(breakdown)
-    table = figures("", numbers=("FLOP,\npublished", "\npredicted", "time,\npublished", *timed.values()))
-    for row in breakdown.groups:
-        if row.phase == "step":
-            table.add_row(
-                GROUPS[row.group],
-                f"{published.flop_percent[row.group]:.2f} %",
-                f"{100 * row.flop_share:.2f} %",
-                f"{published.time_percent[row.group]:.1f} %",
-                *(_share(row.seconds_share if name == "seconds" else row.measured_share) for name in timed),
-            )
-    return Group(table, Text(f"Published: {published.source}.", style="dim"))
+def _published(breakdown: OperationBreakdown, published: PublishedShares) -> Table:
+    return table(
+        [row for row in breakdown.groups if row.phase == "step"],
+        words(cell=lambda row: GROUPS[row.group]),
+        Column("FLOP,\npublished", lambda row: f"{published.flop_percent[row.group]:.2f} %"),
+        Column("\npredicted", lambda row: f"{100 * row.flop_share:.2f} %"),
+        Column("time,\npublished", lambda row: f"{published.time_percent[row.group]:.1f} %"),
+        Column("\npredicted", lambda row: _share(row.seconds_share), is_shown=breakdown.seconds is not None),
+        Column("\nmeasured", lambda row: _share(row.measured_share), is_shown=breakdown.measured_seconds is not None),
+    )
 
 
 def _collectives(collectives: Sequence[CollectiveShare]) -> Table:
-    table = figures("", numbers=("\nGPUs", "\ncalls", "\nmessages", "\npredicted", "bus\nbandwidth"))
-    for row in collectives:
-        speed = "" if row.bus_bytes_per_second is None else f"{row.bus_bytes_per_second / 1e9:.1f} GB/s"
-        kind = "copy between GPUs" if row.kind == "copy" else row.kind.replace("_", "-")
-        table.add_row(kind, str(row.ranks), f"{row.calls:,}", human_bytes(row.bytes), _duration(row.seconds), speed)
-    return table
+    def bandwidth(row: CollectiveShare) -> str:
+        return "" if row.bus_bytes_per_second is None else f"{row.bus_bytes_per_second / 1e9:.1f} GB/s"
+
+    return table(
+        collectives,
+        words(cell=lambda row: "copy between GPUs" if row.kind == "copy" else row.kind.replace("_", "-")),
+        Column("\nGPUs", lambda row: str(row.ranks)),
+        Column("\ncalls", lambda row: f"{row.calls:,}"),
+        Column("\nmessages", lambda row: human_bytes(row.bytes)),
+        Column("\npredicted", lambda row: _duration(row.seconds)),
+        Column("bus\nbandwidth", bandwidth),
+    )
 
 
 def _together(groups: Sequence[GroupShare], phase: str, name: str) -> float | None:
@@ -144,46 +151,51 @@ def _together(groups: Sequence[GroupShare], phase: str, name: str) -> float | No
     return None if None in known else sum(known)
 
 
-def _timed(breakdown: OperationBreakdown) -> dict[str, str]:
-    """Return the columns of times: fields of a row with their titles."""
-    titles = {"seconds": "\npredicted", "measured_seconds": "\nmeasured"}
-    return {name: title for name, title in titles.items() if getattr(breakdown, name) is not None}
+def _durations(breakdown: OperationBreakdown) -> tuple[Column, Column]:
+    """Return the columns of predicted and measured times, as far as they are known."""
+    return (
+        Column("\npredicted", lambda row: _duration(row.seconds), is_shown=breakdown.seconds is not None),
+        Column(
+            "\nmeasured",
+            lambda row: _duration(row.measured_seconds),
+            is_shown=breakdown.measured_seconds is not None,
+        ),
+    )
 
 
 def _heaviest(breakdown: OperationBreakdown) -> Table:
-    timed = _timed(breakdown)
-    table = figures("operation", numbers=("\ncalls", "of\nFLOP", "of\nbytes", *timed.values()), folded=0)
-    for row in breakdown.heaviest:
-        what = Text(row.operation.removeprefix("aten::"))
-        what.append(f"\n {row.module or '-'}, {PHASES.get(row.phase, row.phase)}", style="dim")
-        table.add_row(
-            what,
-            f"{row.calls:,}",
-            "?" if row.flop is None else _share(row.flop_share),
-            _share(row.bytes_share),
-            *(_duration(getattr(row, name)) for name in timed),
-        )
-    return table
+    def name(row: HeavyOperation) -> Text:
+        where = f"\n {row.module or '-'}, {PHASES.get(row.phase, row.phase)}"
+        return Text(row.operation.removeprefix("aten::")).append(where, style="dim")
+
+    return table(
+        breakdown.heaviest,
+        words("operation", name),
+        Column("\ncalls", lambda row: f"{row.calls:,}"),
+        Column("of\nFLOP", lambda row: "?" if row.flop is None else _share(row.flop_share)),
+        Column("of\nbytes", lambda row: _share(row.bytes_share)),
+        *_durations(breakdown),
+    )
 
 
 def _modules(breakdown: OperationBreakdown) -> Table:
-    timed = _timed(breakdown)
-    table = figures("module", numbers=("\ncalls", "of\nFLOP", "of\nbytes", *timed.values()), folded=0)
-    for row in breakdown.modules:
-        times_of_it = (_duration(getattr(row, name)) for name in timed)
-        shares = _share(row.flop_share), _share(row.bytes_share)
-        table.add_row(row.module or "-", f"{row.operations:,}", *shares, *times_of_it)
-    return table
+    return table(
+        breakdown.modules,
+        words("module", lambda row: row.module or "-"),
+        Column("\ncalls", lambda row: f"{row.operations:,}"),
+        Column("of\nFLOP", lambda row: _share(row.flop_share)),
+        Column("of\nbytes", lambda row: _share(row.bytes_share)),
+        *_durations(breakdown),
+    )
 
 
-def _paddings(breakdown: OperationBreakdown) -> list[RenderableType]:
-    """Return a sentence for each size, and a command that compares one before and after."""
-    parts: list[RenderableType] = [bullets([_padding(one, breakdown.seconds) for one in breakdown.paddings])]
-    known = next((one for one in breakdown.paddings if one.setting), None)
+def _paddings(breakdown: OperationBreakdown) -> Iterator[Block]:
+    """Yield a sentence for each size, and a command that compares one before and after."""
+    yield Bullets([_padding(each, breakdown.seconds) for each in breakdown.paddings])
+    known = next((each for each in breakdown.paddings if each.setting), None)
     if known is not None:
         both = f"trainatomy compare WORKLOAD.yaml --sweep {known.setting}={known.value},{known.padded_value}"
-        parts.append(Text(f"To compare: {both}", style="dim"))
-    return parts
+        yield Text(f"To compare: {both}", style="dim")
 
 
 def _padding(one: Padding, step_seconds: float | None) -> str:
@@ -199,25 +211,37 @@ def _padding(one: Padding, step_seconds: float | None) -> str:
     )
 
 
-def _shapes(shapes: Sequence[WastefulShape], padded: Mapping[int, int], most: int = _MOST_SHAPES) -> Group:
-    """Return the products; ``padded``: what sizes are best padded to, where padding them pays."""
+def _shapes(breakdown: OperationBreakdown) -> Iterator[Block]:
+    """Yield the products whose padding gains time, and how many others there are."""
+    padded = {each.size: each.padded for each in breakdown.paddings}
+    shapes = breakdown.shapes
     costly = [shape for shape in shapes if shape.gain_seconds is None or shape.gain_seconds >= _LEAST_GAIN]
-    idle, shapes = len(shapes) - len(costly), costly
-    with_gain = any(shape.gain_seconds is not None for shape in shapes)
-    table = figures("product", "where and why", numbers=("used", "of FLOP", *(["gain"] if with_gain else [])), folded=1)
-    for shape in shapes[:most]:
-        batch, m, n, k = shape.shape
-        product = f"{shape.operation.removeprefix('aten::')} {f'{batch}×' if batch > 1 else ''}[{m},{k}]×[{k},{n}]"
-        what = f"{shape.module or '-'}, {shape.phase}, {times(shape.calls)}: {_remark(shape, padded)}"
-        gain = [_duration(shape.gain_seconds)] if with_gain else []
-        table.add_row(product, what, f"{100 * shape.used:.0f} %", _share(shape.flop_share), *gain)
-    left = len(shapes) - most
+    idle, left = len(shapes) - len(costly), len(costly) - _MOST_SHAPES
+    if costly:
+        yield table(
+            costly[:_MOST_SHAPES],
+            words("product", _product, wraps=False),
+            words(
+                "where and why",
+                lambda shape: f"{shape.module or '-'}, {shape.phase}, {times(shape.calls)}: {_remark(shape, padded)}",
+            ),
+            Column("used", lambda shape: f"{100 * shape.used:.0f} %"),
+            Column("of FLOP", lambda shape: _share(shape.flop_share)),
+            Column(
+                "gain",
+                lambda shape: _duration(shape.gain_seconds),
+                is_shown=any(shape.gain_seconds is not None for shape in costly),
+            ),
+        )
     more = [f"{left} more"] if left > 0 else []
     more += [f"{idle} that padding would speed up by less than a microsecond"] if idle else []
-    parts: list[RenderableType] = [table] if shapes else []
     if more:
-        parts.append(Text(f"{'and ' if shapes else ''}{' and '.join(more)} (--json lists them)", style="dim"))
-    return Group(*parts)
+        yield Text(f"{'and ' if costly else ''}{' and '.join(more)} (--json lists them)", style="dim")
+
+
+def _product(shape: WastefulShape) -> str:
+    batch, m, n, k = shape.shape
+    return f"{shape.operation.removeprefix('aten::')} {f'{batch}×' if batch > 1 else ''}[{m},{k}]×[{k},{n}]"
 
 
 def _remark(shape: WastefulShape, padded: Mapping[int, int]) -> str:
@@ -259,8 +283,8 @@ def _joined(joined: Joined) -> list[str]:
     return lines
 
 
-def _short(group: str) -> str:
-    return SHORT_GROUPS[group]
+def _short(row: GroupShare) -> str:
+    return f" {SHORT_GROUPS[row.group]}"
 
 
 def _share(share: float | None) -> str:

@@ -1,20 +1,24 @@
-"""Building blocks of text pages, and how a page becomes characters on a terminal or in a string."""
+"""How documents become characters on a terminal or in a string."""
 
 from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
+from rich.rule import Rule
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from trainatomy.units import CONTROLS, printable
+
+if TYPE_CHECKING:
+    from trainatomy.reporters.document import Cell, Column, Table
 
 WIDEST = 120
 NARROWEST = 60
@@ -51,116 +55,75 @@ def render(drawing: RenderableType, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
-def section(title: str, *body: RenderableType) -> Group:
+def draw_section(title: str, *body: RenderableType, indent: int = _GAP) -> Group:
     """Return a titled part of a page: an empty line, the title, and the body indented by two columns."""
-    return Group(Text(), Text(title, style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in body))
+    return Group(Text(), Text(title, style="bold"), *(Padding(part, (0, 0, 0, indent)) for part in body))
 
 
-def figures(*titles: str, numbers: Sequence[str], folded: int = 0) -> Table:
-    """Return an empty table with columns of text, then of numbers.
-
-    Args:
-        titles: Titles of the text columns.
-        numbers: Titles of the number columns.
-        folded: The text column that folds where the page is narrow.
-    """
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
-    for index, title in enumerate(titles):
-        table.add_column(title, overflow="fold", no_wrap=index != folded, vertical="top")
-    for title in numbers:
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
-
-
-def grid(*justify: str) -> Table:
-    """Return an empty table without titles, with one column for each of ``left`` and ``right``."""
-    table = Table.grid(padding=(0, _GAP, 0, 0))
-    for side in justify:
-        table.add_column(justify=side, no_wrap=side == "right", overflow="fold")  # type: ignore[arg-type]
-    return table
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of figures. ``rank``: columns with the highest rank are left out first; 0 is never left out."""
-
-    title: str
-    rank: int = 0
-    justify: str = "right"
+def draw_table(table: Table, width: int) -> Iterator[RenderableType]:
+    """Yield a table as wide as its page, with what names of rows share above it, and left out columns below it."""
+    shared, table = table.shortened()
+    if shared:
+        yield Text(f"Rows: {shared}", style="dim")
+    columns = table.columns
+    shown = [place for place, column in enumerate(columns) if column.since <= width < column.until]
+    kept = shown if table.name_width is None else _fitting(table, width)
+    drawn = RichTable(
+        box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim", show_header=table.is_headed
+    )
+    for column in (columns[place] for place in kept):
+        is_cut = column.justify == "right" and not column.wraps
+        drawn.add_column(
+            column.title,
+            justify=column.justify,
+            no_wrap=not column.wraps,
+            overflow="ellipsis" if is_cut else "fold",
+            **{name: getattr(column, name) for name in ("min_width", "max_width", "ratio", "style")},
+        )
+    for row in table.rows:
+        if row is None:
+            drawn.add_row(*[Rule(style="dim", characters="─") for place in kept if columns[place].bars is None])
+        else:
+            drawn.add_row(*(_drawn_cell(row[place], columns[place], width) for place in kept if place < len(row)))
+    yield drawn
+    if len(kept) < len(shown):
+        titles = [" ".join(columns[place].title.split()) for place in shown if place not in kept]
+        yield Text(f"\nOn a wider terminal, also: {', '.join(titles)}.", style="dim")
 
 
-def swept(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return what names of rows have in common, and the names without it.
-
-    Rows of a sweep over several settings are called ``a=1, b=2``, ``a=1, b=4``: they share ``a, b``, and differ in
-    ``1, 2``, ``1, 4``.  Without such settings nothing is in common.
-    """
-    parts = [[part.partition("=") for part in name.split(", ")] for name in names]
-    keys = [tuple(key for key, equals, _ in row if equals) for row in parts]
-    if len(names) < 2 or len(keys[0]) < 2 or len(set(keys)) > 1:
-        return "", list(names)
-    return ", ".join(keys[0]), [", ".join(value if equals else key for key, equals, value in row) for row in parts]
+def _drawn_cell(cell: Cell, column: Column, width: int) -> str | Text:
+    if isinstance(cell, str | Text):
+        return cell
+    taken, least, most = column.bars or (0, 0, width)
+    return cell.draw(max(least, min(width - taken, most)))
 
 
-class AdaptiveTable:
-    """A table of names and figures that leaves out columns where the page is too narrow for the names.
-
-    The settings that all names of a sweep state are named once, above the table.
-    """
-
-    def __init__(self, title: str, columns: Sequence[Column], *, name_width: int = 26) -> None:
-        self.title = title
-        self.columns = columns
-        self.name_width = name_width
-        self.rows: list[tuple[str, list[Text]]] = []
-
-    def add_row(self, name: str, *cells: str | Text) -> None:
-        """Add a row with one cell for each column."""
-        self.rows.append((name, [Text(cell) if isinstance(cell, str) else cell for cell in cells]))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        settings, names = swept([name for name, _ in self.rows])
-        if settings:
-            yield Text(f"Rows: {settings}", style="dim")
-        shown = self._fitting(names, options.max_width)
-        table = figures(self.title, numbers=())
-        for index in shown:
-            column = self.columns[index]
-            table.add_column(column.title, justify=column.justify, no_wrap=True)  # type: ignore[arg-type]
-        for name, (_, cells) in zip(names, self.rows, strict=True):
-            table.add_row(name, *(cells[index] for index in shown))
-        yield table
-        if len(shown) < len(self.columns):
-            titles = [
-                " ".join(self.columns[index].title.split()) for index in range(len(self.columns)) if index not in shown
-            ]
-            yield Text(f"\nOn a wider terminal, also: {', '.join(titles)}.", style="dim")
-
-    def _fitting(self, names: Sequence[str], width: int) -> list[int]:
-        """Return the indices of the columns that leave enough width for the names."""
-        longest = max(map(cell_len, names), default=0)
-        needed = min(self.name_width, max(longest, cell_len(self.title)))
-        shown = list(range(len(self.columns)))
-        while needed + sum(_GAP + self._width(index) for index in shown) > width:
-            worst = max(shown, key=lambda index: (self.columns[index].rank, index))
-            if not self.columns[worst].rank:
-                break
-            shown.remove(worst)
-        return shown
-
-    def _width(self, index: int) -> int:
-        texts = [self.columns[index].title, *(cells[index].plain for _, cells in self.rows)]
-        return max(cell_len(line) for text in texts for line in text.splitlines() or [""])
+def _fitting(table: Table, width: int) -> list[int]:
+    """Return the indices of the columns that leave enough width for the names."""
+    longest = max((cell_len(str(row[0])) for row in table.rows if row), default=0)
+    needed = min(table.name_width or 0, max(longest, cell_len(table.columns[0].title)))
+    shown = list(range(len(table.columns)))
+    while needed + sum(_GAP + _width(table, index) for index in shown[1:]) > width:
+        worst = max(shown, key=lambda index: (table.columns[index].rank, index))
+        if not table.columns[worst].rank:
+            break
+        shown.remove(worst)
+    return shown
 
 
-def bullets(sentences: Sequence[str]) -> Table:
+def _width(table: Table, index: int) -> int:
+    texts = [table.columns[index].title, *(str(row[index]) for row in table.rows if row)]
+    return max(cell_len(line) for text in texts for line in text.splitlines() or [""])
+
+
+def draw_bullets(sentences: Sequence[str]) -> RichTable:
     """Return sentences as a list with hanging indentation; a word longer than the line, such as a path, is divided."""
-    table = Table.grid(padding=(0, 1))
-    table.add_column()
-    table.add_column(overflow="fold")
+    drawn = RichTable.grid(padding=(0, 1))
+    drawn.add_column()
+    drawn.add_column(overflow="fold")
     for sentence in sentences:
-        table.add_row("•", Text(sentence))
-    return table
+        drawn.add_row("•", Text(sentence))
+    return drawn
 
 
 def bar(share: float, width: int) -> str:

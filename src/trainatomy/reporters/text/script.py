@@ -10,44 +10,57 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from trainatomy.reporters import run_sentences, sentences
+from trainatomy.reporters.document import (
+    Block,
+    Bullets,
+    Column,
+    Document,
+    Part,
+    Table,
+    figures,
+    grid,
+    listed,
+    section,
+    table,
+    words,
+)
 from trainatomy.reporters.labels import COLUMNS, FIGURES, SECTIONS, STATUS_STYLES, component
 from trainatomy.reporters.script_sentences import script_sentences
 from trainatomy.reporters.text.gpus import gpus_table
-from trainatomy.reporters.text.memory import Breakdown
+from trainatomy.reporters.text.memory import breakdown
 from trainatomy.reporters.text.prediction import verdict_cell
-from trainatomy.reporters.text.rendering import AdaptiveTable, Column, bullets, figures, grid, section
-from trainatomy.results.fit import ScriptFit
+from trainatomy.results.fit import ScriptCandidate, ScriptFit
 from trainatomy.results.loader import LoaderReport, LoaderTiming
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 from trainatomy.units import exact_bytes, human_bytes, many, mebibytes, rate, seconds, signed_percent
 
 
-def script_fit_page(found: ScriptFit) -> Group:
+def script_fit_page(found: ScriptFit) -> Document:
     """Return the candidates of a search over a script's flags, and the best one's command."""
-    best = found.best
     names = list(dict.fromkeys(name for each in found.candidates for name in each.flags))
-    columns = [*(Column(name) for name in names), Column("verdict", justify="left"), Column("needs")]
-    table = AdaptiveTable("", [*columns, Column("time\nper step"), Column("samples\nper s")], name_width=6)
-    for each in found.candidates:
-        flags = [each.flags.get(name, "") for name in names]
-        mark = "best" if each is best else ""
-        if each.failed or each.prediction is None:
-            table.add_row(mark, *flags, "failed", "-", "-", "-")
-            continue
-        needed, time = human_bytes(each.prediction.memory.device_bytes), each.prediction.time
-        step = seconds(time.step_seconds) if time and each.fits else "-"
-        pace = rate(time.samples_per_second) if time and each.fits else "-"
-        table.add_row(mark, *flags, verdict_cell(each.prediction), needed, step, pace)
-    parts: list[RenderableType] = [Text(f"{found.name} on {found.gpu}. {_answer(found)}", style="bold"), Text(), table]
+    columns = (words(), *map(Column, names), words("verdict", wraps=False), Column("needs"))
+    paces = (Column("time\nper step"), Column("samples\nper s"))
+    rows = (
+        ("best" if each is found.best else "", *(each.flags.get(name, "") for name in names), *_outcome(each))
+        for each in found.candidates
+    )
+    parts: list[Block] = [Text(), Table((*columns, *paces), tuple(rows), name_width=6)]
     if said := list(_messages(found)):
-        parts += [Text(), bullets(said)]
-    return Group(*parts)
+        parts += [Text(), Bullets(said)]
+    return Document(tuple(parts), f"{found.name} on {found.gpu}. {_answer(found)}")
+
+
+def _outcome(candidate: ScriptCandidate) -> tuple[str | Text, ...]:
+    prediction = candidate.prediction
+    if candidate.failed or prediction is None:
+        return "failed", "-", "-", "-"
+    time = prediction.time if candidate.fits else None
+    paces = ("-", "-") if time is None else (seconds(time.step_seconds), rate(time.samples_per_second))
+    return verdict_cell(prediction), human_bytes(prediction.memory.device_bytes), *paces
 
 
 def _answer(found: ScriptFit) -> str:
@@ -71,14 +84,13 @@ def _messages(found: ScriptFit) -> Iterator[str]:
         yield f"{'; '.join(ended)}: {message}" if is_named else message
 
 
-def scripts_page(predictions: Sequence[Prediction]) -> Group:
+def scripts_page(predictions: Sequence[Prediction]) -> Document:
     """Return a script on several GPUs: verdict, headroom, step time and throughput."""
     fitting = sum(each.fits for each in predictions)
     answer = f"{predictions[0].name} as it is fits on {fitting} of {many(len(predictions), 'GPU')}."
-    parts: list[RenderableType] = [Text(answer, style="bold"), Text(), gpus_table(predictions)]
-    if (run := predictions[0].script) is not None:
-        parts.append(section(SECTIONS["script"], bullets(script_sentences(run))))
-    return Group(*parts)
+    run = predictions[0].script
+    script = [] if run is None else listed(SECTIONS["script"], script_sentences(run))
+    return Document((Text(), gpus_table(predictions), *script), answer)
 
 
 class GPUUse(Protocol):
@@ -108,14 +120,15 @@ class GPUUse(Protocol):
     def allocated_bytes(self) -> int: ...
 
 
-def utilization_text(use: GPUUse) -> Group:
+def utilization_text(use: GPUUse) -> Document:
     """Return the line that the guides print, and a table of who holds how much below it."""
     used = "not reported by the driver" if use.used_bytes is None else f"{mebibytes(use.used_bytes)} MiB"
-    table = grid("left", "right", "right")
-    for indent, title, count in _owners(use):
-        if count is not None:
-            table.add_row(f"{'  ' * indent}{title}", human_bytes(count), exact_bytes(count))
-    return Group(Text(f"GPU memory occupied: {used} ({use.gpu})", style="bold"), table)
+    rows = [
+        (f"{'  ' * indent}{title}", human_bytes(count), exact_bytes(count))
+        for indent, title, count in _owners(use)
+        if count is not None
+    ]
+    return Document((grid(rows, "left", "right", "right"),), f"GPU memory occupied: {used} ({use.gpu})")
 
 
 def _owners(use: GPUUse) -> tuple[tuple[int, str, int | None], ...]:
@@ -141,24 +154,27 @@ def speed_text(metrics: Mapping[str, Any]) -> Text:
     return Text("\n".join(lines))
 
 
-def summary_page(measurement: Measurement, prediction: Prediction | None) -> Group:
+def summary_page(measurement: Measurement, prediction: Prediction | None) -> Document:
     """Return a page on a watched training: outcome, speed, memory at the peak and by stage, and the prediction."""
+    return Document(tuple(_summary(measurement, prediction)))
+
+
+def _summary(measurement: Measurement, prediction: Prediction | None) -> Iterator[Part]:
     memory, failure = measurement.memory, measurement.out_of_memory
-    parts: list[RenderableType] = [_headline(measurement), Text(sentences.speed(measurement))]
+    yield _headline(measurement)
+    yield Text(sentences.speed(measurement))
     if failure is not None:
-        parts.append(Text(sentences.out_of_memory(failure, predicted=False)))
+        yield Text(sentences.out_of_memory(failure, predicted=False))
     if memory is not None:
         title = SECTIONS["measured_peak" if failure is None else "measured_failure"]
-        parts.append(section(title, Breakdown(memory)))
-        parts.append(section(f"The peak is {sentences.instant(memory.peak)}."))
-    parts.append(section(SECTIONS["stages"], _stages(measurement)))
+        yield section(title, breakdown(memory))
+        yield section(f"The peak is {sentences.instant(memory.peak)}.")
+    yield section(SECTIONS["stages"], _stages(measurement))
     for name, lines in run_sentences.of_run(measurement, prediction.time if prediction else None).items():
-        parts.append(section(SECTIONS[name], bullets(lines)))
+        yield from listed(SECTIONS[name], lines)
     if prediction is not None:
-        parts.append(section(SECTIONS["prediction"], _gaps(measurement, prediction)))
-    if measurement.notes:
-        parts.append(section(SECTIONS["notes"], bullets(measurement.notes)))
-    return Group(*parts)
+        yield section(SECTIONS["prediction"], _gaps(measurement, prediction))
+    yield from listed(SECTIONS["notes"], measurement.notes)
 
 
 def _headline(measurement: Measurement) -> Text:
@@ -168,55 +184,55 @@ def _headline(measurement: Measurement) -> Text:
 
 
 def _stages(measurement: Measurement) -> Table:
-    table = figures("", numbers=("this process", "reserved", "allocated"))
-    for stage in measurement.stages:
-        held = "-" if stage.device_bytes is None else human_bytes(stage.device_bytes)
-        table.add_row(stage.name, held, human_bytes(stage.reserved_bytes), human_bytes(stage.allocated_bytes))
-    return table
+    return table(
+        measurement.stages,
+        words(cell=lambda stage: stage.name),
+        Column("this process", lambda stage: "-" if stage.device_bytes is None else human_bytes(stage.device_bytes)),
+        Column("reserved", lambda stage: human_bytes(stage.reserved_bytes)),
+        Column("allocated", lambda stage: human_bytes(stage.allocated_bytes)),
+    )
 
 
 def _gaps(measurement: Measurement, prediction: Prediction) -> Table:
-    table = figures("", numbers=[COLUMNS[name] for name in ("measured", "predicted", "gap")])
     measured = {} if measurement.memory is None else measurement.memory.components.as_dict()
-    rows: list[tuple[str, int | None, int]] = [
+    found: list[tuple[str, int | None, int]] = [
         (component(name).title, count, prediction.memory.components[name]) for name, count in measured.items()
     ]
-    rows += [
+    found += [
         (FIGURES[name], getattr(measurement, name), getattr(prediction.memory, name))
         for name in ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
     ]
-    for title, found, expected in rows:
-        if found is not None:
-            gap = signed_percent(expected - found, found) if found else "-"
-            table.add_row(title, human_bytes(found), human_bytes(expected), gap)
-    return table
+    rows = [
+        (title, human_bytes(held), human_bytes(known), signed_percent(known - held, held) if held else "-")
+        for title, held, known in found
+        if held is not None
+    ]
+    return figures(rows, "", numbers=[COLUMNS[name] for name in ("measured", "predicted", "gap")])
 
 
 _HEADS = ("per batch", "first batch", "fetching", "step", "memory", "/dev/shm")
 
 
-def loader_page(report: LoaderReport) -> Group:
+def loader_page(report: LoaderReport) -> Document:
     """Return which settings suffice, the table of all, and what to know about them."""
     style = "bold" if report.step is None else "bold green" if report.best is not None else "bold yellow"
-    parts: list[RenderableType] = [Text(run_sentences.answer(report), style=style)]
-    parts += [Text(line) for line in run_sentences.setup(report)]
-    parts.append(section(SECTIONS["loader"], _table(report)))
-    if lines := run_sentences.notes(report):
-        parts.append(section(SECTIONS["notes"], bullets(lines)))
-    return Group(*parts)
+    answer = Text(run_sentences.answer(report), style=style)
+    setup = map(Text, run_sentences.setup(report))
+    timings = section(SECTIONS["loader"], _loader(report))
+    return Document((answer, *setup, timings, *listed(SECTIONS["notes"], run_sentences.notes(report))))
 
 
-def _table(report: LoaderReport) -> Table:
-    table = figures("workers", numbers=_HEADS)
-    for place, one in enumerate(report.timings):
-        mark = " ←" if place == report.best else ""
-        table.add_row(f"{one.settings.num_workers}{mark}", *_cells(one))
-    return table
+def _loader(report: LoaderReport) -> Table:
+    rows = [
+        (f"{timing.settings.num_workers}{' ←' if place == report.best else ''}", *_cells(timing))
+        for place, timing in enumerate(report.timings)
+    ]
+    return figures(rows, "workers", numbers=_HEADS)
 
 
-def _cells(one: LoaderTiming) -> list[str]:
-    if one.problem:
-        return [run_sentences.PROBLEMS[one.problem], *["-"] * (len(_HEADS) - 1)]
-    times = (one.batch_seconds, one.first_batch_seconds, one.fetch_seconds, one.step_seconds)
-    memory = "-" if one.worker_bytes is None else human_bytes(one.worker_bytes)
-    return [*("-" if each is None else seconds(each) for each in times), memory, human_bytes(one.shared_bytes)]
+def _cells(timing: LoaderTiming) -> list[str]:
+    if timing.problem:
+        return [run_sentences.PROBLEMS[timing.problem], *["-"] * (len(_HEADS) - 1)]
+    times = (timing.batch_seconds, timing.first_batch_seconds, timing.fetch_seconds, timing.step_seconds)
+    memory = "-" if timing.worker_bytes is None else human_bytes(timing.worker_bytes)
+    return [*("-" if each is None else seconds(each) for each in times), memory, human_bytes(timing.shared_bytes)]
