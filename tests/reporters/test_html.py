@@ -229,7 +229,7 @@ def test_a_document_becomes_sections() -> None:
     rows = drawn_table(held)
     assert [cell.text for cell in rows.head] == ["name", "size"]
     assert [(cell.text, cell.tone, cell.depth) for cell in rows.rows[0]] == [("part", "", 1), ("5 MiB", "muted", 0)]
-    assert items.items == ("one", "two")
+    assert items.items == ["one", "two"]
 
 
 def test_the_sections_of_the_text_page_are_all_there(prediction: Prediction, detail: Detail) -> None:

@@ -54,7 +54,8 @@ def write_plots(comparison: Comparison, files: Sequence[Path]) -> None:
 
 def draw_into(file: Path, found: Fit | FitAcross | Shortage) -> None:
     """Draw the outcome of a search into a file, in the format of its suffix."""
-    from trainatomy.reporters.charts.fit import draw, draw_gpus
+    from trainatomy.reporters.charts.fit import draw
+    from trainatomy.reporters.charts.gpus import draw_gpus
 
     ending = file.suffix.lower().removeprefix(".")
     if isinstance(found, Shortage):

@@ -14,7 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from trainatomy.reporters.charts import across_gpus, scaling
+from trainatomy.reporters.charts import scaling
+from trainatomy.reporters.charts.gpus import across_figure
 from trainatomy.reporters.charts.style import as_bytes, drawing
 from trainatomy.reporters.labels import ALARM, AXES, INK, MARKS, MUTED, PAPER, THROUGHPUT, component
 from trainatomy.results.comparison import Comparison, ComparisonRow
@@ -38,7 +39,7 @@ def draw(comparison: Comparison, ending: str) -> bytes:
 
 def _page(comparison: Comparison) -> Figure:
     if comparison.is_across_gpus and not comparison.measured:
-        return across_gpus.figure(comparison)
+        return across_figure(comparison)
     return scaling.figure(comparison) if scaling.is_by_gpus(comparison) else figure(comparison)
 
 

@@ -10,14 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from trainatomy.reporters import settings
-from trainatomy.reporters.charts.gpus import draw_gpus
 from trainatomy.reporters.charts.style import as_bytes, drawing
 from trainatomy.reporters.labels import ALARM, AXES, GRID, HIGHLIGHT, INK, MUTED, PAPER, THROUGHPUT
 from trainatomy.reporters.settings import FIT_MARKS
 from trainatomy.results.fit import Candidate, Fit
 from trainatomy.units import GIB, human_bytes, percent, rate
-
-__all__ = ["draw", "draw_gpus", "figure"]
 
 WIDTH, PLOT, BELOW = 9.5, 4.7, 0.55
 """Inches: the width, the height of the plot, and the space below it."""

@@ -1,8 +1,12 @@
-"""A chart of a search on several GPUs: throughput and, with prices, cost of the best settings of each."""
+"""One training on several GPUs, a row for each GPU: with the best settings of each, or as it is.
+
+Panels show memory or throughput, and the cost where prices are known.
+"""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,16 +15,18 @@ from matplotlib.ticker import MaxNLocator
 
 from trainatomy.reporters import settings
 from trainatomy.reporters.charts.style import as_bytes, drawing
-from trainatomy.reporters.labels import ALARM, AXES, HIGHLIGHT, INK, MUTED, THROUGHPUT
+from trainatomy.reporters.labels import ALARM, AXES, HIGHLIGHT, INK, MUTED, PAPER, THROUGHPUT
+from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
-from trainatomy.units import human_bytes, percent, rate
+from trainatomy.results.prediction import Prediction
+from trainatomy.units import GIB, human_bytes, percent, rate, seconds
 
-WIDTH, ROW, ABOVE, BELOW = 11.0, 0.46, 0.85, 0.55
-"""Inches: the width, the height of a row, and the space above and below the rows."""
+WIDTH, ABOVE, BELOW = 11.0, 0.85, 0.55
+"""Inches: the width, and the space above and below the rows."""
 
 BAR = 0.56
 ASIDE = 44
-"""Characters of a line beside a bar."""
+"""Characters after which the settings of a GPU continue on a second line."""
 
 
 def draw_gpus(across: FitAcross, ending: str) -> bytes:
@@ -30,25 +36,60 @@ def draw_gpus(across: FitAcross, ending: str) -> bytes:
 
 
 def gpus_figure(across: FitAcross) -> Figure:
-    """Return a row for each GPU, the fastest first, with a panel for the cost if any GPU has a price."""
+    """Return the throughput of the best settings on each GPU, the fastest first, and the cost."""
     options = across.options
-    with_cost = any(option.cost_per_million_samples is not None for option in options)
-    height = ABOVE + BELOW + ROW * max(len(options), 3)
-    page = Figure(figsize=(WIDTH, height))
-    box = {"top": 1 - ABOVE / height, "bottom": BELOW / height, "left": 0.19, "right": 0.975, "wspace": 0.06}
-    ratios = [2.6, 1][: 1 + with_cost]
-    panels = page.subplots(1, 1 + with_cost, sharey=True, squeeze=False, width_ratios=ratios, gridspec_kw=box)[0]
+    costs = _known([option.cost_per_million_samples for option in options])
+    page, panels = _panels(len(options), 0.46, [2.6, 1] if costs else [2.6])
     _throughput(panels[0], options)
-    if with_cost:
-        _cost(panels[1], options)
+    if costs:
+        _costs(panels[1], costs, _write_aside)
+        _finish(panels[1], max(costs.values()) * 1.5, "cost", 4)
     names = [f"{option.gpu.name}\n{human_bytes(option.gpu.memory_bytes)}" for option in options]
-    panels[0].set_yticks(range(len(options)), names, linespacing=1.0, size=8.5)
-    panels[0].set_ylim(max(len(options), 1) - 0.5, -0.5)
-    page.text(0.018, 1 - 0.14 / height, across.name, size=13.5, weight="bold", va="top")
     kept = f"{percent(across.headroom, 1, 0)} of the memory kept free"
     held = f"predicted without a GPU, effective batch size {across.effective_batch_size}, {kept}"
-    page.text(0.018, 1 - 0.45 / height, held, size=9, color=MUTED, va="top")
+    _name(page, panels[0], names, across.name, held, linespacing=1.0)
     return page
+
+
+def across_figure(comparison: Comparison) -> Figure:
+    """Return the memory and the time of a step of one training as it is on each GPU, and the cost."""
+    rows = comparison.fastest_first()
+    costs = _known([comparison.cost_per_million_samples(row) for row in rows])
+    page, panels = _panels(len(rows), 0.40, [1, 1, 1] if costs else [1, 1])
+    predictions = [row.prediction for row in rows if row.prediction is not None]
+    _memory(panels[0], predictions)
+    _times(panels[1], predictions)
+    if costs:
+        _costs(panels[2], costs, lambda *place, aside: _write(*place, aside=f", {aside}" if aside else ""))
+        _finish(panels[2], max(costs.values()) * 1.7, "cost", 5)
+    fitting = sum(each.fits for each in predictions)
+    title = f"Fits on {fitting} of {len(rows)} GPUs"
+    setup = "one training as it is, predicted without a GPU; frames: memory of the GPU"
+    _name(page, panels[0], [each.gpu.name for each in predictions], title, setup)
+    return page
+
+
+def _known(costs: Sequence[float | None]) -> dict[int, float]:
+    """Return the costs that are known, by the place of their row."""
+    return {place: cost for place, cost in enumerate(costs) if cost is not None}
+
+
+def _panels(count: int, row: float, ratios: Sequence[float]) -> tuple[Figure, Sequence[Axes]]:
+    """Return a page with panels side by side for some rows, each of so many inches."""
+    height = ABOVE + BELOW + row * max(count, 3)
+    page = Figure(figsize=(WIDTH, height))
+    box = {"top": 1 - ABOVE / height, "bottom": BELOW / height, "left": 0.19, "right": 0.975, "wspace": 0.06}
+    panels = page.subplots(1, len(ratios), sharey=True, squeeze=False, width_ratios=ratios, gridspec_kw=box)
+    return page, panels[0]
+
+
+def _name(page: Figure, axes: Axes, names: Sequence[str], title: str, setup: str, **style: Any) -> None:
+    """Name the rows from top to bottom, in a style, and write the title and the setup above them."""
+    axes.set_yticks(range(len(names)), names, size=8.5, **style)
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
+    height = page.get_figheight()
+    page.text(0.018, 1 - 0.14 / height, title, size=13.5, weight="bold", va="top")
+    page.text(0.018, 1 - 0.45 / height, setup, size=9, color=MUTED, va="top")
 
 
 def _throughput(axes: Axes, options: tuple[GPUOption, ...]) -> None:
@@ -57,16 +98,14 @@ def _throughput(axes: Axes, options: tuple[GPUOption, ...]) -> None:
     for place, option in enumerate(options):
         best = option.fit.best
         if best is None:
-            _write(axes, 0, place, "does not fit", _missing(option), ALARM)
+            _write_aside(axes, 0, place, "does not fit", ALARM, aside=_missing(option))
             continue
         low, high = best.samples_per_second_interval
         axes.barh(place, best.samples_per_second, BAR, color=THROUGHPUT)
         axes.plot([low, high], [place] * 2, color=INK, linewidth=1.1, solid_capstyle="butt")
-        _write(axes, high, place, rate(best.samples_per_second), settings.settings_of(best), INK)
+        _write_aside(axes, high, place, rate(best.samples_per_second), INK, aside=settings.settings_of(best))
         furthest = max(furthest, high)
-    axes.set_xlim(0, furthest * 2.0 or 1)
-    axes.set_xlabel(AXES["throughput"])
-    axes.xaxis.set_major_locator(MaxNLocator(7))
+    _finish(axes, furthest * 2.0, "throughput", 7)
 
 
 def _missing(option: GPUOption) -> str:
@@ -76,22 +115,56 @@ def _missing(option: GPUOption) -> str:
     return f"{human_bytes(missing)} short" if missing > 0 else ""
 
 
-def _cost(axes: Axes, options: tuple[GPUOption, ...]) -> None:
-    costs = {
-        place: cost for place, option in enumerate(options) if (cost := option.cost_per_million_samples) is not None
-    }
+def _memory(axes: Axes, predictions: Sequence[Prediction]) -> None:
+    """Draw what the training needs in a frame as long as the GPU's memory."""
+    furthest = 0.0
+    for place, each in enumerate(predictions):
+        needed, there = each.memory.device_bytes / GIB, each.gpu.memory_bytes / GIB
+        axes.barh(place, there, BAR, facecolor=PAPER, edgecolor=MUTED, linewidth=0.8)
+        axes.barh(place, needed, BAR * 0.6, color=THROUGHPUT if each.fits else ALARM)
+        text = human_bytes(each.memory.device_bytes) + ("" if each.fits else ": does not fit")
+        _write(axes, max(needed, there), place, text, INK if each.fits else ALARM)
+        furthest = max(furthest, needed, there)
+    _finish(axes, furthest * 1.7, "memory", 5)
+
+
+def _times(axes: Axes, predictions: Sequence[Prediction]) -> None:
+    """Draw the time of a step with its interval, where the training fits."""
+    furthest = 0.0
+    for place, each in enumerate(predictions):
+        if each.time is None or not each.fits:
+            continue
+        low, high = (1e3 * end for end in each.time.interval_seconds)
+        axes.barh(place, 1e3 * each.time.step_seconds, BAR, color=THROUGHPUT)
+        axes.plot([low, high], [place] * 2, color=INK, linewidth=1.1, solid_capstyle="butt")
+        pace = f"{seconds(each.time.step_seconds)}, {rate(each.time.samples_per_second)}/s"
+        _write(axes, high, place, pace, INK)
+        furthest = max(furthest, high)
+    _finish(axes, furthest * 1.7, "step_time", 5)
+
+
+def _costs(axes: Axes, costs: Mapping[int, float], write: Callable[..., None]) -> None:
     cheapest = min(costs.values())
     for place, cost in costs.items():
         axes.barh(place, cost, BAR, color=HIGHLIGHT, edgecolor=INK if cost == cheapest else "none")
-        _write(axes, cost, place, f"{cost:,.2f}", "cheapest" if cost == cheapest else "", INK)
-    axes.set_xlim(0, max(costs.values()) * 1.5)
-    axes.set_xlabel(AXES["cost"])
-    axes.xaxis.set_major_locator(MaxNLocator(4))
+        write(axes, cost, place, f"{cost:,.2f}", INK, aside="cheapest" if cost == cheapest else "")
 
 
-def _write(axes: Axes, end: float, place: int, bold: str, aside: str, colour: str) -> None:
+def _write(axes: Axes, end: float, place: int, text: str, colour: str, *, aside: str = "") -> None:
+    """Write a figure beyond the end of a bar."""
+    beside: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+    axes.annotate(f"{text}{aside}", (end, place), xytext=(5, 0), size=8, color=colour, **beside)
+
+
+def _write_aside(axes: Axes, end: float, place: int, bold: str, colour: str, *, aside: str) -> None:
     """Write a figure beyond the end of a bar, and what belongs to it beside it."""
     beside: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
     text = axes.annotate(bold, (end, place), xytext=(7, 0), size=9, weight="bold", color=colour, **beside)
     wrapped = "\n".join(textwrap.wrap(aside, ASIDE))
     axes.annotate(wrapped, (1, 0.5), xytext=(5, 0), xycoords=text, size=7.5, color=MUTED, linespacing=1.0, **beside)
+
+
+def _finish(axes: Axes, end: float, label: str, ticks: int) -> None:
+    axes.set_xlim(0, end or 1)
+    axes.set_xlabel(AXES[label])
+    axes.xaxis.set_major_locator(MaxNLocator(ticks))
