@@ -137,6 +137,8 @@ SECTIONS = {
 """Titles of the sections of reports."""
 
 COLUMNS = {
+    "component": "component",
+    "size": "size",
     "measured": "measured",
     "bytes": "bytes",
     "predicted": "predicted",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
@@ -31,36 +33,60 @@ EXPLANATION = (
 _NAME_WIDTH = 26
 
 
+class _Placed(NamedTuple):
+    """A row and its place."""
+
+    place: int
+    value: Any
+
+
+class _Scaled(NamedTuple):
+    """A predicted row, and its throughput on several GPUs."""
+
+    row: ComparisonRow
+    prediction: Prediction
+    scaling: Scaling | None
+
+
+class _Published(NamedTuple):
+    """A figure of a row, as predicted and as published."""
+
+    row: ComparisonRow
+    predicted: float
+    known: float
+    is_first: bool = False
+
+
 def _scaling_table(comparison: Comparison) -> Table:
     """Return one row for each predicted training, with its plan, memory, total throughput and scaling."""
     rows = [
-        (row, row.prediction, scaling)
+        _Scaled(row, row.prediction, scaling)
         for row, scaling in zip(comparison.rows, comparison.scaling(), strict=True)
         if row.prediction
     ]
-    named = any(row.name not in _named_by_plan(row.plan) for row, _, _ in rows)
+    named = any(row.name not in _named_by_plan(row.plan) for row, *_ in rows)
     return table(
         rows,
-        words("\ntraining" if named else "\nplan", lambda of: of[0].name if named else plan_name(of[0].plan)),
-        Column("\nGPUs", lambda of: _count(of[0].plan), is_shown=named),
-        words("\nplan", lambda of: strategy_name(of[0].plan), wraps=False, is_shown=named),
-        words("\nverdict", lambda of: verdict_cell(fullest_rank(of[1])), wraps=False),
-        Column("device\nmemory", lambda of: human_bytes(fullest_rank(of[1]).memory.device_bytes)),
+        words("\ntraining" if named else "\nplan", lambda each: each.row.name if named else plan_name(each.row.plan)),
+        Column("\nGPUs", lambda each: _count(each.row.plan), is_shown=named),
+        words("\nplan", lambda each: strategy_name(each.row.plan), wraps=False, is_shown=named),
+        words("\nverdict", lambda each: verdict_cell(fullest_rank(each.prediction)), wraps=False),
+        Column("device\nmemory", lambda each: human_bytes(fullest_rank(each.prediction).memory.device_bytes)),
         Column(
             "accum.\nsteps",
-            lambda of: str(of[0].accumulation_steps),
+            lambda each: str(each.row.accumulation_steps),
             rank=3,
-            is_shown=len({row.accumulation_steps for row, _, _ in rows}) > 1,
+            is_shown=len({row.accumulation_steps for row, *_ in rows}) > 1,
         ),
-        Column("time\nper step", lambda of: _step(of[1].time), rank=2),
-        Column("samples/s\nin total", lambda of: _rates(of[2])[0]),
-        Column("samples/s\nper GPU", lambda of: _rates(of[2])[1], rank=1),
-        Column("\nscaling", lambda of: _rates(of[2])[2]),
+        Column("time\nper step", lambda each: _step(each.prediction.time), rank=2),
+        Column("samples/s\nin total", lambda each: _rates(each.scaling)[0]),
+        Column("samples/s\nper GPU", lambda each: _rates(each.scaling)[1], rank=1),
+        Column("\nscaling", lambda each: _rates(each.scaling)[2]),
         words(
             "\nGPU",
-            lambda of: of[1].gpu.id,
+            lambda each: each.prediction.gpu.id,
             wraps=False,
-            is_shown=len({prediction.gpu.id for _, prediction, _ in rows}) > 1,
+            is_shown=len({each.prediction.gpu.id for each in rows}) > 1,
         ),
         name_width=22,
     )
@@ -132,14 +158,14 @@ def _experiment(comparison: Comparison, samples: int) -> Table:
     known = [row.published.seconds if row.published else None for row in comparison.rows]
     same = all(row.workload.get("era") for row in comparison.rows)  # else the source had another machine
     return table(
-        enumerate(comparison.rows),
-        words("training", lambda of: of[1].name),
-        Column("predicted", lambda of: _with_ratio(predicted, of[0])),
-        Column("90 % interval", lambda of: _interval(of[1], predicted[of[0]]), rank=2),
-        Column("measured", lambda of: _with_ratio(measured, of[0]), is_shown=any(measured)),
-        Column("published", lambda of: _with_ratio(known, of[0])),
-        Column("error", lambda of: _error(predicted[of[0]], known[of[0]]), is_shown=same),
-        Column("memory", lambda of: _fullest(of[1].prediction), rank=1),
+        map(_Placed, count(), comparison.rows),
+        words("training", lambda each: each.value.name),
+        Column("predicted", lambda each: _with_ratio(predicted, each.place)),
+        Column("90 % interval", lambda each: _interval(each.value, predicted[each.place]), rank=2),
+        Column("measured", lambda each: _with_ratio(measured, each.place), is_shown=any(measured)),
+        Column("published", lambda each: _with_ratio(known, each.place)),
+        Column("error", lambda each: _error(predicted[each.place], known[each.place]), is_shown=same),
+        Column("memory", lambda each: _fullest(each.value.prediction), rank=1),
         name_width=23,
     )
 
@@ -236,16 +262,18 @@ def _predictions(predictions: Sequence[Prediction], *, with_gpu: bool) -> Table:
     with_time = any(prediction.time is not None for prediction in predictions)
     first = predictions[0].memory.device_bytes if predictions else 0
     return table(
-        enumerate(predictions),
-        words("\ntraining", lambda of: of[1].name),
-        words("\nverdict", lambda of: verdict_cell(of[1]), wraps=False),
-        Column("device\nmemory", lambda of: human_bytes(of[1].memory.device_bytes)),
-        Column("vs.\nfirst", lambda of: difference(of[1].memory.device_bytes - first) if of[0] else "", rank=1),
-        Column("\nallocated", lambda of: human_bytes(of[1].memory.peak_allocated_bytes), rank=2),
-        Column("\nreserved", lambda of: human_bytes(of[1].memory.peak_reserved_bytes), rank=3),
-        Column("time\nper step", lambda of: _step(of[1].time), is_shown=with_time),
-        Column("samples\nper s", lambda of: _throughput(of[1]), is_shown=with_time),
-        words("\nGPU", lambda of: of[1].gpu.id, wraps=False, is_shown=with_gpu),
+        map(_Placed, count(), predictions),
+        words("\ntraining", lambda each: each.value.name),
+        words("\nverdict", lambda each: verdict_cell(each.value), wraps=False),
+        Column("device\nmemory", lambda each: human_bytes(each.value.memory.device_bytes)),
+        Column(
+            "vs.\nfirst", lambda each: difference(each.value.memory.device_bytes - first) if each.place else "", rank=1
+        ),
+        Column("\nallocated", lambda each: human_bytes(each.value.memory.peak_allocated_bytes), rank=2),
+        Column("\nreserved", lambda each: human_bytes(each.value.memory.peak_reserved_bytes), rank=3),
+        Column("time\nper step", lambda each: _step(each.value.time), is_shown=with_time),
+        Column("samples\nper s", lambda each: _throughput(each.value), is_shown=with_time),
+        words("\nGPU", lambda each: each.value.gpu.id, wraps=False, is_shown=with_gpu),
         name_width=_NAME_WIDTH,
     )
 
@@ -259,18 +287,20 @@ def _published_memory(comparison: Comparison) -> Table:
     """Return the predicted and published sizes in MiB, the unit of the published ones."""
     first = mebibytes(comparison.predictions[0].memory.device_bytes) if comparison.predictions else 0
     rows = [
-        (index, row.prediction, mebibytes(row.prediction.memory.device_bytes), mebibytes(row.published.memory_bytes))
-        for index, row in enumerate(comparison.rows)
+        _Published(
+            row, mebibytes(row.prediction.memory.device_bytes), mebibytes(row.published.memory_bytes), place == 0
+        )
+        for place, row in enumerate(comparison.rows)
         if row.prediction is not None and row.published is not None and row.published.memory_bytes is not None
     ]
     return table(
         rows,
-        words("\ntraining", lambda of: comparison.rows[of[0]].name),
-        words("\nverdict", lambda of: verdict_cell(of[1]), wraps=False),
-        Column("\npredicted", lambda of: str(of[2])),
-        Column("\npublished", lambda of: str(of[3])),
-        Column("\nerror", lambda of: signed_percent(of[2] - of[3], of[3])),
-        Column("vs.\nfirst", lambda of: f"{of[2] - first:+d}" if of[0] else "", rank=1),
+        words("\ntraining", lambda each: each.row.name),
+        words("\nverdict", lambda each: verdict_cell(each.row.prediction), wraps=False),
+        Column("\npredicted", lambda each: str(each.predicted)),
+        Column("\npublished", lambda each: str(each.known)),
+        Column("\nerror", lambda each: signed_percent(each.predicted - each.known, each.known)),
+        Column("vs.\nfirst", lambda each: "" if each.is_first else f"{each.predicted - first:+d}", rank=1),
         name_width=_NAME_WIDTH,
     )
 
@@ -279,7 +309,7 @@ def _published_times(comparison: Comparison) -> list[Section]:
     """Return a section with the time of as many samples as the source took; nothing where it gives no times."""
     samples = comparison.samples
     rows = [
-        (row, samples / row.prediction.time.samples_per_second, row.published.seconds)
+        _Published(row, samples / row.prediction.time.samples_per_second, row.published.seconds)
         for row in comparison.rows
         if samples and row.prediction and row.prediction.time and row.published and row.published.seconds
     ]
@@ -287,11 +317,11 @@ def _published_times(comparison: Comparison) -> list[Section]:
         return []
     times = table(
         rows,
-        words("training", lambda of: of[0].name),
-        Column("predicted", lambda of: seconds(of[1])),
-        Column("90 % interval", lambda of: _interval(of[0], of[1])),
-        Column("published", lambda of: seconds(of[2])),
-        Column("error", lambda of: _error(of[1], of[2])),
+        words("training", lambda each: each.row.name),
+        Column("predicted", lambda each: seconds(each.predicted)),
+        Column("90 % interval", lambda each: _interval(each.row, each.predicted)),
+        Column("published", lambda each: seconds(each.known)),
+        Column("error", lambda each: _error(each.predicted, each.known)),
         name_width=_NAME_WIDTH,
     )
     return [section(f"Time for {samples} samples", times, *_costs_from(comparison.predictions))]

@@ -24,10 +24,10 @@ _WIDE = 100
 def breakdown(memory: Memory) -> Table:
     """Return components with their parts: sizes, shares of the total, and bars."""
     columns = (
-        words("component", min_width=28),
-        Column("size"),
-        Column("bytes"),
-        Column("of total"),
+        words(COLUMNS["component"], min_width=28),
+        Column(COLUMNS["size"]),
+        Column(COLUMNS["bytes"]),
+        Column(COLUMNS["of_total"]),
         words(wraps=False, bars=(_BREAKDOWN_COLUMNS, 0, 40)),
     )
     return Table(columns, tuple(_breakdown_rows(memory)), is_headed=False)
