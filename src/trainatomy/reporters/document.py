@@ -163,6 +163,20 @@ class Bullets:
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """What was predicted, in a line, and what was decided for the user."""
+
+    line: str
+    assumed: tuple[str, ...] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.line:
+            yield Text(self.line)
+        if self.assumed:
+            yield rendering.draw_bullets(self.assumed)
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """Text to paste."""
 
@@ -193,7 +207,7 @@ class Section:
         yield rendering.draw_section(self.title, *self.blocks, indent=self.indent)
 
 
-Block = Text | Table | Bullets | Code
+Block = Text | Table | Bullets | Subject | Code
 Part = Block | Section
 
 
@@ -220,13 +234,22 @@ class Document:
         yield from self.parts
 
     @property
+    def subject(self) -> list[str]:
+        """What was predicted, and what was decided for the user."""
+        subject = next((part for part in self.parts if isinstance(part, Subject)), Subject(""))
+        return [line for line in (subject.line, *subject.assumed) if line]
+
+    @property
     def sections(self) -> list[Section]:
-        """The sections, those of documents in it included; what precedes the first title is one without a title."""
+        """The sections, those of documents in it included; what precedes the first title is one without a title.
+
+        They do not repeat the subject.
+        """
         found: list[tuple[str, list[Any]]] = [("", [])]
         for part in _flat(self):
             if isinstance(part, str):
                 found.append((part, []))
-            else:
+            elif not isinstance(part, Subject):
                 found[-1][1].append(part)
         return [Section(title, tuple(blocks)) for title, blocks in found if blocks]
 

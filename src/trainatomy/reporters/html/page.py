@@ -15,9 +15,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
-from trainatomy.reporters.document import Bullets, Section, swept
+from trainatomy.reporters.document import Section, swept
 from trainatomy.reporters.html.charts import bars, component_bars, scatter
 from trainatomy.reporters.html.prediction import (
     answer_of,
@@ -37,7 +35,6 @@ from trainatomy.reporters.html.values import (
 )
 from trainatomy.reporters.labels import ALARM, AXES, COLUMNS, COMPONENTS, HIGHLIGHT, MARKS, MUTED, SECTIONS, THROUGHPUT
 from trainatomy.reporters.settings import FIT_MARKS, settings_of
-from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.fit import fit_page, shortage_page
 from trainatomy.reporters.text.gpus import gpus_fit_page
@@ -61,9 +58,9 @@ _MEASURED_COLOUR = COMPONENTS["activations"].colour
 
 def comparison_report(comparison: Comparison) -> Page:
     """Return the report of a comparison."""
-    others = comparison_page(comparison).sections
-    subject = [line for line in (shared_subject(comparison.predictions), *_assumed(comparison)) if line]
-    tables = [block for section in others[:1] for block in section.blocks if not _says(block, subject)]
+    document = comparison_page(comparison)
+    others = document.sections
+    tables = [block for section in others[:1] for block in section.blocks]
     memory = _memory(comparison)
     sections = [Section(SECTIONS["peak"], (*memory, *tables)), *_speeds(comparison), *others[1:]]
     sections += [
@@ -79,22 +76,10 @@ def comparison_report(comparison: Comparison) -> Page:
         verdict="",
         tone="",
         answer=[REPORT["fitting"].format(fitting, len(comparison.predictions)), *_remarks(comparison)],
-        subject=subject,
+        subject=document.subject,
         figures=_comparison_figures(comparison),
         sections=[section for section in sections if section.blocks],
     )
-
-
-def _assumed(comparison: Comparison) -> list[str]:
-    """Return what was decided for the user in any of the rows."""
-    return list(dict.fromkeys(text for each in comparison.predictions for text in each.leading_notes))
-
-
-def _says(block: Any, subject: Sequence[str]) -> bool:
-    """Return whether a block says what the head of the report says already."""
-    if isinstance(block, Text):
-        return block.plain in subject
-    return isinstance(block, Bullets) and set(block.items) <= set(subject)
 
 
 def _remarks(comparison: Comparison) -> list[str]:
@@ -168,7 +153,8 @@ _BEST = COMPONENTS["activations"].colour
 
 def fit_report(fit: Fit, command: str) -> Page:
     """Return the report of a search on one GPU."""
-    first, *others = (fit_page(fit, command) if command else fit_page(fit)).sections
+    document = fit_page(fit, command) if command else fit_page(fit)
+    first, *others = document.sections
     sections = [Section(REPORT["pareto"], _pareto(fit))]
     shown = fit.best or (fit.shortage.given if fit.shortage else None)
     if shown is not None:
@@ -179,6 +165,7 @@ def fit_report(fit: Fit, command: str) -> Page:
         verdict="fits" if fit.best else "does not fit",
         tone="good" if fit.best else "bad",
         answer=answer_of(first),
+        subject=document.subject,
         figures=_search_figures(fit),
         sections=[section for section in [*sections, *others] if section.blocks],
     )
@@ -186,7 +173,8 @@ def fit_report(fit: Fit, command: str) -> Page:
 
 def across_report(across: FitAcross) -> Page:
     """Return the report of a search on several GPUs."""
-    first, *others = gpus_fit_page(across).sections
+    document = gpus_fit_page(across)
+    first, *others = document.sections
     found = {each.gpu.name: each.fit.best for each in across.options if each.fit.best is not None}
     charts: list[Any] = []
     if found:
@@ -202,13 +190,15 @@ def across_report(across: FitAcross) -> Page:
         verdict="fits" if found else "does not fit",
         tone="good" if found else "bad",
         answer=[f"It fits on {len(found)} of {count}."],
+        subject=document.subject,
         sections=[Section(REPORT["gpus"], (*charts, *first.blocks)), *others],
     )
 
 
 def shortage_report(shortage: Shortage) -> Page:
     """Return the report of a training that does not fit, with what would make it fit."""
-    first, *others = shortage_page(shortage).sections
+    document = shortage_page(shortage)
+    first, *others = document.sections
     prediction = shortage.given.prediction
     limits = [(prediction.gpu.name, prediction.gpu.memory_bytes)]
     chart = component_bars("bill", {"": prediction.memory.components}, memory_summary(prediction.memory), limits)
@@ -220,6 +210,7 @@ def shortage_report(shortage: Shortage) -> Page:
         verdict=does,
         tone="good" if shortage.given.fits else "bad",
         answer=lines,
+        subject=document.subject,
         sections=[Section(SECTIONS["peak"], (chart,)), *others],
     )
 

@@ -35,7 +35,6 @@ from trainatomy.reporters.labels import (
     component,
 )
 from trainatomy.reporters.settings import rank_name
-from trainatomy.reporters.subject_sentences import subject_line
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.memory import breakdown as breakdown_table
 from trainatomy.reporters.text.operations import operations_page
@@ -58,9 +57,9 @@ _FOLDED = frozenset(
 def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
     """Return the report of a prediction; without a detail it has no timeline and no operations."""
     memory = prediction.memory
-    answer, *others = prediction_page(prediction, with_sources=True).sections
-    subject = [line for line in (subject_line(prediction), *prediction.leading_notes) if line]
-    first_lines = [line for line in answer_of(answer) if line not in subject]
+    document = prediction_page(prediction, with_sources=True)
+    first, *others = document.sections
+    verdict, *answer = answer_of(first)
     sections = [Section(SECTIONS["peak"], _bill(prediction))]
     if len(prediction.ranks) > 1:
         sections.append(Section(SECTIONS["ranks"], _ranks(prediction)))
@@ -78,8 +77,8 @@ def prediction_report(prediction: Prediction, detail: Detail | None) -> Page:
         kind=REPORT["prediction"],
         verdict=prediction.verdict,
         tone=TONES[prediction.verdict],
-        answer=[first_lines[0].removeprefix(prediction.verdict).strip(), *first_lines[1:]] if first_lines else [],
-        subject=subject,
+        answer=[verdict.removeprefix(prediction.verdict).strip(), *answer],
+        subject=document.subject,
         figures=_figures(prediction),
         sections=merged(sections, others),
         origin=f"Predicted in {seconds(prediction.seconds_taken)} without a GPU ({sentences.versions(prediction)}).",

@@ -19,7 +19,7 @@ from trainatomy.reporters.document import Block, Column, Document, Part, Section
 from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
 from trainatomy.reporters.settings import plan_name, strategy_name
 from trainatomy.reporters.text.gpus import gpus_for_page
-from trainatomy.reporters.text.prediction import subject_lines, verdict_cell
+from trainatomy.reporters.text.prediction import subject_of, verdict_cell
 from trainatomy.results.comparison import Comparison, ComparisonRow, Spread
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Plan, Prediction, Scaling, fullest_rank, total_rate
@@ -210,7 +210,7 @@ def comparison_page(comparison: Comparison) -> Document:
         page = _measured_page(comparison)
     else:
         page = gpus_for_page(comparison) if comparison.is_across_gpus else _predicted_page(comparison)
-    return replace(page, parts=(*subject_lines(comparison.predictions), *page.parts))
+    return replace(page, parts=(subject_of(comparison.predictions), *page.parts))
 
 
 def run_line(name: str, measurement: Measurement | None, error: Exception | None, from_record: bool) -> str:

@@ -32,7 +32,7 @@ from trainatomy.reporters.labels import SECTIONS, VERDICT_STYLES
 from trainatomy.reporters.settings import REMEDIES
 from trainatomy.reporters.text.comparison import comparison_page
 from trainatomy.reporters.text.memory import breakdown
-from trainatomy.reporters.text.prediction import subject_lines
+from trainatomy.reporters.text.prediction import subject_of
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Candidate, Change, Fit, Price, Remedy, Shortage
 from trainatomy.results.prediction import Plan
@@ -237,8 +237,7 @@ def fit_page(fit: Fit, command: str = COMMAND) -> Document:
     notes = [search_sentences.fit_note(note) for note in fit.notes]
     search = section(SECTIONS["fit_search"], *_search(fit))
     ready = () if fit.best is None else _ready_settings(fit, fit.best)
-    lines = subject_lines(fit.predictions)
-    return Document((answer, *lines, *parts, *listed(SECTIONS["notes"], notes), search, *ready))
+    return Document((answer, subject_of(fit.predictions), *parts, *listed(SECTIONS["notes"], notes), search, *ready))
 
 
 def _fits(fit: Fit, best: Candidate, command: str) -> Iterator[Part]:
@@ -376,7 +375,7 @@ def _shortage_parts(shortage: Shortage) -> Iterator[Part]:
     does = "fits" if shortage.given.fits else "does not fit"
     verdict = Text(does, style=VERDICT_STYLES[does])
     yield Text.assemble(verdict, f" on {prediction.gpu.name}: {prediction.name} {search_sentences.shortage(shortage)}.")
-    yield from subject_lines([prediction])
+    yield subject_of([prediction])
     kept = f"{percent(shortage.headroom, 1, 0)} of the memory is kept free; {settings.settings_of(shortage.given)}."
     yield Text(kept, style="dim")
     if prediction.out_of_memory is not None:

@@ -30,7 +30,7 @@ from trainatomy.reporters.document import (
 )
 from trainatomy.reporters.labels import CALIBRATION, LIMITS, SECTIONS, VERDICT_STYLES
 from trainatomy.reporters.search_sentences import fastest_and_cheapest, gpus_time_notes
-from trainatomy.reporters.text.prediction import subject_lines, verdict_cell
+from trainatomy.reporters.text.prediction import subject_of, verdict_cell
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
 from trainatomy.results.prediction import Prediction, total_rate
@@ -55,7 +55,7 @@ def _across(across: FitAcross) -> Iterator[Part]:
     held = f"Effective batch size {across.effective_batch_size}"
     allowed = f"; allowed to change: {', '.join(across.allowed)}" if across.allowed else ""
     setup = f"{held}; {percent(across.headroom, 1, 0)} of each GPU's memory is kept free{allowed}."
-    yield from subject_lines([each for option in across.options for each in option.fit.predictions])
+    yield subject_of([each for option in across.options for each in option.fit.predictions])
     yield Text(setup, style="dim")
     if across.interrupted:
         yield Text("The search was interrupted: this is what was found so far.", style="bold yellow")

@@ -18,6 +18,7 @@ from trainatomy.reporters.document import (
     Document,
     Part,
     Section,
+    Subject,
     Table,
     grid,
     listed,
@@ -87,7 +88,7 @@ def prediction_page(
 def _answer(prediction: Prediction, cost_per_hour: float | None) -> Iterator[Block]:
     """Yield whether it fits, what was predicted, and how long it takes."""
     yield verdict_line(prediction)
-    yield from subject_lines([prediction])
+    yield subject_of([prediction])
     if prediction.out_of_memory is not None:
         yield Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True))
     if prediction.time is not None:
@@ -165,11 +166,10 @@ def _assumed(facts: Sequence[Fact]) -> list[str]:
     return [f"Assumed: {', '.join(named) or 'nothing'}; --sources lists all inputs and where they come from."]
 
 
-def subject_lines(predictions: Sequence[Prediction]) -> list[Block]:
+def subject_of(predictions: Sequence[Prediction]) -> Subject:
     """Return what was predicted, as far as all have it in common, and what was decided for the user in any of them."""
-    line = shared_subject(predictions)
     assumed = dict.fromkeys(text for each in predictions for text in each.leading_notes)
-    return [*([Text(line)] if line else []), *([Bullets(list(assumed))] if assumed else [])]
+    return Subject(shared_subject(predictions), tuple(assumed))
 
 
 def _step(prediction: Prediction) -> str:
