@@ -19,8 +19,8 @@ from trainatomy.reporters.document import Section, swept
 from trainatomy.reporters.html.charts import bars, component_bars, scatter
 from trainatomy.reporters.html.prediction import (
     answer_of,
+    bill_chart,
     measurement_report,
-    memory_summary,
     operations_report,
     prediction_report,
 )
@@ -42,7 +42,7 @@ from trainatomy.reporters.text.memory import breakdown
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Candidate, Fit, FitAcross, Shortage
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.memory import Components, Memory
+from trainatomy.results.memory import Components
 from trainatomy.results.operations import OperationBreakdown
 from trainatomy.results.prediction import Prediction, total_rate
 from trainatomy.results.trace import Detail
@@ -156,9 +156,11 @@ def fit_report(fit: Fit, command: str) -> Page:
     document = fit_page(fit, command) if command else fit_page(fit)
     first, *others = document.sections
     sections = [Section(REPORT["pareto"], _pareto(fit))]
-    shown = fit.best or (fit.shortage.given if fit.shortage else None)
-    if shown is not None:
-        sections.append(Section(SECTIONS["peak"], _bill(shown.prediction.memory, fit)))
+    if fit.best is not None:
+        memory = fit.best.prediction.memory
+        sections.append(Section(SECTIONS["peak"], (bill_chart(memory, fit.gpu), breakdown(memory))))
+    elif fit.shortage is not None:  # its table is in a section of the document
+        sections.append(Section(SECTIONS["peak"], (bill_chart(fit.shortage.given.prediction.memory, fit.gpu),)))
     return Page(
         title=fit.name,
         kind=REPORT["search"],
@@ -200,8 +202,7 @@ def shortage_report(shortage: Shortage) -> Page:
     document = shortage_page(shortage)
     first, *others = document.sections
     prediction = shortage.given.prediction
-    limits = [(prediction.gpu.name, prediction.gpu.memory_bytes)]
-    chart = component_bars("bill", {"": prediction.memory.components}, memory_summary(prediction.memory), limits)
+    chart = bill_chart(prediction.memory, prediction.gpu)
     does = "fits" if shortage.given.fits else "does not fit"
     lines = [line.removeprefix(does).strip() for line in answer_of(first)]
     return Page(
@@ -213,11 +214,6 @@ def shortage_report(shortage: Shortage) -> Page:
         subject=document.subject,
         sections=[Section(SECTIONS["peak"], (chart,)), *others],
     )
-
-
-def _bill(memory: Memory, fit: Fit) -> tuple[Any, ...]:
-    limits = [(fit.gpu.name, fit.gpu.memory_bytes)]
-    return (component_bars("bill", {"": memory.components}, memory_summary(memory), limits), breakdown(memory))
 
 
 def _pareto(fit: Fit) -> tuple[Any, ...]:

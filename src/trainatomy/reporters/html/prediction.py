@@ -42,7 +42,7 @@ from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Memory
 from trainatomy.results.operations import HeavyOperation, OperationBreakdown
-from trainatomy.results.prediction import Plan, Prediction
+from trainatomy.results.prediction import GPUSummary, Plan, Prediction
 from trainatomy.results.time import Time
 from trainatomy.results.trace import Detail
 from trainatomy.units import human_bytes, many, percent, rate, seconds, signed_percent, whole_flop
@@ -104,13 +104,16 @@ def merged(own: list[Section], others: list[Section]) -> list[Section]:
 def _bill(prediction: Prediction) -> tuple[ChartBlock | Block, ...]:
     """Return the memory breakdown as a bar and as a table."""
     memory = prediction.memory
-    limits = [(prediction.gpu.name, prediction.gpu.memory_bytes)]
-    chart = component_bars("bill", {"": memory.components}, memory_summary(memory), limits)
     peak = Text(f"The peak is {sentences.instant(memory.peak)}.", style="dim")
-    return (chart, breakdown_table(memory), peak)
+    return (bill_chart(memory, prediction.gpu), breakdown_table(memory), peak)
 
 
-def memory_summary(memory: Memory) -> str:
+def bill_chart(memory: Memory, gpu: GPUSummary) -> ChartBlock:
+    """Return the memory breakdown as a bar beside the GPU's memory."""
+    return component_bars("bill", {"": memory.components}, _summary(memory), [(gpu.name, gpu.memory_bytes)])
+
+
+def _summary(memory: Memory) -> str:
     """Return the components in words, for those who do not see the chart."""
     parts = ", ".join(
         f"{component(name).title} {human_bytes(size)}" for name, size in memory.components.as_dict().items() if size
