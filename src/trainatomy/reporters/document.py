@@ -207,10 +207,6 @@ class Section:
         yield rendering.draw_section(self.title, *self.blocks, indent=self.indent)
 
 
-Block = Text | Table | Bullets | Subject | Code
-Part = Block | Section
-
-
 def section(title: str, *blocks: Any, indent: int = 2) -> Section:
     """Return a section of blocks."""
     return Section(title, blocks, indent)
@@ -225,7 +221,7 @@ def listed(title: str, sentences: Sequence[str]) -> list[Section]:
 class Document:
     """A whole page: blocks and sections.  ``title`` stands above them."""
 
-    parts: tuple[Any, ...]
+    parts: tuple[Part, ...]
     title: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -263,3 +259,7 @@ def _flat(part: Any) -> Iterator[Any]:
             yield from _flat(each)
     elif not isinstance(part, Text) or part.plain.strip():
         yield part
+
+
+Part = Text | Table | Bullets | Subject | Code | Section | Document
+"""What a document consists of."""

@@ -15,7 +15,7 @@ from typing import Any
 from rich.text import Text
 
 from trainatomy.analysis.memory import fold_layers
-from trainatomy.reporters.document import Block, Column, Swatch, Table, words
+from trainatomy.reporters.document import Column, Part, Swatch, Table, words
 from trainatomy.reporters.html.values import REPORT, ChartBlock
 from trainatomy.reporters.labels import COMPONENTS, PHASES, component
 from trainatomy.results.memory import Components, ModuleActivations
@@ -154,14 +154,14 @@ _MERGED = {"recompute": "backward", "zero_grad": "optimizer", "other": ""}
 """Phases that are drawn as part of another, or of the one before."""
 
 
-def timeline(name: str, detail: Detail, summary: str) -> tuple[ChartBlock | Block, ...]:
+def timeline(name: str, detail: Detail, summary: str) -> tuple[ChartBlock | Part, ...]:
     """Return the chart, the largest allocations at the peak, and what was left out."""
     kept = _largest(detail.allocations)
     left_out = _most_held(set(detail.allocations) - set(kept)) if len(kept) < len(detail.allocations) else 0
     data = {"events": detail.events, "peak": detail.peak_event}
     packed = base64.b64encode(gzip.compress(_columns(detail, kept), 9, mtime=0)).decode()
     chart = ChartBlock(name, "timeline", summary, data, 460, packed)
-    blocks: list[ChartBlock | Block] = [chart, _held(detail)]
+    blocks: list[ChartBlock | Part] = [chart, _held(detail)]
     if left_out:
         count = many(len(detail.allocations) - len(kept), "smaller allocation")
         text = f"{count} are not drawn; together they hold at most {human_bytes(left_out)}."

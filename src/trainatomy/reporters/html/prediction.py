@@ -14,7 +14,7 @@ from rich.text import Text
 from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.errors import TrainatomyError
 from trainatomy.reporters import sentences
-from trainatomy.reporters.document import Block, Section
+from trainatomy.reporters.document import Part, Section
 from trainatomy.reporters.html.charts import bars, component_bars, module_tree, scatter, timeline
 from trainatomy.reporters.html.values import (
     REPORT,
@@ -101,7 +101,7 @@ def merged(own: list[Section], others: list[Section]) -> list[Section]:
     return [replace(each, is_folded=each.title in _FOLDED) for each in unique.values()]
 
 
-def _bill(prediction: Prediction) -> tuple[ChartBlock | Block, ...]:
+def _bill(prediction: Prediction) -> tuple[ChartBlock | Part, ...]:
     """Return the memory breakdown as a bar and as a table."""
     memory = prediction.memory
     peak = Text(f"The peak is {sentences.instant(memory.peak)}.", style="dim")

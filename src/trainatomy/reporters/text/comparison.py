@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from trainatomy.reporters import run_sentences, sentences
-from trainatomy.reporters.document import Block, Column, Document, Part, Section, Table, grid, section, table, words
+from trainatomy.reporters.document import Column, Document, Part, Table, grid, section, table, words
 from trainatomy.reporters.labels import SECTIONS, STATUS_STYLES, VERDICT_STYLES
 from trainatomy.reporters.settings import plan_name, strategy_name
 from trainatomy.reporters.text.gpus import gpus_for_page
@@ -124,7 +124,7 @@ def _experiment_page(comparison: Comparison) -> Document:
         f"Published: {comparison.source}. {comparison.remark}".rstrip(),
         *notes,
     ]
-    parts = (Text(), _experiment(comparison, samples), *_reversed(comparison), Text())
+    parts: list[Part] = [Text(), _experiment(comparison, samples), *_reversed(comparison), Text()]
     return Document((*parts, *(Text(line, style="dim") for line in lines)), f"{many(samples, 'sample')} on {gpus}")
 
 
@@ -248,11 +248,11 @@ def _predicted_parts(comparison: Comparison, with_gpu: bool) -> Iterator[Part]:
         yield from _published_times(comparison)
 
 
-def _dim(text: str) -> list[Block]:
+def _dim(text: str) -> list[Part]:
     return [Text(), Text(text, style="dim")]
 
 
-def _costs_from(predictions: Sequence[Prediction]) -> list[Block]:
+def _costs_from(predictions: Sequence[Prediction]) -> list[Part]:
     """Return a line with the sources of the predicted times; nothing without times."""
     sources = dict.fromkeys(each.time.priced_by for each in predictions if each.time is not None)
     return _dim(f"Kernel times from: {'; '.join(sources)}.") if sources else []
@@ -305,7 +305,7 @@ def _published_memory(comparison: Comparison) -> Table:
     )
 
 
-def _published_times(comparison: Comparison) -> list[Section]:
+def _published_times(comparison: Comparison) -> list[Part]:
     """Return a section with the time of as many samples as the source took; nothing where it gives no times."""
     samples = comparison.samples
     rows = [

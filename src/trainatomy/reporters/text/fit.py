@@ -13,13 +13,11 @@ from rich.text import Text
 
 from trainatomy.reporters import search_sentences, sentences, settings
 from trainatomy.reporters.document import (
-    Block,
     Bullets,
     Code,
     Column,
     Document,
     Part,
-    Section,
     Table,
     grid,
     listed,
@@ -78,7 +76,7 @@ def _runners_up(fit: Fit, best: Candidate) -> Table:
     )
 
 
-def _prices(prices: Sequence[Price]) -> Iterator[Block]:
+def _prices(prices: Sequence[Price]) -> Iterator[Part]:
     """Yield what every change costs or saves, then what the changes that need permission may change."""
     yield table(
         prices,
@@ -153,7 +151,7 @@ def _per_gpu(candidate: Candidate) -> float:
     return candidate.samples_per_second / candidate.plan.world_size
 
 
-def _remedies(remedies: Sequence[Remedy]) -> Iterator[Block]:
+def _remedies(remedies: Sequence[Remedy]) -> Iterator[Part]:
     """Yield the steps that make a training fit, by kind, then those that help and do not suffice alone."""
     groups: dict[str, list[Remedy]] = {name: [] for name in REMEDIES}
     for remedy in _without_smaller_batches(remedies):
@@ -207,7 +205,7 @@ def _remedies_of_kind(remedies: Sequence[Remedy], first: int) -> Table:
     )
 
 
-def _explained(changes: Iterable[Change]) -> list[Block]:
+def _explained(changes: Iterable[Change]) -> list[Part]:
     """Return what is learnt differently after the changes that need permission, below an empty line."""
     by_sentence: dict[tuple[str, str], list[str]] = {}
     for change in changes:
@@ -269,7 +267,7 @@ def _fits(fit: Fit, best: Candidate, command: str) -> Iterator[Part]:
     yield from listed(SECTIONS["fit_limits"], _limits(fit))
 
 
-def _setup(fit: Fit) -> list[Block]:
+def _setup(fit: Fit) -> list[Part]:
     """Return what was searched for, and whether the search was stopped."""
     held = "" if fit.goal == "batch" else f", effective batch size {fit.effective_batch_size}"
     kept = f"{percent(fit.headroom, 1, 0)} of the memory is kept free"
@@ -278,7 +276,7 @@ def _setup(fit: Fit) -> list[Block]:
     given = Plan.of(fit.workload)
     most = "up to " * bool(fit.by_gpus) + f"{given.world_size} × " * (given.world_size > 1)
     setup = f"{fit.name} on {most}{fit.gpu.name}{held}; {kept}{allowed}.{brackets}"
-    parts: list[Block] = [Text(setup, style="dim")]
+    parts: list[Part] = [Text(setup, style="dim")]
     if fit.interrupted:
         remaining = many(fit.counts.unexplored, "candidate")
         text = f"The search was interrupted: this is the best so far; {remaining} were not looked at."
@@ -302,7 +300,7 @@ def _against_given(fit: Fit, given: Candidate, best: Candidate) -> str:
     return f"{what}: {figures}. The change: {faster} samples/s, {more}."
 
 
-def _ties(fit: Fit, best: Candidate, command: str) -> list[Block]:
+def _ties(fit: Fit, best: Candidate, command: str) -> list[Part]:
     """Return which candidates may be as fast as the best one, and the command that measures them."""
     tied = [each.workload for each in fit.ties]
     number = max((rank for rank, each in enumerate(fit.runner_ups, 2) if each.workload in tied), default=len(tied) + 1)
@@ -315,7 +313,7 @@ def _ties(fit: Fit, best: Candidate, command: str) -> list[Block]:
     ]
 
 
-def _measured(fit: Fit, best: Candidate, measured: Comparison) -> list[Block | Document]:
+def _measured(fit: Fit, best: Candidate, measured: Comparison) -> list[Part]:
     """Return predicted beside measured figures, with what differs from the best candidate as names of the rows."""
     names = {each.name: settings.differences(each, best) for each in fit.runner_ups} | {best.name: "best"}
     rows = tuple(replace(row, name=names.get(row.name, row.name)) for row in measured.rows)
@@ -358,7 +356,7 @@ def _nothing_fits(fit: Fit) -> Iterator[Part]:
     yield from _shortage(shortage)
 
 
-def _shortage(shortage: Shortage) -> Iterator[Section]:
+def _shortage(shortage: Shortage) -> Iterator[Part]:
     """Yield what holds the memory, and what would make the training fit."""
     yield section(SECTIONS["fit_memory"], breakdown(shortage.given.prediction.memory))
     if shortage.remedies:
@@ -388,14 +386,14 @@ def _shortage_parts(shortage: Shortage) -> Iterator[Part]:
     yield Text(taken, style="dim")
 
 
-def _search(fit: Fit) -> list[Block]:
+def _search(fit: Fit) -> list[Part]:
     """Return how many candidates there were, how each was dealt with, and how long that took."""
     versions = next((sentences.versions(each.prediction) for each in (*fit.candidates, *fit.too_large)), "")
     lines = search_sentences.search_counts(fit.counts, versions, with_remedies=fit.shortage is not None)
     return [Text(lines[0]), Bullets(lines[1:])] if len(lines) > 1 else [Text(lines[0])]
 
 
-def _ready_settings(fit: Fit, best: Candidate) -> Iterator[Section]:
+def _ready_settings(fit: Fit, best: Candidate) -> Iterator[Part]:
     """Yield the settings as Python, as a workload file and as options; not indented, so that they can be pasted."""
     yield section(SECTIONS["fit_python"], Code(training_arguments_code(best, fit.name)), indent=0)
     if best.plan.world_size > 1:

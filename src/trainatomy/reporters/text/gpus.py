@@ -15,7 +15,6 @@ from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
 from trainatomy.reporters import run_sentences, settings
 from trainatomy.reporters.document import (
-    Block,
     Bullets,
     Column,
     Document,
@@ -68,7 +67,7 @@ def _across(across: FitAcross) -> Iterator[Part]:
     yield Text(taken, style="dim")
 
 
-def _below(sentences: Sequence[str]) -> list[Block]:
+def _below(sentences: Sequence[str]) -> list[Part]:
     """Return sentences below an empty line."""
     return [Text(), Bullets(sentences)] if sentences else []
 

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from trainatomy.reporters import sentences
 from trainatomy.reporters.document import (
-    Block,
     Bullets,
     Cell,
     Column,
@@ -54,7 +53,7 @@ def history_page(history: History) -> Document:
 
     GPU, status and group have a column where they differ, and are in the headline where they do not.
     """
-    parts: list[Block] = [_headline(history)]
+    parts: list[Part] = [_headline(history)]
     if history.records:
         parts += [Text(), _records_table(history.records), Text(), Text(_CLOSING, style="dim")]
     if history.skipped:

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from trainatomy.reporters import run_sentences, sentences
 from trainatomy.reporters.document import (
-    Block,
     Cell,
     Column,
     Document,
@@ -48,7 +47,7 @@ Figures = tuple[float | None, ...]
 """Allocated, reserved, device and NCCL bytes, then seconds per step: without and with a synchronisation after each."""
 
 
-def _ranks(measurement: Measurement, prediction: Prediction | None) -> Iterator[Block]:
+def _ranks(measurement: Measurement, prediction: Prediction | None) -> Iterator[Part]:
     """Yield a table with each rank as measured, as predicted, and the gap, and what it leaves open in words."""
     rows: list[tuple[Cell, ...]] = []
     own = prediction.ranks if prediction else {}
@@ -173,7 +172,7 @@ def _breakdown(measurement: Measurement, prediction: Prediction | None) -> Secti
     failed = measurement.status == "out of memory"
     title = f"{'At the failure' if failed else 'At the peak'}, {sentences.instant(memory.peak)} (recorded allocations)"
     predicted = prediction.memory if prediction and not failed else None
-    body: list[Block] = [measured_breakdown(memory, predicted)]
+    body: list[Part] = [measured_breakdown(memory, predicted)]
     if predicted and (predicted.peak.step, predicted.peak.phase) != (memory.peak.step, memory.peak.phase):
         body.append(Text(f"The predicted peak is {sentences.instant(predicted.peak)}.", style="dim"))
     return section(title, *body)

@@ -8,12 +8,11 @@ from rich.text import Text
 
 from trainatomy.reporters import subject_sentences
 from trainatomy.reporters.document import (
-    Block,
     Bullets,
     Cell,
     Column,
     Document,
-    Section,
+    Part,
     Table,
     figures,
     listed,
@@ -47,7 +46,7 @@ def operations_page(breakdown: OperationBreakdown) -> Document:
     return Document(tuple(_parts(breakdown)), _title(breakdown))
 
 
-def _parts(breakdown: OperationBreakdown) -> Iterator[Section]:
+def _parts(breakdown: OperationBreakdown) -> Iterator[Part]:
     yield section(SECTIONS["groups"], _groups(breakdown.groups))
     if breakdown.seconds is not None or breakdown.measured_seconds is not None:
         yield section(SECTIONS["group_times"], _times(breakdown.groups))
@@ -189,7 +188,7 @@ def _modules(breakdown: OperationBreakdown) -> Table:
     )
 
 
-def _paddings(breakdown: OperationBreakdown) -> Iterator[Block]:
+def _paddings(breakdown: OperationBreakdown) -> Iterator[Part]:
     """Yield a sentence for each size, and a command that compares one before and after."""
     yield Bullets([_padding(each, breakdown.seconds) for each in breakdown.paddings])
     known = next((each for each in breakdown.paddings if each.setting), None)
@@ -211,7 +210,7 @@ def _padding(one: Padding, step_seconds: float | None) -> str:
     )
 
 
-def _shapes(breakdown: OperationBreakdown) -> Iterator[Block]:
+def _shapes(breakdown: OperationBreakdown) -> Iterator[Part]:
     """Yield the products whose padding gains time, and how many others there are."""
     padded = {each.size: each.padded for each in breakdown.paddings}
     shapes = breakdown.shapes

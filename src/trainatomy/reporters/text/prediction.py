@@ -11,13 +11,11 @@ from rich.text import Text
 
 from trainatomy.reporters import sentences, subject_sentences
 from trainatomy.reporters.document import (
-    Block,
     Bullets,
     Cell,
     Column,
     Document,
     Part,
-    Section,
     Subject,
     Table,
     grid,
@@ -38,7 +36,7 @@ from trainatomy.results.time import Time
 from trainatomy.units import flop_of, human_bytes, many, percent, seconds, whole_flop
 
 
-def _lengths(lengths: LengthsPrediction) -> Iterator[Block]:
+def _lengths(lengths: LengthsPrediction) -> Iterator[Part]:
     """Yield the samples, the distributions and the tokens."""
     yield Text(subject_sentences.samples_of_lengths(lengths))
     if lengths.orders:
@@ -85,7 +83,7 @@ def prediction_page(
     return Document((*_answer(prediction, cost_per_hour), *_parts(prediction, with_sources)))
 
 
-def _answer(prediction: Prediction, cost_per_hour: float | None) -> Iterator[Block]:
+def _answer(prediction: Prediction, cost_per_hour: float | None) -> Iterator[Part]:
     """Yield whether it fits, what was predicted, and how long it takes."""
     yield verdict_line(prediction)
     yield subject_of([prediction])
@@ -143,7 +141,7 @@ def _parts(prediction: Prediction, with_sources: bool) -> Iterator[Part]:
         yield Text(line, style="dim")
 
 
-def task_sections(result: Prediction | Measurement) -> Iterator[Section]:
+def task_sections(result: Prediction | Measurement) -> Iterator[Part]:
     """Yield what was saved, generated and evaluated."""
     checkpoints = subject_sentences.checkpoints(result.checkpoint, result.restored)
     yield from listed(SECTIONS["checkpoint"], checkpoints)
@@ -202,7 +200,7 @@ def _ranks(prediction: Prediction) -> Table:
     return grid(rows, "left", "left", "left")
 
 
-def _parameters(prediction: Prediction) -> Iterator[Block]:
+def _parameters(prediction: Prediction) -> Iterator[Part]:
     figures = prediction.bytes_per_parameter
     parts = ", ".join(f"{component(name).title} {count:.2f}" for name, count in figures.parts.items() if count)
     yield Text(f"{sentences.parameters(figures)}: {parts}")

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from trainatomy.reporters import run_sentences, sentences
 from trainatomy.reporters.document import (
-    Block,
     Bullets,
     Column,
     Document,
@@ -48,7 +47,7 @@ def script_fit_page(found: ScriptFit) -> Document:
         ("best" if each is found.best else "", *(each.flags.get(name, "") for name in names), *_outcome(each))
         for each in found.candidates
     )
-    parts: list[Block] = [Text(), Table((*columns, *paces), tuple(rows), name_width=6)]
+    parts: list[Part] = [Text(), Table((*columns, *paces), tuple(rows), name_width=6)]
     if said := list(_messages(found)):
         parts += [Text(), Bullets(said)]
     return Document(tuple(parts), f"{found.name} on {found.gpu}. {_answer(found)}")
