@@ -77,7 +77,7 @@ def test_time_is_that_of_the_mean_step(prediction: Prediction) -> None:
     lengths, time = prediction.lengths, prediction.time
     assert lengths is not None and time is not None and lengths.step_seconds is not None
     epochs = simulate_lengths(described(), described().resolve_gpu())
-    again = prediction_of_lengths(described(), epochs, calibration=None, timed=True, timeline=False, started=0.0)
+    again = prediction_of_lengths(described(), epochs, PredictOptions(), started=0.0)
     assert again.time == time
     assert lengths.step_seconds.low <= time.step_seconds <= lengths.step_seconds.worst
     low, high = time.interval_seconds

@@ -34,7 +34,7 @@ from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.host_costs import PARTS, cpu_costs
 from trainatomy.timing.launch import launch_seconds, loop_seconds
 from trainatomy.timing.step import bound_by
-from trainatomy.timing.timeline import replay_step
+from trainatomy.timing.timeline import LaunchCosts, replay_step
 from trainatomy.workload.builtin import notebook
 from trainatomy.workload.factory import resolve
 from trainatomy.workload.overlay import overlay
@@ -162,7 +162,9 @@ def predict(row: Row, operations: Operations) -> Outcome:
     cost_model = cost_model_of(find_gpu(row.gpu), tf32=bool(workload.train.tf32))
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
     busy = [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels]
-    timeline = replay_step(kept, [launches[index] for index in timed], busy, costs, loop_seconds(kept, costs, loop))
+    timeline = replay_step(
+        kept, busy, LaunchCosts([launches[index] for index in timed], costs, loop_seconds(kept, costs, loop))
+    )
     bound = bound_by(kept, kernels, timeline)
     low, high = read_yaml("intervals.yaml")["uncalibrated"]["host" if bound == "host" else "gpu"]
     interval = (timeline.seconds * low, timeline.seconds * high)

@@ -72,20 +72,18 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     from recurrent_times import RECURRENT, recurrent_seconds
 
     from trainatomy.catalog.machines import reference_host
-    from trainatomy.prediction.assemble import replayed_as, time_of
-    from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
+    from trainatomy.prediction.assemble import step_of, time_of
+    from trainatomy.timing.cost_model import kernel_cost
     from trainatomy.timing.host_costs import cpu_costs
     from trainatomy.timing.launch import batch_bytes, cpu_seconds_by_phase
     from trainatomy.workload.loops import loop_of
 
     found = time_of(workload, simulation, driver_calls, None, paces=PACES)
-    tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
-    gpu = workload.resolve_gpu()
-    model = cost_model_of(gpu, tf32=tf32)
+    step = step_of(workload, simulation, simulation.operations, None, driver_calls)
     operations, own, recurrent, copied = simulation.operations, 0.0, 0.0, 0.0
     for one in operations.operations:
         call = operations.calls[one.call]
-        seconds = kernel_cost(call, model).seconds * one.repeats
+        seconds = kernel_cost(call, step.cost_model).seconds * one.repeats
         if batch_bytes(call):
             copied += seconds
             continue
@@ -95,12 +93,9 @@ def priced(row: grid.Row, workload: Workload, simulation: Any, driver_calls: Seq
     batch_seconds = cpu_seconds_by_phase(operations, costs, loop_of(workload).cpu_costs)["batch"]
     paced = dict[str, float]()
     if recurrent:
-        known = replayed_as(workload, simulation).items()
-        replaying = {name: value for name, value in known if name not in ("tf32", "links")}  # which the model has
-        replaying["driver_calls"] = driver_calls
         rest = own - recurrent
-        own = rest + recurrent_seconds(operations, model, gpu, 1.0, **replaying)
-        paced = {str(pace): rest + recurrent_seconds(operations, model, gpu, pace, **replaying) for pace in PACES}
+        own = rest + recurrent_seconds(step, 1.0)
+        paced = {str(pace): rest + recurrent_seconds(step, pace) for pace in PACES}
     return {
         "name": row.name,
         "workload": dict(row.mapping),

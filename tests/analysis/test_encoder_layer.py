@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainatomy.analysis.operations import analyze_operations
+from trainatomy.analysis.operations import Analyzed, analyze_operations
 from trainatomy.analysis.published import SCOPE, published_notes, published_shares, shares_as_published
 from trainatomy.results.operations import OperationBreakdown, Operations
 from trainatomy.simulator.simulate import simulate
@@ -20,9 +20,8 @@ def operations() -> Operations:
 
 @pytest.fixture(scope="module")
 def anatomy(operations: Operations) -> OperationBreakdown:
-    return analyze_operations(
-        "layer", {}, encoder_layer().resolve_gpu(), operations, scope=SCOPE, published=published_shares()
-    )
+    training = Analyzed("layer", {}, encoder_layer().resolve_gpu(), scope=SCOPE, published=published_shares())
+    return analyze_operations(training, operations)
 
 
 def test_flop_shares_match_the_paper_within_a_tenth_of_a_percent(anatomy: OperationBreakdown) -> None:

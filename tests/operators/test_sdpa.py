@@ -13,7 +13,7 @@ from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.attention import efficient_backward
 from trainatomy.operators.allocation.meta import meta_kernels
 from trainatomy.operators.allocation.plan import KernelCall, Plan, Processor, Scratch
-from trainatomy.operators.allocation.sdpa import SdpFlags, choose_sdpa, sdpa
+from trainatomy.operators.allocation.sdpa import Attention, SdpFlags, choose_sdpa, sdpa
 
 H200 = Processor((9, 0), 132, (2, 11))
 OLD_H200 = Processor((9, 0), 132, (2, 9))
@@ -34,19 +34,19 @@ def choose(processor: Processor, dtype: torch.dtype, flags: SdpFlags | None = No
     dim, length = options.get("dim", 64), options.get("length", 128)
     query = heads(8, dtype, dim, length)
     key = heads(options.get("key_heads", 8), dtype, dim, options.get("key_length", length))
-    return choose_sdpa(
+    call = Attention(
         query,
         key,
         torch.empty_like(key),
         options.get("mask"),
         options.get("dropout", 0.0),
         options.get("is_causal", False),
-        None,
-        options.get("enable_gqa", options.get("key_heads", 8) != 8),
-        processor,
-        options.get("requires_grad", True),
-        flags or SdpFlags(),
+        enable_gqa=options.get("enable_gqa", options.get("key_heads", 8) != 8),
+        processor=processor,
+        flags=flags or SdpFlags(),
+        requires_grad=options.get("requires_grad", True),
     )
+    return choose_sdpa(call)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ class Operators(TorchDispatchMode):
 def run(processor: Processor, query: torch.Tensor, key: torch.Tensor, **options: Any) -> tuple[list[str], torch.Tensor]:
     inputs = [query.requires_grad_(), key.requires_grad_(), torch.empty_like(key).requires_grad_()]
     with Operators() as seen:
-        out = sdpa(*inputs, processor=processor, flags=options.pop("flags", SdpFlags()), **options)
+        out = sdpa(Attention(*inputs, processor=processor, flags=options.pop("flags", SdpFlags()), **options))
         out.sum().backward()
     for tensor in inputs:
         assert tensor.grad is not None
@@ -178,7 +178,7 @@ def test_math_is_the_function(is_causal: bool) -> None:
     query, key, value = (torch.randn(2, 4, 6, 8) for _ in range(3))
     processor = Processor((8, 0), 108, (2, 11))
     flags = SdpFlags(flash=False, efficient=False, cudnn=False)
-    got = sdpa(query, key, value, is_causal=is_causal, processor=processor, flags=flags)
+    got = sdpa(Attention(query, key, value, is_causal=is_causal, processor=processor, flags=flags))
     torch.testing.assert_close(
         got, torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     )
@@ -201,11 +201,11 @@ def test_attention_that_a_mask_would_spare_its_scores(
     query, key = heads(8, dtype), heads(2 if grouped else 8, dtype)
     found: list[bool] = []
     arguments: dict[str, Any] = {"processor": processor, "flags": SdpFlags()}
-    sdpa(query, key, key, enable_gqa=grouped, **arguments, misses_a_mask=lambda: found.append(True))
+    sdpa(Attention(query, key, key, enable_gqa=grouped, **arguments), lambda: found.append(True))
     assert bool(found) is misses
     repeated = heads(8, dtype)
     mask = torch.ones(2, 1, 128, 128, dtype=torch.bool, device="meta")
-    sdpa(query, repeated, repeated, mask, **arguments, misses_a_mask=lambda: found.append(True))
+    sdpa(Attention(query, repeated, repeated, mask, **arguments), lambda: found.append(True))
     assert len(found) == misses
 
 
@@ -226,7 +226,7 @@ def test_gradients_of_grouped_keys_have_the_shape_of_the_keys() -> None:
     query = heads(8, FP32).requires_grad_()
     key, value = (heads(2, FP32).requires_grad_() for _ in range(2))
     with meta_kernels():
-        out = sdpa(query, key, value, enable_gqa=True, processor=NEW_A100, flags=SdpFlags())
+        out = sdpa(Attention(query, key, value, enable_gqa=True, processor=NEW_A100, flags=SdpFlags()))
         out.sum().backward()
     assert out.shape == query.shape
     assert key.grad is not None and value.grad is not None and key.grad.shape == value.grad.shape == key.shape
@@ -257,7 +257,7 @@ def test_attention_without_a_batch_is_fused_since_2_14(processor: Processor, fus
     query = torch.empty(8, 128, 64, dtype=FP16, device="meta", requires_grad=True)
     mask = torch.empty(128, 128, dtype=FP16, device="meta")
     with meta_kernels(), Shapes() as shapes:
-        out = sdpa(query, query, query, mask, processor=processor, flags=SdpFlags())
+        out = sdpa(Attention(query, query, query, mask, processor=processor, flags=SdpFlags()))
         out.sum().backward()
     assert out.shape == query.shape
     attention = [found for name, found in shapes.seen if name == "_scaled_dot_product_efficient_attention"]

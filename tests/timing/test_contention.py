@@ -17,7 +17,7 @@ from trainatomy.timing.contention import Contention, Windows, contention_in
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.one_stream import StepTimeline
-from trainatomy.timing.timeline import replay_step
+from trainatomy.timing.timeline import LaunchCosts, replay_step
 
 GIB = 2**30
 COSTS = replace(cpu_costs(reference_host().microseconds), launch_delay=0.0, read=0.0)
@@ -46,7 +46,7 @@ def replay(
     kernels = [(rows[place // 2][1], 1) for place in range(len(calls))]
     step = Operations(calls, described, dependencies=dependencies or {})
     loop = {"step": 0.0, "micro_step": 0.0}
-    return replay_step(step, [0.0] * len(rows), kernels, COSTS, loop, contention=contention)
+    return replay_step(step, kernels, LaunchCosts([0.0] * len(rows), COSTS, loop), contention=contention)
 
 
 def test_a_kernel_beside_a_collective_does_its_work_on_what_is_left() -> None:

@@ -26,7 +26,7 @@ from trainatomy.timing.launch import (
     launch_seconds,
     loop_seconds,
 )
-from trainatomy.timing.step import predict_step_time
+from trainatomy.timing.step import RankStep, predict_step_time
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,8 @@ def calibration(factors: dict[str, float], reference: str) -> Calibration:
 
 
 def seconds(operations: Operations, found: Calibration | None) -> float:
-    time = predict_step_time(
-        operations, find_gpu("h200"), loop="trainer", tf32=False, samples=1, tokens_per_sample=16, calibration=found
-    )
+    rank_step = RankStep(operations, find_gpu("h200"), loop="trainer", tf32=False, samples=1, calibration=found)
+    time = predict_step_time(rank_step, tokens_per_sample=16)
     assert time.bound_by == "host"
     return time.host_seconds
 

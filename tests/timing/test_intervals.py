@@ -15,7 +15,7 @@ from trainatomy.reporters import sentences
 from trainatomy.results.operations import Operation, Operations
 from trainatomy.results.time import PacedStep, Time
 from trainatomy.timing import step
-from trainatomy.timing.step import interval_seconds, predict_step_time, slow_pace
+from trainatomy.timing.step import RankStep, interval_seconds, predict_step_time, slow_pace
 
 DOCS = Path(__file__).parents[2] / "docs"
 KNOWN = read_yaml("intervals.yaml")
@@ -28,9 +28,8 @@ SMALL, LARGE = (
 def time_of(text: str) -> Time:
     """Predict 200 operations in a row on an H200."""
     operations = Operations(calls=(from_text(text),), operations=(Operation(0, 0, "forward", "", 0, 1),) * 200)
-    return predict_step_time(
-        operations, find_gpu("h200"), loop="inference", tf32=None, samples=1, tokens_per_sample=None
-    )
+    rank_step = RankStep(operations, find_gpu("h200"), loop="inference", tf32=None, samples=1)
+    return predict_step_time(rank_step, tokens_per_sample=None)
 
 
 def test_only_steps_that_wait_for_the_cpu_may_take_as_long_as_on_a_slow_host() -> None:

@@ -10,7 +10,7 @@ import pytest
 from trainatomy.catalog.calibrations import from_text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.machines import reference_host
-from trainatomy.prediction.assemble import replayed_as
+from trainatomy.prediction.assemble import step_of
 from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.results.time import Time
 from trainatomy.results.trace import DriverCall
@@ -18,8 +18,8 @@ from trainatomy.simulator.simulate import simulate
 from trainatomy.timing.extrapolation import attainable_share
 from trainatomy.timing.host_costs import CPUCosts, cpu_costs
 from trainatomy.timing.launch import batch_seconds, cpu_seconds_by_phase, kind_of, launch_seconds, loop_seconds
-from trainatomy.timing.step import predict_step_time
-from trainatomy.timing.timeline import blocks_cpu, replay_step
+from trainatomy.timing.step import RankStep, predict_step_time
+from trainatomy.timing.timeline import LaunchCosts, blocks_cpu, replay_step
 from trainatomy.workload.schema import Workload
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}
@@ -34,10 +34,8 @@ def step() -> Operations:
 
 
 def seconds(step: Operations, *calls: DriverCall) -> float:
-    found = predict_step_time(
-        step, H200, loop="trainer", tf32=False, samples=1, tokens_per_sample=8, driver_calls=calls
-    )
-    return found.step_seconds
+    rank_step = RankStep(step, H200, loop="trainer", tf32=False, samples=1, driver_calls=calls)
+    return predict_step_time(rank_step, tokens_per_sample=8).step_seconds
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3, 8])
@@ -80,7 +78,8 @@ def test_generated_tokens_are_no_micro_batches_of_a_training(tokens: int) -> Non
 def course_of(operations: Operations, costs: CPUCosts) -> float:
     launches = list(launch_seconds(operations, costs, "trainer"))
     kernels = [(0.0, 0)] * len(operations.calls)
-    return replay_step(operations, launches, kernels, costs, loop_seconds(operations, costs, "trainer")).cpu_seconds
+    launch = LaunchCosts(launches, costs, loop_seconds(operations, costs, "trainer"))
+    return replay_step(operations, kernels, launch).cpu_seconds
 
 
 def test_memory_freed_to_the_driver_costs_time(step: Operations) -> None:
@@ -101,8 +100,8 @@ def test_utilisation_counts_model_flop_by_precision() -> None:
         train = {"per_device_train_batch_size": 8, "gradient_checkpointing": checkpointing, **precision}
         mapping = {"model": MODEL, "data": {"sequence_length": 64}, "train": train}
         found = simulate(Workload.from_mapping(mapping), H200).operations
-        tf32 = bool(precision.get("tf32"))
-        return predict_step_time(found, H200, loop="trainer", tf32=tf32, samples=8, tokens_per_sample=64)
+        rank_step = RankStep(found, H200, loop="trainer", tf32=bool(precision.get("tf32")), samples=8)
+        return predict_step_time(rank_step, tokens_per_sample=64)
 
     def ideal(found: Time) -> float:
         assert found.model_flop_utilisation is not None
@@ -152,16 +151,18 @@ def test_a_slower_host_takes_longer_to_copy_a_batch() -> None:
     copy = from_text("aten::_to_copy(hf32[250000000])->f32[250000000]")
     assert copy.inputs[0].on_host and not copy.outputs[0].on_host
     alone = Operations(calls=(copy,), operations=(Operation(0, 0, "forward", "", 0, 1),))
-    settings = {"loop": "inference", "tf32": None, "samples": 1, "tokens_per_sample": None, "collated": False}
-    found = predict_step_time(alone, H200, paces=(2.0,), **settings)
+    rank_step = RankStep(alone, H200, loop="inference", tf32=None, samples=1, collated=False)
+    found = predict_step_time(rank_step, tokens_per_sample=None, paces=(2.0,))
     (beside,) = found.at_paces
     quick = 1e9 / 9e9
     assert beside.step_seconds - found.step_seconds == pytest.approx((2**0.46 - 1) * quick, rel=0.05)
 
 
 def test_a_function_that_returns_batches_saves_what_collating_costs(step: Operations) -> None:
-    settings = {"loop": "trainer", "tf32": False, "samples": 1, "tokens_per_sample": 8}
-    made, returned = (predict_step_time(step, H200, collated=collated, **settings) for collated in (True, False))
+    with_batches = RankStep(step, H200, loop="trainer", tf32=False, samples=1)
+    made, returned = (
+        predict_step_time(one, tokens_per_sample=8) for one in (with_batches, replace(with_batches, collated=False))
+    )
     costs = cpu_costs(reference_host().microseconds)
     batches = sum(batch_seconds(one, step.calls[one.call], costs, "trainer") for one in step.operations)
     saved = (costs.collate["trainer"] + batches) * reference_host().quiet
@@ -169,8 +170,10 @@ def test_a_function_that_returns_batches_saves_what_collating_costs(step: Operat
 
 
 def test_each_sample_of_a_step_is_fetched(step: Operations) -> None:
-    settings = {"loop": "trainer", "tf32": False, "tokens_per_sample": 8}
-    few, many = (predict_step_time(step, H200, samples=samples, **settings) for samples in (1, 10001))
+    few, many = (
+        predict_step_time(RankStep(step, H200, loop="trainer", tf32=False, samples=samples), tokens_per_sample=8)
+        for samples in (1, 10001)
+    )
     each = cpu_costs(reference_host().microseconds).sample["trainer"] * reference_host().quiet
     assert many.step_seconds - few.step_seconds == pytest.approx(10000 * each) and each > 1e-7
 
@@ -184,9 +187,11 @@ def test_large_tensors_of_the_cpu_are_worked_on_by_one_thread_where_several_proc
     added = from_text("aten::add(hf32[5000000],hf32[5000000])->hf32[5000000]")
     alone = Operations(calls=(added,), operations=(Operation(0, 0, "forward", "", 0, 1),))
     workload = Workload.from_mapping({"gpu": "h200", "model": MODEL, "parallel": parallel})
-    known = replayed_as(workload, simulate(Workload.from_mapping({"gpu": "h200", "model": MODEL}), H200))
-    found = predict_step_time(alone, H200, tokens_per_sample=None, **known)
-    threads = predict_step_time(alone, H200, tokens_per_sample=None, **{**known, "one_thread": False})
+    simulation = simulate(Workload.from_mapping({"gpu": "h200", "model": MODEL}), H200)
+    rank_step = step_of(workload, simulation, alone, None, ())
+    found, threads = (
+        predict_step_time(one, tokens_per_sample=None) for one in (rank_step, replace(rank_step, one_thread=False))
+    )
     costs, moved = cpu_costs(reference_host().microseconds), 60e6
     more = moved * (costs.one_thread_byte - costs.host_byte) if slow else 0.0
     assert found.step_seconds - threads.step_seconds == pytest.approx(more, abs=1e-6)

@@ -14,7 +14,7 @@ from trainatomy.results.operations import Array, Call, Operation, Operations
 from trainatomy.timing import one_stream, streams, timeline
 from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.one_stream import StepTimeline, end_within
-from trainatomy.timing.timeline import replay_step
+from trainatomy.timing.timeline import LaunchCosts, replay_step
 
 COSTS = replace(cpu_costs(reference_host().microseconds), launch_delay=0.0, read=0.0)
 NO_LOOP = {"step": 0.0, "micro_step": 0.0}
@@ -38,7 +38,7 @@ def replay(
     kernels = [(seconds, int(seconds > 0)) for _, seconds in rows]
     step = Operations(calls, operations, dependencies=dependencies or {}, cpu_waits=cpu_waits or {})
     costs = replace(COSTS, launch_delay=launch_delay)
-    return replay_step(step, [launch] * len(rows), kernels, costs, NO_LOOP, synchronized)
+    return replay_step(step, kernels, LaunchCosts([launch] * len(rows), costs, NO_LOOP, synchronized))
 
 
 def test_a_gpu_bound_step_takes_its_kernels() -> None:
@@ -74,7 +74,7 @@ def test_kernels_of_a_recurrent_layer_run_while_others_are_launched(on_gpu: floa
     for replayed in (timeline.replay_one_stream, streams.replay_streams):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(timeline, "replay_one_stream", replayed)
-            found = replay_step(described, [4.0], [(on_gpu, 7)], costs, NO_LOOP)
+            found = replay_step(described, [(on_gpu, 7)], LaunchCosts([4.0], costs, NO_LOOP))
         assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (step, on_gpu, 4.0)
 
 
@@ -110,7 +110,7 @@ def test_only_two_directions_are_launched_in_turns(directions: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(timeline, "replay_one_stream", replayed)
             described = Operations([layer], [Operation(0, 0, "forward", "", 0, 1)])
-            found = replay_step(described, [4.0], [(3.5, 7)], costs, NO_LOOP)
+            found = replay_step(described, [(3.5, 7)], LaunchCosts([4.0], costs, NO_LOOP))
         first = 0.5 + 3.5 * 2 ** (1 / 4)
         waiting = 3.5 - (first - 4.5)  # of the second step's launches, when the first step's kernels are done
         assert found.seconds == pytest.approx(4.0 if directions == 1 else (3.5**4 + waiting**4) ** (1 / 4))
@@ -186,7 +186,8 @@ def test_the_cpu_goes_on_while_the_last_kernels_of_a_long_operation_are_queued(
         monkeypatch.setattr(module, "LAUNCH_QUEUE_DEPTH", 2)
     monkeypatch.setattr(timeline, "replay_one_stream", replayed)
     described = [Operation(index, index, "forward", "", 0, 1) for index in range(2)]
-    found = replay_step(Operations([KERNEL] * 2, described), [1.0, 3.0], [(8.0, 8), (0.5, 1)], COSTS, NO_LOOP, {0})
+    launch = LaunchCosts([1.0, 3.0], COSTS, NO_LOOP, {0})
+    found = replay_step(Operations([KERNEL] * 2, described), [(8.0, 8), (0.5, 1)], launch)
     assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (10.5, 8.5, 4.0)
 
 
@@ -197,7 +198,7 @@ def test_streams_are_replayed_like_one_where_only_one_is_used() -> None:
 
 
 def test_a_step_without_operations_takes_only_the_time_of_the_loop() -> None:
-    found = replay_step(Operations(), [], [], COSTS, {"step": 2.0, "micro_step": 3.0})
+    found = replay_step(Operations(), [], LaunchCosts([], COSTS, {"step": 2.0, "micro_step": 3.0}))
     assert (found.seconds, found.gpu_seconds) == (0.0, 0.0)
 
 
@@ -231,10 +232,10 @@ def test_one_stream_is_replayed_as_several_are(monkeypatch: pytest.MonkeyPatch) 
         launches = [draw.random() * 3 for _ in described]
         costs = replace(COSTS, launch_delay=0.3, read=0.7)
         loop = {"step": 1.9, "micro_step": 0.4}
-        found = replay_step(step, launches, kernels, costs, loop, {3, 20})
+        found = replay_step(step, kernels, LaunchCosts(launches, costs, loop, {3, 20}))
         with monkeypatch.context() as patch:
             patch.setattr(timeline, "replay_one_stream", streams.replay_streams)
-            assert replay_step(step, launches, kernels, costs, loop, {3, 20}) == found
+            assert replay_step(step, kernels, LaunchCosts(launches, costs, loop, {3, 20})) == found
 
 
 @pytest.mark.parametrize("reads", [0, 1])
@@ -263,12 +264,12 @@ def test_many_repetitions_are_replayed_as_one_by_one(
         ]
         step = Operations([KERNEL, READ, KERNEL], described)
         launches = [draw.random() * launch for _ in described]
-        found = replay_step(step, launches, kernels, COSTS, loop)
+        found = replay_step(step, kernels, LaunchCosts(launches, COSTS, loop))
         assert len(replayed) < 100
         replayed.clear()
         with monkeypatch.context() as patch:
             patch.setattr(timeline, "replay_one_stream", streams.replay_streams)
-            every = replay_step(step, launches, kernels, COSTS, loop)
+            every = replay_step(step, kernels, LaunchCosts(launches, COSTS, loop))
         assert (found.seconds, found.cpu_seconds, found.gpu_seconds) == pytest.approx(
             (every.seconds, every.cpu_seconds, every.gpu_seconds), rel=1e-9
         )
@@ -288,7 +289,7 @@ def test_communication_is_exposed_where_nothing_else_runs() -> None:
     # The collective waits for the first kernel, and a view for the collective: what comes after the view has to wait.
     step = Operations([KERNEL, reduce_, view], described, dependencies={1: (0,), 3: (1,)})
     costs, loop = replace(COSTS, launch_delay=0.0), {"step": 0.0, "micro_step": 0.0}
-    found = replay_step(step, [0.0] * 5, [(10.0, 1), (25.0, 1), (0.0, 0)], costs, loop)
+    found = replay_step(step, [(10.0, 1), (25.0, 1), (0.0, 0)], LaunchCosts([0.0] * 5, costs, loop))
     assert found.seconds == pytest.approx(10 + 25 + 10)
     assert found.communication_seconds == 25.0
     assert found.exposed_seconds == pytest.approx(25 - 10)
@@ -311,5 +312,5 @@ def test_the_loop_takes_longer_after_a_wait_for_the_gpu(
     kernels, loop = [(on_gpu, 1), (0.0, 0), (0.0, 0)], {"step": 8.0, "micro_step": 0.0}
     for replayed in (timeline.replay_one_stream, streams.replay_streams):
         monkeypatch.setattr(timeline, "replay_one_stream", replayed)
-        found = replay_step(step, [1.0] * 6, kernels, costs, loop)
+        found = replay_step(step, kernels, LaunchCosts([1.0] * 6, costs, loop))
         assert found.cpu_seconds == pytest.approx(6.0 + 8.0 * factor)

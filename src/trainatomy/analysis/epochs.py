@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -48,14 +49,33 @@ def steps_to_replay(longest: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory that an epoch is replayed in.
+
+    Attributes:
+        settings: Settings of the allocator.
+        outside_bytes: Memory of the GPU that is not the allocator's.
+        gpu_bytes: Memory of the GPU.
+        least_bytes: Memory of the smallest GPU on which the orders replayed so far run, at least that of the GPU; an
+            order that runs out of memory is shown as on that GPU, or on the smallest one on which it runs.
+    """
+
+    settings: AllocatorSettings
+    outside_bytes: int
+    gpu_bytes: int
+    least_bytes: int
+
+    def replay(self, trace: AllocationTrace, gpu_bytes: int) -> Replay:
+        """Replay a trace on a GPU of this size, within what the allocator may take of it."""
+        return replay(trace, self.settings, max(gpu_bytes - self.outside_bytes, 0), device_bytes=gpu_bytes)
+
+
 def replay_order(
     trace: AllocationTrace,
     step_ends: Sequence[int],
-    settings: AllocatorSettings,
-    outside_bytes: int,
+    room: Room,
     *,
-    gpu_bytes: int,
-    least_bytes: int,
     seed: int,
     steps: tuple[int, ...],
     longest: tuple[int, ...],
@@ -66,28 +86,21 @@ def replay_order(
     Args:
         trace: Its allocations.
         step_ends: Number of events at the end of each step.
-        settings: Settings of the allocator.
-        outside_bytes: Memory of the GPU that is not the allocator's.
-        gpu_bytes: Memory of the GPU.
-        least_bytes: Memory of the smallest GPU on which the orders replayed so far run, at least that of the GPU; an
-            order that runs out of memory is shown as on that GPU, or on the smallest one on which it runs.
+        room: The memory it is replayed in.
         seed: Seed of the order of samples.
         steps: Numbers of the steps.
         longest: Tokens of the longest row of each.
         rank: Rank that has these batches.
     """
-    starts = (0, *step_ends[:-1])
-
-    def on(size: int) -> Replay:
-        return replay(trace, settings, max(size - outside_bytes, 0), device_bytes=size)
-
-    unlimited = replay(trace, settings, device_bytes=gpu_bytes)
+    starts, gpu_bytes = (0, *step_ends[:-1]), room.gpu_bytes
+    unlimited = replay(trace, room.settings, device_bytes=gpu_bytes)
     allocated, reserved = unlimited.allocated_bytes, unlimited.reserved_bytes
-    bounded = unlimited if unlimited.peak_reserved_bytes <= gpu_bytes - outside_bytes else on(gpu_bytes)
+    enough = unlimited.peak_reserved_bytes <= gpu_bytes - room.outside_bytes
+    bounded = unlimited if enough else room.replay(trace, gpu_bytes)
     fits = bounded.out_of_memory is None
-    shown = bounded if fits or least_bytes == gpu_bytes else on(least_bytes)
+    shown = bounded if fits or room.least_bytes == gpu_bytes else room.replay(trace, room.least_bytes)
     if shown.out_of_memory is not None:
-        shown = replay_on_least(trace, settings, least_bytes, outside_bytes, unlimited)
+        shown = replay_on_least(trace, room.settings, room.least_bytes, room.outside_bytes, unlimited)
     return OrderPrediction(
         seed=seed,
         steps=steps,

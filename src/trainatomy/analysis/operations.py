@@ -108,47 +108,59 @@ class Scope:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Analyzed:
+    """The training whose step is broken down.
+
+    Attributes:
+        name: Name of the workload.
+        workload: Its description.
+        gpu: The GPU it runs on.
+        tf32: Whether fp32 matrix products may use tensor cores.
+        scope: The operations to look at; all of them by default.
+        published: Published shares to show beside these.
+        notes: Notes to attach.
+        experts: The experts of a mixture of experts.
+    """
+
+    name: str
+    workload: Mapping[str, object]
+    gpu: GPU
+    tf32: bool = False
+    scope: Scope = Scope()
+    published: PublishedShares | None = None
+    notes: tuple[str, ...] = ()
+    experts: Experts | None = None
+
+
 def analyze_operations(
-    name: str,
-    workload: Mapping[str, object],
-    gpu: GPU,
+    training: Analyzed,
     operations: Operations,
     *,
     peak: dict[str, int] | None = None,
     predicted: PredictedTimes | None = None,
     profile: Profile | None = None,
-    scope: Scope | None = None,
-    tf32: bool = False,
     top: int = 15,
-    published: PublishedShares | None = None,
-    notes: tuple[str, ...] = (),
-    experts: Experts | None = None,
 ) -> OperationBreakdown:
     """Break a step down into its operations.
 
     Args:
-        name: Name of the workload.
-        workload: Its description.
-        gpu: The GPU it runs on.
+        training: The training.
         operations: The operations of one rank's step.
         peak: Bytes by group at the peak of memory (see ``bytes_by_group``).
         predicted: Predicted times.
         profile: Measured times.
-        scope: The operations to look at; all of them by default.
-        tf32: Whether fp32 matrix products may use tensor cores.
         top: Number of heaviest operations and modules to keep.
-        published: Published shares to show beside these.
-        notes: Notes to attach.
-        experts: The experts of a mixture of experts.
     """
+    gpu = training.gpu
     times = predicted.times if predicted is not None else None
     measured = profile.seconds if profile is not None else None
-    table = OperationTable(operations, times, measured, (scope or Scope()).selects(operations))
+    table = OperationTable(operations, times, measured, training.scope.selects(operations))
     total = table.total()
-    shapes = wasteful_shapes(table, gpu.capability, gpu.multiprocessors, tf32)
+    shapes = wasteful_shapes(table, gpu.capability, gpu.multiprocessors, training.tf32)
     return OperationBreakdown(
-        name=name,
-        workload=dict(workload),
+        name=training.name,
+        workload=dict(training.workload),
         card=gpu.id,
         gpu_name=gpu.name,
         operations=total.calls,
@@ -161,15 +173,15 @@ def analyze_operations(
         aside=table.aside(),
         claims=claims(table),
         shapes=with_gains(shapes, table, predicted.gpu_seconds) if predicted is not None else shapes,
-        paddings=paddings(shapes, table, workload, predicted.gpu_seconds if predicted is not None else None),
+        paddings=paddings(shapes, table, training.workload, predicted.gpu_seconds if predicted is not None else None),
         modules=table.modules(top),
         collectives=table.collectives(),
         seconds=total.seconds if times is not None else None,
         measured_seconds=total.measured if measured is not None else None,
         joined=profile.joined if profile is not None else None,
-        published=published,
-        notes=notes,
-        experts=experts,
+        published=training.published,
+        notes=training.notes,
+        experts=training.experts,
     )
 
 

@@ -217,12 +217,8 @@ def _predict_pipeline(
     return pipeline_prediction(
         workload,
         partial(_simulate_workload, workload, make_batch, options),
-        calibration=options.calibration,
-        timed=options.timed,
-        timeline=options.timeline,
-        started=started,
-        first_rank=bool(options.ranks),
-        paces=options.host_paces,
+        options,
+        started,
     )
 
 
@@ -248,16 +244,7 @@ def predict_module(
 def _assemble(workload: Workload, simulation: Simulation, options: PredictOptions, started: float) -> Prediction:
     from trainatomy.prediction.assemble import prediction_of
 
-    found = prediction_of(
-        workload,
-        simulation,
-        calibration=options.calibration,
-        timed=options.timed,
-        timeline=options.timeline,
-        started=started,
-        paces=options.host_paces,
-        layouts=options.layouts,
-    )
+    found = prediction_of(workload, simulation, options, started)
     if workload.data.lengths is None:
         return found
     from trainatomy.prediction.lengths import with_lengths
@@ -294,12 +281,9 @@ def _predict_lengths(
     return prediction_of_lengths(
         workload,
         run() if module is not None else shared_simulation(workload, (options.trust_remote_code, options.timed), run),
-        calibration=options.calibration,
-        timed=options.timed,
-        timeline=options.timeline,
-        started=started,
-        tell=tell,
-        ranks=options.ranks,
+        options,
+        started,
+        tell,
     )
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.detail import memory_timeline
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from trainatomy.results.operations import Operations
     from trainatomy.results.time import Pipeline, Time
     from trainatomy.results.trace import AllocationTrace, DriverCall, TimedOperation
+    from trainatomy.runs.options import PredictOptions
     from trainatomy.simulator.simulate import Simulation
+    from trainatomy.timing.step import RankStep
     from trainatomy.workload.schema import Workload
 
 
@@ -58,37 +60,30 @@ def keep_executed() -> Iterator[list[Executed]]:
 def prediction_of(
     workload: Workload,
     simulation: Simulation,
-    *,
-    calibration: Calibration | None,
-    timed: bool,
-    timeline: bool,
+    options: PredictOptions,
     started: float,
+    *,
     analysis: MemoryAnalysis | None = None,
     pipeline: Pipeline | None = None,
-    paces: Sequence[float] = (),
-    layouts: bool = True,
 ) -> Prediction:
     """Return the prediction for a simulated workload.
 
     Args:
         workload: The training that was simulated.
         simulation: Its allocation trace and operations.
-        calibration: The calibration to predict times with; ``None`` for the one that ships.
-        timed: Whether to predict the time of a step.
-        timeline: Whether to include memory by component over the steps.
+        options: What to predict.  Without ``layouts``, neither other addresses of segments (``Memory.layouts``) nor
+            skipped steps (``Memory.skipped_steps``) nor sizes that are padded (``Prediction.paddings``) are tried.
         started: ``time.perf_counter()`` at the start, for ``seconds_taken``.
         analysis: The analysis of its memory, if there is one already.
         pipeline: The step of the pipeline that the simulated rank belongs to.
-        paces: Paces of the host for which the step is predicted too (``Time.at_paces``).
-        layouts: Whether to try other addresses of segments (``Memory.layouts``), skipped steps
-            (``Memory.skipped_steps``), and sizes that are padded (``Prediction.paddings``).
     """
-    gpu = workload.resolve_gpu()
-    analysis = analysis or analysis_of(workload, simulation, calibration, layouts=layouts)
+    gpu, calibration = workload.resolve_gpu(), options.calibration
+    analysis = analysis or analysis_of(workload, simulation, calibration, layouts=options.layouts)
     if (executed := _EXECUTED.get()) is not None:
         executed.append(Executed(workload, simulation, analysis))
-    memory = analysis.memory
-    time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, paces) if timed else None
+    memory, time = analysis.memory, None
+    if options.timed:
+        time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, options.host_paces)
     return Prediction(
         name=workload.display_name,
         workload=workload.to_mapping(),
@@ -108,15 +103,15 @@ def prediction_of(
         notes=tuple(note for note in simulation.notes if not isinstance(note, LeadingNote)),
         leading_notes=tuple(str(note) for note in simulation.notes if isinstance(note, LeadingNote)),
         subject=subject_of(workload, simulation),
-        paddings=paddings_of(workload, simulation, calibration, time) if layouts and time is not None else (),
+        paddings=paddings_of(workload, simulation, calibration, time) if options.layouts and time is not None else (),
         out_of_memory=analysis.out_of_memory,
-        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
+        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if options.timeline else (),
         time=time,
         seconds_taken=perf_counter() - started,
         versions=installed_versions(),
         without_workspace=len(analysis.skipped_workspaces),
         trials=simulation.trials,
-        evaluation=evaluation_of(workload, simulation, analysis, calibration, timed=timed),
+        evaluation=evaluation_of(workload, simulation, analysis, calibration, timed=options.timed),
         generation=generation_of(workload, simulation, calibration, time),
         checkpoint=checkpoint_of(workload, simulation, analysis),
         restored=restored_of(simulation, analysis),
@@ -166,13 +161,7 @@ def timed_step(
     """
     from trainatomy.timing.step import timed_operations
 
-    return timed_operations(
-        simulation.operations,
-        workload.resolve_gpu(),
-        calibration=calibration,
-        driver_calls=_in_steps(simulation.trace, driver_calls),
-        **replayed_as(workload, simulation),
-    )
+    return timed_operations(step_of(workload, simulation, simulation.operations, calibration, driver_calls))
 
 
 def _in_steps(trace: AllocationTrace, calls: Sequence[DriverCall]) -> list[DriverCall]:
@@ -181,18 +170,32 @@ def _in_steps(trace: AllocationTrace, calls: Sequence[DriverCall]) -> list[Drive
     return [call for call in calls if call.event < end]
 
 
-def replayed_as(workload: Workload, simulation: Simulation) -> dict[str, Any]:
-    """Return the keywords that say how a training's step is replayed, for all functions that replay it."""
-    from trainatomy.timing.cost_model import tensor_cores_for_fp32
+def step_of(
+    workload: Workload,
+    simulation: Simulation,
+    operations: Operations,
+    calibration: Calibration | None,
+    driver_calls: Sequence[DriverCall],
+) -> RankStep:
+    """Return a step of a simulated training with these operations, as it is replayed on the timelines.
 
-    return {
-        "loop": loop_of(workload).cpu_costs,
-        "tf32": tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
-        "links": workload.parallel.links(workload.resolve_gpu()),
-        "samples": samples_per_step(workload),
-        "collated": workload.data.factory is None,
-        "one_thread": workload.parallel.processes > 1,
-    }
+    ``driver_calls`` are those of replaying its trace.
+    """
+    from trainatomy.timing.cost_model import tensor_cores_for_fp32
+    from trainatomy.timing.step import RankStep
+
+    return RankStep(
+        operations,
+        workload.resolve_gpu(),
+        loop=loop_of(workload).cpu_costs,
+        tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
+        samples=samples_per_step(workload),
+        calibration=calibration,
+        driver_calls=_in_steps(simulation.trace, driver_calls),
+        links=workload.parallel.links(workload.resolve_gpu()),
+        collated=workload.data.factory is None,
+        one_thread=workload.parallel.processes > 1,
+    )
 
 
 def rank_prediction_of(
@@ -235,38 +238,20 @@ def time_of(
     Where only one in so many steps generates, it is that of the mean step.  ``driver_calls`` are those of replaying its
     trace.
     """
-    from trainatomy.timing.step import mean_over_period
+    from trainatomy.timing.step import mean_over_period, predict_step_time
 
-    between = simulation.operations_between
-    found = _time_of_step(workload, simulation, simulation.operations, driver_calls, calibration, pipeline, paces)
+    def of_step(operations: Operations, driver_calls: Sequence[DriverCall]) -> Time:
+        return predict_step_time(
+            step_of(workload, simulation, operations, calibration, driver_calls),
+            tokens_per_sample=simulation.tokens_per_sample,
+            current_software=emulated_software(workload).current,
+            gpus=workload.parallel.world_size,
+            data_parallel_size=workload.parallel.data_parallel_size,
+            pipeline=pipeline,
+            paces=paces,
+        )
+
+    found, between = of_step(simulation.operations, driver_calls), simulation.operations_between
     if between is None:
         return found
-    other = _time_of_step(workload, simulation, between, (), calibration, pipeline, paces)
-    return mean_over_period(found, other, steps_per_generation(workload))
-
-
-def _time_of_step(
-    workload: Workload,
-    simulation: Simulation,
-    operations: Operations,
-    driver_calls: Sequence[DriverCall],
-    calibration: Calibration | None,
-    pipeline: Pipeline | None,
-    paces: Sequence[float],
-) -> Time:
-    """Return the predicted time of a step of the training with these operations."""
-    from trainatomy.timing.step import predict_step_time
-
-    return predict_step_time(
-        operations,
-        workload.resolve_gpu(),
-        tokens_per_sample=simulation.tokens_per_sample,
-        calibration=calibration,
-        driver_calls=_in_steps(simulation.trace, driver_calls),
-        current_software=emulated_software(workload).current,
-        gpus=workload.parallel.world_size,
-        data_parallel_size=workload.parallel.data_parallel_size,
-        pipeline=pipeline,
-        paces=paces,
-        **replayed_as(workload, simulation),
-    )
+    return mean_over_period(found, of_step(between, ()), steps_per_generation(workload))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.detail import detail_of
 from trainatomy.analysis.operation_table import PredictedTime
-from trainatomy.analysis.operations import PredictedTimes, analyze_operations, bytes_by_group
+from trainatomy.analysis.operations import Analyzed, PredictedTimes, Scope, analyze_operations, bytes_by_group
 from trainatomy.analysis.published import SCOPE, published_notes, published_shares
 from trainatomy.operators.traffic import crosses
 from trainatomy.prediction.assemble import analysis_of, timed_step
@@ -85,20 +85,23 @@ def breakdown_of(
         one = "the first" if workload.parallel.devices > 1 else "rank 0"
         notes.append(f"these are the operations of {one} of {world} GPUs")
     published = is_encoder_layer(workload)
-    return analyze_operations(
+    training = Analyzed(
         workload.display_name,
         workload.to_mapping(),
         gpu,
+        tf32=bool(workload.train.tf32),
+        scope=SCOPE if published else Scope(),
+        published=published_shares() if published else None,
+        notes=(*(published_notes(operations, predicted.times) if published else ()), *notes),
+        experts=simulation.experts,
+    )
+    return analyze_operations(
+        training,
         operations,
         peak=bytes_by_group(trace, memory.held_at_peak, memory.sizes),
         predicted=predicted,
         profile=profile,
-        scope=SCOPE if published else None,
-        tf32=bool(workload.train.tf32),
         top=top,
-        published=published_shares() if published else None,
-        notes=(*(published_notes(operations, predicted.times) if published else ()), *notes),
-        experts=simulation.experts,
     )
 
 

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.analysis.epochs import replay_order, steps_to_replay, worst_of
+from trainatomy.analysis.epochs import Room, replay_order, steps_to_replay, worst_of
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of, rank_prediction_of, time_of
 from trainatomy.prediction.inputs import context_bytes
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.prediction import Prediction
     from trainatomy.results.time import Bound, Communication, Time
+    from trainatomy.runs.options import PredictOptions
     from trainatomy.simulator.lengths import Epochs
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
@@ -227,42 +228,35 @@ FEWEST_STEPS = 50
 def prediction_of_lengths(
     workload: Workload,
     epochs: Epochs,
-    *,
-    calibration: Calibration | None,
-    timed: bool,
-    timeline: bool,
+    options: PredictOptions,
     started: float,
     tell: Callable[[str], None] = lambda message: None,
-    ranks: Sequence[int] = (),
 ) -> Prediction:
     """Return the prediction for epochs that were simulated: the memory of the worst order, the time of the mean step.
 
     Args:
         workload: The training that was simulated.
         epochs: Its steps and orders.
-        calibration: See ``prediction_of``.
-        timed: See ``prediction_of``.
-        timeline: Whether to include memory by component over the steps of the worst order.
+        options: See ``prediction_of``; memory by component over the steps is that of the worst order.
         started: See ``prediction_of``.
         tell: Is told the progress.
-        ranks: Ranks whose memory is wanted beside that of the fullest one.
     """
-    replayed, chosen = list[OrderPrediction](), replayed_orders(epochs.orders, ranks)
+    replayed, chosen = list[OrderPrediction](), replayed_orders(epochs.orders, options.ranks)
     for place, order in enumerate(chosen):
         tell(f"replaying orders of the samples: {place + 1} of {len(chosen)}")
         replayed.append(_replayed(workload, epochs, order, replayed, len(chosen)))
     worst = worst_of(replayed)
-    prediction = _of_worst(workload, epochs, worst, calibration, timeline=timeline, started=started)
-    times = EpochTimes(workload, epochs, calibration, timed=timed)
+    prediction = _of_worst(workload, epochs, worst, options, started)
+    times = EpochTimes(workload, epochs, options.calibration, timed=options.timed)
     mean = times.mean()
     others = [
         rank_prediction_of(
             workload,
             _up_to_peaks(epochs, worst_of([one for one in replayed if one.rank == rank])),
-            calibration=calibration,
-            timeline=timeline,
+            calibration=options.calibration,
+            timeline=options.timeline,
         )
-        for rank in (sorted({0, *ranks} - {worst.rank}) if ranks else ())
+        for rank in (sorted({0, *options.ranks} - {worst.rank}) if options.ranks else ())
     ]
     return replace(
         prediction,
@@ -322,13 +316,12 @@ def _replayed(
     shapes = epochs.shapes(order)
     stitched = epochs.stitched([shapes[step] for step in steps])
     gpu_bytes, outside = workload.resolve_gpu().memory_bytes, context_bytes(workload, epochs.simulation)
+    least = max([gpu_bytes, *(one.peak_reserved_bytes + outside for one in before if not one.fits)])
+    settings = AllocatorSettings.parse(workload.allocator, epochs.simulation.torch_version)
     return replay_order(
         stitched.trace,
         stitched.step_ends,
-        AllocatorSettings.parse(workload.allocator, epochs.simulation.torch_version),
-        outside,
-        gpu_bytes=gpu_bytes,
-        least_bytes=max([gpu_bytes, *(one.peak_reserved_bytes + outside for one in before if not one.fits)]),
+        Room(settings, outside, gpu_bytes, least),
         seed=order.seed,
         steps=steps,
         longest=tuple(_longest(order)[step] for step in steps),
@@ -342,17 +335,11 @@ def _longest(order: Order) -> list[int]:
 
 
 def _of_worst(
-    workload: Workload,
-    epochs: Epochs,
-    worst: OrderPrediction,
-    calibration: Calibration | None,
-    *,
-    timeline: bool,
-    started: float,
+    workload: Workload, epochs: Epochs, worst: OrderPrediction, options: PredictOptions, started: float
 ) -> Prediction:
     """Return the prediction of the worst order, up to the step at which its peaks are reached."""
     simulation = _up_to_peaks(epochs, worst)
-    return prediction_of(workload, simulation, calibration=calibration, timed=False, timeline=timeline, started=started)
+    return prediction_of(workload, simulation, replace(options, timed=False, layouts=True), started)
 
 
 def _up_to_peaks(epochs: Epochs, worst: OrderPrediction) -> Simulation:

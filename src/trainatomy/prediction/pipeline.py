@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.operators.cost.communication import collective_seconds
-from trainatomy.prediction.assemble import analysis_of, prediction_of, rank_prediction_of, replayed_as
+from trainatomy.prediction.assemble import analysis_of, prediction_of, rank_prediction_of, step_of
 from trainatomy.results.time import PacedStep, Pipeline
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainatomy.analysis.memory import MemoryAnalysis
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.prediction import Prediction
+    from trainatomy.runs.options import PredictOptions
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.parallel import ParallelSpec
     from trainatomy.workload.schema import Workload
@@ -30,52 +31,46 @@ class _Rank(NamedTuple):
 def pipeline_prediction(
     workload: Workload,
     simulate_rank: Callable[[int], Simulation],
-    *,
-    calibration: Calibration | None,
-    timed: bool,
-    timeline: bool,
+    options: PredictOptions,
     started: float,
-    first_rank: bool,
-    paces: Sequence[float] = (),
 ) -> Prediction:
     """Return the prediction of the fullest rank of a pipeline, with those of the other distinct ones.
+
+    If ranks are asked for, that of rank 0 instead.  The CPUs of all ranks are taken to have the same pace.
 
     Args:
         workload: The training.
         simulate_rank: Executes a rank.
-        calibration: See ``prediction_of``.
-        timed: See ``prediction_of``.
-        timeline: See ``prediction_of``.
+        options: See ``prediction_of``.
         started: See ``prediction_of``.
-        first_rank: Whether to bill rank 0 instead of the fullest.
-        paces: See ``prediction_of``; the CPUs of all ranks are taken to have the same pace.
     """
-    parallel = workload.parallel
+    parallel, calibration = workload.parallel, options.calibration
     first = simulate_rank(0)
     alike = ranks_alike(parallel, first.layers)
     found: dict[int, _Rank] = {}
     for stage in dict.fromkeys(alike):
         simulation = simulate_rank(stage * parallel.ranks_per_stage) if stage else first
         found[stage] = _Rank(simulation, analysis_of(workload, simulation, calibration))
-    main = 0 if first_rank else max(found, key=lambda each: found[each].analysis.memory.device_bytes)
+    main = 0 if options.ranks else max(found, key=lambda each: found[each].analysis.memory.device_bytes)
     in_order = [found[stage] for stage in alike]
-    step = _step(workload, in_order, calibration) if timed else None
+    step = _step(workload, in_order, calibration) if options.timed else None
     prediction = prediction_of(
         workload,
         found[main].simulation,
-        calibration=calibration,
-        timed=timed,
-        timeline=timeline,
-        started=started,
+        replace(options, layouts=True),
+        started,
         analysis=found[main].analysis,
         pipeline=step,
     )
     if prediction.time is not None:
-        steps = (PacedStep(pace, _step(workload, in_order, calibration, pace).step_seconds) for pace in sorted(paces))
+        steps = (
+            PacedStep(pace, _step(workload, in_order, calibration, pace).step_seconds)
+            for pace in sorted(options.host_paces)
+        )
         prediction = replace(prediction, time=replace(prediction.time, at_paces=tuple(steps)))
     others = tuple(
         rank_prediction_of(
-            workload, each.simulation, calibration=calibration, timeline=timeline, analysis=each.analysis
+            workload, each.simulation, calibration=calibration, timeline=options.timeline, analysis=each.analysis
         )
         for stage, each in found.items()
         if stage != main
@@ -108,13 +103,9 @@ def _step(workload: Workload, ranks: Sequence[_Rank], calibration: Calibration |
     parallel = workload.parallel
     seconds = {
         id(rank): stage_seconds(
-            rank.simulation.operations,
-            workload.resolve_gpu(),
-            ranks=parallel.pp_size,
-            calibration=calibration,
-            driver_calls=rank.analysis.driver_calls,
-            pace=pace,
-            **replayed_as(workload, rank.simulation),
+            step_of(workload, rank.simulation, rank.simulation.operations, calibration, rank.analysis.driver_calls),
+            parallel.pp_size,
+            pace,
         )
         for rank in {id(rank): rank for rank in ranks}.values()
     }

@@ -87,22 +87,24 @@ def _time_of(
 ) -> Time:
     """Return the predicted time of operations without gradients, in a loop with the CPU costs of that name."""
     from trainatomy.timing.cost_model import tensor_cores_for_fp32
-    from trainatomy.timing.step import predict_step_time
+    from trainatomy.timing.step import RankStep, predict_step_time
 
     return predict_step_time(
-        operations,
-        workload.resolve_gpu(),
-        loop=loop,
-        tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
-        samples=1,
+        RankStep(
+            operations,
+            workload.resolve_gpu(),
+            loop=loop,
+            tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
+            samples=1,
+            calibration=calibration,
+            driver_calls=driver_calls,
+            links=workload.parallel.links(workload.resolve_gpu()),
+            one_thread=workload.parallel.processes > 1,
+        ),
         tokens_per_sample=None,
-        calibration=calibration,
-        driver_calls=driver_calls,
         current_software=emulated_software(workload).current,
-        links=workload.parallel.links(workload.resolve_gpu()),
         gpus=workload.parallel.world_size,
         paces=paces,
-        one_thread=workload.parallel.processes > 1,
     )
 
 

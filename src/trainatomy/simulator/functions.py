@@ -21,7 +21,7 @@ from trainatomy.operators.allocation import above_autograd, recurrent
 from trainatomy.operators.allocation import recurrent as cells
 from trainatomy.operators.allocation.matmul import grouped_mm
 from trainatomy.operators.allocation.plan import Processor
-from trainatomy.operators.allocation.sdpa import SdpFlags, sdpa
+from trainatomy.operators.allocation.sdpa import Attention, SdpFlags, sdpa
 from trainatomy.simulator.adapters.torchao import packed_function
 from trainatomy.simulator.autocast import Autocast, cross_entropy_loss
 from trainatomy.simulator.autograd import Handler
@@ -220,7 +220,7 @@ def composites(processor: Processor, misses_a_mask: Callable[[], object]) -> dic
     """
 
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return sdpa(*args, **kwargs, processor=processor, flags=SdpFlags.current(), misses_a_mask=misses_a_mask)
+        return sdpa(Attention(*args, **kwargs, processor=processor, flags=SdpFlags.current()), misses_a_mask)
 
     return {
         torch.dropout: dropout,

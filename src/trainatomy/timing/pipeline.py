@@ -9,18 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trainatomy.results.time import Work
-from trainatomy.timing.cost_model import cost_model_of
-from trainatomy.timing.step import replayed
-
-if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.catalog.gpus import GPU
-    from trainatomy.catalog.links import Links
-    from trainatomy.results.operations import Operations
-    from trainatomy.results.trace import DriverCall
+from trainatomy.timing.step import RankStep, replayed
 
 MESSAGES = frozenset({"nccl::send", "nccl::recv"})
 _STEPS = 3
@@ -55,43 +46,13 @@ class PipelineSeconds:
     bubble_share: float
 
 
-def stage_seconds(
-    operations: Operations,
-    gpu: GPU,
-    *,
-    loop: str,
-    tf32: bool | None,
-    ranks: int,
-    calibration: Calibration | None,
-    driver_calls: Sequence[DriverCall],
-    links: Links | None,
-    samples: int,
-    collated: bool,
-    one_thread: bool,
-    pace: float = 1.0,
-) -> StageSeconds:
-    """Return the durations of a rank's work; the arguments are those of ``predict_step_time`` and ``replayed``.
-
-    ``ranks`` is the number of ranks in the pipeline.
-    """
-    cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
-    timeline = replayed(
-        operations,
-        cost_model,
-        gpu,
-        loop,
-        calibration,
-        driver_calls,
-        at_once=MESSAGES,
-        pace=pace,
-        samples=samples,
-        collated=collated,
-        one_thread=one_thread,
-    )
+def stage_seconds(step: RankStep, ranks: int, pace: float = 1.0) -> StageSeconds:
+    """Return the durations of the work of one of ``ranks`` ranks of a pipeline; ``pace`` as in ``replayed``."""
+    timeline = replayed(step, at_once=MESSAGES, pace=pace)
     begin, *ends = timeline.stage_seconds
     work = {
         (run.work.kind, run.work.stage // ranks, run.work.micro_batch): end - start
-        for run, start, end in zip(operations.stage_runs, timeline.stage_seconds, ends, strict=False)
+        for run, start, end in zip(step.operations.stage_runs, timeline.stage_seconds, ends, strict=False)
     }
     return StageSeconds(begin, work, timeline.seconds - timeline.stage_seconds[-1])
 

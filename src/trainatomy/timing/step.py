@@ -14,7 +14,7 @@ Times at which each operation of a step is launched and executed, as the timing 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from trainatomy.catalog.files import read_yaml
@@ -36,7 +36,6 @@ from trainatomy.timing.extrapolation import attainable_share
 from trainatomy.timing.host_costs import (
     PARTS,
     CPUCosts,
-    DriverWork,
     by_one_thread,
     cpu_costs,
     driver_costs,
@@ -45,7 +44,7 @@ from trainatomy.timing.host_costs import (
 )
 from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
 from trainatomy.timing.one_stream import COLLECTIVES, StepTimeline
-from trainatomy.timing.timeline import has_one_stream, replay_step
+from trainatomy.timing.timeline import LaunchCosts, has_one_stream, replay_step
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
@@ -134,68 +133,75 @@ def _known() -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", read_yaml("intervals.yaml"))
 
 
-def predict_step_time(
-    operations: Operations,
-    gpu: GPU,
-    *,
-    loop: str,
-    tf32: bool | None,
-    samples: int,
-    tokens_per_sample: int | None,
-    calibration: Calibration | None = None,
-    driver_calls: Sequence[DriverCall] = (),
-    current_software: bool = True,
-    links: Links | None = None,
-    gpus: int = 1,
-    data_parallel_size: int = 1,
-    pipeline: Pipeline | None = None,
-    paces: Sequence[float] = (),
-    collated: bool = True,
-    one_thread: bool = False,
-) -> Time:
-    """Predict how long a step takes on one rank.
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """A rank's step: what it executes, and where and how it runs.
 
-    Args:
-        operations: The operations of that rank's step.
+    Attributes:
+        operations: Its operations.
         gpu: The GPU it runs on.
         loop: Key of the CPU costs of the loop: trainer, pytorch, inference or evaluation.
         tf32: Whether fp32 matrix products and convolutions may use tensor cores; None: only convolutions may.
         samples: Samples that the rank processes in a step.
-        tokens_per_sample: Tokens of a sample, or ``None`` if samples are not text.
         calibration: A calibration to use instead of the shipped ones.
         driver_calls: The allocator's calls to the driver, from replaying the whole allocation trace.
-        current_software: Whether the software is of the versions that the calibrations measured.  If not, the
-            uncalibrated interval applies.
         links: The links to the other GPUs; None: there are none.
-        gpus: GPUs of the training.
-        data_parallel_size: Ranks that process different samples.
-        pipeline: The step of the whole pipeline that the rank belongs to; its ``paces`` are not predicted here.
-        paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
         collated: Whether the loop makes batches of samples.  If not, a function returns them as they are, and the CPU
             only waits until they are copied.
         one_thread: Whether operations on tensors of the CPU run on one thread, as in processes that torchrun starts.
     """
-    cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
-    host = _cpu_costs(calibration)[1]
+
+    operations: Operations
+    gpu: GPU
+    loop: str
+    tf32: bool | None
+    samples: int
+    calibration: Calibration | None = None
+    driver_calls: Sequence[DriverCall] = ()
+    links: Links | None = None
+    collated: bool = True
+    one_thread: bool = False
+
+    @property
+    def cost_model(self) -> CostModel:
+        """The cost model of its GPU."""
+        return cost_model_of(self.gpu, self.calibration, tf32=self.tf32, links=self.links)
+
+    def cpu_costs(self, pace: float) -> CPUCosts:
+        """Return the CPU costs on a host that takes ``pace`` times as long as the assumed one."""
+        costs = _cpu_costs(self.calibration, pace)[0]
+        if not self.collated:
+            costs = not_collating(costs)
+        return by_one_thread(costs) if self.one_thread else costs
+
+
+def predict_step_time(
+    step: RankStep,
+    *,
+    tokens_per_sample: int | None,
+    current_software: bool = True,
+    gpus: int = 1,
+    data_parallel_size: int = 1,
+    pipeline: Pipeline | None = None,
+    paces: Sequence[float] = (),
+) -> Time:
+    """Predict how long a rank's step takes.
+
+    Args:
+        step: The step.
+        tokens_per_sample: Tokens of a sample, or ``None`` if samples are not text.
+        current_software: Whether the software is of the versions that the calibrations measured.  If not, the
+            uncalibrated interval applies.
+        gpus: GPUs of the training.
+        data_parallel_size: Ranks that process different samples.
+        pipeline: The step of the whole pipeline that the rank belongs to; its ``paces`` are not predicted here.
+        paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
+    """
+    operations, cost_model = step.operations, step.cost_model
     kernels = [kernel_cost(call, cost_model) for call in operations.calls]
-
-    def at_pace(pace: float) -> StepTimeline:
-        return replayed(
-            operations,
-            cost_model,
-            gpu,
-            loop,
-            calibration,
-            driver_calls,
-            pace=pace,
-            collated=collated,
-            samples=samples,
-            one_thread=one_thread,
-        )
-
-    timeline, bubble, slow_host = at_pace(1.0), 0.0, None
-    if _host_section(calibration) is None:
-        slow_host = PacedStep(slow_pace(), at_pace(slow_pace()).seconds)
+    timeline, bubble, slow_host = replayed(step), 0.0, None
+    if _host_section(step.calibration) is None:
+        slow_host = PacedStep(slow_pace(), replayed(step, pace=slow_pace()).seconds)
     if pipeline is not None:
         if slow_host is not None:
             slow_host = replace(
@@ -205,8 +211,8 @@ def predict_step_time(
     bound = bound_by(operations, kernels, timeline)
     calibrated = cost_model.calibrated and current_software and bound != "transfers"
     flop = sum((operations.calls[one.call].flop or 0) * one.repeats for one in operations.operations)
-    at_peak, attainable = _utilisation(operations, gpu, cost_model, timeline.seconds)
-    rate = samples / timeline.seconds
+    at_peak, attainable = _utilisation(step, timeline.seconds)
+    rate = step.samples / timeline.seconds
     tokens = None if tokens_per_sample is None else rate * tokens_per_sample
     return Time(
         step_seconds=timeline.seconds,
@@ -223,44 +229,30 @@ def predict_step_time(
         attainable_utilisation=attainable,
         launches=sum(kernels[one.call].launches * one.repeats for one in operations.operations),
         priced_by=cost_model.source,
-        host=host,
+        host=_cpu_costs(step.calibration)[1],
         general_rule_only=tuple(sorted(general_rule_only(operations.calls))),
-        communication=_communication(timeline, links, gpus, data_parallel_size, rate, tokens, bubble),
+        communication=_communication(timeline, step.links, gpus, data_parallel_size, rate, tokens, bubble),
         pipeline=pipeline,
         power=None if pipeline is not None else timeline.power,
-        at_paces=tuple(PacedStep(pace, at_pace(pace).seconds) for pace in sorted(paces if pipeline is None else ())),
-        probe_seconds=probe_seconds(calibration),
-        backward_host_share=backward_share(operations, _cpu_costs(calibration)[0], loop),
+        at_paces=tuple(
+            PacedStep(pace, replayed(step, pace=pace).seconds) for pace in sorted(paces if pipeline is None else ())
+        ),
+        probe_seconds=probe_seconds(step.calibration),
+        backward_host_share=backward_share(operations, _cpu_costs(step.calibration)[0], step.loop),
         slow_host=slow_host,
         calibrated=calibrated,
     )
 
 
 def replayed(
-    operations: Operations,
-    cost_model: CostModel,
-    gpu: GPU,
-    loop: str,
-    calibration: Calibration | None,
-    driver_calls: Sequence[DriverCall],
-    at_once: Collection[str] = (),
-    pace: float = 1.0,
-    on_launch: OnLaunch | None = None,
-    collated: bool = True,
-    samples: int = 0,
-    one_thread: bool = False,
+    step: RankStep, *, at_once: Collection[str] = (), pace: float = 1.0, on_launch: OnLaunch | None = None
 ) -> StepTimeline:
     """Replay a rank's step; operations named in ``at_once`` take no time, the CPU ``pace`` times as long.
 
     Copies of batches also take longer beside a slower CPU.  Where the GPU would draw more power than it may, arithmetic
-    takes longer (``power.py``), except with ``at_once``.  ``on_launch``: see ``replay_streams``.  ``collated``,
-    ``samples`` and ``one_thread``: see ``predict_step_time``.
+    takes longer (``power.py``), except with ``at_once``.  ``on_launch``: see ``replay_streams``.
     """
-    costs = _cpu_costs(calibration, pace)[0]
-    if not collated:
-        costs = not_collating(costs)
-    if one_thread:
-        costs = by_one_thread(costs)
+    operations, cost_model = step.operations, step.cost_model
     slower_copies = pace ** reference_host().copy_exponent
     kernels = [
         KernelCost(0.0, 0.0, 0.0, 0)
@@ -268,22 +260,36 @@ def replayed(
         else _at_pace(call, kernel_cost(call, cost_model), slower_copies)
         for call in operations.calls
     ]
-    driver = driver_work(operations, driver_calls, driver_costs(gpu, calibration))
+    costs = _launch_costs(step, pace)
+
+    def replay(kernels: Sequence[KernelCost], on_launch: OnLaunch | None) -> StepTimeline:
+        busy = [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels]
+        return replay_step(operations, busy, costs, on_launch, contention_in(operations, kernels, cost_model.chip))
+
     if cost_model.power is None or at_once:
-        return _replay(operations, kernels, cost_model, costs, loop, samples, driver, on_launch)
+        return replay(kernels, on_launch)
     noted: list[tuple[int, float, float, float, float]] = []
     notes = on_launch is not None and not has_one_stream(operations)  # a step on one stream is replayed without
-    note = (lambda *launch: noted.append(launch)) if notes else None
-    timeline = _replay(operations, kernels, cost_model, costs, loop, samples, driver, note)
+    timeline = replay(kernels, (lambda *launch: noted.append(launch)) if notes else None)
     power = power_in(operations, kernels, timeline.seconds, cost_model.power)
     if power.slowdown > 1 or (on_launch is not None and not notes):
-        kernels = slowed(kernels, power.slowdown)
-        timeline = _replay(operations, kernels, cost_model, costs, loop, samples, driver, on_launch)
+        timeline = replay(slowed(kernels, power.slowdown), on_launch)
     elif on_launch is not None:
         for launch in noted:
             on_launch(*launch)
     timeline.power = power
     return timeline
+
+
+def _launch_costs(step: RankStep, pace: float) -> LaunchCosts:
+    """Return the CPU's times in a step, with the driver's work added to the launches that cause it."""
+    costs, operations = step.cpu_costs(pace), step.operations
+    driver = driver_work(operations, step.driver_calls, driver_costs(step.gpu, step.calibration))
+    launches = list(launch_seconds(operations, costs, step.loop))
+    for index, work in driver.items():
+        launches[index] += work.seconds
+    synchronized = {index for index, work in driver.items() if work.waits}
+    return LaunchCosts(launches, costs, loop_seconds(operations, costs, step.loop, step.samples), synchronized)
 
 
 def _at_pace(call: Call, cost: KernelCost, slower_copies: float) -> KernelCost:
@@ -318,32 +324,6 @@ def _communication(
     )
 
 
-def _replay(
-    operations: Operations,
-    kernels: Sequence[KernelCost],
-    cost_model: CostModel,
-    costs: CPUCosts,
-    loop: str,
-    samples: int,
-    driver: Mapping[int, DriverWork],
-    on_launch: OnLaunch | None = None,
-) -> StepTimeline:
-    """Replay the step with the driver's work added to the launches that cause it."""
-    launches = list(launch_seconds(operations, costs, loop))
-    for index, work in driver.items():
-        launches[index] += work.seconds
-    return replay_step(
-        operations,
-        launches,
-        [(cost_model.busy_seconds(kernel), kernel.launches) for kernel in kernels],
-        costs,
-        loop_seconds(operations, costs, loop, samples),
-        {index for index, work in driver.items() if work.waits},
-        on_launch,
-        contention_in(operations, kernels, cost_model.chip),
-    )
-
-
 def bound_by(operations: Operations, kernels: Sequence[KernelCost], timeline: StepTimeline) -> Bound:
     """Return what bounds the step.
 
@@ -371,21 +351,19 @@ def bound_by(operations: Operations, kernels: Sequence[KernelCost], timeline: St
     return "arithmetic" if arithmetic > traffic else "memory bandwidth"
 
 
-def _utilisation(
-    operations: Operations, gpu: GPU, cost_model: CostModel, seconds: float
-) -> tuple[float | None, float | None]:
+def _utilisation(step: RankStep, seconds: float) -> tuple[float | None, float | None]:
     """Return model FLOP utilisation (MFU) and the same relative to the rate that the best products attain.
 
     Each is the time of the model's FLOP at that rate, by precision, over the step's time.  Recomputation in the
     backward pass does not count as FLOP of the model.
     """
     at_peak = attainable = 0.0
-    known = True
-    for index, count in _model_runs(operations).items():
-        call = operations.calls[index]
-        rate = precision_of(call, cost_model.chip)
-        ideal = (call.flop or 0) * count / cost_model.chip.rate(rate)
-        share = attainable_share(gpu, rate)
+    known, chip = True, step.cost_model.chip
+    for index, count in _model_runs(step.operations).items():
+        call = step.operations.calls[index]
+        rate = precision_of(call, chip)
+        ideal = (call.flop or 0) * count / chip.rate(rate)
+        share = attainable_share(step.gpu, rate)
         known = known and share is not None
         at_peak += ideal
         attainable += ideal / (share or 1.0)
@@ -430,25 +408,12 @@ def _host_section(calibration: Calibration | None) -> Mapping[str, Any] | None:
     return section if section.get("reference") == reference_host().id else None
 
 
-def timed_operations(
-    operations: Operations,
-    gpu: GPU,
-    *,
-    loop: str,
-    tf32: bool | None,
-    calibration: Calibration | None,
-    driver_calls: Sequence[DriverCall],
-    links: Links | None,
-    samples: int,
-    collated: bool,
-    one_thread: bool,
-) -> tuple[tuple[TimedOperation, ...], float]:
+def timed_operations(step: RankStep) -> tuple[tuple[TimedOperation, ...], float]:
     """Return the operations of a rank's step with their times, in launch order, and the step's duration.
 
-    The arguments are those of ``predict_step_time``.  Views are left out.  In a pipeline the rank works without pauses,
-    as if it never waited for another.
+    Views are left out.  In a pipeline the rank works without pauses, as if it never waited for another.
     """
-    cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=links)
+    operations = step.operations
     found: list[TimedOperation] = []
 
     def note(index: int, launched: float, launch_end: float, begin: float, seconds: float) -> None:
@@ -470,16 +435,5 @@ def timed_operations(
             )
         )
 
-    timeline = replayed(
-        operations,
-        cost_model,
-        gpu,
-        loop,
-        calibration,
-        driver_calls,
-        on_launch=note,
-        samples=samples,
-        collated=collated,
-        one_thread=one_thread,
-    )
-    return tuple(found), timeline.seconds
+    seconds = replayed(step, on_launch=note).seconds
+    return tuple(found), seconds

@@ -23,6 +23,7 @@ The step ends when the CPU and every stream are done.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from trainatomy.operators.registry import find
 from trainatomy.operators.traffic import is_asynchronous
@@ -55,13 +56,26 @@ def _counts_a_mask(call: Call) -> bool:
     )
 
 
+class LaunchCosts(NamedTuple):
+    """The CPU's times in a step.
+
+    Attributes:
+        launch_seconds: Time to launch each operation.
+        costs: CPU costs; ``read``, ``launch_delay``, ``after_wait`` and ``long_wait`` are used here.
+        loop_seconds: Time that the training loop adds to each ``step``, ``micro_step`` and further ``token``.
+        synchronized: Indices of operations before which the CPU waits for all streams, because memory is freed.
+    """
+
+    launch_seconds: Sequence[float]
+    costs: CPUCosts
+    loop_seconds: Mapping[str, float]
+    synchronized: Collection[int] = ()
+
+
 def replay_step(
     operations: Operations,
-    launch_seconds: Sequence[float],
     kernels: Sequence[tuple[float, int]],
-    costs: CPUCosts,
-    loop_seconds: Mapping[str, float],
-    synchronized: Collection[int] = (),
+    launch: LaunchCosts,
     on_launch: OnLaunch | None = None,
     contention: Contention | None = None,
 ) -> StepTimeline:
@@ -69,18 +83,15 @@ def replay_step(
 
     Args:
         operations: The operations of one rank's step.
-        launch_seconds: CPU time to launch each operation.
         kernels: For each of ``operations.calls``, seconds on the GPU and number of kernels.
-        costs: CPU costs; ``read``, ``launch_delay``, ``after_wait`` and ``long_wait`` are used here.
-        loop_seconds: CPU time that the training loop adds to each ``step``, ``micro_step`` and further ``token``.
-        synchronized: Indices of operations before which the CPU waits for all streams, because memory is freed.
+        launch: The CPU's times.
         on_launch: See ``replay_streams``.
         contention: See ``replay_streams``.
     """
-    order = operations.unrolled()
+    costs, order = launch.costs, operations.unrolled()
     blocking = [blocks_cpu(call) for call in operations.calls]
     loop_position = _position_of_loop_work(operations, order, blocking)
-    work = _work_of_loop(operations, loop_position, loop_seconds, costs.after_wait)
+    work = _work_of_loop(operations, loop_position, launch.loop_seconds, costs.after_wait)
     within = [seconds_within(call, costs) for call in operations.calls]
     waiting = [waits_first(call) for call in operations.calls]
     alternating = [alternates(call) for call in operations.calls]
@@ -91,11 +102,11 @@ def replay_step(
             one.phase,
             one.stream,
             blocking[one.call],
-            index in synchronized or waiting[one.call],
+            index in launch.synchronized or waiting[one.call],
             within[one.call],
             alternating[one.call],
         )
-        for index, (one, seconds) in enumerate(zip(operations.operations, launch_seconds, strict=True))
+        for index, (one, seconds) in enumerate(zip(operations.operations, launch.launch_seconds, strict=True))
     ]
     if on_launch is None and has_one_stream(operations):
         return replay_one_stream(operations, order, rows, work, costs)

@@ -12,8 +12,8 @@ sdp_utils_cpp.h for dense tensors, torch 2.9-2.15, with the cuDNN of PyTorch's w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -69,61 +69,59 @@ class SdpFlags:
         )
 
 
-class _Attention(NamedTuple):
-    """An attention call: [B, H, S, D] tensors and the properties that decide about them."""
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A call of ``scaled_dot_product_attention``, with its arguments' names, and what else decides about it.
+
+    Attributes:
+        query: [B, H, S, D].
+        key: [B, Hk, T, D].
+        value: [B, Hk, T, Dv].
+        processor: The GPU.
+        flags: The switches of the process.
+        requires_grad: Whether a gradient will flow to query, key or value.
+    """
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    mask: torch.Tensor | None
-    dropout: float
-    is_causal: bool
-    enable_gqa: bool
-    requires_grad: bool
-    processor: Processor
-    flags: SdpFlags
+    attn_mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    processor: Processor = field(kw_only=True)
+    flags: SdpFlags = field(kw_only=True)
+    requires_grad: bool = field(default=False, kw_only=True)
 
 
-def choose_sdpa(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    processor: Processor,
-    requires_grad: bool,
-    flags: SdpFlags,
-) -> Backend:
+def choose_sdpa(call: Attention) -> Backend:
     """Return the backend of one call.
-
-    ``scale`` decides nothing; it is accepted so that the arguments are those of the function. ``requires_grad``: a
-    gradient will flow to query, key or value.
 
     Raises:
         SimulationError: every backend that supports the call is switched off.
     """
-    call = _Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, requires_grad, processor, flags)
-    able = {"flash": _can_use_flash, "efficient": _efficient, "cudnn": _cudnn, "math": lambda _: flags.math}
-    for backend in _order(processor, flags):
+    able = {"flash": _can_use_flash, "efficient": _efficient, "cudnn": _cudnn, "math": lambda _: call.flags.math}
+    for backend in _order(call.processor, call.flags):
         if backend in able and able[backend](call):
             return backend
     raise SimulationError(
         "scaled_dot_product_attention: no kernel that is switched on takes these tensors "
-        f"(query {tuple(query.shape)} {query.dtype}); allow another one with torch.nn.attention.sdpa_kernel"
+        f"(query {tuple(call.query.shape)} {call.query.dtype}); allow another one with torch.nn.attention.sdpa_kernel"
     )
 
 
-def is_fused_beside_a_mask(query: torch.Tensor, processor: Processor, flags: SdpFlags) -> bool:
+def is_fused_beside_a_mask(call: Attention) -> bool:
     """Return whether attention with grouped queries, which no fused kernel takes, is fused where there is a mask.
 
     Beside a mask, models of transformers repeat keys and values for each query head (``use_gqa_in_sdpa``, 5.17), so
     that they have the shape of the query.
     """
-    repeated = _Attention(query, query, query, None, 0.0, False, False, query.requires_grad, processor, flags)
-    return _efficient(repeated)
+    query = call.query
+    gradient = query.requires_grad
+    return _efficient(
+        Attention(query, query, query, processor=call.processor, flags=call.flags, requires_grad=gradient)
+    )
 
 
 def _order(processor: Processor, flags: SdpFlags) -> tuple[Backend, ...]:
@@ -138,13 +136,13 @@ def _order(processor: Processor, flags: SdpFlags) -> tuple[Backend, ...]:
     return _CUDNN_FIRST if prefer else _DEFAULT_ORDER
 
 
-def _can_use_flash(call: _Attention) -> bool:
+def _can_use_flash(call: Attention) -> bool:
     """Return ``can_use_flash_attention``."""
     heads = {tensor.shape[-1] for tensor in (call.query, call.key, call.value)}
     return (
         call.flags.flash
         and _four_dimensions(call)
-        and call.mask is None
+        and call.attn_mask is None
         and len(heads) == 1
         and max(heads) <= 256
         and (8, 0) <= call.processor.capability <= (12, 1)
@@ -157,7 +155,7 @@ def _can_use_flash(call: _Attention) -> bool:
     )
 
 
-def _efficient(call: _Attention) -> bool:
+def _efficient(call: Attention) -> bool:
     """Return ``can_use_mem_efficient_attention``."""
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     alignment = _gemm_alignment(call)
@@ -176,7 +174,7 @@ def _efficient(call: _Attention) -> bool:
     )
 
 
-def _cudnn(call: _Attention) -> bool:
+def _cudnn(call: Attention) -> bool:
     """Return ``can_use_cudnn_attention``; cuDNN 9.11 to 9.13 have no dropout."""
     return (
         call.flags.cudnn
@@ -193,16 +191,16 @@ def _cudnn(call: _Attention) -> bool:
     )
 
 
-def _cudnn_dropout(call: _Attention) -> bool:
+def _cudnn_dropout(call: Attention) -> bool:
     """Return whether cuDNN has a kernel with this dropout (``check_cudnn_dropout``)."""
     version = behaviour("cudnn_of_the_wheel", call.processor.torch_version)
     only_steps = behaviour("cudnn_attention_drops_in_steps", call.processor.torch_version)
-    if call.dropout > 0 and 91100 < version < 91400:
+    if call.dropout_p > 0 and 91100 < version < 91400:
         return False
-    return not only_steps or float(call.dropout * _DROPOUT_STEPS).is_integer()
+    return not only_steps or float(call.dropout_p * _DROPOUT_STEPS).is_integer()
 
 
-def _cudnn_shapes(call: _Attention) -> bool:
+def _cudnn_shapes(call: Attention) -> bool:
     """Return ``check_cudnn_tensor_shapes`` and ``check_cudnn_d256_bprop_head_dim``.
 
     Heads up to 128, on Hopper 256 and on Blackwell 192 with values of 128, multiples of 8.  With cuDNN 9.23 and later,
@@ -224,7 +222,7 @@ def _cudnn_shapes(call: _Attention) -> bool:
         max(dim, value_dim) <= limit
         and dim % 8 == value_dim % 8 == 0
         and call.key.shape[-2] != 1
-        and (call.dropout == 0 or call.query.shape[-2] != 1)
+        and (call.dropout_p == 0 or call.query.shape[-2] != 1)
     )
 
 
@@ -232,30 +230,30 @@ def _has_large_heads(capability: tuple[int, int], cudnn: int) -> bool:
     return capability == (9, 0) or (capability[0] == 10 and not (capability[1] == 7 and cudnn <= 92500))
 
 
-def _mask_broadcasts(call: _Attention) -> bool:
+def _mask_broadcasts(call: Attention) -> bool:
     """Return ``check_attn_mask_shape``.
 
     A mask without gradient, [S, T] or [B, H, S, T], every dimension full or 1.
     """
-    if call.mask is None:
+    if call.attn_mask is None:
         return True
     full = (*call.query.shape[:3], call.key.shape[-2])
-    shape = call.mask.shape
+    shape = call.attn_mask.shape
     fits = all(mask in (size, 1) for mask, size in zip(reversed(shape), reversed(full), strict=False))
-    return not call.mask.requires_grad and len(shape) in (2, 4) and fits
+    return not call.attn_mask.requires_grad and len(shape) in (2, 4) and fits
 
 
-def _flash_backward_exists(call: _Attention) -> bool:
+def _flash_backward_exists(call: Attention) -> bool:
     """Return whether flash attention has a backward for these heads.
 
     GPUs with little shared memory (8.6-8.9, 12.x) have none for heads of 193-224, nor above 224 with dropout.
     """
     dim = call.query.shape[-1]
     little = (8, 6) <= call.processor.capability <= (8, 9) or (12, 0) <= call.processor.capability <= (12, 1)
-    return not (call.requires_grad and little and (192 < dim <= 224 or (dim > 224 and call.dropout > 0)))
+    return not (call.requires_grad and little and (192 < dim <= 224 or (dim > 224 and call.dropout_p > 0)))
 
 
-def _gemm_alignment(call: _Attention) -> int:
+def _gemm_alignment(call: Attention) -> int:
     """Return ``minimum_gemm_alignment``, in elements."""
     major = call.processor.capability[0]
     alignment = 4 if major >= 8 else 1
@@ -264,31 +262,31 @@ def _gemm_alignment(call: _Attention) -> int:
     return alignment
 
 
-def _four_dimensions(call: _Attention) -> bool:
+def _four_dimensions(call: Attention) -> bool:
     return call.query.dim() == call.key.dim() == call.value.dim() == 4
 
 
-def _same_type(call: _Attention, allowed: tuple[torch.dtype, ...]) -> bool:
+def _same_type(call: Attention, allowed: tuple[torch.dtype, ...]) -> bool:
     return call.query.dtype == call.key.dtype == call.value.dtype and call.query.dtype in allowed
 
 
-def _nonempty(call: _Attention) -> bool:
+def _nonempty(call: Attention) -> bool:
     return call.query.shape[-2] != 0 and call.key.shape[-2] != 0
 
 
-def _unit_strides(call: _Attention, ignore_single: bool) -> bool:
+def _unit_strides(call: Attention, ignore_single: bool) -> bool:
     """Return whether the last dimension is dense, also that of the mask."""
     dense = all(tensor.stride(-1) == 1 for tensor in (call.query, call.key, call.value))
     dense = dense or (ignore_single and call.query.shape[-1] == 1)
-    return dense and (call.mask is None or call.mask.stride(-1) == 1)
+    return dense and (call.attn_mask is None or call.attn_mask.stride(-1) == 1)
 
 
-def _takes_grouped_queries(call: _Attention) -> bool:
+def _takes_grouped_queries(call: Attention) -> bool:
     """Return whether memory-efficient attention takes grouped queries, and all kernels a single head of keys."""
     return bool(behaviour("efficient_attention_takes_grouped_queries", call.processor.torch_version))
 
 
-def _batch_and_heads(call: _Attention, grouped: bool, same_key_value: bool = True) -> bool:
+def _batch_and_heads(call: Attention, grouped: bool, same_key_value: bool = True) -> bool:
     """Return whether batch sizes are equal, and heads are equal or grouped queries are supported."""
     query, key, value = (tensor.shape for tensor in (call.query, call.key, call.value))
     if not query[0] == key[0] == value[0]:
@@ -306,51 +304,35 @@ _MASK_ALIGNMENT = 8
 _CUDNN_MINUS_INFINITY = -65504.0
 
 
-def sdpa(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    processor: Processor,
-    flags: SdpFlags,
-    misses_a_mask: Callable[[], object] = lambda: None,
-) -> torch.Tensor:
-    """Return attention [B, H, S, Dv] of query [B, H, S, D], key [B, Hk, T, D] and value [B, Hk, T, Dv].
+def sdpa(call: Attention, misses_a_mask: Callable[[], object] = lambda: None) -> torch.Tensor:
+    """Return attention [B, H, S, Dv].
 
-    Without a batch, [H, S, D], they are given one for the fused kernels since torch 2.14, which take no others.
+    Without a batch, [H, S, D], tensors are given one for the fused kernels since torch 2.14, which take no others.
     ``misses_a_mask`` is called where all scores are stored, and would not be beside a mask.
     """
-    if query.is_nested or key.is_nested or value.is_nested:
+    tensors = query, key, value = call.query, call.key, call.value
+    if any(t.is_nested for t in tensors):
         raise SimulationError("scaled_dot_product_attention of nested tensors cannot be simulated; use padded tensors")
-    tensors = query, key, value
-    if all(t.dim() == 3 for t in tensors) and behaviour("fused_attention_batches", processor.torch_version):
-        (query, key, value), attn_mask = (t.unsqueeze(0) for t in tensors), _with_batch(attn_mask)
-        options = attn_mask, dropout_p, is_causal, scale, enable_gqa
-        made = sdpa(query, key, value, *options, processor=processor, flags=flags, misses_a_mask=misses_a_mask)
-        return made.squeeze(0)
-    with_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    backend = choose_sdpa(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, processor, with_gradient, flags
-    )
-    if backend == "math" and enable_gqa and attn_mask is None and is_fused_beside_a_mask(query, processor, flags):
+    if all(t.dim() == 3 for t in tensors) and behaviour("fused_attention_batches", call.processor.torch_version):
+        query, key, value = (t.unsqueeze(0) for t in tensors)
+        batched = replace(call, query=query, key=key, value=value, attn_mask=_with_batch(call.attn_mask))
+        return sdpa(batched, misses_a_mask).squeeze(0)
+    with_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    backend = choose_sdpa(replace(call, requires_grad=with_gradient))
+    if backend == "math" and call.enable_gqa and call.attn_mask is None and is_fused_beside_a_mask(call):
         misses_a_mask()
-    mask = _additive(attn_mask, query.dtype, backend)
+    mask = _additive(call.attn_mask, query.dtype, backend)
     if backend == "flash":
-        return _flash(query, key, value, dropout_p, is_causal, scale)
+        return _flash(call)
     if backend == "math":
-        return _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, flags)
+        return _math(call, mask)
     if backend == "efficient":
         if mask is not None:
             mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
-        kernel = _aten._scaled_dot_product_efficient_attention
-        return kernel(query, key, value, mask, with_gradient, dropout_p, is_causal, scale=scale)[0]
-    kernel = _aten._scaled_dot_product_cudnn_attention
-    return kernel(query, key, value, mask, with_gradient, dropout_p, is_causal, False, scale=scale)[0]
+        efficient = _aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, mask, with_gradient, call.dropout_p, call.is_causal, scale=call.scale)[0]
+    cudnn = _aten._scaled_dot_product_cudnn_attention
+    return cudnn(query, key, value, mask, with_gradient, call.dropout_p, call.is_causal, False, scale=call.scale)[0]
 
 
 def _with_batch(mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -369,20 +351,19 @@ def _additive(mask: torch.Tensor | None, dtype: torch.dtype, backend: Backend) -
     return torch.where(mask, 0.0, mask.new_full((), forbidden, dtype=dtype))
 
 
-def _flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None
-) -> torch.Tensor:
+def _flash(call: Attention) -> torch.Tensor:
     """Run flash attention: heads are padded to a multiple of 8 (``pad_last_dim``) and the output is cut again.
 
     The scale is that of the unpadded heads.
     """
+    query, key, value = call.query, call.key, call.value
     dim = query.shape[-1]
     padding = -dim % 8
-    scale = 1.0 / math.sqrt(dim) if scale is None else scale
+    scale = 1.0 / math.sqrt(dim) if call.scale is None else call.scale
     if padding:
         query, key, value = (_aten.pad(tensor, [0, padding]) for tensor in (query, key, value))
     out: torch.Tensor = _aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=scale
+        query, key, value, call.dropout_p, call.is_causal, False, scale=scale
     )[0]
     return out[..., :dim] if padding else out
 
@@ -395,40 +376,32 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return _aten.pad(mask, [0, _MASK_ALIGNMENT - last % _MASK_ALIGNMENT])[..., :last]
 
 
-def _math(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    flags: SdpFlags,
-) -> torch.Tensor:
+def _math(call: Attention, given_mask: torch.Tensor | None) -> torch.Tensor:
     """Run ``_scaled_dot_product_attention_math``: 16-bit inputs compute in fp32 unless that was switched off.
 
     The attention weights are cast back too, as a second result that nobody uses: before the last product, as GCC
     evaluates the arguments of ``make_tuple`` from the right (assumed).
     """
-    dtype = query.dtype
-    if not flags.half_precision_math:
+    query, key, value, mask = call.query, call.key, call.value, given_mask  # freed in this order
+    dtype, scale = query.dtype, call.scale
+    if not call.flags.half_precision_math:
         query, key, value = (t.to(torch.float32) if is_half(t) else t for t in (query, key, value))
     scaling = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else abs(scale))
     scaled = query * (-scaling if scale is not None and scale < 0 else scaling)  # besides query, which stays allocated
-    if is_causal:
+    if call.is_causal:
         if mask is not None:
             raise ValueError("scaled_dot_product_attention: attn_mask and is_causal=True cannot be given together")
         mask = scaled.new_ones((query.shape[-2], key.shape[-2]), dtype=torch.bool).tril()
         mask = _additive(mask, query.dtype, "math")
-    if enable_gqa:
-        key, value = (_repeat_heads(tensor, query.shape[-3]) for tensor in (key, value))
+    if call.enable_gqa:
+        heads = query.shape[-3]
+        key, value = (_repeat_heads(tensor, heads) for tensor in (key, value))
     weights = torch.matmul(scaled, key.transpose(-2, -1) * scaling)
     if mask is not None:
         weights.add_(mask)
     weights = _aten._safe_softmax(weights, -1)
-    if dropout_p > 0.0:
-        weights = torch.native_dropout(weights, dropout_p, True)[0]
+    if call.dropout_p > 0.0:
+        weights = torch.native_dropout(weights, call.dropout_p, True)[0]
     _unused = weights.to(dtype)
     return torch.matmul(weights, value).to(dtype)
 

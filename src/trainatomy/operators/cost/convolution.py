@@ -47,7 +47,7 @@ from trainatomy.operators.cost.kernel import (
     wanted_gradients,
     whole_numbers,
 )
-from trainatomy.operators.cost.matmul import product
+from trainatomy.operators.cost.matmul import ProductSizes, product
 from trainatomy.operators.cost.plans import plans_of
 from trainatomy.results.operations import Array, Call
 
@@ -123,8 +123,7 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
         parts = _parts(out, x, weight, mask, groups, backward)
         for part, computed, way in zip(parts, _kinds(mask, backward), ways, strict=True):
             if way == TOGETHER:
-                to_weight = computed == WEIGHT
-                more, kernels = _product(chip, call, part, kind, groups, x, backward=backward, to_weight=to_weight)
+                more, kernels = _product(chip, call, part, kind, groups, x, computed)
             else:
                 more, kernels = in_turn_seconds(chip, way, computed, part[:3], part.rewritten, groups)
             seconds, launches = seconds + more, launches + kernels
@@ -297,11 +296,9 @@ def _parts(out: Array, x: Array, weight: Array, mask: list[bool], groups: int, b
     return found
 
 
-def _product(
-    chip: Chip, call: Call, part: _Part, kind: str, groups: int, x: Array, *, backward: bool, to_weight: bool
-) -> tuple[float, int]:
+def _product(chip: Chip, call: Call, part: _Part, kind: str, groups: int, x: Array, computed: str) -> tuple[float, int]:
     """Return the time and the number of kernels of one product with the layout changes around it."""
-    form = _constants()
+    form, backward, to_weight = _constants(), computed != FORWARD, computed == WEIGHT
     if groups > 1 and _is_by_group(part, backward=backward):
         return _by_group(chip, part, groups), _KERNELS_OF_GROUP * groups
     tf32 = chip._replace(tf32=chip.cudnn_tf32)
@@ -323,7 +320,7 @@ def _product(
             rows = "misaligned"
         rated = name if name == "fp32" or rows == "aligned" else f"{name}_{rows}"
         stored = sum(tensor.bytes for tensor in part.rewritten)
-        work = product(tf32, rated, x.dtype, "nn", groups, *part[:3], "plain", stored=stored)
+        work = product(tf32, rated, x.dtype, "nn", ProductSizes(groups, *part[:3]), "plain", stored=stored)
         seconds = form.product_seconds + work.seconds / (form.product_weight if to_weight else form.product)
     if kind == "pointwise" or is_last(x) or prod(x.shape[2:]) == 1:
         return seconds, 2 if to_weight else 1

@@ -72,6 +72,30 @@ class _Speed(NamedTuple):
         return form.traffic * _loading().bandwidth * self.issue_rate / _loading().issue_rate
 
 
+class ProductSizes(NamedTuple):
+    """The sizes of ``batch`` products of m x k with k x n."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flop(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+    @property
+    def elements(self) -> int:
+        """Elements of all factors and results."""
+        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """What points of a calibration are compared by."""
+        return tuple(map(log2, self))
+
+
 class LoadingConstants(NamedTuple):
     """The GPU of which ``traffic`` of a kind is a share, and the share that memory allows at most."""
 
@@ -94,7 +118,8 @@ def matmul(call: Call, chip: Chip) -> KernelWork:
         return _many_vectors(call, chip, a, b)
     kind = kind_of(chip, a, b, *call.outputs[:1])
     layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
-    work = product(chip, kind, a.dtype, layout, batch, m, n, k, "batched" if len(a.shape) == 3 else "plain")
+    form = "batched" if len(a.shape) == 3 else "plain"
+    work = product(chip, kind, a.dtype, layout, ProductSizes(batch, m, n, k), form)
     return work._replace(
         family=f"{work.family}.{'added' if len(operands) > 2 else 'alone'}",
         passes=passes_to(call, work.bytes, "dense factors and result, without the added matrix"),
@@ -118,11 +143,11 @@ def _many_vectors(call: Call, chip: Chip, a: Array, b: Array) -> KernelWork:
         way, each = ("rows", rows) if together else ("columns", columns)
     moved = sum(tensor.bytes for tensor in (a, b, *call.outputs))
     moving = moved / (chip.bandwidth * read_yaml("efficiency.yaml")["loading"]["memory"])
-    by_tiles = product(chip._replace(tf32=False), "fp32", a.dtype, "nn", batch, m, n, k, "batched").seconds
+    sizes = ProductSizes(batch, m, n, k)
+    by_tiles = product(chip._replace(tf32=False), "fp32", a.dtype, "nn", sizes, "batched").seconds
     seconds = min(form["start_seconds"] + max(moving, batch * each / chip.multiprocessors), by_tiles)
-    features = (log2(batch), log2(m), log2(n), log2(k))
     passes = passes_to(call, moved, "dense factors and result, without the added matrix")
-    return KernelWork(f"many vectors.{way}", features, 2.0 * batch * m * n * k, "fp32", moved, 1, seconds, passes)
+    return KernelWork(f"many vectors.{way}", sizes.features, sizes.flop, "fp32", moved, 1, seconds, passes)
 
 
 def operands_of(call: Call) -> tuple[Array, ...]:
@@ -131,41 +156,27 @@ def operands_of(call: Call) -> tuple[Array, ...]:
 
 
 def product(
-    chip: Chip,
-    kind: str,
-    dtype: str,
-    layout: str,
-    batch: int,
-    m: int,
-    n: int,
-    k: int,
-    form: str,
-    *,
-    stored: int | None = None,
+    chip: Chip, kind: str, dtype: str, layout: str, sizes: ProductSizes, form: str, *, stored: int | None = None
 ) -> KernelWork:
-    """Return the work of ``batch`` products of m x k with k x n.
+    """Return the work of products of matrices.
 
     Args:
         chip: The GPU.
         kind: The family of kernels (``kind_of``).
         dtype: The type of the factors.
         layout: Whether each factor is transposed, for the name of the family.
-        batch: The number of products.
-        m: Rows of the result.
-        n: Columns of the result.
-        k: Depth.
+        sizes: The number of products, and the sizes of the matrices.
         form: Plain, batched or grouped, for the name of the family.
         stored: Bytes of the operands in memory where they are fewer than those of the matrices: an implicit product
             reads a pixel once from memory for all places of the kernel.
     """
     size = 2 if dtype in HALVES else 8 if dtype == "float64" else 4
-    flop, moved = 2.0 * batch * m * n * k, batch * (m * k + k * n + m * n) * size
+    moved = sizes.elements * size
     rate = chip.precision(dtype)
     memory = min(moved, stored) if stored is not None else moved
     speed = _Speed(float(chip.rate(rate)), chip.multiprocessors, chip.bandwidth, chip.issue_rate)
-    seconds = _seconds(kind, speed, memory, size, batch, m, n, k)
-    features = (log2(batch), log2(m), log2(n), log2(k))
-    return KernelWork(f"matmul.{kind}.{form}.{layout}", features, flop, rate, moved, 1, seconds)
+    seconds = _seconds(kind, speed, memory, size, sizes)
+    return KernelWork(f"matmul.{kind}.{form}.{layout}", sizes.features, sizes.flop, rate, moved, 1, seconds)
 
 
 def kind_of(chip: Chip, *tensors: Array) -> str:
@@ -182,11 +193,11 @@ def _aligned(tensors: tuple[Array, ...], to: int) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def _seconds(kind: str, speed: _Speed, memory: int, size: int, batch: int, m: int, n: int, k: int) -> float:
+def _seconds(kind: str, speed: _Speed, memory: int, size: int, sizes: ProductSizes) -> float:
     """Return the time of the fastest tile and split, but no less than memory and loading take."""
-    form = constants_of(kind)
+    form, (batch, m, n, k) = constants_of(kind), sizes
     loading = speed.loading(form)
-    least = max(memory / speed.memory(), batch * (m * k + k * n + m * n) * size / loading)
+    least = max(memory / speed.memory(), sizes.elements * size / loading)
     partial = min(speed.memory(), loading)
     best = float("inf")
     for rows, columns in _TILES[kind]:
@@ -242,14 +253,14 @@ def grouped_matmul(call: Call, chip: Chip) -> KernelWork:
     else:
         batch, m, n, k = a.shape[0], a.shape[1], b.shape[-1], a.shape[2]
     layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
-    sizes = (layout, batch, max(m, 1), n, max(k, 1), "grouped")
-    work = product(chip, kind_of(chip, a, b), a.dtype, *sizes)
+    sizes = ProductSizes(batch, max(m, 1), n, max(k, 1))
+    work = product(chip, kind_of(chip, a, b), a.dtype, layout, sizes, "grouped")
     passes = passes_to(call, work.bytes, "dense factors and result, without the offsets")
     if is_grouped_kernel(call) and chip.capability[0] in _GROUPED_CAPABILITIES:
         form: dict[str, float] = read_yaml("efficiency.yaml")["grouped"]
         seconds = form["start_seconds"] + work.seconds * form["longer"]
         return work._replace(family=f"grouped.kernel.{layout}", launches=2, passes=passes, seconds=seconds)
-    one = product(chip, kind_of(chip, a, b), a.dtype, layout, 1, *sizes[2:])
+    one = product(chip, kind_of(chip, a, b), a.dtype, layout, sizes._replace(batch=1), "grouped")
     family = work.family.replace("matmul", "grouped")
     return work._replace(family=family, launches=batch + 1, passes=passes, seconds=batch * one.seconds)
 

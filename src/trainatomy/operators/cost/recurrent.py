@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 from trainatomy.catalog.files import read_text, read_yaml
 from trainatomy.lookup import mean_of_nearest
 from trainatomy.operators.cost.kernel import Chip, KernelWork, passes_to
-from trainatomy.operators.cost.matmul import product
+from trainatomy.operators.cost.matmul import ProductSizes, product
 from trainatomy.operators.cost.recurrence import Recurrence, recurrence
 from trainatomy.results.operations import Array, Call
 
@@ -379,7 +379,7 @@ def _dropout_seconds(one: Recurrence) -> float:
 def _product_seconds(chip: Chip, one: Recurrence, m: int, n: int, k: int, row: tuple[int, int]) -> float:
     """Return the time of a product of m x k with k x n alone; ``row``: numbers of a row of its factors in memory."""
     kind = "half_odd" if one.is_odd(*row) else one.kind_of(*row)
-    return product(chip, kind, one.data.dtype, "nn", 1, m, n, k, "plain").seconds
+    return product(chip, kind, one.data.dtype, "nn", ProductSizes(1, m, n, k), "plain").seconds
 
 
 @cache
