@@ -103,7 +103,7 @@ def test_compare_ops_and_measure_take_settings_too(monkeypatch: pytest.MonkeyPat
     assert row.workload["train"] == {"per_device_train_batch_size": 2, "bf16": True}
     assert trainatomy.ops(WORKLOAD, bf16=True).workload["train"] == row.workload["train"]
     seen: list[Workload] = []
-    monkeypatch.setattr("trainatomy.measurement.measure.measure", lambda workload, **options: seen.append(workload))
+    monkeypatch.setattr("trainatomy.api.measuring.measure_run", lambda workload, **options: seen.append(workload))
     trainatomy.measure(WORKLOAD, bf16=True)
     assert seen[0].train.bf16
     for function in (trainatomy.ops, trainatomy.measure):
@@ -112,16 +112,15 @@ def test_compare_ops_and_measure_take_settings_too(monkeypatch: pytest.MonkeyPat
 
 
 def test_equal_steps_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainatomy.simulator import simulate as module
+    from trainatomy.simulator.simulate import simulate
 
     simulated: list[Workload] = []
-    simulate = module.simulate
 
     def counting(workload: Workload, *arguments: Any, **options: Any) -> Any:
         simulated.append(workload)
         return simulate(workload, *arguments, **options)
 
-    monkeypatch.setattr(module, "simulate", counting)
+    monkeypatch.setattr("trainatomy.api.predicting.simulate", counting)
     rows = [
         WORKLOAD.replace({"name": name, "gpu": gpu, "allocator": allocator})
         for name, gpu, allocator in [

@@ -15,9 +15,9 @@ from trainatomy.prediction.lengths import prediction_of_lengths
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.lengths import Distribution
 from trainatomy.results.prediction import Prediction
-from trainatomy.runs.options import PredictOptions
 from trainatomy.search.run import with_all_lengths
 from trainatomy.simulator.lengths import simulate_lengths
 from trainatomy.workload.measurable import measurable
@@ -77,7 +77,7 @@ def test_time_is_that_of_the_mean_step(prediction: Prediction) -> None:
     lengths, time = prediction.lengths, prediction.time
     assert lengths is not None and time is not None and lengths.step_seconds is not None
     epochs = simulate_lengths(described(), described().resolve_gpu())
-    again = prediction_of_lengths(described(), epochs, PredictOptions(), started=0.0)
+    again = prediction_of_lengths(described(), epochs, PredictRequest(), started=0.0)
     assert again.time == time
     assert lengths.step_seconds.low <= time.step_seconds <= lengths.step_seconds.worst
     low, high = time.interval_seconds
@@ -171,7 +171,7 @@ def test_what_is_measured_has_one_order() -> None:
 
 def test_candidates_of_a_search_have_fewer_orders_and_keep_their_description() -> None:
     workload = described({"lengths": {"histogram": dict.fromkeys(range(20, 60), 1), "orders": 5}})
-    found = predict_candidate(partial(predict_row, PredictOptions(timed=False)), workload)
+    found = predict_candidate(partial(predict_row, PredictRequest(timed=False)), workload)
     assert found.lengths is not None
     assert (len(found.lengths.orders), found.workload) == (3, workload.to_mapping())
     assert found.lengths.executed_shapes <= 17 < found.lengths.shapes

@@ -25,8 +25,8 @@ from steps import Line, Step
 
 import trainatomy
 from trainatomy import api
+from trainatomy.requests.predicting import COMPARED_PACES
 from trainatomy.results.memory import Components
-from trainatomy.runs.options import COMPARED_PACES
 
 if TYPE_CHECKING:
     from trainatomy.results.memory import Memory

@@ -19,12 +19,12 @@ from fit_cases import Case
 from trainatomy import api
 from trainatomy.catalog.calibrations import Calibration, resolve_calibration
 from trainatomy.errors import TrainatomyError
+from trainatomy.requests.fitting import FitRequest
 from trainatomy.results.fit import Fit
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs.predicting import PredictionPool, predict_rows, prediction_pool
 from trainatomy.search.explore import Observer
 from trainatomy.search.fitting import search
-from trainatomy.search.options import SearchOptions
 from trainatomy.workload.schema import Workload
 
 Result = Prediction | TrainatomyError
@@ -33,7 +33,7 @@ Result = Prediction | TrainatomyError
 def choices(
     case: Case,
     limits_gib: Sequence[int],
-    options: SearchOptions,
+    options: FitRequest,
     torch: str,
     jobs: int,
     calibration: Path | None = None,

@@ -27,8 +27,8 @@ from fit_tasks import PLAN, Plan, read_plan
 
 from trainatomy import api
 from trainatomy.catalog.calibrations import Calibration, resolve_calibration
+from trainatomy.requests.fitting import FitRequest
 from trainatomy.runs.predicting import predict_rows
-from trainatomy.search.options import SearchOptions
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _lines(entries: list[Any]) -> str:
 def choose(cases: Cases, options: argparse.Namespace) -> None:
     """Add what the search chooses to the plan, case by case; cases that have choices are left as they are."""
     plan = read_plan(options.plan)
-    search_options = SearchOptions(cases.effective_batch, plan["headroom"], prices=False)
+    search_options = FitRequest(cases.effective_batch, plan["headroom"], prices=False)
     for case in cases.cases:
         if any(choice["case"] == case.name for choice in plan["choices"]):
             continue

@@ -19,8 +19,9 @@ from trainatomy import api
 from trainatomy.errors import DoesNotFit, WorkloadError
 from trainatomy.integrations import batch_size, fit_training_arguments, predicted_batch_size
 from trainatomy.integrations.training_arguments import can_hold, check_launch, train_settings, with_candidate
+from trainatomy.requests.fitting import FitRequest
 from trainatomy.results.fit import Candidate, Change
-from trainatomy.search.options import SearchOptions, space_of
+from trainatomy.search.space import space_of
 from trainatomy.simulator.live import applies_to
 from trainatomy.training.checkpointing import checkpointed_every
 from trainatomy.workload import Workload
@@ -304,11 +305,11 @@ def test_without_a_gpu_one_has_to_be_named(arguments: TrainingArguments) -> None
 
 def test_a_search_varies_nothing_that_a_module_or_a_batch_keeps() -> None:
     workload = Workload.from_mapping({"loop": "pytorch", "model": {"class": "GPT2LMHeadModel"}, "gpu": "a100"})
-    options = SearchOptions(effective_batch_size=4, can_apply=applies_to(tiny(), {}))
+    options = FitRequest(effective_batch_size=4, can_apply=applies_to(tiny(), {}))
     axes = {axis.name: {option.name for option in axis.options} for axis in space_of(workload, options).axes}
     assert not {"attention", "lora", "sequence_length"} & set(axes)
     assert {"bf16", "tf32"} <= axes["precision"] and "bf16_weights" not in axes["precision"]
-    without_batch = SearchOptions(effective_batch_size=4, can_apply=applies_to(tiny(), None))
+    without_batch = FitRequest(effective_batch_size=4, can_apply=applies_to(tiny(), None))
     assert space_of(workload, without_batch).axis("sequence_length")
     with pytest.raises(WorkloadError, match="lora"):
         api.fit(tiny(), gpu="t4", allow=("lora",))

@@ -12,8 +12,8 @@ import pytest
 from measured import FULL, GIB, called_here
 from rich.console import Console
 
+import trainatomy.api.measuring
 import trainatomy.api.predicting
-import trainatomy.measurement.measure
 from trainatomy.cli import main
 from trainatomy.cli import progress as measuring
 from trainatomy.errors import DeviceError, SimulationError
@@ -45,7 +45,7 @@ def measure_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, A
         answer: Measurement = call["answer"]
         return answer
 
-    monkeypatch.setattr(trainatomy.measurement.measure, "measure", measure)
+    monkeypatch.setattr(trainatomy.api.measuring, "measure_run", measure)
     monkeypatch.setattr(Processes, "call", called_here)
     return call
 
@@ -94,7 +94,7 @@ def test_unpredictable_rows_are_measured(
     def refuse(*_: object, **__: object) -> NoReturn:
         raise SimulationError("aten::nonzero")
 
-    monkeypatch.setattr(trainatomy.api.predicting, "predict", refuse)
+    monkeypatch.setattr(trainatomy.api.predicting, "predict_training", refuse)
     assert main(["measure", "w.yaml"]) == 0
     assert "no prediction beside: aten::nonzero" in capsys.readouterr().err
     assert records()[0]["prediction"] is None
@@ -159,7 +159,7 @@ def test_without_a_gpu_nothing_is_predicted(
         raise DeviceError("no GPU here")
 
     monkeypatch.setattr(single, "this_machine", none)
-    monkeypatch.setattr(trainatomy.api.predicting, "predict", lambda *_, **__: pytest.fail("predicted"))
+    monkeypatch.setattr(trainatomy.api.predicting, "predict_training", lambda *_, **__: pytest.fail("predicted"))
     assert main(["measure", "w.yaml"]) == 7
     assert main(["measure", "w.yaml", "--era", "2022"]) == 2
     assert "no GPU here" in capsys.readouterr().err

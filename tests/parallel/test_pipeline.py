@@ -17,9 +17,9 @@ from spread import workload as described
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.pipeline import pipeline_prediction, ranks_alike
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.prediction import GroupUse
 from trainatomy.results.time import Work
-from trainatomy.runs.options import PredictOptions
 from trainatomy.timing.pipeline import StageSeconds, schedule
 from trainatomy.training.parallel.pipeline import layers_by_stage, order_of_work, stages_of
 from trainatomy.workload.parallel import ParallelSpec
@@ -401,7 +401,7 @@ def test_a_function_that_returns_batches_saves_a_pipeline_collating_them() -> No
         found = pipeline_prediction(
             changed,
             partial(simulated, made),  # the operations are the same
-            PredictOptions(ranks=(0,)),
+            PredictRequest(ranks=(0,)),
             started=0.0,
         )
         assert found.time is not None

@@ -31,22 +31,22 @@ def predicted_workloads(monkeypatch: pytest.MonkeyPatch, prediction: Prediction)
     """Replace ``predict`` by a fixed prediction and return the list of workloads that it receives."""
     seen: list[Any] = []
 
-    def predict(workload: Any, **options: Any) -> Prediction:
-        seen.append(workload)
+    def predict(training: Any, *_: Any) -> Prediction:
+        seen.append(training.what)
         print("a library says something on stdout")
         return prediction
 
     for module in (trainatomy.api, trainatomy.api.predicting):
-        monkeypatch.setattr(module, "predict", predict)
+        monkeypatch.setattr(module, "predict_training", predict)
     return seen
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def predict(workload: Any, **options: Any) -> NoReturn:
+    def predict(training: Any, *_: Any) -> NoReturn:
         raise error
 
     for module in (trainatomy.api, trainatomy.api.predicting):
-        monkeypatch.setattr(module, "predict", predict)
+        monkeypatch.setattr(module, "predict_training", predict)
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_published_figures_are_shown_for_the_notebook(
 def test_check_has_a_code_of_its_own(
     workload: str, too_big: Prediction, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trainatomy.api, "predict", lambda workload, **options: too_big)
+    monkeypatch.setattr(trainatomy.api, "predict_training", lambda *_: too_big)
     assert main(["predict", workload, "--json"]) == 0
     capsys.readouterr()
     assert main(["predict", workload, "--json", "--check"]) == 8
@@ -305,7 +305,7 @@ def test_ctrl_c_in_a_separate_process() -> None:
         "import signal, sys, time, trainatomy.api\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a process in the background has it ignored
         "def predict(*_, **__):\n    print('started', file=sys.stderr, flush=True)\n    time.sleep(30)\n"
-        "trainatomy.api.predict = predict\n"
+        "trainatomy.api.predict_training = predict\n"
         "from trainatomy.cli import main\n"
         f"sys.exit(main(['predict', *{TINY}]))"
     )

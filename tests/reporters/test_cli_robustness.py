@@ -65,12 +65,12 @@ def test_stdout_that_cannot_be_written(redirection: str, code: int) -> None:
 def test_output_of_user_code_is_not_in_the_json(
     monkeypatch: pytest.MonkeyPatch, prediction: Prediction, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def predict(workload: Any, **options: Any) -> Prediction:
+    def predict(*_: Any) -> Prediction:
         os.write(1, b"from a file descriptor\n")
         print("from print")
         return prediction
 
-    monkeypatch.setattr(trainatomy.api, "predict", predict)
+    monkeypatch.setattr(trainatomy.api, "predict_training", predict)
     assert main([*GPT2, "--json"]) == 0
     captured = capfd.readouterr()
     assert json.loads(captured.out)["fits"] is True
@@ -80,12 +80,12 @@ def test_output_of_user_code_is_not_in_the_json(
 def test_a_sweep_notes_where_a_larger_batch_reserves_less(
     monkeypatch: pytest.MonkeyPatch, prediction: Prediction, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def predict(workload: Workload, **options: Any) -> Prediction:
-        size = workload.train.per_device_train_batch_size
+    def predict(training: Any, *_: Any) -> Prediction:
+        size = training.what.train.per_device_train_batch_size
         less = replace(prediction.memory, peak_reserved_bytes=prediction.memory.peak_reserved_bytes - size)
         return replace(prediction, memory=less) if size == 4 else prediction
 
-    monkeypatch.setattr(trainatomy.api.predicting, "predict", predict)
+    monkeypatch.setattr(trainatomy.api.predicting, "predict_training", predict)
     file = tmp_path / "w.yaml"
     file.write_text("model: {class: GPT2LMHeadModel}\n")
     sweep = ["compare", str(file), "--json", "--sweep"]
@@ -98,7 +98,7 @@ def test_a_sweep_notes_where_a_larger_batch_reserves_less(
 def test_many_steps_are_announced(
     monkeypatch: pytest.MonkeyPatch, prediction: Prediction, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trainatomy.api, "predict", lambda workload, **options: prediction)
+    monkeypatch.setattr(trainatomy.api, "predict_training", lambda *_: prediction)
     assert main([*GPT2, "--steps", "3000", "--json"]) == 0
     assert "3,000 steps are executed one by one" in capsys.readouterr().err
 

@@ -45,7 +45,8 @@ class Script:
 def script(monkeypatch: pytest.MonkeyPatch, prediction: Prediction, measurement: Measurement) -> Script:
     script = Script()
 
-    def predict(workload: Any, **options: Any) -> Prediction:
+    def predict(training: Any, *_: Any) -> Prediction:
+        workload = training.what
         if workload.name in script.predictions:
             raise script.predictions[workload.name]
         return replace(prediction, name=workload.name, workload=workload.to_mapping())
@@ -66,7 +67,7 @@ def script(monkeypatch: pytest.MonkeyPatch, prediction: Prediction, measurement:
             raise answer
         return replace(made, **answer)
 
-    monkeypatch.setattr(trainatomy.api.predicting, "predict", predict)
+    monkeypatch.setattr(trainatomy.api.predicting, "predict_training", predict)
     monkeypatch.setattr(trainatomy.measurement.measure, "measure", measure)
     monkeypatch.setattr(Processes, "expect", lambda *_: None)
     monkeypatch.setattr(Processes, "call", called_here)

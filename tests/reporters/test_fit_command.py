@@ -6,20 +6,21 @@ import json
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 import trainatomy.api
-from trainatomy.api import SearchRequest
 from trainatomy.cli import exits, main
+from trainatomy.requests.fitting import FitRequest
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Fit, FitAcross
 from trainatomy.runs.comparison import ComparisonInterrupted
 
 GPT2 = ("fit", "--model", "gpt2", "--json")
-Calls = list[tuple[str, SearchRequest, tuple[Any, ...]]]
+Calls = list[tuple[str, Any, FitRequest, tuple[Any, ...]]]
 
 
 @pytest.fixture
@@ -28,12 +29,12 @@ def calls(monkeypatch: pytest.MonkeyPatch, fit: Fit, nothing_fits: Fit, across: 
     calls: Calls = []
     answers = {"search_settings": fit, "search_gpus": across, "search_remedies": nothing_fits.shortage}
 
-    def answer(name: str, request: SearchRequest, *rest: Any) -> Any:
-        calls.append((name, request, rest))
+    def answer(name: str, training: Any, request: FitRequest, *rest: Any) -> Any:
+        calls.append((name, training.what, request, rest[:-1]))  # the last receives the progress
         return answers[name]
 
     for name in answers:
-        monkeypatch.setattr(trainatomy.api, name, lambda request, *rest, name=name: answer(name, request, *rest))
+        monkeypatch.setattr(trainatomy.api, name, partial(answer, name))
     return calls
 
 
@@ -41,10 +42,9 @@ def test_options_become_one_request(calls: Calls, tmp_path: Path) -> None:
     options = ["--gpu", "t4", "--allow", "lora,precision", "--keep", "gradient-checkpointing", "--headroom", "10%"]
     more = ["--effective-batch-size", "32", "--exhaustive", "--jobs", "3", "--trust-remote-code"]
     assert main([*GPT2, *options, *more]) == 0
-    ((name, request, rest),) = calls
-    assert (name, rest, request.jobs) == ("search_settings", ("throughput",), 3)
-    assert request.what.gpu == "t4" and request.predict_options.trust_remote_code
-    asked = request.options
+    ((name, workload, asked, _),) = calls
+    assert (name, asked.maximize, asked.jobs) == ("search_settings", "throughput", 3)
+    assert workload.gpu == "t4" and asked.trust_remote_code
     assert (asked.effective_batch_size, asked.headroom, asked.exhaustive) == (32, 0.1, True)
     assert (asked.allow, asked.keep) == (("lora", "precision"), ("gradient_checkpointing",))
 
@@ -52,7 +52,7 @@ def test_options_become_one_request(calls: Calls, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "name", "rest"),
     [
-        (("--maximize", "batch", "--gpu", "t4"), "search_settings", ("batch",)),
+        (("--maximize", "batch", "--gpu", "t4"), "search_settings", ()),
         (("--why-oom", "--gpu", "t4"), "search_remedies", ()),
         (("--gpu", "all"), "search_gpus", (None, {})),
         (("--gpu", "t4, h100"), "search_gpus", (["t4", "h100"], {})),
@@ -62,9 +62,10 @@ def test_options_become_one_request(calls: Calls, tmp_path: Path) -> None:
 )
 def test_each_mode_is_its_own_search(calls: Calls, options: tuple[str, ...], name: str, rest: Any) -> None:
     assert main([*GPT2, *options]) == 0
-    ((asked, request, others),) = calls
+    ((asked, _, request, others),) = calls
     assert (asked, others) == (name, rest)
-    assert request.options.exhaustive == ("--exhaustive" in options)
+    assert request.exhaustive == ("--exhaustive" in options)
+    assert request.maximize == ("batch" if "--maximize" in options else "throughput")
 
 
 @pytest.mark.parametrize(
@@ -108,16 +109,16 @@ def test_the_best_are_measured_as_they_were_predicted(
 ) -> None:
     seen: list[Any] = []
 
-    def measure_fit(found: Fit, count: int, *options: Any, progress: Any, processes: Any) -> Fit:
-        seen.append((found, count, *options))
+    def measure_fit(found: Fit, count: int, request: Any, progress: Any, processes: Any) -> Fit:
+        seen.append((found, count, request))
         return found
 
     monkeypatch.setattr(trainatomy.api, "measure_fit", measure_fit)
     assert main([*GPT2, "--gpu", "t4", "--measure", "2", "--records", str(tmp_path), "--trust-remote-code"]) == 0
-    ((found, count, predict_options, run_options),) = seen
+    ((found, count, request),) = seen
     assert found is fit and count == 2
-    assert predict_options == calls[0][1].predict_options and predict_options.trust_remote_code
-    assert run_options.store == str(tmp_path) and run_options.command.startswith("trainatomy")
+    assert request.predicting == calls[0][2].predicting and request.trust_remote_code
+    assert request.store == str(tmp_path) and request.command.startswith("trainatomy")
 
 
 def test_ctrl_c_while_the_best_are_measured_shows_what_was_found(
@@ -156,7 +157,7 @@ def test_a_time_limit_shows_the_best_so_far(
 
 def test_a_measured_search_trusts_remote_code_for_both(monkeypatch: pytest.MonkeyPatch, fit: Fit) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(trainatomy.api.fitting, "search_settings", lambda request, goal: fit)
+    monkeypatch.setattr(trainatomy.api.fitting, "search_settings", lambda *_: fit)
     monkeypatch.setattr(trainatomy.api.fitting, "measure_fit", lambda *arguments: given.append(arguments))
     workload = trainatomy.Workload.from_mapping({"model": {"id": "gpt2"}})
     trainatomy.fit(workload, gpu="t4", measure=1, trust_remote_code=True)

@@ -89,7 +89,7 @@ def test_open_opens_the_report(workload: str, tmp_path: Path, monkeypatch: pytes
 def test_impossible_files_are_refused_at_once(
     workload: str, options: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainatomy.api, "predict", None)
+    monkeypatch.setattr(trainatomy.api, "predict_training", None)
     assert main(["predict", workload, *options]) == 2
     assert text in " ".join(capsys.readouterr().err.split())
 

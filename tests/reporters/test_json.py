@@ -178,7 +178,7 @@ def test_codes_are_written_out_as_sentences(prediction: Prediction) -> None:
 def test_the_command_prints_the_draft_of_version_2(
     prediction: Prediction, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("trainatomy.api.predict", lambda *_, **__: prediction)
+    monkeypatch.setattr("trainatomy.api.predict_training", lambda *_, **__: prediction)
     for version, schema in ((1, "trainatomy/prediction/1"), (2, "trainatomy/prediction/2-draft")):
         assert main(["predict", "--model", "gpt2", "--gpu", "t4", "--json", "--json-version", str(version)]) == 0
         assert json.loads(capsys.readouterr().out)["schema"] == schema

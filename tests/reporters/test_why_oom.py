@@ -11,8 +11,10 @@ import pytest
 import trainatomy.api
 from trainatomy.cli import main
 from trainatomy.cli.predict import hint
+from trainatomy.requests.fitting import FitRequest, refusal
 from trainatomy.results.fit import Fit
-from trainatomy.search.options import SearchOptions, refusal, space_of
+from trainatomy.results.prediction import Prediction
+from trainatomy.search.space import space_of
 from trainatomy.workload.schema import Workload
 
 TINY: dict[str, Any] = {
@@ -50,15 +52,15 @@ NOT_VARIED: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def shortages(monkeypatch: pytest.MonkeyPatch, nothing_fits: Fit) -> list[dict[str, Any]]:
-    """Return the keywords with which remedies are searched for; the search is answered at once."""
-    asked: list[dict[str, Any]] = []
+def shortages(monkeypatch: pytest.MonkeyPatch, nothing_fits: Fit) -> list[Prediction]:
+    """Return the predictions for which remedies are searched for; the search is answered at once."""
+    asked: list[Prediction] = []
 
-    def answer(workload: Workload, **keywords: Any) -> Any:
-        asked.append(keywords)
+    def answer(training: Any, request: Any, observer: Any, prediction: Prediction) -> Any:
+        asked.append(prediction)
         return nothing_fits.shortage
 
-    monkeypatch.setattr(trainatomy.api, "why_out_of_memory", answer)
+    monkeypatch.setattr(trainatomy.api, "search_remedies", answer)
     return asked
 
 
@@ -73,8 +75,8 @@ def test_what_a_hint_names_is_accepted(changes: dict[str, Any]) -> None:
     workload = Workload.from_mapping({**TINY, **changes})
     assert refusal(workload) is None
     allowed = ("precision",) if "--allow precision" in hint(workload) else ()
-    assert space_of(workload, SearchOptions(allow=allowed)).size > 1
-    assert space_of(workload, SearchOptions(), as_given=True).size > 1
+    assert space_of(workload, FitRequest(allow=allowed)).size > 1
+    assert space_of(workload, FitRequest(), as_given=True).size > 1
 
 
 def test_a_hint_is_shown_where_a_search_can_vary_the_training(
@@ -86,7 +88,7 @@ def test_a_hint_is_shown_where_a_search_can_vary_the_training(
 
 @pytest.mark.parametrize("changes", NOT_VARIED)
 def test_where_it_cannot_the_prediction_is_shown_without_the_hint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], shortages: list[dict[str, Any]], changes: dict[str, Any]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shortages: list[Prediction], changes: dict[str, Any]
 ) -> None:
     assert run(tmp_path, changes, "--why-oom") == 0
     out, err = capsys.readouterr()
@@ -95,10 +97,10 @@ def test_where_it_cannot_the_prediction_is_shown_without_the_hint(
 
 
 def test_the_training_is_predicted_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], shortages: list[dict[str, Any]]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shortages: list[Prediction]
 ) -> None:
     assert run(tmp_path, {}, "--why-oom", "--json") == 0
     (asked,) = shortages
     found = json.loads(capsys.readouterr().out)
-    assert asked["prediction"].memory.device_bytes == found["memory"]["device_bytes"] and asked["prediction"].timeline
+    assert asked.memory.device_bytes == found["memory"]["device_bytes"] and asked.timeline
     assert found["timeline"] == [] and found["shortage"]["remedies"]

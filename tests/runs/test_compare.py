@@ -40,13 +40,13 @@ def measure_options(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine)
         options.append({"gpu": workload.gpu, **keywords})
         return gpu(workload)
 
-    def predict(workload: Workload, **keywords: Any) -> Any:
-        raise SimulationError(f"not predicted for {workload.resolve_gpu().id}")
+    def predict(training: Any, *_: Any) -> Any:
+        raise SimulationError(f"not predicted for {training.what.resolve_gpu().id}")
 
     monkeypatch.setattr(real_gpu, "measure", measure)
     monkeypatch.setattr(Processes, "expect", lambda *_: None)
     monkeypatch.setattr(Processes, "call", called_here)
-    monkeypatch.setattr(predicting, "predict", predict)
+    monkeypatch.setattr(predicting, "predict_training", predict)
     monkeypatch.setattr(machines, "this_machine", lambda: machine)
     return options
 

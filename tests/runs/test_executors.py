@@ -218,9 +218,8 @@ def test_the_command_line_hands_the_executor_on(
 ) -> None:
     given: list[tuple[object, object]] = []
 
-    def record(what: Any, *_: object, **keywords: object) -> None:
-        request = keywords or {"executor": what.executor, "jobs": what.jobs}
-        given.append((request["executor"], request["jobs"]))
+    def record(what: Any, request: Any, *_: object) -> None:
+        given.append((request.executor, request.jobs))
         raise WorkloadError("enough")
 
     monkeypatch.setattr(api, function, record)

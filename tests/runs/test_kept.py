@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainatomy import api
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.prediction import Prediction
-from trainatomy.runs.options import PredictOptions
 from trainatomy.runs.predicting import Kept
 from trainatomy.workload.schema import Workload
 
@@ -59,7 +59,7 @@ def test_an_interrupted_comparison_continues(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_is_kept_is_what_was_predicted(tmp_path: Path) -> None:
-    kept = Kept(Counting(), PredictOptions(), f"file://{tmp_path}")
+    kept = Kept(Counting(), PredictRequest(), f"file://{tmp_path}")
     first = kept(workload())
     again = pickle.loads(pickle.dumps(kept))(workload())
     assert again == first
@@ -67,9 +67,9 @@ def test_what_is_kept_is_what_was_predicted(tmp_path: Path) -> None:
 
 def test_other_options_and_workloads_are_predicted_anew(tmp_path: Path) -> None:
     counting = Counting()
-    kept = Kept(counting, PredictOptions(), str(tmp_path))
+    kept = Kept(counting, PredictRequest(), str(tmp_path))
     names = {kept.name_of(workload()), kept.name_of(workload(2))}
-    names.add(replace(kept, options=PredictOptions(timeline=True)).name_of(workload()))
+    names.add(replace(kept, options=PredictRequest(timeline=True)).name_of(workload()))
     assert len(names) == 3
     kept(workload())
     (file,) = tmp_path.iterdir()
@@ -82,5 +82,5 @@ def test_predictions_with_the_users_code_are_not_kept(tmp_path: Path) -> None:
     counting = Counting()
     described = workload().replace("train.optim", "torch.optim.SGD")
     for _ in range(2):
-        Kept(counting, PredictOptions(), str(tmp_path))(described)
+        Kept(counting, PredictRequest(), str(tmp_path))(described)
     assert counting.calls == 2 and not list(tmp_path.iterdir())

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from pretender import GIB, TINY, Model, Pretender
 
 from trainatomy.errors import SimulationError, TrainatomyError, WorkloadError
+from trainatomy.requests.fitting import FitRequest
 from trainatomy.results.fit import Fit
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.axes import divisors
 from trainatomy.search.explore import Exploration, Observer
 from trainatomy.search.fitting import SAME_SPEED, search
-from trainatomy.search.options import SearchOptions, space_of
 from trainatomy.search.run import run
+from trainatomy.search.space import space_of
 from trainatomy.workload.schema import Workload
 
 MakePretender = Callable[..., Pretender]
@@ -29,7 +30,7 @@ KEPT = ("optimizer_implementation", "torch_empty_cache_steps")
 
 def searched(workload: Workload, pretender: Pretender, memory: float, **options: object) -> Fit:
     limited = workload.replace("gpu", {"base": "rtx-3090", "memory_bytes": round(memory * GIB)})
-    return search(limited, SearchOptions(**{"effective_batch_size": 64, **options}), pretender, Observer())[0]  # type: ignore[arg-type]
+    return search(limited, FitRequest(**{"effective_batch_size": 64, **options}), pretender, Observer())[0]  # type: ignore[arg-type]
 
 
 def fastest(fit: Fit) -> float:
@@ -39,7 +40,7 @@ def fastest(fit: Fit) -> float:
 @cache
 def whole_space(size: int) -> tuple[Workload, ...]:
     """Return the workload of every candidate."""
-    space = space_of(Workload.from_mapping(TINY), SearchOptions(size, keep=KEPT))
+    space = space_of(Workload.from_mapping(TINY), FitRequest(size, keep=KEPT))
     return tuple(map(space.workload_at, space.points({axis.name: space.options(axis) for axis in space.axes})))
 
 
@@ -115,7 +116,7 @@ def test_a_process_that_would_wait_begins_what_is_wanted_later(workload: Workloa
 
     plain = pretender()
     executor = Unhurried(plain.like, plain.model)
-    space = space_of(workload.replace("gpu", "a100-80gb"), SearchOptions(effective_batch_size=64))
+    space = space_of(workload.replace("gpu", "a100-80gb"), FitRequest(effective_batch_size=64))
     exploration = Exploration(space, 70 * GIB, executor)
     first, second, third = (space.replaced(space.point(), "batch", batch) for batch in ("4", "2", "1"))
     exploration.execute([first], meanwhile=[first, second, third])
@@ -242,24 +243,24 @@ def test_an_interrupted_search_returns_the_best_so_far(workload: Workload, prete
 )
 def test_contradictions_are_named(workload: Workload, options: dict[str, object], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
-        space_of(workload, SearchOptions(**options))  # type: ignore[arg-type]
+        space_of(workload, FitRequest(**options))  # type: ignore[arg-type]
 
 
 def test_a_gpu_without_bf16_is_refused_unless_the_precision_may_change(workload: Workload) -> None:
     old = workload.replace({"gpu": "v100", "train.bf16": True})
     with pytest.raises(WorkloadError, match="no arithmetic units for bf16"):
-        space_of(old, SearchOptions())
-    assert space_of(old, SearchOptions(allow=("precision",))).size
+        space_of(old, FitRequest())
+    assert space_of(old, FitRequest(allow=("precision",))).size
 
 
 def test_inference_has_no_settings_to_search(workload: Workload) -> None:
     with pytest.raises(WorkloadError, match="mode"):
-        space_of(workload.replace("mode", "inference"), SearchOptions())
+        space_of(workload.replace("mode", "inference"), FitRequest())
 
 
 def test_if_nothing_fits_the_remedies_are_ordered(workload: Workload, pretender: MakePretender) -> None:
     small = workload.replace("gpu", {"base": "rtx-3090", "memory_bytes": round(2.0 * GIB)})
-    found = run(small, "throughput", SearchOptions(8), pretender())
+    found = run(small, "throughput", FitRequest(8), pretender())
     assert found.best is None and found.shortage is not None
     remedies = found.shortage.remedies
     assert found.shortage.missing_bytes > 0 and remedies[0].candidate.fits
@@ -292,7 +293,7 @@ def test_a_price_that_finds_a_better_candidate_ends_the_others(workload: Workloa
     executor = pretender()
     executor.jobs = 1
     limited = workload.replace("gpu", "a100-80gb")
-    space = space_of(limited, SearchOptions(effective_batch_size=64))
+    space = space_of(limited, FitRequest(effective_batch_size=64))
     exploration = Exploration(space, 70 * GIB, executor)
     first, second, *others = space.points({"batch": {"1", "2"}, **{axis.name: {axis.given} for axis in space.axes[1:]}})
     exploration.execute([first], related=[second, *others], until=lambda: len(exploration.outcomes) > 0)
@@ -306,7 +307,7 @@ def test_a_free_process_is_given_what_it_is_ready_for(workload: Workload, preten
     executor.jobs = 1
     executor.pick = lambda kinships: len(kinships) - 1  # type: ignore[method-assign]
     limited = workload.replace("gpu", "a100-80gb")
-    space = space_of(limited, SearchOptions(effective_batch_size=64))
+    space = space_of(limited, FitRequest(effective_batch_size=64))
     exploration = Exploration(space, 70 * GIB, executor)
     points = [space.point(), *(space.replaced(space.point(), "batch", batch) for batch in ("1", "2", "4"))]
     exploration.execute(points[:1], related=points[1:])

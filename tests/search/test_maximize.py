@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from pretender import Model, Pretender
 
+from trainatomy.requests.fitting import FitRequest
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.explore import Observer
 from trainatomy.search.maximize import maximize
-from trainatomy.search.options import SearchOptions
 from trainatomy.workload.schema import Workload
 
 
@@ -26,7 +26,7 @@ class _Layers(Model):
 def test_layers_are_guessed_by_all_that_they_hold(some_prediction: Prediction, workload: Workload) -> None:
     """A guess far beyond the limit executes a model many times as large as the GPU."""
     executor = Pretender(some_prediction, _Layers())
-    found = maximize(workload, "model-size", SearchOptions(), executor, Observer())
+    found = maximize(workload, "model-size", FitRequest(), executor, Observer())
     assert found.maximum is not None
     asked = [int((one.model.config or {})["n_layer"]) for one in executor.asked]
     assert max(asked) <= found.maximum.value + 2

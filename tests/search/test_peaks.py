@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pretender import GIB, TINY, Phased, Pretender
 
+from trainatomy.requests.fitting import FitRequest
 from trainatomy.results.fit import Fit, Permission
 from trainatomy.results.prediction import Plan, Prediction
-from trainatomy.search.options import SearchOptions, space_of
 from trainatomy.search.run import run
+from trainatomy.search.space import space_of
 from trainatomy.workload.schema import Workload
 
 KEPT = ("optimizer_implementation", "torch_empty_cache_steps", "allocator")
@@ -38,14 +39,14 @@ NOTICEABLE_BYTES = 16 * 2**20
 @cache
 def whole_space(start: int, allow: tuple[Permission, ...]) -> tuple[Workload, ...]:
     """Return the workload of every candidate."""
-    space = space_of(Workload.from_mapping(TINY).replace(GIVEN[start]), SearchOptions(8, allow=allow, keep=KEPT))
+    space = space_of(Workload.from_mapping(TINY).replace(GIVEN[start]), FitRequest(8, allow=allow, keep=KEPT))
     return tuple(map(space.workload_at, space.points({axis.name: space.options(axis) for axis in space.axes})))
 
 
 def searched(pretender: Pretender, memory: float, start: int, allow: tuple[Permission, ...]) -> Fit:
     gpu = {"base": "rtx-3090", "memory_bytes": round(memory * GIB)}
     limited = Workload.from_mapping(TINY).replace({**GIVEN[start], "gpu": gpu})
-    return run(limited, "throughput", SearchOptions(8, allow=allow, keep=KEPT, prices=False), pretender)
+    return run(limited, "throughput", FitRequest(8, allow=allow, keep=KEPT, prices=False), pretender)
 
 
 def fastest(found: Fit) -> float:
@@ -131,7 +132,7 @@ def test_what_fits_on_several_gpus_is_found(
 ) -> None:
     model = Sharded(weights=14.0, sample=sample, logits=0.5)
     given = Workload.from_mapping({**TINY, "loop": "pytorch", "parallel": {"gpus": 4}})
-    options = SearchOptions(32, allow=allow, keep=(*KEPT, "gpus"), prices=False)
+    options = FitRequest(32, allow=allow, keep=(*KEPT, "gpus"), prices=False)
     space = space_of(given, options)
     points = space.points({axis.name: space.options(axis) for axis in space.axes})
     needed = [model.needed(space.workload_at(point)) for point in points]

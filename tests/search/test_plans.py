@@ -11,12 +11,12 @@ from pretender import GIB, TINY, Model, Pretender
 
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import WorkloadError
+from trainatomy.requests.fitting import FitRequest
 from trainatomy.results.fit import Fit, Remedy
 from trainatomy.results.prediction import Plan, Prediction
 from trainatomy.search.across import search_across
 from trainatomy.search.explore import Observer
 from trainatomy.search.fitting import search
-from trainatomy.search.options import SearchOptions
 from trainatomy.search.plans import plan_axis, plan_of
 from trainatomy.search.remedies import shortage_of
 from trainatomy.search.run import run
@@ -52,7 +52,7 @@ def training(loop: str = "pytorch", train: dict[str, Any] | None = None, **paral
 def found(some_prediction: Prediction) -> Callable[..., Fit]:
     def make(workload: Workload, memory: float = 24, model: Model | None = None, **options: Any) -> Fit:
         limited = workload.replace("gpu", {"base": "rtx-3090", "memory_bytes": round(memory * GIB)})
-        chosen = SearchOptions(**{"effective_batch_size": 64, "keep": KEPT, **options})
+        chosen = FitRequest(**{"effective_batch_size": 64, "keep": KEPT, **options})
         return run(limited, "throughput", chosen, Pretender(some_prediction, model or Parallel()))
 
     return make
@@ -151,7 +151,7 @@ def test_each_number_of_gpus_has_the_best_of_a_search_of_its_own(
     fit = found(training(gpus=4), 14, prices=False)
     for each in fit.by_gpus:
         alone = training(gpus=each.plan.gpus).replace("gpu", {"base": "rtx-3090", "memory_bytes": 14 * GIB})
-        options = SearchOptions(64, prices=False, keep=KEPT, exhaustive=True)
+        options = FitRequest(64, prices=False, keep=KEPT, exhaustive=True)
         whole, _ = search(alone, options, Pretender(some_prediction, Parallel()), Observer())
         assert whole.best is not None and each.step_seconds <= whole.best.step_seconds * 1.011
 
@@ -181,7 +181,7 @@ def test_a_policy_of_fsdp_is_not_given_up(found: Callable[..., Fit]) -> None:
 
 def test_the_largest_batch_on_several_gpus(some_prediction: Prediction) -> None:
     limited = training(gpus=4).replace("gpu", {"base": "rtx-3090", "memory_bytes": 24 * GIB})
-    options = SearchOptions(64, keep=KEPT)
+    options = FitRequest(64, keep=KEPT)
     fit = run(limited, "batch", options, Pretender(some_prediction, Parallel()))
     assert fit.best is not None and fit.best.per_device_train_batch_size == 16
     assert fit.best.gradient_accumulation_steps == 1 and fit.effective_batch_size == 64
@@ -191,7 +191,7 @@ def test_the_largest_batch_on_several_gpus(some_prediction: Prediction) -> None:
 
 def test_gpus_are_compared_at_the_given_number(some_prediction: Prediction) -> None:
     gpus = [find_gpu(name) for name in ("rtx-3090", "a100-80gb")]
-    options = SearchOptions(64, keep=KEPT)
+    options = FitRequest(64, keep=KEPT)
     found = search_across(training(gpus=4), gpus, options, Pretender(some_prediction, Parallel()), Observer())
     assert len(found.options) == 2
     assert {each.fit.best.plan.world_size for each in found.options if each.fit.best} == {4}
@@ -201,7 +201,7 @@ def test_batch_norm_is_noted(some_prediction: Prediction) -> None:
     noted = replace(some_prediction, notes=("BatchNorm takes its statistics from each GPU",))
     limited = training(gpus=2).replace("gpu", "rtx-3090")
     fits = [
-        run(limited, "throughput", SearchOptions(64, keep=KEPT, prices=False), Pretender(each, Parallel()))
+        run(limited, "throughput", FitRequest(64, keep=KEPT, prices=False), Pretender(each, Parallel()))
         for each in (some_prediction, noted)
     ]
     assert ["batch_norm" in fit.notes for fit in fits] == [False, True]
@@ -210,13 +210,13 @@ def test_batch_norm_is_noted(some_prediction: Prediction) -> None:
 def test_an_interrupted_search_keeps_what_it_has(some_prediction: Prediction) -> None:
     executor = Pretender(some_prediction, Parallel(), interrupt_after=30)
     limited = training(gpus=8).replace("gpu", {"base": "rtx-3090", "memory_bytes": 24 * GIB})
-    fit = run(limited, "throughput", SearchOptions(64, keep=KEPT), executor)
+    fit = run(limited, "throughput", FitRequest(64, keep=KEPT), executor)
     assert fit.interrupted and fit.best is not None and len(executor.asked) == 30
 
 
 def remedies(some_prediction: Prediction, workload: Workload, memory: float, **options: Any) -> list[Remedy]:
     limited = workload.replace("gpu", {"base": "rtx-3090", "memory_bytes": round(memory * GIB)})
-    shortage = shortage_of(limited, SearchOptions(keep=KEPT, **options), Pretender(some_prediction, Parallel()))
+    shortage = shortage_of(limited, FitRequest(keep=KEPT, **options), Pretender(some_prediction, Parallel()))
     return [each for each in shortage.remedies if each.kind == "more GPUs"]
 
 

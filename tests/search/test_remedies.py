@@ -9,10 +9,10 @@ import pytest
 from pretender import GIB, TINY, Phased, Pretender
 
 from trainatomy.errors import WorkloadError
+from trainatomy.requests.fitting import FitRequest, refusal
 from trainatomy.results.fit import Remedy, Shortage
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.axes import axes_of
-from trainatomy.search.options import SearchOptions, refusal
 from trainatomy.search.remedies import shortage_of
 from trainatomy.workload.schema import Workload
 
@@ -40,7 +40,7 @@ def shortage(
 ) -> tuple[Workload, Shortage]:
     gpu = {"base": "rtx-3090", "memory_bytes": round(memory * GIB)}
     workload = Workload.from_mapping(TINY).replace({**(settings or {}), "gpu": gpu})
-    return workload, shortage_of(workload, SearchOptions(headroom=0.0), pretender, **options)
+    return workload, shortage_of(workload, FitRequest(headroom=0.0), pretender, **options)
 
 
 def names(remedies: tuple[Remedy, ...], kind: str) -> list[set[str]]:

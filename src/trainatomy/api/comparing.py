@@ -15,14 +15,18 @@ from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.runs.options import COMPARED_PACES, PredictOptions, RunOptions
+from trainatomy.measurement.process.pool import Processes
+from trainatomy.requests.comparing import CompareRequest
+from trainatomy.requests.predicting import COMPARED_PACES, PredictRequest
+from trainatomy.runs.comparison import gather, prepare, published
+from trainatomy.runs.plan import observer_of
+from trainatomy.runs.predicting import Kept, jobs_for, predict_rows, simulation_key
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import with_effective_batch_size
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.measurement.process.job import Task
-    from trainatomy.measurement.process.pool import Processes
     from trainatomy.records.store import Store
     from trainatomy.results.comparison import Comparison
     from trainatomy.results.prediction import Prediction
@@ -86,18 +90,30 @@ def compare(
             records cannot be written.
         ComparisonInterrupted: A ``KeyboardInterrupt`` that carries the comparison so far.
     """
-    predict_options = PredictOptions(timeline, True, trust_remote_code, resolve_calibration(calibration))
-    run_options = RunOptions(repeat, store, group, fresh, time_limit, keep_gpus=gpu is not None)
+    request = CompareRequest(
+        measure=measure,
+        repeat=repeat,
+        effective_batch_size=effective_batch_size,
+        store=store,
+        group=group,
+        fresh=fresh,
+        time_limit=time_limit,
+        timeline=timeline,
+        calibration=resolve_calibration(calibration),
+        trust_remote_code=trust_remote_code,
+        jobs=jobs,
+        executor=executor,
+        keep=keep,
+        keep_gpus=gpu is not None,
+    )
     changed: Sequence[Workload] = [with_settings(workload, settings, gpu) for workload in workloads]
     if effective_batch_size is not None:
         changed = with_effective_batch_size(changed, effective_batch_size)
     if measure:
-        return measure_comparison(
-            changed, predict_options, run_options, jobs=jobs, executor=executor, keep=keep, progress=progress
-        )
-    if names := run_options.changed():
+        return measure_comparison(changed, request, progress)
+    if names := request.changed():
         raise WorkloadError(f"{', '.join(names)}: needs measure=True; a prediction is the same every time")
-    return predict_comparison(changed, predict_options, jobs=jobs, executor=executor, keep=keep)
+    return predict_comparison(changed, request)
 
 
 def compare_gpus(
@@ -131,47 +147,36 @@ def compare_gpus(
     Raises:
         TrainatomyError: The errors of ``predict``, if it cannot be predicted for any of the GPUs.
     """
-    options = PredictOptions(False, True, trust_remote_code, resolve_calibration(calibration))
-    return predict_gpus(
-        with_settings(workload, settings), gpus, options, costs_per_hour, jobs=jobs, executor=executor, keep=keep
+    request = CompareRequest(
+        calibration=resolve_calibration(calibration),
+        trust_remote_code=trust_remote_code,
+        jobs=jobs,
+        executor=executor,
+        keep=keep,
     )
+    return predict_gpus(with_settings(workload, settings), gpus, request, costs_per_hour)
 
 
 def predict_gpus(
     workload: Workload,
     gpus: Sequence[str] | None,
-    options: PredictOptions,
+    request: CompareRequest,
     costs_per_hour: Mapping[str, float] | None = None,
-    *,
-    jobs: int | None = None,
-    executor: object = None,
-    keep: Path | str | None = None,
 ) -> Comparison:
     """Predict a training on several GPUs (see ``compare_gpus``)."""
-    from trainatomy.runs.comparison import gather
-
     chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
     costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
     workloads = [workload.replace({"gpu": each.id, "name": each.name}) for each in chosen]
-    predictions = _predict_rows(workloads, options, jobs, executor, keep)
+    predictions = _predict_rows(workloads, request.predicting, request)
     if all(isinstance(each, TrainatomyError) for each in predictions):
         raise next(each for each in predictions if isinstance(each, TrainatomyError))
     return replace(gather(workloads, predictions), is_across_gpus=True, costs_per_hour=costs)
 
 
-def predict_comparison(
-    workloads: Sequence[Workload],
-    options: PredictOptions,
-    *,
-    jobs: int | None = None,
-    executor: object = None,
-    keep: Path | str | None = None,
-) -> Comparison:
+def predict_comparison(workloads: Sequence[Workload], request: CompareRequest) -> Comparison:
     """Predict several workloads and return them side by side (see ``compare``)."""
-    from trainatomy.runs.comparison import gather, published
-
-    options.check(workloads)
-    predictions = _predict_rows(workloads, options, jobs, executor, keep)
+    request.predicting.check_calibration(workloads)
+    predictions = _predict_rows(workloads, request.predicting, request)
     for each in predictions:
         if isinstance(each, TrainatomyError):
             raise each
@@ -180,12 +185,7 @@ def predict_comparison(
 
 def measure_comparison(
     workloads: Sequence[Workload],
-    predict_options: PredictOptions,
-    run_options: RunOptions,
-    *,
-    jobs: int | None = None,
-    executor: object = None,
-    keep: Path | str | None = None,
+    request: CompareRequest,
     progress: Callable[[Finished], None] | RunObserver | None = None,
     processes: Processes | None = None,
 ) -> Comparison:
@@ -193,18 +193,14 @@ def measure_comparison(
 
     ``processes`` are where to run; by default they are started and ended here.
     """
-    from trainatomy.measurement.process import pool
-    from trainatomy.runs.comparison import prepare
-    from trainatomy.runs.plan import observer_of
-
-    options = replace(predict_options, host_paces=COMPARED_PACES)
+    predicting = replace(request.predicting, host_paces=COMPARED_PACES)
 
     def predict(planned: Sequence[Workload], beside: Task | None) -> Sequence[Prediction | TrainatomyError]:
-        if beside is None or executor is not None or (jobs or 1) > 1:
-            return _predict_rows(planned, options, jobs, executor, keep)
-        shares = _shares(planned)
+        if beside is None or request.executor is not None or (request.jobs or 1) > 1:
+            return _predict_rows(planned, predicting, request)
+        shares, here = _shares(planned), replace(request, jobs=1)
         waiting = [
-            measuring.call(beside, _predict_rows, [planned[place] for place in share], options, 1, None, keep)
+            measuring.call(beside, _predict_rows, [planned[place] for place in share], predicting, here)
             for share in shares
         ]
         found: dict[int, Prediction | TrainatomyError] = {}
@@ -212,14 +208,12 @@ def measure_comparison(
             found.update(zip(share, predicted(), strict=True))
         return [found[place] for place in range(len(planned))]
 
-    with pool.Processes() if processes is None else nullcontext(processes) as measuring:
-        return prepare(workloads, predict, run_options, measuring).run(observer_of(progress), measuring)
+    with Processes() if processes is None else nullcontext(processes) as measuring:
+        return prepare(workloads, predict, request, measuring).run(observer_of(progress), measuring)
 
 
 def _shares(workloads: Sequence[Workload]) -> list[list[int]]:
     """Divide workloads, by their places, among as many processes as there are cores; equal simulations share one."""
-    from trainatomy.runs.predicting import simulation_key
-
     groups: dict[str, list[int]] = {}
     for place, workload in enumerate(workloads):
         groups.setdefault(simulation_key(workload), []).append(place)
@@ -229,19 +223,12 @@ def _shares(workloads: Sequence[Workload]) -> list[list[int]]:
 
 
 def _predict_rows(
-    workloads: Sequence[Workload],
-    options: PredictOptions,
-    jobs: int | None,
-    executor: object,
-    keep: Path | str | None,
+    workloads: Sequence[Workload], predicting: PredictRequest, request: CompareRequest
 ) -> Sequence[Prediction | TrainatomyError]:
-    from trainatomy.runs.predicting import jobs_for, predict_rows
-
-    if executor is None:
+    jobs = request.jobs
+    if request.executor is None:
         jobs = jobs_for(len(workloads), 1 if jobs is None else jobs)
-    predict: Callable[[Workload], Prediction] = partial(predict_row, options)
-    if keep is not None:
-        from trainatomy.runs.predicting import Kept
-
-        predict = Kept(predict, options, str(keep))
-    return predict_rows(predict, workloads, jobs, executor)
+    predict: Callable[[Workload], Prediction] = partial(predict_row, predicting)
+    if request.keep is not None:
+        predict = Kept(predict, predicting, str(request.keep))
+    return predict_rows(predict, workloads, jobs, request.executor)

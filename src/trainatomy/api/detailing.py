@@ -5,19 +5,27 @@ Break one training step down into its operations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.api.predicting import predict, with_settings
+from trainatomy.api.predicting import predict, predict_training, with_settings
+from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.errors import WorkloadError
+from trainatomy.measurement.device.nvml import refuse_several_gpus, require_gpu
+from trainatomy.measurement.profile import join, profile
+from trainatomy.prediction.assemble import keep_executed
+from trainatomy.prediction.detail import breakdown_of, detail_of_executed
+from trainatomy.requests.predicting import OpsRequest, PredictRequest, Training, load_calibration
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.trace import Detail
-from trainatomy.runs.options import load_calibration
+from trainatomy.simulator.simulate import simulate
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.results.operations import OperationBreakdown, Operations
+    from trainatomy.results.operations import OperationBreakdown
 
 
 def predict_in_detail(workload: Workload, **keywords: Any) -> tuple[Prediction, Detail]:
@@ -27,13 +35,26 @@ def predict_in_detail(workload: Workload, **keywords: Any) -> tuple[Prediction, 
         workload: The training.
         **keywords: Those of ``predict``.
     """
-    from trainatomy.prediction.assemble import keep_executed
-    from trainatomy.prediction.detail import detail_of_executed
-
     calibration = load_calibration(keywords.pop("calibration", None), [workload])
+    return _in_detail(
+        partial(predict, workload, calibration=calibration, **keywords), calibration, timed=keywords.get("timed", True)
+    )
+
+
+def predict_training_in_detail(
+    training: Training, request: PredictRequest, on_progress: Callable[[str], None] | None = None
+) -> tuple[Prediction, Detail]:
+    """Predict a training as it is asked for, in detail (see ``predict_in_detail``)."""
+    predicted = partial(predict_training, training, request, on_progress)
+    return _in_detail(predicted, request.calibration, timed=request.timed)
+
+
+def _in_detail(
+    predict: Callable[[], Prediction], calibration: Calibration | None, *, timed: bool
+) -> tuple[Prediction, Detail]:
     with keep_executed() as executed:
-        prediction = predict(workload, calibration=calibration, **keywords)
-    return prediction, detail_of_executed(executed[-1], calibration, timed=keywords.get("timed", True))
+        prediction = predict()
+    return prediction, detail_of_executed(executed[-1], calibration, timed=timed)
 
 
 def ops(
@@ -58,27 +79,20 @@ def ops(
     Raises:
         TrainatomyError: The errors of ``predict``, and ``DeviceError`` if there is no GPU to profile on.
     """
-    from trainatomy.prediction.detail import breakdown_of
-    from trainatomy.simulator.simulate import simulate
+    request = OpsRequest(top, measured, resolve_calibration(calibration), trust_remote_code)
+    return break_down(with_settings(workload, settings), request)
 
-    workload = with_settings(workload, settings)
+
+def break_down(workload: Workload, request: OpsRequest) -> OperationBreakdown:
+    """Break one step down as it is asked for (see ``ops``)."""
     if workload.data.varies:
         raise WorkloadError(
             "data.lengths: ops lists one step: give data.sequence_length, the length of its batch", key="data.lengths"
         )
-    loaded = load_calibration(calibration, [workload])
-    if measured:
-        from trainatomy.measurement.device.nvml import refuse_several_gpus, require_gpu
-
+    calibration = load_calibration(request.calibration, [workload])
+    if request.measured:
         refuse_several_gpus(workload.parallel, "a profile is of")
         require_gpu()
-    simulation = simulate(workload, workload.resolve_gpu(), trust_remote_code=trust_remote_code)
-    profile = _profile(workload, simulation.operations) if measured else None
-    return breakdown_of(workload, simulation, loaded, profile, top)
-
-
-def _profile(workload: Workload, operations: Operations) -> Any:
-    """Profile a step on this machine's GPU, and join it with the predicted operations."""
-    from trainatomy.measurement.profile import join, profile
-
-    return join(operations, profile(workload))
+    simulation = simulate(workload, workload.resolve_gpu(), trust_remote_code=request.trust_remote_code)
+    measured = join(simulation.operations, profile(workload)) if request.measured else None
+    return breakdown_of(workload, simulation, calibration, measured, request.top)

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.api.comparing import measure_comparison
 from trainatomy.api.measuring import this_gpu
-from trainatomy.api.predicting import Batch, predict_candidate, predict_module, predict_row, with_settings
+from trainatomy.api.predicting import predict_candidate, predict_module, predict_row, with_settings
 from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.errors import WorkloadError
-from trainatomy.runs.options import PredictOptions, RunOptions
+from trainatomy.requests.comparing import CompareRequest
+from trainatomy.requests.fitting import CanApply, FitRequest
+from trainatomy.requests.predicting import Batch, Training
+from trainatomy.runs.predicting import PredictionPool, prediction_pool
+from trainatomy.search.across import search_across
+from trainatomy.search.explore import Observer
+from trainatomy.search.remedies import shortage_of
+from trainatomy.search.run import run, with_all_lengths
+from trainatomy.simulator import live
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -31,134 +39,94 @@ if TYPE_CHECKING:
     from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
     from trainatomy.results.prediction import Prediction
     from trainatomy.runs.plan import Finished, RunObserver
-    from trainatomy.runs.predicting import PredictionPool
-    from trainatomy.search.axes import CanApply
-    from trainatomy.search.explore import Observer
-    from trainatomy.search.options import SearchOptions
 
 
-@dataclass(frozen=True, slots=True)
-class SearchRequest:
-    """A training whose settings are searched for, and how.
-
-    Attributes:
-        what: A workload, or a live module.
-        options: How to search.
-        predict_options: How to predict the candidates.
-        batch: Of a module: see ``predict``.
-        optimizer: See ``predict``.
-        gpu: The GPU, in place of the workload's own.
-        settings: Settings by their name, in place of the workload's own.
-        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
-        executor: Where to predict in place of local processes (see ``compare``).
-        observer: Receives the progress.
-    """
-
-    what: Workload | nn.Module
-    options: SearchOptions
-    predict_options: PredictOptions = field(default_factory=PredictOptions)
-    batch: Batch | None = None
-    optimizer: str | type[torch.optim.Optimizer] | None = None
-    gpu: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    jobs: int | None = None
-    observer: Observer | None = None
-    executor: object = None
-
-
-def search_settings(request: SearchRequest, goal: Goal = "throughput") -> Fit:
+def search_settings(training: Training, request: FitRequest, observer: Observer | None = None) -> Fit:
     """Search for the settings that fit a GPU and train fastest, or for the largest size (see ``fit``)."""
-    from trainatomy.search.run import run, with_all_lengths
-
-    if not isinstance(request.what, Workload) and goal in ("sequence-length", "model-size"):
+    goal, what = request.maximize, training.what
+    if not isinstance(what, Workload) and goal in ("sequence-length", "model-size"):
         raise WorkloadError(f"maximize: {goal} needs the configuration of the model; give a workload")
-    with _candidates(request) as (workload, options, pool):
-        found = run(workload, goal, options, pool, request.observer)
-    if not workload.data.varies or not isinstance(request.what, Workload) or found.interrupted:
+    with _candidates(training, request) as (workload, restricted, pool):
+        found = run(workload, goal, restricted, pool, observer)
+    if not workload.data.varies or not isinstance(what, Workload) or found.interrupted:
         return found
-    return with_all_lengths(found, partial(predict_row, request.predict_options))
+    return with_all_lengths(found, partial(predict_row, request.predicting))
 
 
 def search_gpus(
-    request: SearchRequest, gpus: Sequence[str] | None = None, costs_per_hour: Mapping[str, float] | None = None
+    training: Training,
+    request: FitRequest,
+    gpus: Sequence[str] | None = None,
+    costs_per_hour: Mapping[str, float] | None = None,
+    observer: Observer | None = None,
 ) -> FitAcross:
     """Search for the best settings on each of several GPUs (see ``fit_gpus``)."""
-    from trainatomy.search.across import search_across
-    from trainatomy.search.explore import Observer
-
     chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
     costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
-    with _candidates(request) as (workload, options, pool):
-        return search_across(workload, chosen, options, pool, request.observer or Observer(), costs)
+    with _candidates(training, request) as (workload, restricted, pool):
+        return search_across(workload, chosen, restricted, pool, observer or Observer(), costs)
 
 
-def search_remedies(request: SearchRequest, prediction: Prediction | None = None) -> Shortage:
+def search_remedies(
+    training: Training, request: FitRequest, observer: Observer | None = None, prediction: Prediction | None = None
+) -> Shortage:
     """Search for what would make a training fit (see ``why_out_of_memory``)."""
-    from trainatomy.search.remedies import shortage_of
-
-    with _candidates(request) as (workload, options, pool):
-        return shortage_of(workload, options, pool, request.observer, prediction)
+    with _candidates(training, request) as (workload, restricted, pool):
+        return shortage_of(workload, restricted, pool, observer, prediction)
 
 
 @contextmanager
-def _candidates(request: SearchRequest) -> Iterator[tuple[Workload, SearchOptions, PredictionPool]]:
-    """Yield the workload to vary, how it may vary, and what predicts the candidates."""
-    if isinstance(request.what, Workload):
-        with _of_workload(request.what, request) as (workload, pool):
-            yield workload, request.options, pool
+def _candidates(training: Training, request: FitRequest) -> Iterator[tuple[Workload, FitRequest, PredictionPool]]:
+    """Yield the workload to vary, the request restricted to what applies to it, and what predicts the candidates."""
+    if isinstance(training.what, Workload):
+        with _of_workload(training.what, training, request) as (workload, pool):
+            yield workload, request, pool
     else:
-        workload, pool = _of_module(request.what, request)
-        yield workload, _options_for_module(request.what, request), pool
+        workload, pool = _of_module(training.what, training, request)
+        yield workload, _request_for_module(training.what, training, request), pool
 
 
 @contextmanager
-def _of_workload(what: Workload, request: SearchRequest) -> Iterator[tuple[Workload, PredictionPool]]:
+def _of_workload(what: Workload, training: Training, request: FitRequest) -> Iterator[tuple[Workload, PredictionPool]]:
     """Yield a workload with the keywords applied, and processes that predict it."""
-    from trainatomy.runs.predicting import prediction_pool
-
-    optimizer = {"optimizer": request.optimizer} if request.optimizer else {}
-    workload = with_settings(what, {**request.settings, **optimizer}, request.gpu)
-    if request.batch is not None:
+    optimizer = {"optimizer": training.optimizer} if training.optimizer else {}
+    workload = with_settings(what, {**training.settings, **optimizer}, training.gpu)
+    if training.batch is not None:
         raise WorkloadError("batch: only a module takes one; name data.factory in the workload", key="data")
-    request.predict_options.check([workload])
-    options = replace(request.predict_options, layouts=False, timeline=True)
+    request.predicting.check_calibration([workload])
+    predicting = replace(request.predicting, layouts=False, timeline=True)
     with prediction_pool(
-        partial(predict_candidate, partial(predict_row, options)), request.jobs, request.executor
+        partial(predict_candidate, partial(predict_row, predicting)), request.jobs, request.executor
     ) as pool:
         yield workload, pool
 
 
-def _of_module(module: nn.Module, request: SearchRequest) -> tuple[Workload, PredictionPool]:
+def _of_module(module: nn.Module, training: Training, request: FitRequest) -> tuple[Workload, PredictionPool]:
     """Return the workload of a live module, which is predicted in this process."""
-    from trainatomy.runs.predicting import PredictionPool
-    from trainatomy.simulator.live import described, resized
-
     if request.executor is not None:
         raise WorkloadError(
             "executor: a live module is predicted in this process; give a workload, which workers can build"
         )
-    batch, settings = request.batch, request.settings
-    make = resized(batch) if isinstance(batch, Mapping) else batch
-    workload, make_batch = described(module, make, request.optimizer, request.gpu, settings)
+    batch, settings = training.batch, training.settings
+    make = live.resized(batch) if isinstance(batch, Mapping) else batch
+    workload, make_batch = live.described(module, make, training.optimizer, training.gpu, settings)
     if isinstance(batch, Mapping) and "per_device_train_batch_size" not in settings:
         rows = next(len(value) for value in batch.values() if getattr(value, "ndim", 0))
         workload = workload.replace("train.per_device_train_batch_size", rows)
-    request.predict_options.check([workload])
-    options = replace(request.predict_options, layouts=False, timeline=True)
+    request.predicting.check_calibration([workload])
+    predicting = replace(request.predicting, layouts=False, timeline=True)
     return workload, PredictionPool(
-        partial(predict_candidate, partial(predict_module, module, make_batch, options)), None, 1
+        partial(predict_candidate, partial(predict_module, module, make_batch, predicting)), None, 1
     )
 
 
-def _options_for_module(module: nn.Module, request: SearchRequest) -> SearchOptions:
-    """Return the options of a search restricted to the settings that apply to a live module."""
-    from trainatomy.simulator.live import applies_to, check_permissions
-
-    check_permissions(request.options.allow, request.batch)
-    to_module, can_apply = applies_to(module, request.batch), request.options.can_apply
+def _request_for_module(module: nn.Module, training: Training, request: FitRequest) -> FitRequest:
+    """Return a search restricted to the settings that apply to a live module."""
+    live.check_permissions(request.allow, training.batch)
+    to_module, can_apply = live.applies_to(module, training.batch), request.can_apply
     if can_apply is None:
-        return replace(request.options, can_apply=to_module)
-    return replace(request.options, can_apply=lambda settings: to_module(settings) and can_apply(settings))
+        return replace(request, can_apply=to_module)
+    return replace(request, can_apply=lambda settings: to_module(settings) and can_apply(settings))
 
 
 def fit(
@@ -217,19 +185,31 @@ def fit(
         WorkloadError: The description is wrong, or it contradicts the GPU or the other arguments.
         TrainatomyError: The errors of ``predict`` and, with ``measure``, of ``compare``.
     """
-    from trainatomy.search.options import SearchOptions
-
     if measure and not isinstance(what, Workload):
         raise WorkloadError(
             "measure: candidates run in fresh processes, which cannot be handed a module; give a workload whose "
             "model.factory builds it"
         )
     gpu = gpu or (this_gpu() if measure else None)
-    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
-    options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep), exhaustive, prices, can_apply)
-    request = SearchRequest(what, options, predict_options, batch, optimizer, gpu, settings, jobs, progress, executor)
-    found = search_settings(request, maximize)
-    return measure_fit(found, measure, predict_options, RunOptions()) if measure else found
+    request = FitRequest(
+        effective_batch_size=effective_batch_size,
+        headroom=headroom,
+        allow=tuple(allow),
+        keep=tuple(keep),
+        exhaustive=exhaustive,
+        prices=prices,
+        can_apply=can_apply,
+        maximize=maximize,
+        jobs=jobs,
+        executor=executor,
+        calibration=resolve_calibration(calibration),
+        trust_remote_code=trust_remote_code,
+    )
+    found = search_settings(Training(what, batch, optimizer, gpu, settings), request, progress)
+    if not measure:
+        return found
+    runs = CompareRequest(calibration=request.calibration, trust_remote_code=trust_remote_code)
+    return measure_fit(found, measure, runs)
 
 
 def fit_gpus(
@@ -272,12 +252,18 @@ def fit_gpus(
     Raises:
         TrainatomyError: The errors of ``fit``.
     """
-    from trainatomy.search.options import SearchOptions
-
-    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
-    options = SearchOptions(effective_batch_size, headroom, tuple(allow), tuple(keep))
-    request = SearchRequest(what, options, predict_options, batch, optimizer, None, settings, jobs, progress, executor)
-    return search_gpus(request, gpus, costs_per_hour)
+    request = FitRequest(
+        effective_batch_size=effective_batch_size,
+        headroom=headroom,
+        allow=tuple(allow),
+        keep=tuple(keep),
+        jobs=jobs,
+        executor=executor,
+        calibration=resolve_calibration(calibration),
+        trust_remote_code=trust_remote_code,
+    )
+    training = Training(what, batch, optimizer, None, settings)
+    return search_gpus(training, request, gpus, costs_per_hour, progress)
 
 
 def why_out_of_memory(
@@ -316,20 +302,21 @@ def why_out_of_memory(
     Raises:
         TrainatomyError: The errors of ``fit``.
     """
-    from trainatomy.search.options import SearchOptions
-
-    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
-    options = SearchOptions(headroom=headroom, keep=tuple(keep))
-    request = SearchRequest(what, options, predict_options, batch, optimizer, gpu, settings, jobs, progress, executor)
-    return search_remedies(request, prediction)
+    request = FitRequest(
+        headroom=headroom,
+        keep=tuple(keep),
+        jobs=jobs,
+        executor=executor,
+        calibration=resolve_calibration(calibration),
+        trust_remote_code=trust_remote_code,
+    )
+    return search_remedies(Training(what, batch, optimizer, gpu, settings), request, progress, prediction)
 
 
 def measure_fit(
     found: Fit,
     count: int,
-    predict_options: PredictOptions,
-    run_options: RunOptions,
-    *,
+    request: CompareRequest,
     progress: Callable[[Finished], None] | RunObserver | None = None,
     processes: Processes | None = None,
 ) -> Fit:
@@ -338,8 +325,7 @@ def measure_fit(
     Args:
         found: The outcome of a search.
         count: How many candidates to run: the best one and the next best ones (``Fit.runner_ups``).
-        predict_options: How to predict.
-        run_options: How to run.
+        request: How to run and to predict them.
         progress: See ``compare``.
         processes: Where to run (default: processes that are started and ended here).
 
@@ -350,6 +336,5 @@ def measure_fit(
         return found
     candidates = (found.best, *found.runner_ups)[:count]
     workloads = [Workload.from_mapping({**each.workload, "name": each.name}) for each in candidates]
-    options = replace(run_options, keep_gpus=True, title=run_options.title or "fit")
-    measured = measure_comparison(workloads, predict_options, options, progress=progress, processes=processes)
-    return replace(found, measured=measured)
+    runs = replace(request, keep_gpus=True)
+    return replace(found, measured=measure_comparison(workloads, runs, progress, processes))

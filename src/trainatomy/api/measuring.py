@@ -9,24 +9,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.api.predicting import predict, predict_row, with_settings
-from trainatomy.catalog.calibrations import parse
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainatomy.api.predicting import predict_row, predict_training, with_settings
+from trainatomy.catalog.calibrations import parse, resolve_calibration
+from trainatomy.doctor.gathering import diagnose as diagnose_machine
+from trainatomy.doctor.gathering import gather
 from trainatomy.errors import FactoryError, WorkloadError
+from trainatomy.measurement.calibration.calibrate import calibrate as calibrate_gpu
+from trainatomy.measurement.calibration.calibrate import write
+from trainatomy.measurement.loader import time_settings
+from trainatomy.measurement.measure import measure as measure_run
+from trainatomy.measurement.measure import writable
+from trainatomy.measurement.process.pool import Processes
+from trainatomy.requests.measuring import DiagnoseRequest, LoaderRequest, MeasureRequest
+from trainatomy.requests.predicting import COMPARED_PACES, PredictRequest, Training
 from trainatomy.results.loader import LoaderReport, LoaderSettings, StepToFeed
 from trainatomy.results.machine import Diagnosis
 from trainatomy.results.measurement import Measurement
-from trainatomy.runs.options import COMPARED_PACES, PredictOptions, RunOptions
+from trainatomy.runs.single import measure_and_record as record_run
+from trainatomy.runs.single import this_machine
+from trainatomy.training import factory
+from trainatomy.training.batch import build_dataset
+from trainatomy.training.model import build_model
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader, Dataset
-
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.measurement.process.job import Progress
     from trainatomy.runs.single import MeasuredRun
@@ -59,56 +73,46 @@ def measure(
         DeviceError: There is no GPU, or the process that used it failed.
         TrainatomyError: Errors that the workload itself causes.
     """
-    from trainatomy.measurement.measure import measure as run
-
     workload = measurable(with_settings(workload, settings))
-    return run(workload, components=components, steps=steps, trace=trace, time_limit=time_limit, progress=progress)
+    return measure_run(
+        workload, components=components, steps=steps, trace=trace, time_limit=time_limit, progress=progress
+    )
 
 
 def measure_and_record(
-    workload: Workload,
-    predict_options: PredictOptions,
-    run_options: RunOptions,
-    *,
-    components: bool = True,
-    trace: Path | str | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    workload: Workload, request: MeasureRequest, progress: Callable[[Progress], None] | None = None
 ) -> MeasuredRun:
     """Predict a training, measure it on this machine's GPU, and record both.
 
     Args:
-        workload: The training; predicted for this machine's GPU unless ``run_options.keep_gpus``.
-        predict_options: How to predict.
-        run_options: How to run and where to keep the record.
-        components: See ``measure``.
-        trace: See ``measure``.
+        workload: The training; predicted for this machine's GPU unless ``request.keep_gpus``.
+        request: How to measure and to predict it, and where to keep the record.
         progress: See ``measure``.
 
     Raises:
         TrainatomyError: The errors of ``measure``, or the record's folder cannot be written.
     """
-    from trainatomy.measurement.measure import measure as run_beside
-    from trainatomy.measurement.process.pool import Processes
-    from trainatomy.runs.single import measure_and_record as run
-
-    ranks = tuple(range(1, workload.parallel.world_size))
-    predict_options = replace(predict_options, ranks=ranks, host_paces=COMPARED_PACES)
+    predicting = PredictRequest(
+        calibration=request.calibration,
+        trust_remote_code=request.trust_remote_code,
+        ranks=tuple(range(1, workload.parallel.world_size)),
+        host_paces=COMPARED_PACES,
+    )
     with Processes() as processes:
-        return run(
+        return record_run(
             workload,
-            partial(predict_row, predict_options),
-            lambda described, meanwhile: run_beside(
+            partial(predict_row, predicting),
+            lambda described, meanwhile: measure_run(
                 described,
-                components=components,
-                trace=trace,
-                time_limit=run_options.time_limit,
+                components=request.components,
+                trace=request.trace,
+                time_limit=request.time_limit,
                 progress=progress,
                 meanwhile=meanwhile,
                 processes=processes,
             ),
-            run_options,
+            request,
             processes,
-            components=components,
         )
 
 
@@ -130,12 +134,8 @@ def calibrate(
         TrainatomyError: The machine is busy with other work.
         WorkloadError: ``output`` cannot be written; checked before anything is measured.
     """
-    from trainatomy.measurement.calibration.calibrate import calibrate as run
-    from trainatomy.measurement.calibration.calibrate import write
-    from trainatomy.measurement.measure import writable
-
     target = None if output is None else writable(Path(output), "--output")
-    content = run(time_limit=time_limit, gpus=gpus, force=force)
+    content = calibrate_gpu(time_limit=time_limit, gpus=gpus, force=force)
     if target is not None:
         write(content, target)
     return parse(json.dumps(content), str(output or "this machine"))
@@ -143,15 +143,12 @@ def calibrate(
 
 def this_gpu() -> str:
     """Return the id of this machine's GPU."""
-    from trainatomy.runs.single import this_machine
-
     found = this_machine().resolve_gpu()
     if found is None:
         raise WorkloadError("gpu: this machine's GPU is not a known one; name the one to search for", key="gpu")
     return found.id
 
 
-WORKERS = (0, 1, 2, 4, 8)
 BATCHES = 10_000
 """Batches of a synthetic dataset: more than are ever fetched."""
 
@@ -161,7 +158,7 @@ def time_loader(
     *,
     workload: Workload | None = None,
     batch_size: int | None = None,
-    workers: Sequence[int] = WORKERS,
+    workers: Sequence[int] = (0, 1, 2, 4, 8),
     prefetch_factor: int = 2,
     pin_memory: bool = True,
     persistent_workers: bool = True,
@@ -192,41 +189,63 @@ def time_loader(
         WorkloadError: The workload is wrong, or the batch size is not known.
         FactoryError: The user's code raised, or returned something else.
     """
-    from trainatomy.measurement.loader import time_settings
-
     training = what if isinstance(what, Workload) else workload
     if training is not None:
         training = with_settings(training, settings)
     elif settings:
         raise WorkloadError(f"{', '.join(settings)}: settings of a workload, and none is given")
-    loader = _loader_of_workload(training) if isinstance(what, Workload) and training else None
-    if loader is None:
+    request = LoaderRequest(
+        workers=workers,
+        prefetch_factor=prefetch_factor,
+        pin_memory=pin_memory,
+        persistent_workers=persistent_workers,
+        seconds=seconds,
+        step_seconds=step_seconds,
+        calibration=resolve_calibration(calibration),
+    )
+    is_drawn = isinstance(what, Workload)
+    return time_loader_of(training if is_drawn else what, training, request, batch_size, progress)
+
+
+def time_loader_of(
+    what: Any,
+    training: Workload | None,
+    request: LoaderRequest,
+    batch_size: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> LoaderReport:
+    """Time a DataLoader as it is asked for (see ``time_loader``); a workload as ``what`` is the training itself."""
+    if isinstance(what, Workload):
+        loader = _loader_of_workload(what)
+    else:
         loader = loader_of(what, batch_size or (training.batch_size if training else None))
-    wrong = [count for count in workers if count < 0]
-    if wrong or not workers or prefetch_factor < 1 or seconds <= 0:
-        raise WorkloadError("workers, prefetch_factor, seconds: give numbers of workers from 0, and others above 0")
+    request.check()
     return time_settings(
         loader,
         [
-            LoaderSettings(count, prefetch_factor if count else None, pin_memory, persistent_workers and count > 0)
-            for count in sorted(set(workers))
+            LoaderSettings(
+                count,
+                request.prefetch_factor if count else None,
+                request.pin_memory,
+                request.persistent_workers and count > 0,
+            )
+            for count in sorted(set(request.workers))
         ],
-        _step_of(training, step_seconds, calibration),
+        _step_of(training, request),
         name=training.display_name if training is not None else type(loader.dataset).__name__,
-        seconds=seconds,
-        random_samples=isinstance(what, Workload) and training is not None and training.data.factory is None,
+        seconds=request.seconds,
+        random_samples=isinstance(what, Workload) and what.data.factory is None,
         progress=progress,
     )
 
 
+def load_dataset(path: str) -> Any:
+    """Return what ``--dataset`` names, ``FILE.py:FUNCTION``."""
+    return factory.load(path, "--dataset")
+
+
 def _loader_of_workload(workload: Workload) -> DataLoader[Any]:
     """Return the loader of a workload's batches, as its training loop makes it."""
-    import torch
-    from torch.utils.data import DataLoader
-
-    from trainatomy.training.batch import build_dataset
-    from trainatomy.training.model import build_model
-
     with torch.device("meta"):
         model = build_model(workload)
     dataset = build_dataset(workload, model, workload.batch_size * BATCHES)
@@ -240,10 +259,6 @@ def loader_of(what: Any, batch_size: int | None) -> DataLoader[Any]:
         WorkloadError: A dataset has no batch size.
         FactoryError: The function raised, or returned something else.
     """
-    from torch.utils.data import DataLoader
-
-    from trainatomy.training import factory
-
     name = getattr(what, "__name__", type(what).__name__)
     if callable(what) and (isinstance(what, type) or not _is_data(what)):
         what = factory.call(what, f"dataset: {name}", ())
@@ -261,25 +276,21 @@ def loader_of(what: Any, batch_size: int | None) -> DataLoader[Any]:
 
 def _is_data(what: Any) -> bool:
     """Return whether something is a data set or a loader: texts, tables by name and pairs are none."""
-    from torch.utils.data import DataLoader, Dataset
-
     if isinstance(what, DataLoader | Dataset):
         return True
     is_sequence = hasattr(what, "__getitem__") and hasattr(what, "__len__")
     return is_sequence and not isinstance(what, str | bytes | bytearray | tuple | Mapping | type)
 
 
-def _step_of(
-    workload: Workload | None, step_seconds: float | None, calibration: Calibration | Path | str | None
-) -> StepToFeed | None:
+def _step_of(workload: Workload | None, request: LoaderRequest) -> StepToFeed | None:
     """Return the step to feed: as given, as predicted, or unknown."""
     training = workload is not None and workload.mode == "training"
     batches = workload.train.gradient_accumulation_steps if workload is not None and training else 1
-    if step_seconds is not None:
-        return StepToFeed(step_seconds, batches=batches)
+    if request.step_seconds is not None:
+        return StepToFeed(request.step_seconds, batches=batches)
     if workload is None:
         return None
-    prediction = predict(workload, calibration=calibration)
+    prediction = predict_training(Training(workload), PredictRequest(calibration=request.calibration))
     time = prediction.time
     if time is None:
         return None
@@ -309,7 +320,10 @@ def diagnose(
         DeviceError: There is no GPU of a given number, or none to watch.
         TrainatomyError: There is no process ``pid``.
     """
-    from trainatomy.doctor.gathering import diagnose as diagnose_machine
-    from trainatomy.doctor.gathering import gather
+    return look_at_machine(DiagnoseRequest(tuple(gpus), bandwidth, pid, seconds), stage)
 
-    return diagnose_machine(gather(gpus, bandwidth=bandwidth, seconds=seconds, pid=pid, stage=stage))
+
+def look_at_machine(request: DiagnoseRequest, stage: Callable[[str], None] = lambda stage: None) -> Diagnosis:
+    """Look at this machine as it is asked for (see ``diagnose``)."""
+    facts = gather(request.gpus, bandwidth=request.bandwidth, seconds=request.seconds, pid=request.pid, stage=stage)
+    return diagnose_machine(facts)

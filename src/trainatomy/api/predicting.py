@@ -12,10 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.catalog.calibrations import resolve_calibration
+from trainatomy.catalog.calibrations import Calibration, resolve_calibration
 from trainatomy.errors import WorkloadError
+from trainatomy.prediction.assemble import prediction_of, rank_prediction_of
+from trainatomy.prediction.lengths import prediction_of_lengths, with_lengths
+from trainatomy.prediction.pipeline import pipeline_prediction
+from trainatomy.requests.predicting import Batch, PredictRequest, Training
 from trainatomy.results.prediction import Prediction
-from trainatomy.runs.options import PredictOptions
+from trainatomy.runs.predicting import recollections, shared_simulation
+from trainatomy.simulator import live
+from trainatomy.simulator.lengths import simulate_lengths
+from trainatomy.simulator.micro_batches import Recollections
+from trainatomy.simulator.simulate import Simulation, simulate, topology_of
+from trainatomy.simulator.watcher import Watcher
+from trainatomy.training.factory import user_code
 from trainatomy.workload.arguments import path_of
 from trainatomy.workload.measurable import fewer_lengths
 from trainatomy.workload.schema import Workload
@@ -24,22 +34,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.simulator.simulate import Simulation
     from trainatomy.training.batch import MakeBatch
 
 
-Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
-
 _SECTIONS = frozenset(Workload.model_fields) - {"train"}
-
-
-def check_keywords(batch: Any, optimizer: Any) -> None:
-    """Raise ``WorkloadError`` if a batch or an optimizer has the wrong type; names need no torch."""
-    if batch is not None or not isinstance(optimizer, str | None):
-        from trainatomy.simulator import live
-
-        live.check_keywords(batch, optimizer)
 
 
 def changed(
@@ -66,7 +64,7 @@ def changed(
 
 def with_settings(workload: Workload, settings: Mapping[str, Any], gpu: str | None = None) -> Workload:
     """Return the workload with keywords applied, ``optimizer`` among them; a batch is refused."""
-    check_keywords(None, settings.get("optimizer"))
+    live.check_keywords(None, settings.get("optimizer"))
     if "batch" in settings:
         raise WorkloadError("batch: only predict takes one; name data.factory in the workload", key="data")
     rest = {name: value for name, value in settings.items() if name != "optimizer"}
@@ -79,9 +77,7 @@ def with_batch(
     """Return the workload for an explicit batch, and the function that makes it; the batch replaces ``data``."""
     if batch is None:
         return workload, None
-    from trainatomy.simulator.live import batches_of
-
-    make_batch, size = batches_of(batch)
+    make_batch, size = live.batches_of(batch)
     is_eval = workload.mode != "training" and workload.train.per_device_eval_batch_size is not None
     name = "per_device_eval_batch_size" if is_eval else "per_device_train_batch_size"
     if size is not None and settings.get(name, size) != size:
@@ -143,34 +139,41 @@ def predict(
         FactoryError: The user's code raised.
         SimulationError: An operation needs data that a run without a GPU does not have.
     """
-    started = time.perf_counter()
-    options = PredictOptions(
-        timeline, timed, trust_remote_code, resolve_calibration(calibration), tuple(ranks), tuple(host_paces), layouts
+    request = PredictRequest(
+        timeline=timeline,
+        timed=timed,
+        calibration=resolve_calibration(calibration),
+        trust_remote_code=trust_remote_code,
+        ranks=tuple(ranks),
+        host_paces=tuple(host_paces),
+        layouts=layouts,
     )
-    if isinstance(what, Workload):
-        check_keywords(batch, optimizer)
-        workload, make_batch = with_batch(changed(what, optimizer, gpu, settings), batch, settings)
-        options.check([workload])
-        _refuse_missing(workload, options.ranks)
-        if workload.parallel.pp_size > 1:
-            return _with_other_ranks(
-                _predict_pipeline(workload, make_batch, options, started), workload, make_batch, options, started
-            )
-        if workload.data.varies:
-            return _predict_lengths(workload, make_batch, options, started, on_progress)
-        simulation = _simulate_workload(workload, make_batch, options)
-    else:
-        from trainatomy.simulator.live import described
+    return predict_training(Training(what, batch, optimizer, gpu, settings), request, on_progress)
 
-        if ranks:
+
+def predict_training(
+    training: Training, request: PredictRequest, on_progress: Callable[[str], None] | None = None
+) -> Prediction:
+    """Predict a training as it is asked for (see ``predict``)."""
+    started, what = time.perf_counter(), training.what
+    if not isinstance(what, Workload):
+        if request.ranks:
             raise WorkloadError("ranks: a live module is predicted on one GPU; describe the training by a workload")
-        workload, make_batch = described(what, batch, optimizer, gpu, settings)
-        options.check([workload])
-        if workload.data.varies:
-            return _predict_lengths(workload, make_batch, options, started, on_progress, module=what)
-        simulation = _simulate_module(what, workload, make_batch, options)
-    prediction = _assemble(workload, simulation, options, started)
-    return _with_other_ranks(prediction, workload, make_batch, options, started) if ranks else prediction
+        workload, make_batch = live.described(what, training.batch, training.optimizer, training.gpu, training.settings)
+        return predict_module(what, make_batch, request, workload, started, on_progress)
+    live.check_keywords(training.batch, training.optimizer)
+    workload = changed(what, training.optimizer, training.gpu, training.settings)
+    workload, make_batch = with_batch(workload, training.batch, training.settings)
+    request.check_calibration([workload])
+    _refuse_missing(workload, request.ranks)
+    run = partial(_simulate_workload, workload, make_batch, request)
+    if workload.parallel.pp_size > 1:
+        prediction = pipeline_prediction(workload, run, request, started)
+    elif workload.data.varies:
+        return _predict_lengths(workload, make_batch, request, started, on_progress)
+    else:
+        prediction = _assemble(workload, run(), request, started)
+    return _with_other_ranks(prediction, workload, make_batch, request, started) if request.ranks else prediction
 
 
 def _refuse_missing(workload: Workload, ranks: Sequence[int]) -> None:
@@ -186,44 +189,25 @@ def _refuse_missing(workload: Workload, ranks: Sequence[int]) -> None:
 
 
 def _with_other_ranks(
-    prediction: Prediction, workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, started: float
+    prediction: Prediction, workload: Workload, make_batch: MakeBatch | None, request: PredictRequest, started: float
 ) -> Prediction:
     """Return a prediction with the memory of further ranks."""
-    from trainatomy.prediction.assemble import rank_prediction_of
-    from trainatomy.simulator.simulate import simulate, topology_of
-
     found = list(prediction.other_ranks)
-    for rank in dict.fromkeys(rank for rank in options.ranks if rank not in prediction.ranks):
+    for rank in dict.fromkeys(rank for rank in request.ranks if rank not in prediction.ranks):
         simulation = simulate(
             workload,
             workload.resolve_gpu(),
             make_batch=make_batch,
-            trust_remote_code=options.trust_remote_code,
+            trust_remote_code=request.trust_remote_code,
             operations=False,
             topology=topology_of(workload, rank),
         )
-        found.append(
-            rank_prediction_of(workload, simulation, calibration=options.calibration, timeline=options.timeline)
-        )
+        found.append(rank_prediction_of(workload, simulation, request))
     return replace(prediction, other_ranks=tuple(found), seconds_taken=time.perf_counter() - started)
 
 
-def _predict_pipeline(
-    workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, started: float
-) -> Prediction:
-    """Return the prediction of a pipeline: of rank 0 if ranks are asked for, else of the fullest one."""
-    from trainatomy.prediction.pipeline import pipeline_prediction
-
-    return pipeline_prediction(
-        workload,
-        partial(_simulate_workload, workload, make_batch, options),
-        options,
-        started,
-    )
-
-
-def predict_row(options: PredictOptions, workload: Workload) -> Prediction:
-    return predict(workload, **options.keywords(workload))
+def predict_row(request: PredictRequest, workload: Workload) -> Prediction:
+    return predict_training(Training(workload), request.of_era(workload))
 
 
 def predict_candidate(predict: Callable[[Workload], Prediction], workload: Workload) -> Prediction:
@@ -233,39 +217,35 @@ def predict_candidate(predict: Callable[[Workload], Prediction], workload: Workl
 
 
 def predict_module(
-    module: nn.Module, make_batch: MakeBatch | None, options: PredictOptions, workload: Workload
+    module: nn.Module,
+    make_batch: MakeBatch | None,
+    request: PredictRequest,
+    workload: Workload,
+    started: float | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> Prediction:
-    started = time.perf_counter()
+    """Predict a live module that trains as its workload says."""
+    started = time.perf_counter() if started is None else started
+    request.check_calibration([workload])
     if workload.data.varies:
-        return _predict_lengths(workload, make_batch, options, started, None, module=module)
-    return _assemble(workload, _simulate_module(module, workload, make_batch, options), options, started)
+        return _predict_lengths(workload, make_batch, request, started, on_progress, module=module)
+    return _assemble(workload, _simulate_module(module, workload, make_batch, request), request, started)
 
 
-def _assemble(workload: Workload, simulation: Simulation, options: PredictOptions, started: float) -> Prediction:
-    from trainatomy.prediction.assemble import prediction_of
-
-    found = prediction_of(workload, simulation, options, started)
-    if workload.data.lengths is None:
-        return found
-    from trainatomy.prediction.lengths import with_lengths
-
-    return with_lengths(workload, found)
+def _assemble(workload: Workload, simulation: Simulation, request: PredictRequest, started: float) -> Prediction:
+    found = prediction_of(workload, simulation, request, started)
+    return found if workload.data.lengths is None else with_lengths(workload, found)
 
 
 def _predict_lengths(
     workload: Workload,
     make_batch: MakeBatch | None,
-    options: PredictOptions,
+    request: PredictRequest,
     started: float,
     on_progress: Callable[[str], None] | None,
     module: nn.Module | None = None,
 ) -> Prediction:
     """Return the prediction of a training whose samples differ in length."""
-    from trainatomy.prediction.lengths import prediction_of_lengths
-    from trainatomy.runs.predicting import shared_simulation
-    from trainatomy.simulator.lengths import simulate_lengths
-    from trainatomy.simulator.live import on_meta
-
     if make_batch is not None:
         raise WorkloadError("data.lengths: cannot be combined with a batch, which has one length", key="data.lengths")
     tell = on_progress or (lambda message: None)
@@ -273,56 +253,43 @@ def _predict_lengths(
         simulate_lengths,
         workload,
         workload.resolve_gpu(),
-        model=None if module is None else partial(on_meta, module),
-        trust_remote_code=options.trust_remote_code,
-        operations=options.timed,
+        model=None if module is None else partial(live.on_meta, module),
+        trust_remote_code=request.trust_remote_code,
+        operations=request.timed,
         tell=tell,
     )
-    return prediction_of_lengths(
-        workload,
-        run() if module is not None else shared_simulation(workload, (options.trust_remote_code, options.timed), run),
-        options,
-        started,
-        tell,
-    )
+    key = (request.trust_remote_code, request.timed)
+    epochs = run() if module is not None else shared_simulation(workload, key, run)
+    return prediction_of_lengths(workload, epochs, request, started, tell)
 
 
 def _simulate_workload(
-    workload: Workload, make_batch: MakeBatch | None, options: PredictOptions, rank: int = 0
+    workload: Workload, make_batch: MakeBatch | None, request: PredictRequest, rank: int = 0
 ) -> Simulation:
-    from trainatomy.runs.predicting import recollections, shared_simulation
-    from trainatomy.simulator.micro_batches import Recollections
-    from trainatomy.simulator.simulate import simulate, topology_of
-    from trainatomy.simulator.watcher import Watcher
-
     known = recollections(workload) if make_batch is None else None
     run = partial(
         simulate,
         workload,
         workload.resolve_gpu(),
         make_batch=make_batch,
-        trust_remote_code=options.trust_remote_code,
-        operations=options.timed,
+        trust_remote_code=request.trust_remote_code,
+        operations=request.timed,
         topology=topology_of(workload, rank),
         watch=Watcher if known is None else partial(Watcher, recollections=Recollections(*known)),
     )
     if make_batch is not None:
         return run()
-    return shared_simulation(workload, (options.trust_remote_code, options.timed, rank), run)
+    return shared_simulation(workload, (request.trust_remote_code, request.timed, rank), run)
 
 
 def _simulate_module(
-    module: nn.Module, workload: Workload, make_batch: MakeBatch | None, options: PredictOptions
+    module: nn.Module, workload: Workload, make_batch: MakeBatch | None, request: PredictRequest
 ) -> Simulation:
-    from trainatomy.simulator.live import on_meta
-    from trainatomy.simulator.simulate import simulate
-    from trainatomy.training.factory import user_code
-
     with user_code(f"{type(module).__name__}: its forward"):
         return simulate(
             workload,
             workload.resolve_gpu(),
-            model=lambda: on_meta(module),
+            model=lambda: live.on_meta(module),
             make_batch=make_batch,
-            operations=options.timed,
+            operations=request.timed,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import TrainatomyError, WorkloadError
+from trainatomy.scripts import launch
+from trainatomy.scripts.command import check_gpu, read_command, with_gpus
+from trainatomy.scripts.imports import preload
+from trainatomy.scripts.job import Job
+from trainatomy.scripts.prediction import prediction_of_script, run_of
+from trainatomy.scripts.session import Session, Settings
+from trainatomy.scripts.signals import StepsDone
 
 if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
@@ -55,21 +63,23 @@ def run_script(
     Raises:
         TrainatomyError: The script failed, or never trained; ``prediction`` of the error holds what ran until then.
     """
-    import shlex
-
-    from trainatomy.scripts.command import check_gpu, read_command, with_gpus
-    from trainatomy.scripts.job import Job
-    from trainatomy.scripts.launch import run_script as run
-
     script = read_command(shlex.split(command) if isinstance(command, str) else list(command))
     if gpu is None:
         check_gpu(script, "h200", "run_script('{script}', gpu='{gpu}')")
     job = Job(
-        with_gpus(script, gpus), (find_gpu(gpu or "h200").id,), steps, time_limit, network, samples, lengths,
-        None if data is None else str(data), timeline=timeline, compiled=compiles,
+        with_gpus(script, gpus),
+        (find_gpu(gpu or "h200").id,),
+        steps=steps,
+        time_limit=time_limit,
+        network=network,
+        data=None if data is None else str(data),
+        samples=samples,
+        lengths=lengths,
+        compiled=compiles,
         looks_ahead=look_ahead,
-    )  # fmt: skip
-    outcome = run(job, None if output is None else Path(output))[0]
+        timeline=timeline,
+    )
+    outcome = launch.run_script(job, None if output is None else Path(output))[0]
     if outcome.exit_code or outcome.prediction is None:
         error = TrainatomyError(outcome.message)
         error.exit_code = outcome.exit_code
@@ -92,9 +102,6 @@ class DryRun:
         self.prediction: Prediction | None = None
 
     def __enter__(self) -> DryRun:
-        from trainatomy.scripts.imports import preload
-        from trainatomy.scripts.session import Session, Settings
-
         self._started = time.perf_counter()
         preload()
         caller = inspect.stack()[1].filename
@@ -106,9 +113,6 @@ class DryRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        from trainatomy.scripts.prediction import prediction_of_script, run_of
-        from trainatomy.scripts.signals import StepsDone
-
         is_done = isinstance(error, StepsDone)
         self._stack.close()
         if error is not None and not is_done:

@@ -6,9 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from trainatomy import api
 from trainatomy.app.form import in_terms_of_the_page
 from trainatomy.catalog.gpus import gpus
 from trainatomy.errors import TrainatomyError
+from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
+from trainatomy.reporters.html.page import page_of, render, to_html
+from trainatomy.requests.comparing import CompareRequest
+from trainatomy.requests.predicting import load_calibration
 from trainatomy.results.fit import Candidate, Fit, Permission
 from trainatomy.workload.schema import Workload
 
@@ -93,8 +98,6 @@ class Answers:
             raise TrainatomyError(in_terms_of_the_page(error)) from error
 
     def _predicted(self, request: Request, workload: Workload) -> Answer:
-        from trainatomy.reporters.html.page import page_of, render
-
         prediction, executed = self._executed(request.training, workload)
         in_detail = request.task == "report"
         page = page_of(prediction, detail=_detail(executed, workload) if in_detail else None)
@@ -111,36 +114,25 @@ class Answers:
         )
 
     def _executed(self, training: str, workload: Workload) -> tuple[Prediction, Executed]:
-        from trainatomy import api
-        from trainatomy.prediction.assemble import keep_executed
-
         if self._last is None or self._last[0] != training:
             self._last = None  # its memory is needed
-            with keep_executed() as executed:
+            with api.keep_executed() as executed:
                 prediction = api.predict(workload)
             self._last = (training, prediction, executed[-1])
         return self._last[1:]
 
 
 def _detail(executed: Executed, workload: Workload) -> Detail:
-    from trainatomy.prediction.detail import detail_of_executed
-    from trainatomy.runs.options import load_calibration
-
-    return detail_of_executed(executed, load_calibration(None, [workload]))
+    return api.detail_of_executed(executed, load_calibration(None, [workload]))
 
 
 def _exports(settings: Candidate, workload: Workload) -> tuple[str, str, str]:
-    from trainatomy.reporters.export import command_line_flags, training_arguments_code, workload_yaml
-
     flags = command_line_flags(settings)
     python = training_arguments_code(settings, workload.display_name)
     return python, workload_yaml(settings), f"trainatomy predict {flags}"
 
 
 def _searched(workload: Workload, allow: tuple[Permission, ...]) -> Answer:
-    from trainatomy import api
-    from trainatomy.reporters.html import to_html
-
     fit: Fit = api.fit(workload, allow=allow)
     best = fit.best
     exports = ("", "", "") if best is None else _exports(best, workload)
@@ -148,9 +140,5 @@ def _searched(workload: Workload, allow: tuple[Permission, ...]) -> Answer:
 
 
 def _on_all_gpus(workload: Workload) -> Answer:
-    from trainatomy import api
-    from trainatomy.reporters.html import to_html
-    from trainatomy.runs.options import PredictOptions
-
     rows = [workload.replace({"gpu": gpu.id, "name": gpu.name}) for gpu in gpus()]
-    return Answer(report=to_html(api.predict_comparison(rows, PredictOptions())))
+    return Answer(report=to_html(api.predict_comparison(rows, CompareRequest())))

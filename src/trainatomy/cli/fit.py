@@ -8,71 +8,58 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from trainatomy.catalog.calibrations import resolve_calibration
+from trainatomy import api
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.cli.exits import stop_after
 from trainatomy.cli.options import (
-    CalibrationFile,
     Debug,
-    Executor,
     File,
-    Jobs,
     Json,
     Price,
-    Records,
-    TrustRemoteCode,
-    check_option,
     command_line,
-    in_run,
-    keys,
-    names,
-    output_file,
-    plot_option,
-    prices,
     refuse_others,
     refuse_together,
-    refuse_unknown,
     several_gpus,
-    share,
-    time_limit_option,
 )
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
-from trainatomy.cli.predict import MANY_CANDIDATES
 from trainatomy.cli.progress import ComparisonProgress, SearchProgress
-from trainatomy.cli.report import Html, Open, check_plots, check_report, draw_into, write_report
+from trainatomy.cli.report import Html, Open, Plot, check_plots, check_report, draw_into, write_report
 from trainatomy.cli.run import DEFAULT_GPU
 from trainatomy.cli.unused_imports import skip_unused_imports
-from trainatomy.cli.workloads import one_workload, with_workload_options
+from trainatomy.cli.workloads import one_workload, workload_command
 from trainatomy.errors import DoesNotFit, TrainatomyError
 from trainatomy.measurement.measure import task_of
 from trainatomy.measurement.process.job import Job as MeasuringJob
 from trainatomy.measurement.process.pool import Processes
+from trainatomy.option import Option, in_output, output_file
 from trainatomy.reporters.export import workload_yaml
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import fit_page, shortage_page
 from trainatomy.reporters.text.gpus import gpus_fit_page
 from trainatomy.reporters.text.script import script_fit_page
-from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, ScriptFit, Shortage
-from trainatomy.runs.options import PredictOptions, RunOptions
+from trainatomy.requests.comparing import CompareRequest
+from trainatomy.requests.fitting import MANY_CANDIDATES, PERMISSIONS, FitRequest
+from trainatomy.requests.measuring import Records, time_limit
+from trainatomy.requests.predicting import Training
+from trainatomy.results.fit import Fit, FitAcross, ScriptFit, Shortage
 from trainatomy.runs.pools import start_importing
-from trainatomy.runs.predicting import jobs_for
+from trainatomy.scripts import launch
 from trainatomy.scripts.command import Command, check_gpu, read_command
 from trainatomy.scripts.fitting import read_flags, search_flags
 from trainatomy.scripts.job import Job, Outcome
-from trainatomy.search.axes import AXES, PERMISSIONS
-from trainatomy.search.maximize import GOALS
-from trainatomy.search.options import SearchOptions
+from trainatomy.search.axes import AXES
+from trainatomy.workload.document import refuse_unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from trainatomy.api import SearchRequest
+    from trainatomy.workload.schema import Workload
 
     Found = Fit | FitAcross | Shortage
 
@@ -82,23 +69,22 @@ MANY_PROCESSORS = 8
 """Processors from which on the processes that measure import the libraries while the search goes on."""
 
 
-def fit_script(script: str, flags: Sequence[str], gpu: str | None, *, json: bool, check: bool) -> None:
+def fit_script(script: str, request: FitCommand) -> None:
     """Run a script with each combination of the values of its flags, and show which fit."""
-    if several_gpus({"gpu": gpu}, None) is not None:
+    gpu = request.flags.get("gpu")
+    if several_gpus(gpu) is not None:
         raise typer.BadParameter(f"--gpu {gpu}: the flags of a script are searched for one GPU")
-    from trainatomy.scripts.launch import run_script
-
-    command, wanted = read_command(shlex.split(script)), read_flags(flags)
+    command, wanted = read_command(shlex.split(script)), read_flags(request.flag)
     if gpu is None:
         check_gpu(command, DEFAULT_GPU, "trainatomy fit --gpu {gpu} --script '{script}'")
     card = find_gpu(gpu or DEFAULT_GPU)
 
     def run(one: Command) -> Outcome:
-        return run_script(Job(one, (card.id,)))[0]
+        return launch.run_script(Job(one, (card.id,)))[0]
 
     with progress(f"running {command.name} without a GPU") as tell:
         found = search_flags(command, wanted, card.id, run, tell)
-    if json:
+    if request.json:
         show_json(script_fit_to_json(found))
     else:
         show(script_fit_page(found))
@@ -106,7 +92,7 @@ def fit_script(script: str, flags: Sequence[str], gpu: str | None, *, json: bool
         error = TrainatomyError(found.failed[0].message)
         error.exit_code = found.failed[0].exit_code
         raise error
-    if check and found.best is None:
+    if request.check and found.best is None:
         raise DoesNotFit(f"nothing fits for {command.name}")
 
 
@@ -126,69 +112,6 @@ def script_fit_to_json(found: ScriptFit) -> dict[str, Any]:
     return {"schema": SCHEMA, "name": found.name, "gpu": found.gpu, "best": best, "candidates": candidates}
 
 
-EffectiveBatchSize = Annotated[
-    int | None,
-    in_run(
-        "--effective-batch-size",
-        "Samples per optimizer step (batch size × accumulation), which stays the same (default: the workload's).",
-        metavar="N",
-    ),
-]
-Allow = Annotated[
-    list[str] | None,
-    in_run(
-        "--allow",
-        f"Let the search change what is trained, or how it is evaluated: {', '.join(PERMISSIONS)}; several with "
-        "commas.",
-        metavar="CHANGE,…",
-    ),
-]
-Keep = Annotated[
-    list[str] | None,
-    in_run(
-        "--keep",
-        "Do not vary these settings, such as gradient_checkpointing, attention or allocator; several with commas.",
-        metavar="SETTING,…",
-    ),
-]
-Headroom = Annotated[
-    str, in_run("--headroom", "Share of the GPU's memory that must stay free (default: 5%).", metavar="PERCENT")
-]
-Maximize = Annotated[
-    str | None,
-    in_run(
-        "--maximize",
-        "Find the largest one that fits instead of the fastest.",
-        metavar="batch|sequence-length|model-size",
-    ),
-]
-Measure = Annotated[
-    int, in_run("--measure", "Run the best N on this machine's GPU, one by one in fresh processes.", metavar="N", min=0)
-]
-TimeLimit = Annotated[
-    int | None,
-    time_limit_option("Stop after this many seconds and show the best so far (exit code 124).", min=1),
-]
-WhyOom = Annotated[
-    bool,
-    in_run(
-        "--why-oom",
-        "Show what holds the memory of this training as it is, and list the changes that would make it fit.",
-    ),
-]
-Exhaustive = Annotated[
-    bool, in_run("--exhaustive", "Execute every candidate, which takes long and shows whether the search missed one.")
-]
-Plot = Annotated[
-    list[Path] | None,
-    plot_option("Write a chart of memory against throughput to this file; repeatable."),
-]
-Output = Annotated[
-    Path | None,
-    output_file("--output", "Write the best settings to this workload file.", "FILE.yaml"),
-]
-Check = Annotated[bool, check_option("nothing fits")]
-
 _EXCLUSIVE = (
     ("--maximize", "--why-oom", "--measure", "several GPUs or --price"),
     ("--maximize", "--why-oom", "--exhaustive"),
@@ -202,18 +125,51 @@ _WITH_SCRIPT = frozenset({"script", "flag", "gpu", "json", "check", "debug"})
 """Parameters that a search over the flags of a script uses."""
 
 
-Script = Annotated[
-    str | None,
-    in_run("--script", "Search over the flags of this script instead of a workload's settings.", metavar="COMMAND"),
-]
-ScriptFlags = Annotated[
-    list[str] | None,
-    in_run(
-        "--flag",
-        "With --script: a flag of the script with the values to try; `…` continues the series (repeatable).",
-        metavar="NAME=1,2,4,…",
-    ),
-]
+@dataclass(frozen=True, slots=True)
+class FitCommand(FitRequest):
+    """A search that is shown."""
+
+    FIRST = (
+        *("script", "flag", "effective_batch_size", "allow", "keep", "headroom", "maximize", "price", "measure"),
+        *("time_limit", "why_oom", "exhaustive"),
+    )
+
+    file: File = None
+    script: Annotated[
+        str | None,
+        Option("--script", "Search over the flags of this script instead of a workload's settings.", metavar="COMMAND"),
+    ] = None
+    flag: Annotated[
+        tuple[str, ...],
+        Option(
+            "--flag",
+            "With --script: a flag of the script with the values to try; `…` continues the series (repeatable).",
+            metavar="NAME=1,2,4,…",
+        ),
+    ] = ()
+    price: Price = field(default_factory=dict)
+    time_limit: Annotated[
+        int | None, time_limit("Stop after this many seconds and show the best so far (exit code 124).", 1)
+    ] = None
+    why_oom: Annotated[
+        bool,
+        Option(
+            "--why-oom",
+            "Show what holds the memory of this training as it is, and list the changes that would make it fit.",
+        ),
+    ] = False
+    plot: Annotated[tuple[Path, ...], Plot("Write a chart of memory against throughput to this file; repeatable.")] = ()
+    html: Html = None
+    open_report: Open = False
+    output: Annotated[
+        Path | None, output_file("--output", "Write the best settings to this workload file.", metavar="FILE.yaml")
+    ] = None
+    records: Records = None
+    check: Annotated[bool, in_output("--check", "Exit with code 8 if nothing fits.")] = False
+    json: Json = False
+    debug: Debug = False
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    context: typer.Context | None = None
 
 
 class _Outputs(NamedTuple):
@@ -243,154 +199,98 @@ class _Outputs(NamedTuple):
             note(f"nothing written to {self.workload_file}: there are no best settings")
 
 
-@with_workload_options
-def fit(
-    context: typer.Context,
-    file: File = None,
-    script: Script = None,
-    flag: ScriptFlags = None,
-    effective_batch_size: EffectiveBatchSize = None,
-    allow: Allow = None,
-    keep: Keep = None,
-    headroom: Headroom = "5%",
-    maximize: Maximize = None,
-    price: Price = None,
-    measure: Measure = 0,
-    time_limit: TimeLimit = None,
-    why_oom: WhyOom = False,
-    exhaustive: Exhaustive = False,
-    jobs: Jobs = None,
-    executor: Executor = None,
-    plot: Plot = None,
-    html: Html = None,
-    open_report: Open = False,
-    output: Output = None,
-    records: Records = None,
-    check: Check = False,
-    calibration: CalibrationFile = None,
-    json: Json = False,
-    trust_remote_code: TrustRemoteCode = False,
-    debug: Debug = False,
-    **flags: Any,
-) -> None:
+@workload_command
+def fit(request: FitCommand) -> None:
     """Find the settings that fit a GPU and train fastest, by executing candidates without a GPU.
 
     The effective batch size, the model, the optimizer and the length of sequences stay as they are: nothing that
     changes what is trained is touched unless `--allow` names it. `--gpu all`, or several names with commas, searches on
     each GPU.
     """
-    if script is not None:
-        refuse_others(context, _WITH_SCRIPT, "with --script, which varies the script's own flags")
-        fit_script(script, flag or (), flags.get("gpu"), json=json, check=check)
+    if request.script is not None:
+        if request.context is not None:
+            refuse_others(request.context, _WITH_SCRIPT, "with --script, which varies the script's own flags")
+        fit_script(request.script, request)
         return
-    if flag:
+    if request.flag:
         raise typer.BadParameter("--flag names a flag of a script, which --script gives")
-    if time_limit is not None:
-        stop_after(time_limit)
-    outputs = _Outputs(check_plots(plot or ()), check_report(html, open_report), open_report, output, json)
-    gpus = several_gpus(flags, price)
-    _refuse_contradictions(
-        {
-            "--maximize": maximize is not None,
-            "--why-oom": why_oom,
-            "--measure": measure > 0,
-            "several GPUs or --price": gpus is not None,
-            "--exhaustive": exhaustive,
-            "--allow": bool(allow),
-            "--effective-batch-size": effective_batch_size is not None,
-        }
-    )
+    if request.time_limit is not None:
+        stop_after(request.time_limit)
+    page = check_report(request.html, request.open_report)
+    outputs = _Outputs(check_plots(request.plot), page, request.open_report, request.output, request.json)
+    flags = dict(request.flags)
+    gpus = several_gpus(flags.get("gpu"), request.price)
+    _refuse_contradictions(request, is_across=gpus is not None)
     if gpus is not None:
         flags.pop("gpu", None)
-    elif measure and "gpu" not in flags:
-        flags["gpu"] = _this_gpu()
-    refuse_unknown("--allow", names(allow), PERMISSIONS)
-    refuse_unknown("--keep", keys(keep), AXES)
-    refuse_unknown("--maximize", names([maximize] if maximize else None), GOALS)
-    workload = one_workload(file, flags)
-    allowed = cast("tuple[Permission, ...]", names(allow))
-    options = SearchOptions(effective_batch_size, share(headroom), allowed, keys(keep), exhaustive)
-    predict_options = PredictOptions(trust_remote_code=trust_remote_code, calibration=resolve_calibration(calibration))
-    count = jobs if jobs or executor else jobs_for(MANY_CANDIDATES)
+    elif request.measure and "gpu" not in flags:
+        flags["gpu"] = api.this_gpu()
+    refuse_unknown("--allow", request.allow, PERMISSIONS)
+    refuse_unknown("--keep", request.keep, AXES)
+    workload = one_workload(request.file, flags)
     with Processes() as processes:
-        if measure and (os.cpu_count() or 1) >= MANY_PROCESSORS:
+        if request.measure and (os.cpu_count() or 1) >= MANY_PROCESSORS:
             processes.expect(task_of(MeasuringJob(workload.to_mapping())))
-        with quiet_libraries(debug=debug), SearchProgress(workload.display_name) as progress:
-            if executor is None:
-                unused = skip_unused_imports([workload], trust_remote_code=trust_remote_code, also_needed=_VARIED)
-                start_importing(count, unused)
-            from trainatomy import api
-
-            request = api.SearchRequest(
-                workload, options, predict_options, jobs=count, observer=progress, executor=executor
-            )
-            found = _search(request, maximize, gpus, prices(price), why_oom=why_oom)
+        found = _search(workload, request, gpus)
         interrupted = found.interrupted
-        if measure and isinstance(found, Fit) and not interrupted:
-            found, interrupted = _measure(found, measure, records, predict_options, processes, debug=debug)
+        if request.measure and isinstance(found, Fit) and not interrupted:
+            found, interrupted = _measure(found, request, processes)
     outputs.write(found)
     if interrupted:
         raise KeyboardInterrupt
-    if check and not _fits(found):
+    if request.check and not _fits(found):
         raise DoesNotFit(f"nothing fits for {workload.display_name}")
 
 
-def _refuse_contradictions(given: Mapping[str, bool]) -> None:
+def _refuse_contradictions(request: FitCommand, *, is_across: bool) -> None:
     """Raise ``BadParameter`` for two modes of a search, and for an option that a mode would ignore."""
+    given = {
+        "--maximize": request.maximize != "throughput",
+        "--why-oom": request.why_oom,
+        "--measure": request.measure > 0,
+        "several GPUs or --price": is_across,
+        "--exhaustive": request.exhaustive,
+        "--allow": bool(request.allow),
+        "--effective-batch-size": request.effective_batch_size is not None,
+    }
     for group in _EXCLUSIVE:
         refuse_together({name: given[name] for name in group})
 
 
-def _search(
-    request: SearchRequest,
-    goal: str | None,
-    gpus: Sequence[str] | None,
-    costs_per_hour: Mapping[str, float],
-    *,
-    why_oom: bool,
-) -> Found:
+def _search(workload: Workload, request: FitCommand, gpus: Sequence[str] | None) -> Found:
     """Search for what the options ask for."""
-    from trainatomy import api
+    count = request.jobs if request.jobs or request.executor else api.jobs_for(MANY_CANDIDATES)
+    request = replace(request, jobs=count)
+    with quiet_libraries(debug=request.debug), SearchProgress(workload.display_name) as observer:
+        if request.executor is None:
+            trust = request.trust_remote_code
+            start_importing(count, skip_unused_imports([workload], trust_remote_code=trust, also_needed=_VARIED))
+        training = Training(workload)
+        if request.why_oom:
+            return api.search_remedies(training, request, observer)
+        if gpus is not None:
+            return api.search_gpus(training, request, gpus or None, request.price, observer)
+        return api.search_settings(training, request, observer)
 
-    if why_oom:
-        return api.search_remedies(request)
-    if gpus is not None:
-        return api.search_gpus(request, gpus or None, costs_per_hour)
-    return api.search_settings(request, cast("Goal", goal or "throughput"))
 
-
-def _measure(
-    found: Fit,
-    count: int,
-    records: str | None,
-    predict_options: PredictOptions,
-    processes: Processes,
-    *,
-    debug: bool,
-) -> tuple[Fit, bool]:
+def _measure(found: Fit, request: FitCommand, processes: Processes) -> tuple[Fit, bool]:
     """Run the best candidates on this machine's GPU; also return whether Ctrl-C or the time limit ended that."""
-    from trainatomy.runs.comparison import ComparisonInterrupted
-
     if found.best is None:
         return found, False
-    with quiet_libraries(debug=debug), ComparisonProgress() as observer:
-        from trainatomy import api
-
-        run_options = RunOptions(store=records, title="fit", command=command_line())
+    runs = CompareRequest(
+        store=request.records,
+        title="fit",
+        command=command_line(),
+        calibration=request.calibration,
+        trust_remote_code=request.trust_remote_code,
+    )
+    with quiet_libraries(debug=request.debug), ComparisonProgress() as observer:
         try:
-            return api.measure_fit(
-                found, count, predict_options, run_options, progress=observer, processes=processes
-            ), False
-        except ComparisonInterrupted as interrupt:
+            return api.measure_fit(found, request.measure, runs, observer, processes), False
+        except api.ComparisonInterrupted as interrupt:
             return replace(found, measured=interrupt.comparison), True
         except KeyboardInterrupt:
             return found, True
-
-
-def _this_gpu() -> str:
-    from trainatomy.api import this_gpu
-
-    return this_gpu()
 
 
 def _page(found: Found) -> RenderableType:

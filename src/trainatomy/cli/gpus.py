@@ -6,76 +6,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
-import typer
-
+from trainatomy import api
 from trainatomy.catalog.architectures import architectures
+from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.gpus import find_gpu as find
 from trainatomy.catalog.gpus import gpus as all_gpus
-from trainatomy.cli.options import Debug, Jobs, Json, in_run
+from trainatomy.cli.options import Debug, Json, command
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
+from trainatomy.option import Option
 from trainatomy.reporters.json import architectures_to_json, gpus_to_json, to_json
-from trainatomy.reporters.text.gpus import architectures_table, catalog_table, gpu_page
+from trainatomy.reporters.text.gpus import architectures_table, catalog_table, gpu_page, gpus_for_page
+from trainatomy.requests.comparing import CompareRequest
+from trainatomy.requests.predicting import Jobs
 from trainatomy.units import many
 from trainatomy.workload.reading import read
-
-For = Annotated[
-    str | None,
-    in_run(
-        "--for", "Predict this training on every GPU: where it fits, how tightly, how fast.", metavar="WORKLOAD.yaml"
-    ),
-]
-Name = Annotated[
-    str | None, typer.Argument(metavar="GPU", help="Show one GPU, with the source of every figure.", show_default=False)
-]
+from trainatomy.workload.schema import Workload
 
 
-def gpus(
-    gpu: Name = None,
-    workload: For = None,
-    jobs: Jobs = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class GpusCommand:
+    """GPUs to list, and a training to predict on each."""
+
+    gpu: Annotated[str | None, Option("", "Show one GPU, with the source of every figure.", metavar="GPU")] = None
+    workload: Annotated[
+        str | None,
+        Option(
+            "--for",
+            "Predict this training on every GPU: where it fits, how tightly, how fast.",
+            metavar="WORKLOAD.yaml",
+        ),
+    ] = None
+    jobs: Jobs = None
+    json: Json = False
+    debug: Debug = False
+
+
+@command
+def gpus(request: GpusCommand) -> None:
     """List the known GPUs, or show one with the source of every figure.
 
     With `--for`, predict a training as it is on each of them; `trainatomy compare --gpu all` does so for one that
     options describe, and `trainatomy fit --gpu all` also finds the best settings for each.
     """
-    if workload is not None:
-        _show_for(workload, [gpu] if gpu else None, jobs, json=json, debug=debug)
-        return
-    chosen = all_gpus() if gpu is None else (find(gpu),)
-    if json:
+    chosen = all_gpus() if request.gpu is None else (find(request.gpu),)
+    if request.workload is not None:
+        _show_for(read(request.workload, {}), chosen, request)
+    elif request.json:
         show_json(gpus_to_json(chosen))
     else:
-        show(catalog_table(chosen) if gpu is None else gpu_page(chosen[0]))
+        show(catalog_table(chosen) if request.gpu is None else gpu_page(chosen[0]))
 
 
-def _show_for(file: str, names: Sequence[str] | None, jobs: int | None, *, json: bool, debug: bool) -> None:
+def _show_for(workload: Workload, chosen: Sequence[GPU], request: GpusCommand) -> None:
     """Predict a training on several GPUs."""
-    from trainatomy.reporters.text.gpus import gpus_for_page
-    from trainatomy.runs.options import PredictOptions
-    from trainatomy.runs.predicting import jobs_for
-
-    chosen = [find(name) for name in names] if names else all_gpus()
-    workload = read(file, {})
     workloads = [workload.replace({"gpu": each.id, "name": each.name}) for each in chosen]
-    with quiet_libraries(debug=debug), progress(f"simulating {workload.display_name} on {many(len(chosen), 'GPU')}"):
-        from trainatomy import api
-
-        comparison = api.predict_comparison(workloads, PredictOptions(), jobs=jobs_for(len(workloads), jobs))
-    if json:
+    doing = f"simulating {workload.display_name} on {many(len(chosen), 'GPU')}"
+    with quiet_libraries(debug=request.debug), progress(doing):
+        comparison = api.predict_comparison(workloads, CompareRequest(jobs=api.jobs_for(len(workloads), request.jobs)))
+    if request.json:
         show_json(to_json(comparison))
     else:
         show(gpus_for_page(comparison))
 
 
-def models(json: Json = False, debug: Debug = False) -> None:
+@dataclass(frozen=True, slots=True)
+class ModelsCommand:
+    """Architectures to list."""
+
+    json: Json = False
+    debug: Debug = False
+
+
+@command
+def models(request: ModelsCommand) -> None:
     """List the model architectures that need no network, by their name on the Hugging Face hub."""
     entries = architectures()
-    if json:
+    if request.json:
         show_json(architectures_to_json(entries))
     else:
         show(architectures_table(entries))

@@ -1,42 +1,43 @@
-"""Options that several commands share.
+"""Commands made of the requests of their verbs, and options that several share.
 
 Values of options that are more than a number or a name.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from trainatomy.cli.exits import UsageError
-from trainatomy.errors import WorkloadError
-from trainatomy.workload.document import suggestion
+from trainatomy.option import Offered, Option, in_output, offered
 
 EVERY_GPU = "all"
 
 
-def several_gpus(flags: Mapping[str, Any], price: Sequence[str] | None) -> list[str] | None:
+def several_gpus(text: str | None, costs: Mapping[str, float] = MappingProxyType({})) -> list[str] | None:
     """Return the names in ``--gpu`` if several are asked for (an empty list: all), else ``None``."""
-    text = flags.get("gpu")
     listed = [name.strip() for name in str(text).split(",") if name.strip()] if text is not None else []
     if listed == [EVERY_GPU]:
         return []
     if len(listed) > 1:
         return listed
-    return (listed or list(prices(price))) if price else None
+    return (listed or list(costs)) if costs else None
 
 
-def prices(texts: Sequence[str] | None) -> dict[str, float]:
+def prices(texts: Sequence[str]) -> dict[str, float]:
     """Return the prices in ``--price``."""
     found: dict[str, float] = {}
-    for text in (part for each in texts or () for part in each.split(",")):
+    for text in (part for each in texts for part in each.split(",")):
         name, _, number = text.partition("=")
         try:
             found[name.strip()] = float(number)
@@ -45,49 +46,6 @@ def prices(texts: Sequence[str] | None) -> dict[str, float]:
         if found[name.strip()] <= 0:
             raise typer.BadParameter(f"--price {text}: a price must be above 0")
     return found
-
-
-def share(text: str) -> float:
-    """Return ``5%``, ``5 %`` or ``0.05`` as a share.
-
-    Raises:
-        WorkloadError: It is none, or not between 0 and 100 %.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
-    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
-    if not 0 <= value < 1:
-        raise WorkloadError(f"--headroom {text}: must be a share of the GPU's memory such as 5% or 0.05, below 100%")
-    return value
-
-
-def whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
-    """Return the numbers in ``1,7``.
-
-    Raises:
-        WorkloadError: One of them is no whole number.
-    """
-    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
-    if wrong := [part for part in parts if not part.isdigit()]:
-        raise WorkloadError(f"{option} {text}: {wrong[0]!r} is not a whole number")
-    return tuple(map(int, parts))
-
-
-def names(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names in a repeatable option, each of which may hold several with commas."""
-    return tuple(dict.fromkeys(name.strip().replace("_", "-") for text in texts or () for name in text.split(",")))
-
-
-def keys(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the settings in a repeatable option, spelt as in a workload."""
-    return tuple(name.replace("-", "_") for name in names(texts))
-
-
-def refuse_unknown(option: str, given: Sequence[str], known: Collection[str]) -> None:
-    """Raise ``WorkloadError`` for a value of an option that is none of those it takes."""
-    for value in given:
-        if value not in known:
-            hint = suggestion(value, known) or f"; known: {', '.join(known)}"
-            raise WorkloadError(f"{option}: unknown value {value!r}{hint}")
 
 
 def refuse_together(given: Mapping[str, bool]) -> None:
@@ -113,24 +71,55 @@ def refuse_others(context: typer.Context, used: Collection[str], where: str) -> 
             raise typer.BadParameter(f"{option} cannot be used {where}")
 
 
-def in_run(name: str, help: str, **more: Any) -> Any:
-    """Return an option of the panel "Run": how a training is run or predicted."""
-    return typer.Option(name, help=help, rich_help_panel="Run", show_default=False, **more)
+Request = TypeVar("Request")
 
 
-def in_output(name: str, help: str, **more: Any) -> Any:
-    """Return an option of the panel "Output": contents and destination."""
-    return typer.Option(name, help=help, rich_help_panel="Output", show_default=False, **more)
+def command(verb: Callable[[Request], None], more: Sequence[inspect.Parameter] = ()) -> Callable[..., None]:
+    """Make a command of a verb: with an option for each field of its request that has one.
+
+    Args:
+        verb: A function of one request, whose docstring is the help. A field ``context`` is the command that runs.
+        more: Further parameters, whose values are the request's ``flags`` by name, as typed.
+    """
+    request: type[Request] = next(iter(get_type_hints(verb).values()))
+    options = offered(request)
+    parameters = [parameter(name, *_typed(options[name])) for name in options]
+    if "context" in request.__dataclass_fields__:  # type: ignore[attr-defined]
+        parameters.insert(0, inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+    parameters += more
+
+    @wraps(verb)
+    def called(**values: Any) -> None:
+        given = {name: value for name, value in values.items() if value is not None and value != []}
+        own = {name: options[name].read(given.pop(name)) for name in options if name in given}
+        if "context" in given:
+            own["context"] = given.pop("context")
+        verb(request(**own, **({"flags": given} if more else {})))
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in parameters}
+    return called
 
 
-def check_option(case: str) -> Any:
-    """Return the option ``--check``, which turns ``case`` into an exit code."""
-    return in_output("--check", f"Exit with code 8 if {case}.")
+def parameter(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
+    """Return a parameter of a command."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def output_file(name: str, help: str, metavar: str) -> Any:
-    """Return an option that takes one or several files to write, which are checked before the work begins."""
-    return in_output(name, help, metavar=metavar, callback=_writable)
+def _typed(offer: Offered) -> tuple[Any, Any, Any]:
+    """Return the type, the option and the default of a parameter."""
+    option = offer.option
+    default = inspect.Parameter.empty if offer.default is MISSING else offer.default
+    shown: dict[str, Any] = {"metavar": option.metavar, "help": option.help, "show_default": False}
+    if not option.name:
+        return offer.kind, typer.Argument(**shown), default
+    more: dict[str, Any] = {"min": option.min, "max": option.max, "exists": option.exists, "hidden": option.hidden}
+    callback = _writable if option.writes else None
+    return (
+        offer.kind,
+        typer.Option(option.name, rich_help_panel=option.panel, callback=callback, **shown, **more),
+        default,
+    )
 
 
 def _writable(parameter: typer.CallbackParam, value: Any) -> Any:
@@ -155,60 +144,18 @@ def check_writable(option: str, file: Path) -> None:
         raise UsageError(f"{option} {file}: {problem}")
 
 
-def plot_option(help: str) -> Any:
-    """Return the option ``--plot``."""
-    return output_file("--plot", help, "FILE.svg|FILE.png")
-
-
-def time_limit_option(help: str, *, min: int = 0) -> Any:
-    """Return the option ``--time-limit``."""
-    return in_run("--time-limit", help, metavar="SECONDS", min=min)
-
-
-File = Annotated[
-    str | None,
-    typer.Argument(metavar="WORKLOAD.yaml", help="A file that describes the training.", show_default=False),
-]
+File = Annotated[str | None, Option("", "A file that describes the training.", metavar="WORKLOAD.yaml")]
 Debug = Annotated[bool, in_output("--debug", "Show tracebacks and all logs of the libraries.")]
 Json = Annotated[bool, in_output("--json", "Print one JSON object and nothing else.")]
 Sources = Annotated[bool, in_output("--sources", "Also list the inputs of the prediction and where they come from.")]
-TrustRemoteCode = Annotated[bool, in_run("--trust-remote-code", "Run the code that comes with a model on the hub.")]
-CalibrationFile = Annotated[
-    Path | None,
-    in_run(
-        "--calibration",
-        "Predict times with this file of `trainatomy calibrate` instead of what ships. It must come from the same GPU, "
-        "or from one of the same compute capability.",
-        metavar="FILE",
-    ),
-]
-Records = Annotated[
-    str | None,
-    in_output(
-        "--records",
-        "Folder or URL for records of measured runs (default: TRAINATOMY_RECORDS, or ./trainatomy-records).",
-        metavar="PATH",
-    ),
-]
-
 Price = Annotated[
-    list[str] | None,
-    in_run(
+    Mapping[str, float],
+    Option(
         "--price",
         "Price of a GPU per hour, such as h100=2.9; repeatable. Adds the cost of training.",
         metavar="GPU=PRICE",
-    ),
-]
-Jobs = Annotated[
-    int | None,
-    in_run("--jobs", "Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1),
-]
-Executor = Annotated[
-    str | None,
-    in_run(
-        "--executor",
-        "Predict on Dask or Ray instead of local processes: started on this machine, or the cluster at an address.",
-        metavar="dask|ray|dask://HOST:PORT|tcp://HOST:PORT|ray://HOST:PORT",
+        words=list[str] | None,
+        read=prices,
     ),
 ]
 

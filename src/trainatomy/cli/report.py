@@ -8,14 +8,16 @@ from __future__ import annotations
 import tempfile
 import webbrowser
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainatomy.cli.options import command_line, in_output, output_file
+from trainatomy.cli.options import command_line
 from trainatomy.cli.output import note
 from trainatomy.errors import MissingLibrary, TrainatomyError
+from trainatomy.option import in_output, output_file
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Fit, FitAcross, Shortage
 from trainatomy.results.prediction import Prediction
@@ -104,25 +106,26 @@ def _require_matplotlib() -> None:
         raise MissingLibrary("charts need matplotlib: pip install 'trainatomy[plot]'", library="matplotlib") from None
 
 
+Plot = partial(output_file, "--plot", metavar="FILE.svg|FILE.png")
+"""The option ``--plot``, by what it draws."""
 Trace = Annotated[
     Path | None,
-    output_file("--trace", "Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", "FILE.json"),
+    output_file("--trace", "Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", metavar="FILE.json"),
 ]
 Snapshot = Annotated[
     Path | None,
     output_file(
         "--snapshot",
         "Write every allocation as a memory snapshot of PyTorch (for pytorch.org/memory_viz).",
-        "FILE.pickle",
+        metavar="FILE.pickle",
     ),
 ]
-_SUFFIXES = (".html", ".htm")
-
 Html = Annotated[
     Path | None,
-    output_file("--html", "Write a report to this file: charts and tables, without a network.", "FILE.html"),
+    output_file("--html", "Write a report to this file: charts and tables, without a network.", metavar="FILE.html"),
 ]
 Open = Annotated[bool, in_output("--open", "Open the report in the browser; without --html, a temporary file.")]
+_SUFFIXES = (".html", ".htm")
 
 
 def check_report(html: Path | None, is_opened: bool) -> Path | None:

@@ -5,6 +5,7 @@ Words of ``trainatomy run``: its own options stand before the script; the rest i
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,31 +15,26 @@ from rich.text import Text
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.app import Command
-from trainatomy.cli.options import (
-    CalibrationFile,
-    Debug,
-    Json,
-    Records,
-    Sources,
-    check_option,
-    command_line,
-    in_output,
-    in_run,
-    output_file,
-    several_gpus,
-    time_limit_option,
-)
+from trainatomy.cli.options import Debug, Json, Sources, command, command_line, several_gpus
 from trainatomy.cli.output import note, progress, show, show_json
 from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_report, write_exports, write_report
 from trainatomy.errors import DoesNotFit, TrainatomyError, WorkloadError
+from trainatomy.measurement.device.nvml import require_gpu
+from trainatomy.option import Option, in_output, output_file, shared_fields
 from trainatomy.records.create import make_record
+from trainatomy.records.store import Store
 from trainatomy.reporters.json import measurement_to_json, to_json
+from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.reporters.text.script import scripts_page
+from trainatomy.requests.measuring import Records
+from trainatomy.requests.predicting import CALIBRATION
+from trainatomy.requests.scripts import ScriptRequest
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
+from trainatomy.scripts import launch
 from trainatomy.scripts.command import Command as Script
 from trainatomy.scripts.command import check_gpu, read_command, with_gpus
 from trainatomy.scripts.job import Job, Outcome
@@ -77,7 +73,7 @@ class ScriptCommand(Command):
         return rest
 
 
-def passed_on(command: Script, context: typer.Context) -> str:
+def passed_on(script: Script, context: typer.Context) -> str:
     """Return that arguments of a script are spelled like options that were not given before it; "" if none is.
 
     Raises:
@@ -85,14 +81,14 @@ def passed_on(command: Script, context: typer.Context) -> str:
     """
     options = dict(context.meta.get(_NOT_GIVEN, []))
     if "--gpu" in options:
-        check_gpu(command, DEFAULT_GPU)
-    if "--check" in options and (words := command.spelled("--check", takes_value=False)):
+        check_gpu(script, DEFAULT_GPU)
+    if "--check" in options and (words := script.spelled("--check", takes_value=False)):
         raise WorkloadError(
             f"{words} stands after the script and goes to it, so that nothing would be checked. Write "
-            f"trainatomy run --check {command.without(words)}\n"
-            f"If it is meant for the script, say so: trainatomy run -- {command.text}"
+            f"trainatomy run --check {script.without(words)}\n"
+            f"If it is meant for the script, say so: trainatomy run -- {script.text}"
         )
-    spelled = (command.spelled(name, takes_value=takes_value) for name, takes_value in options.items())
+    spelled = (script.spelled(name, takes_value=takes_value) for name, takes_value in options.items())
     found = ", ".join(filter(None, spelled))
     return found and f"{found}: for the script, not for trainatomy run, whose options stand before the script"
 
@@ -103,147 +99,95 @@ def _is_switch(option: Any) -> bool:
 
 COMMAND = ScriptCommand
 
-ScriptArguments = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SCRIPT ARGUMENTS…",
-        help="The script or notebook with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as they "
-        "are typed. Everything from there on is the script's: options of `trainatomy run` stand before it.",
-        show_default=False,
-    ),
-]
-GPU = Annotated[
-    str | None,
-    in_run("--gpu", f"The GPU to simulate (default: {DEFAULT_GPU}); several with commas, or `all`.", metavar="GPU"),
-]
-GPUs = Annotated[
-    int | None,
-    in_run("--gpus", "Simulate rank 0 of a training on this many GPUs, as if started by torchrun.", metavar="N", min=1),
-]
-Steps = Annotated[
-    int, in_run("--steps", "Optimizer steps after which the script is stopped (default: 3).", metavar="N", min=1)
-]
-TimeLimit = Annotated[float, time_limit_option("Stop the script after this many seconds (default: 300).", min=1)]
-Network = Annotated[bool, in_run("--network", "Let the script use the network, for example to download a data set.")]
-Data = Annotated[
-    Path | None,
-    in_run(
-        "--data",
-        "Use the rows of this file (jsonl, csv, parquet, txt) for data sets of the hub.",
-        metavar="FILE",
-        exists=True,
-    ),
-]
-Samples = Annotated[int, in_run("--samples", "Rows of made-up data sets (default: 512).", metavar="N", min=1)]
-Lengths = Annotated[int, in_run("--lengths", "Words of made-up texts (default: 256).", metavar="N", min=1)]
-Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
-Check = Annotated[bool, check_option("the training does not fit")]
-ScriptOutput = Annotated[
-    Path | None,
-    output_file("--script-output", "File for the output of the script (default: stderr).", "FILE"),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCommand(ScriptRequest):
+    """A dry run that is shown."""
+
+    FIRST = ("gpu", "gpus", "timeline", "sources", "html", "open_report", "trace", "snapshot", "check", "json")
+
+    script: Annotated[
+        tuple[str, ...],
+        Option(
+            "",
+            "The script or notebook with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as they "
+            "are typed. Everything from there on is the script's: options of `trainatomy run` stand before it.",
+            metavar="SCRIPT ARGUMENTS…",
+        ),
+    ]
+    gpu: Annotated[
+        str | None,
+        Option("--gpu", f"The GPU to simulate (default: {DEFAULT_GPU}); several with commas, or `all`.", metavar="GPU"),
+    ] = None
+    gpus: Annotated[
+        int | None,
+        Option(
+            "--gpus",
+            "Simulate rank 0 of a training on this many GPUs, as if started by torchrun.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None
+    sources: Sources = False
+    html: Html = None
+    open_report: Open = False
+    trace: Trace = None
+    snapshot: Snapshot = None
+    check: Annotated[bool, in_output("--check", "Exit with code 8 if the training does not fit.")] = False
+    json: Json = False
+    measure: Annotated[bool, Option("--measure", "Also run the script on this machine's GPU, and compare.")] = False
+    calibration: Annotated[Path | None, CALIBRATION] = None
+    records: Records = None
+    script_output: Annotated[
+        Path | None,
+        output_file("--script-output", "File for the output of the script (default: stderr).", metavar="FILE"),
+    ] = None
+    debug: Debug = False
+    context: typer.Context | None = None
 
 
-Measure = Annotated[bool, in_run("--measure", "Also run the script on this machine's GPU, and compare.")]
-Compiled = Annotated[
-    bool | None,
-    in_run(
-        "--compile/--no-compile",
-        "Simulate torch.compile (experimental; default: if the script names it and its compiler is installed).",
-    ),
-]
-LooksAhead = Annotated[
-    bool,
-    in_run(
-        "--look-ahead/--no-look-ahead",
-        "After the last step, also execute what the script would do later (default): the evaluation and the checkpoint "
-        "that its trainer's configuration plans, a batch with the longest sample, further steps where memory grows. "
-        "With --measure, only the steps are executed.",
-    ),
-]
-Torch = Annotated[
-    str | None, in_run("--torch", "Version of PyTorch to simulate (default: the installed one).", metavar="VERSION")
-]
-
-
-def run(
-    context: typer.Context,
-    script: ScriptArguments,
-    gpu: GPU = None,
-    gpus: GPUs = None,
-    steps: Steps = 3,
-    time_limit: TimeLimit = 300.0,
-    network: Network = False,
-    data: Data = None,
-    samples: Samples = 512,
-    lengths: Lengths = 256,
-    torch: Torch = None,
-    compile: Compiled = None,
-    look_ahead: LooksAhead = True,
-    timeline: Timeline = False,
-    sources: Sources = False,
-    html: Html = None,
-    open_report: Open = False,
-    trace: Trace = None,
-    snapshot: Snapshot = None,
-    check: Check = False,
-    json: Json = False,
-    measure: Measure = False,
-    records: Records = None,
-    script_output: ScriptOutput = None,
-    calibration: CalibrationFile = None,
-    debug: Debug = False,
-) -> None:
+@command
+def run(request: RunCommand) -> None:
     """Run a training script, unmodified, without a GPU: predict its peak memory, whether it fits, and its step time.
 
     This executes the script's own code, in a separate process, on tensors without data, and stops it after a few
     optimizer steps. Files that it writes are listed but not kept, and the network is off.
     """
-    page = check_report(html, open_report)
-    command = read_command(script)
-    caution = passed_on(command, context)
+    page = check_report(request.html, request.open_report)
+    script = read_command(list(request.script))
+    caution = "" if request.context is None else passed_on(script, request.context)
     job = Job(
-        with_gpus(command, gpus),
-        _gpus(gpu or (this_gpu() if measure else DEFAULT_GPU)),
-        steps,
-        time_limit,
-        network,
-        samples,
-        lengths,
-        None if data is None else str(data),
-        timeline=timeline,
-        calibration=calibration,
-        torch=torch,
-        detail=bool(page or trace or snapshot),
-        compiled=compile,
-        debug=debug,
-        looks_ahead=look_ahead and not measure,
+        with_gpus(script, request.gpus),
+        _gpus(request.gpu or (this_gpu() if request.measure else DEFAULT_GPU)),
+        calibration=request.calibration,
+        detail=bool(page or request.trace or request.snapshot),
+        debug=request.debug,
+        **shared_fields(ScriptRequest, request),
     )
-    if measure:
+    if request.measure:
+        job = replace(job, looks_ahead=False)
         _check_measured(job)
-    if caution and json:
+    if caution and request.json:
         note(caution)
     with progress(f"running {job.command.name} without a GPU"):
-        from trainatomy.scripts.launch import run_script
-
-        outcomes = run_script(job, script_output)
+        outcomes = launch.run_script(job, request.script_output)
     if outcomes[0].prediction is not None and outcomes[0].detail is not None:
-        write_exports(outcomes[0].prediction, outcomes[0].detail, trace, snapshot)
-    if measure:
-        measured = _measure(job, outcomes[0], records, script_output, page, is_opened=open_report, json=json)
-        if check and measured.status == "out of memory":
+        write_exports(outcomes[0].prediction, outcomes[0].detail, request.trace, request.snapshot)
+    if request.measure:
+        measured = _measure(job, outcomes[0], request, page)
+        if request.check and measured.status == "out of memory":
             raise DoesNotFit(f"{job.command.name} ran out of memory on this machine's {measured.gpu}")
         return
-    _report(outcomes, page, is_opened=open_report)
-    if caution and not json:
+    _report(outcomes, page, is_opened=request.open_report)
+    if caution and not request.json:
         show(Text(f"note: {caution}"))
-    _show(outcomes, json=json, with_sources=sources)
-    _raise(outcomes, check=check)
+    _show(outcomes, json=request.json, with_sources=request.sources)
+    _raise(outcomes, check=request.check)
 
 
 def _gpus(text: str) -> tuple[str, ...]:
     """Return the ids of the GPUs in ``--gpu``."""
-    names = several_gpus({"gpu": text}, None)
+    names = several_gpus(text)
     if names is None:
         return (find_gpu(text).id,)
     return tuple(find_gpu(name).id for name in names) or tuple(each.id for each in all_gpus())
@@ -251,8 +195,6 @@ def _gpus(text: str) -> tuple[str, ...]:
 
 def this_gpu() -> str:
     """Return the id of this machine's GPU; the default if there are no data for it."""
-    from trainatomy.measurement.device.nvml import require_gpu
-
     name = require_gpu().partition(" (driver")[0]
     return next((each.id for each in all_gpus() if each.device_name == name), DEFAULT_GPU)
 
@@ -263,11 +205,9 @@ def _check_measured(job: Job) -> None:
     Raises:
         WorkloadError: The dry run is of several kinds of GPUs, or the launcher starts several machines.
     """
-    from trainatomy.scripts.launch import started_by
-
     if len(job.gpus) > 1:
         raise WorkloadError("--measure shows one prediction beside the run on this machine's GPU: name one with --gpu")
-    started_by(job.command)
+    launch.started_by(job.command)
 
 
 def _report(outcomes: tuple[Outcome, ...], page: Path | None, *, is_opened: bool) -> None:
@@ -280,30 +220,18 @@ def _report(outcomes: tuple[Outcome, ...], page: Path | None, *, is_opened: bool
         write_report(page, Comparison(rows), is_opened=is_opened)
 
 
-def _measure(
-    job: Job,
-    outcome: Outcome,
-    records: str | None,
-    output: Path | None,
-    page: Path | None,
-    *,
-    is_opened: bool,
-    json: bool,
-) -> Measurement:
+def _measure(job: Job, outcome: Outcome, request: RunCommand, page: Path | None) -> Measurement:
     """Run the script for real, show and record it beside the prediction, and return it."""
-    from trainatomy.integrations.measured_script import compared
-    from trainatomy.records.store import Store
-    from trainatomy.reporters.text.measurement import measurement_page
-    from trainatomy.scripts.launch import measure_script
+    from trainatomy.integrations.measured_script import compared  # it imports what only a run on a GPU needs
 
     if outcome.message:
         note(f"the dry run ended by an error: {outcome.message}")
-    store = Store(records)
+    store = Store(request.records)
     store.check()
-    measured = compared(measure_script(job, output), outcome.prediction)
+    measured = compared(launch.measure_script(job, request.script_output), outcome.prediction)
     note(f"recorded in {store.write(make_record(measured, outcome.prediction, command_line()))}")
-    write_report(page, measured, is_opened=is_opened, prediction=outcome.prediction)
-    if json:
+    write_report(page, measured, is_opened=request.open_report, prediction=outcome.prediction)
+    if request.json:
         show_json(measurement_to_json(measured, outcome.prediction))
     else:
         show(measurement_page(measured, outcome.prediction))

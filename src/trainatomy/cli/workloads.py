@@ -5,18 +5,18 @@ The options that describe a training: one for each flag of a workload.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.catalog.published import parallel_runs
-from trainatomy.cli.output import note
+from trainatomy.cli.manual import command_help
+from trainatomy.cli.options import command, parameter
+from trainatomy.cli.output import note, show
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.builtin import NOTEBOOK, NOTEBOOK_FP16, PARALLEL, READY, ready
@@ -37,9 +37,6 @@ _LAUNCH = typer.Option(
 def _show_all(context: typer.Context, is_wanted: bool | None) -> None:
     """Show the whole help of a command."""
     if is_wanted:
-        from trainatomy.cli.manual import command_help
-        from trainatomy.cli.output import show
-
         show(command_help(context.command, context.command_path, is_whole=True))
         raise typer.Exit
 
@@ -54,28 +51,19 @@ _HELP_ALL = typer.Option(
 )
 
 
-def with_workload_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the last parameter of a command, ``**flags``, by one option for each flag of a workload.
+def workload_command(verb: Callable[[Any], None]) -> Callable[..., None]:
+    """Make a command of a verb, with one option for each flag of a workload besides those of its request.
 
-    The command receives the flags that were set, by name, as typed; ``RawWorkload.with_flags`` parses them.
+    The request's ``flags`` are those that were set, by name, as typed; ``RawWorkload.with_flags`` parses them.
     Names of TrainingArguments that change nothing are accepted too, so that the command line of a training script can
     be pasted; help does not show them.
     """
-    signature = inspect.signature(command, eval_str=True)
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    generated = [_parameter(flag.name, *_option(flag)) for flag in FLAGS]
-    generated.append(_parameter("launch", str | None, _LAUNCH))
-    generated.append(_parameter("help_all", bool | None, _HELP_ALL))
     names = {flag.name for flag in FLAGS}
-    ignored = [_parameter(name, *_hidden(name)) for name in arguments().names() if name not in names | {"debug"}]
-
-    @wraps(command)
-    def called(**values: Any) -> None:
-        command(**{name: value for name, value in values.items() if value is not None and value != []})
-
-    called.__signature__ = signature.replace(parameters=[*own, *generated, *ignored])  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *generated, *ignored)}
-    return called
+    generated = [parameter(flag.name, *_option(flag)) for flag in FLAGS]
+    generated.append(parameter("launch", str | None, _LAUNCH))
+    generated.append(parameter("help_all", bool | None, _HELP_ALL))
+    ignored = [parameter(name, *_hidden(name)) for name in arguments().names() if name not in names | {"debug"}]
+    return command(verb, [*generated, *ignored])
 
 
 def _option(flag: Flag) -> tuple[Any, Any]:
@@ -89,10 +77,6 @@ def _option(flag: Flag) -> tuple[Any, Any]:
 
 def _hidden(name: str) -> tuple[Any, Any]:
     return str | None, typer.Option(f"--{name.replace('_', '-')}", hidden=True)
-
-
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
 def _help(flag: Flag) -> str:

@@ -43,8 +43,8 @@ from trainatomy.workload.schema import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainatomy.api import Batch
     from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.requests.predicting import Batch
     from trainatomy.results.fit import Candidate, Fit, Permission
 
 

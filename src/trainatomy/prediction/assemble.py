@@ -18,6 +18,7 @@ from trainatomy.libraries import installed_versions
 from trainatomy.prediction.inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.prediction.subject import paddings_of, subject_of
 from trainatomy.prediction.tasks import checkpoint_of, evaluation_of, generation_of, restored_of
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.prediction import GPUSummary, LeadingNote, Prediction, RankPrediction
 from trainatomy.simulator.steps import peaks_with_skipped_steps
 from trainatomy.training.shape import samples_per_step
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from trainatomy.results.operations import Operations
     from trainatomy.results.time import Pipeline, Time
     from trainatomy.results.trace import AllocationTrace, DriverCall, TimedOperation
-    from trainatomy.runs.options import PredictOptions
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.timing.step import RankStep
     from trainatomy.workload.schema import Workload
@@ -60,7 +60,7 @@ def keep_executed() -> Iterator[list[Executed]]:
 def prediction_of(
     workload: Workload,
     simulation: Simulation,
-    options: PredictOptions,
+    request: PredictRequest,
     started: float,
     *,
     analysis: MemoryAnalysis | None = None,
@@ -71,19 +71,20 @@ def prediction_of(
     Args:
         workload: The training that was simulated.
         simulation: Its allocation trace and operations.
-        options: What to predict.  Without ``layouts``, neither other addresses of segments (``Memory.layouts``) nor
-            skipped steps (``Memory.skipped_steps``) nor sizes that are padded (``Prediction.paddings``) are tried.
+        request: What is to be predicted, and how.
         started: ``time.perf_counter()`` at the start, for ``seconds_taken``.
         analysis: The analysis of its memory, if there is one already.
         pipeline: The step of the pipeline that the simulated rank belongs to.
     """
-    gpu, calibration = workload.resolve_gpu(), options.calibration
-    analysis = analysis or analysis_of(workload, simulation, calibration, layouts=options.layouts)
+    calibration, layouts = request.calibration, request.layouts
+    gpu = workload.resolve_gpu()
+    analysis = analysis or analysis_of(workload, simulation, calibration, layouts=layouts)
     if (executed := _EXECUTED.get()) is not None:
         executed.append(Executed(workload, simulation, analysis))
-    memory, time = analysis.memory, None
-    if options.timed:
-        time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, options.host_paces)
+    memory = analysis.memory
+    time = None
+    if request.timed:
+        time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, request.host_paces)
     return Prediction(
         name=workload.display_name,
         workload=workload.to_mapping(),
@@ -103,15 +104,15 @@ def prediction_of(
         notes=tuple(note for note in simulation.notes if not isinstance(note, LeadingNote)),
         leading_notes=tuple(str(note) for note in simulation.notes if isinstance(note, LeadingNote)),
         subject=subject_of(workload, simulation),
-        paddings=paddings_of(workload, simulation, calibration, time) if options.layouts and time is not None else (),
+        paddings=paddings_of(workload, simulation, calibration, time) if request.layouts and time is not None else (),
         out_of_memory=analysis.out_of_memory,
-        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if options.timeline else (),
+        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if request.timeline else (),
         time=time,
         seconds_taken=perf_counter() - started,
         versions=installed_versions(),
         without_workspace=len(analysis.skipped_workspaces),
         trials=simulation.trials,
-        evaluation=evaluation_of(workload, simulation, analysis, calibration, timed=options.timed),
+        evaluation=evaluation_of(workload, simulation, analysis, calibration, timed=request.timed),
         generation=generation_of(workload, simulation, calibration, time),
         checkpoint=checkpoint_of(workload, simulation, analysis),
         restored=restored_of(simulation, analysis),
@@ -123,7 +124,7 @@ def prediction_of(
 def analysis_of(
     workload: Workload, simulation: Simulation, calibration: Calibration | None, *, layouts: bool = False
 ) -> MemoryAnalysis:
-    """Return the analysis of what a simulated process holds on its GPU; arguments as those of ``prediction_of``."""
+    """Return the analysis of what a simulated process holds on its GPU; see ``PredictRequest`` for ``layouts``."""
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
     context, nccl = context_bytes(workload, simulation), nccl_bytes_of(workload, simulation)
     gpu_bytes = workload.resolve_gpu().memory_bytes
@@ -199,15 +200,11 @@ def step_of(
 
 
 def rank_prediction_of(
-    workload: Workload,
-    simulation: Simulation,
-    *,
-    calibration: Calibration | None,
-    timeline: bool,
-    analysis: MemoryAnalysis | None = None,
+    workload: Workload, simulation: Simulation, request: PredictRequest, analysis: MemoryAnalysis | None = None
 ) -> RankPrediction:
     """Return the memory of the rank that was simulated; the arguments are those of ``prediction_of``."""
-    gpu, analysis = workload.resolve_gpu(), analysis or analysis_of(workload, simulation, calibration, layouts=True)
+    gpu = workload.resolve_gpu()
+    analysis = analysis or analysis_of(workload, simulation, request.calibration, layouts=True)
     return RankPrediction(
         rank=simulation.trace.rank,
         fits=analysis.out_of_memory is None,
@@ -216,7 +213,7 @@ def rank_prediction_of(
         memory=analysis.memory,
         modules=analysis.modules,
         out_of_memory=analysis.out_of_memory,
-        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if timeline else (),
+        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if request.timeline else (),
     )
 
 

@@ -35,9 +35,9 @@ from trainatomy.workload.data import batching_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.requests.predicting import PredictRequest
     from trainatomy.results.prediction import Prediction
     from trainatomy.results.time import Bound, Communication, Time
-    from trainatomy.runs.options import PredictOptions
     from trainatomy.simulator.lengths import Epochs
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.schema import Workload
@@ -49,7 +49,7 @@ class EpochTimes:
     Args:
         workload: The training that was simulated.
         epochs: Its steps and orders.
-        calibration: See ``prediction_of``.
+        calibration: See ``PredictRequest``.
         timed: False if no time is wanted; a batch then costs its size, where the costs of two are compared.
 
     Attributes:
@@ -228,7 +228,7 @@ FEWEST_STEPS = 50
 def prediction_of_lengths(
     workload: Workload,
     epochs: Epochs,
-    options: PredictOptions,
+    request: PredictRequest,
     started: float,
     tell: Callable[[str], None] = lambda message: None,
 ) -> Prediction:
@@ -237,26 +237,28 @@ def prediction_of_lengths(
     Args:
         workload: The training that was simulated.
         epochs: Its steps and orders.
-        options: See ``prediction_of``; memory by component over the steps is that of the worst order.
+        request: What is to be predicted, and how; the timeline is that of the worst order, and ranks are those whose
+            memory is wanted beside that of the fullest one.
         started: See ``prediction_of``.
         tell: Is told the progress.
     """
-    replayed, chosen = list[OrderPrediction](), replayed_orders(epochs.orders, options.ranks)
+    ranks = request.ranks
+    replayed, chosen = list[OrderPrediction](), replayed_orders(epochs.orders, ranks)
     for place, order in enumerate(chosen):
         tell(f"replaying orders of the samples: {place + 1} of {len(chosen)}")
         replayed.append(_replayed(workload, epochs, order, replayed, len(chosen)))
     worst = worst_of(replayed)
-    prediction = _of_worst(workload, epochs, worst, options, started)
-    times = EpochTimes(workload, epochs, options.calibration, timed=options.timed)
+    of_memory = replace(request, timed=False, host_paces=(), layouts=True)
+    prediction = prediction_of(workload, _up_to_peaks(epochs, worst), of_memory, started)
+    times = EpochTimes(workload, epochs, request.calibration, timed=request.timed)
     mean = times.mean()
     others = [
         rank_prediction_of(
             workload,
             _up_to_peaks(epochs, worst_of([one for one in replayed if one.rank == rank])),
-            calibration=options.calibration,
-            timeline=options.timeline,
+            request,
         )
-        for rank in (sorted({0, *options.ranks} - {worst.rank}) if options.ranks else ())
+        for rank in (sorted({0, *ranks} - {worst.rank}) if ranks else ())
     ]
     return replace(
         prediction,
@@ -332,14 +334,6 @@ def _replayed(
 def _longest(order: Order) -> list[int]:
     """Return the tokens of the longest row of each step."""
     return [max(batch.shape.length for batch in step) for step in order.steps]
-
-
-def _of_worst(
-    workload: Workload, epochs: Epochs, worst: OrderPrediction, options: PredictOptions, started: float
-) -> Prediction:
-    """Return the prediction of the worst order, up to the step at which its peaks are reached."""
-    simulation = _up_to_peaks(epochs, worst)
-    return prediction_of(workload, simulation, replace(options, timed=False, layouts=True), started)
 
 
 def _up_to_peaks(epochs: Epochs, worst: OrderPrediction) -> Simulation:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from trainatomy.analysis.memory import MemoryAnalysis
     from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.requests.predicting import PredictRequest
     from trainatomy.results.prediction import Prediction
-    from trainatomy.runs.options import PredictOptions
     from trainatomy.simulator.simulate import Simulation
     from trainatomy.workload.parallel import ParallelSpec
     from trainatomy.workload.schema import Workload
@@ -29,10 +29,7 @@ class _Rank(NamedTuple):
 
 
 def pipeline_prediction(
-    workload: Workload,
-    simulate_rank: Callable[[int], Simulation],
-    options: PredictOptions,
-    started: float,
+    workload: Workload, simulate_rank: Callable[[int], Simulation], request: PredictRequest, started: float
 ) -> Prediction:
     """Return the prediction of the fullest rank of a pipeline, with those of the other distinct ones.
 
@@ -41,23 +38,25 @@ def pipeline_prediction(
     Args:
         workload: The training.
         simulate_rank: Executes a rank.
-        options: See ``prediction_of``.
+        request: What is to be predicted, and how; where it asks for ranks, rank 0 is billed instead of the fullest.
+            The CPUs of all ranks are taken to have the same pace.
         started: See ``prediction_of``.
     """
-    parallel, calibration = workload.parallel, options.calibration
+    calibration = request.calibration
+    parallel = workload.parallel
     first = simulate_rank(0)
     alike = ranks_alike(parallel, first.layers)
     found: dict[int, _Rank] = {}
     for stage in dict.fromkeys(alike):
         simulation = simulate_rank(stage * parallel.ranks_per_stage) if stage else first
         found[stage] = _Rank(simulation, analysis_of(workload, simulation, calibration))
-    main = 0 if options.ranks else max(found, key=lambda each: found[each].analysis.memory.device_bytes)
+    main = 0 if request.ranks else max(found, key=lambda each: found[each].analysis.memory.device_bytes)
     in_order = [found[stage] for stage in alike]
-    step = _step(workload, in_order, calibration) if options.timed else None
+    step = _step(workload, in_order, calibration) if request.timed else None
     prediction = prediction_of(
         workload,
         found[main].simulation,
-        replace(options, layouts=True),
+        replace(request, host_paces=(), layouts=True),
         started,
         analysis=found[main].analysis,
         pipeline=step,
@@ -65,13 +64,11 @@ def pipeline_prediction(
     if prediction.time is not None:
         steps = (
             PacedStep(pace, _step(workload, in_order, calibration, pace).step_seconds)
-            for pace in sorted(options.host_paces)
+            for pace in sorted(request.host_paces)
         )
         prediction = replace(prediction, time=replace(prediction.time, at_paces=tuple(steps)))
     others = tuple(
-        rank_prediction_of(
-            workload, each.simulation, calibration=calibration, timeline=options.timeline, analysis=each.analysis
-        )
+        rank_prediction_of(workload, each.simulation, request, each.analysis)
         for stage, each in found.items()
         if stage != main
     )

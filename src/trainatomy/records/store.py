@@ -307,3 +307,8 @@ def _keep_temporarily(name: str, document: bytes) -> str:
     except (OSError, TrainatomyError):
         return "The record could not be kept in the folder for temporary files either."
     return f"The record was kept as {where}: move it to your records later."
+
+
+def store_of(place: Store | Path | str | None) -> Store:
+    """Return a store, which may be given by its folder or URL."""
+    return place if isinstance(place, Store) else Store(place)

@@ -20,22 +20,21 @@ from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as gpu
 from trainatomy.measurement.process.job import Job
-from trainatomy.records.store import Store
+from trainatomy.records.store import Store, store_of
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.runs import single as machines
-from trainatomy.runs.options import refuse_era
 from trainatomy.runs.plan import Finished, Plan, RunObserver, group_name, on_record, run
 from trainatomy.workload.builtin import NOTEBOOK, PARALLEL, READY, ready
-from trainatomy.workload.measurable import measurable
+from trainatomy.workload.measurable import measurable, refuse_era
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trainatomy.measurement.process.job import Task
     from trainatomy.measurement.process.pool import Processes
+    from trainatomy.requests.comparing import CompareRequest
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
-    from trainatomy.runs.options import RunOptions
     from trainatomy.runs.single import Machine
     from trainatomy.workload.schema import Workload
 
@@ -133,7 +132,7 @@ class ComparisonRun:
         plan: Workloads and repeats.
         predictions: For each workload its prediction, or the error in place of it.
         machine: This machine.
-        options: How to run.
+        request: How to run.
         store: Where records are kept.
         finished: The runs that ended so far.
     """
@@ -141,7 +140,7 @@ class ComparisonRun:
     plan: Plan
     predictions: Sequence[Prediction | TrainatomyError]
     machine: Machine
-    options: RunOptions
+    request: CompareRequest
     store: Store
     finished: list[Finished] = field(default_factory=list)
 
@@ -154,7 +153,7 @@ class ComparisonRun:
         predicted = [None if isinstance(each, TrainatomyError) else each for each in self.predictions]
 
         def measure(workload: Workload) -> Measurement:
-            limit, progress = self.options.time_limit, observer.progress
+            limit, progress = self.request.time_limit, observer.progress
             return gpu.measure(workload, time_limit=limit, progress=progress, processes=processes)
 
         observer.planned(self.plan)
@@ -162,7 +161,7 @@ class ComparisonRun:
         try:
             for each in run(
                 self.plan, predicted, self.store, self.machine, measure,
-                command=self.options.command, starting=observer.starting,
+                command=self.request.command, starting=observer.starting,
             ):  # fmt: skip
                 self.finished.append(each)
                 observer.finished(each)
@@ -174,7 +173,7 @@ class ComparisonRun:
         return self.comparison()
 
     def _note_unknown_gpu(self, observer: RunObserver) -> None:
-        if self.machine.gpus and self.machine.resolve_gpu() is None and not self.options.keep_gpus:
+        if self.machine.gpus and self.machine.resolve_gpu() is None and not self.request.keep_gpus:
             here = ", ".join(sorted(set(self.machine.gpus)))
             used = ", ".join(sorted({workload.resolve_gpu().id for workload in self.plan.workloads}))
             observer.note(f"{here} is not a known GPU; predictions are for {used}")
@@ -187,7 +186,7 @@ class ComparisonRun:
             self.predictions,
             self.finished,
             published,
-            samples=self.options.samples,
+            samples=self.request.samples,
             group=self.plan.group,
             repeats=self.plan.repeats,
         )
@@ -196,7 +195,7 @@ class ComparisonRun:
 def prepare(
     workloads: Sequence[Workload],
     predict: Callable[[Sequence[Workload], Task | None], Sequence[Prediction | TrainatomyError]],
-    options: RunOptions,
+    request: CompareRequest,
     processes: Processes,
 ) -> ComparisonRun:
     """Check, plan and predict, while the measuring processes import the libraries: what comes before the first run.
@@ -207,7 +206,7 @@ def prepare(
         workloads: The training runs.
         predict: Returns a prediction or an error for each workload; gets a task of the measuring processes too, if any
             will run.
-        options: How to run.
+        request: How to run.
         processes: Where to run.
 
     Raises:
@@ -216,18 +215,18 @@ def prepare(
         TrainatomyError: Records cannot be written.
     """
     machine = machines.this_machine()
-    options.check()
+    request.check()
     refuse_era(workloads)
     machines.check_gpus(workloads)
     here = machine.resolve_gpu()
-    if here is not None and not options.keep_gpus:
+    if here is not None and not request.keep_gpus:
         workloads = [workload.replace("gpu", here.id) for workload in workloads]
     workloads = [measurable(workload) for workload in workloads]
-    now = datetime.now(UTC) if options.fresh else None
-    group = options.group or group_name(options.title, workloads, fresh=now)
-    store = options.store if isinstance(options.store, Store) else Store(options.store)
+    now = datetime.now(UTC) if request.fresh else None
+    group = request.group or group_name(request.title, workloads, fresh=now)
+    store = store_of(request.store)
     store.check()
-    plan = Plan(tuple(workloads), group, options.repeat)
+    plan = Plan(tuple(workloads), group, request.repeat)
     missing = {row for row, repeat in plan.runs() if on_record(plan, row, repeat, store, machine) is None}
     tasks = [gpu.task_of(Job(workloads[row].to_mapping())) for row in sorted(missing)]
     processes.expect(*tasks)
@@ -235,7 +234,7 @@ def prepare(
     for each in predictions:
         if isinstance(each, WorkloadError):
             raise each
-    return ComparisonRun(plan, predictions, machine, options, store)
+    return ComparisonRun(plan, predictions, machine, request, store)
 
 
 def gather(

@@ -34,8 +34,8 @@ from trainatomy.workload.arguments import arguments, is_class_path
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+    from trainatomy.requests.predicting import PredictRequest
     from trainatomy.results.prediction import Prediction
-    from trainatomy.runs.options import PredictOptions
     from trainatomy.workload.schema import Workload
 
     Result = Prediction | TrainatomyError
@@ -59,7 +59,7 @@ class Kept:
     """
 
     predict: Callable[[Workload], Prediction]
-    options: PredictOptions
+    options: PredictRequest
     place: str
 
     def __call__(self, workload: Workload) -> Prediction:
@@ -81,7 +81,7 @@ class Kept:
         return f"prediction-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}.json"
 
 
-def _runs_user_code(workload: Workload, options: PredictOptions) -> bool:
+def _runs_user_code(workload: Workload, options: PredictRequest) -> bool:
     own = (workload.model.factory, workload.data.factory, "." in workload.train.optim, workload.model.class_)
     path = str(own[3] or "")
     return options.trust_remote_code or any(own[:3]) or "." in path or ":" in path

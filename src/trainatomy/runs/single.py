@@ -16,17 +16,16 @@ from trainatomy.measurement.device.nvml import require_gpus
 from trainatomy.measurement.measure import MeasurementInterrupted, require_gpu, task_of
 from trainatomy.measurement.process.job import Job
 from trainatomy.records.create import make_record
-from trainatomy.records.store import Store
-from trainatomy.runs.options import refuse_era
-from trainatomy.workload.measurable import measurable
+from trainatomy.records.store import store_of
+from trainatomy.workload.measurable import measurable, refuse_era
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from trainatomy.measurement.process.pool import Processes
+    from trainatomy.requests.measuring import MeasureRequest
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
-    from trainatomy.runs.options import RunOptions
     from trainatomy.workload.schema import Workload
 
 
@@ -107,20 +106,17 @@ def measure_and_record(
     workload: Workload,
     predict: Callable[[Workload], Prediction],
     measure: Callable[[Workload, Callable[[], None]], Measurement],
-    options: RunOptions,
+    request: MeasureRequest,
     processes: Processes,
-    *,
-    components: bool = True,
 ) -> MeasuredRun:
     """Predict a training, measure it, and write a record of both.
 
     Args:
-        workload: The training; predicted for this machine's GPU unless ``options.keep_gpus``.
+        workload: The training; predicted for this machine's GPU unless ``request.keep_gpus``.
         predict: Predicts a workload; can be pickled. Only a ``WorkloadError`` stops the measurement.
         measure: Measures a workload, and calls a function before its timed steps.
-        options: How to run and where to keep the record.
+        request: How ``measure`` measures, and where to keep the record.
         processes: Where to predict, while the measurement prepares its timed steps.
-        components: Whether ``measure`` attributes memory to components, for the record.
 
     Raises:
         DeviceError: There is no GPU, or the process that used it failed.
@@ -130,10 +126,10 @@ def measure_and_record(
     refuse_era([workload])
     check_gpus([workload])
     here = this_machine().resolve_gpu()
-    if here is not None and not options.keep_gpus:
+    if here is not None and not request.keep_gpus:
         workload = workload.replace("gpu", here.id)
     workload = measurable(workload)
-    store = options.store if isinstance(options.store, Store) else Store(options.store)
+    store = store_of(request.store)
     store.check()
     prediction, error = None, None
     predicting = processes.call(task_of(Job(workload.to_mapping())), predict, workload)
@@ -154,7 +150,7 @@ def measure_and_record(
         measurement, interrupted = interrupt.measurement, True
     run = MeasuredRun(measurement, prediction, error, interrupted=interrupted)
     try:
-        record = store.write(make_record(measurement, prediction, options.command, components=components))
+        record = store.write(make_record(measurement, prediction, request.command, components=request.components))
     except TrainatomyError as unsaved:
         return replace(run, unsaved=unsaved)
     return replace(run, record=record)

@@ -14,13 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from trainatomy.requests.scripts import ScriptRequest
 from trainatomy.scripts.command import Command, read_command
 
 if TYPE_CHECKING:
+    from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.prediction import Prediction
     from trainatomy.results.trace import Detail
 
@@ -60,38 +62,25 @@ class HandedOver(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A script to run on a simulated GPU.
+class Job(ScriptRequest):
+    """A script to run on a simulated GPU, as it is asked for.
 
     Attributes:
         command: The script, its arguments, and its launcher.
         gpus: Ids of GPUs; the script is run once for each.
-        steps, time_limit, network, samples, lengths, data: See ``session.Settings``.
-        torch: Version of PyTorch to simulate; None for the installed one.
-        compiled: Whether ``torch.compile`` is simulated; None: where the script names it and its compiler is there.
+        calibration: A calibration for the timing model, or its file.
+        timed: Predict the time of a step; False predicts memory only.
         detail: Also return every allocation and operation.
         debug: Print the traceback of an exception that ends the script.
-        looks_ahead: See ``session.Settings``.
-        timed, timeline, calibration: See ``runs.options.PredictOptions``.
         handovers: Commands that led here from the one that was typed, ``typed``; the last is ``command``.
     """
 
     command: Command
     gpus: tuple[str, ...]
-    steps: int = 3
-    time_limit: float = 300.0
-    network: bool = False
-    samples: int = 512
-    lengths: int = 256
-    data: str | None = None
+    calibration: Calibration | Path | str | None = None
     timed: bool = True
-    timeline: bool = False
-    calibration: Any = None
-    torch: str | None = None
     detail: bool = False
-    compiled: bool | None = None
     debug: bool = False
-    looks_ahead: bool = True
     handovers: tuple[Handover, ...] = ()
     typed: tuple[str, ...] = ()
 

@@ -19,8 +19,8 @@ import torch
 from trainatomy.analysis.epochs import growth_of, live_bytes
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.script import MANY_STEPS, Ending, ScriptRun
-from trainatomy.runs.options import PredictOptions
 from trainatomy.simulator.notes import host_memory_notes, plan_notes, run_notes, trial_notes, version_notes
 from trainatomy.simulator.releases import part_notes
 from trainatomy.simulator.simulate import Simulation
@@ -226,8 +226,8 @@ def prediction_of_script(
         communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
         communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
     )
-    options = PredictOptions(calibration=calibration, timed=timed, timeline=timeline)
-    found = prediction_of(workload, simulation, options, started)
+    request = PredictRequest(timeline=timeline, timed=timed, calibration=calibration)
+    found = prediction_of(workload, simulation, request, started)
     if run.ending not in ("finished", "exit"):
         run = replace(run, growth=growth_of(recorder.trace, found.room_bytes))
     if found.fits and run.fills(found.room_bytes):

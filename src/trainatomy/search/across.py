@@ -16,13 +16,14 @@ from dataclasses import dataclass, fields, replace
 
 from trainatomy.catalog.gpus import GPU
 from trainatomy.errors import TrainatomyError, WorkloadError
+from trainatomy.requests.fitting import FitRequest, effective_batch_size
 from trainatomy.results.fit import Candidate, Change, Fit, FitAcross, GPUOption, SearchCounts
 from trainatomy.results.prediction import GPUSummary
 from trainatomy.search.estimates import Estimator
 from trainatomy.search.explore import Executor, Exploration, Observer
 from trainatomy.search.fitting import SAME_SPEED, candidate_of, conclude, explore, outcome_of_search, search
-from trainatomy.search.options import SearchOptions, effective_batch_size, given_point
 from trainatomy.search.plans import on_one_gpu, without_groups
+from trainatomy.search.space import given_point
 from trainatomy.workload.schema import Workload
 
 AXIS = "gpus"
@@ -48,7 +49,7 @@ class _Count:
 
 
 def search_counts_of_gpus(
-    workload: Workload, options: SearchOptions, executor: Executor, observer: Observer
+    workload: Workload, request: FitRequest, executor: Executor, observer: Observer
 ) -> tuple[Fit, Exploration]:
     """Search on the GPUs of a workload, on a half of them, a quarter, down to one.
 
@@ -58,11 +59,11 @@ def search_counts_of_gpus(
         The outcome with the best candidate of each number of GPUs, and the exploration on all GPUs.
 
     Raises:
-        WorkloadError: The workload, the GPU and the options contradict each other.
+        WorkloadError: The workload, the GPU and the request contradict each other.
         TrainatomyError: The workload cannot be predicted.
     """
     began = time.perf_counter()
-    plain = replace(options, prices=False)
+    plain = replace(request, prices=False)
     full = explore(workload, plain, executor, observer)
     counts = [_Count(None, full, outcome_of_search(full, plain))]
     for change in fewer_gpus(workload):
@@ -71,7 +72,7 @@ def search_counts_of_gpus(
         found = _on_fewer(workload, change, counts[0], plain, executor, observer)
         counts += [found] if found else []
     chosen = _chosen(counts)
-    fit = chosen.fit = conclude(chosen.exploration, options)
+    fit = chosen.fit = conclude(chosen.exploration, request)
     given = _given(full)
     fit = replace(
         fit,
@@ -104,14 +105,14 @@ def fewer_gpus(workload: Workload) -> Iterator[Change]:
 
 
 def _on_fewer(
-    workload: Workload, change: Change, full: _Count, options: SearchOptions, executor: Executor, observer: Observer
+    workload: Workload, change: Change, full: _Count, request: FitRequest, executor: Executor, observer: Observer
 ) -> _Count | None:
     """Return the search on fewer GPUs; ``None`` if the training cannot be spread over this many."""
     if change.option == "1" and workload.parallel.mp_policy is not None:
         return None  # without FSDP there is no reduction in another dtype
     try:
         fewer = workload.replace(change.settings)
-        samples = replace(options, effective_batch_size=full.fit.effective_batch_size)
+        samples = replace(request, effective_batch_size=full.fit.effective_batch_size)
         exploration = explore(fewer, samples, executor, observer, full.exploration.estimator)
     except WorkloadError:
         return None
@@ -157,7 +158,7 @@ def _notes(chosen: _Count) -> Iterator[str]:
 def search_across(
     workload: Workload,
     gpus: Sequence[GPU],
-    options: SearchOptions,
+    request: FitRequest,
     executor: Executor,
     observer: Observer,
     costs_per_hour: Mapping[str, float] | None = None,
@@ -169,7 +170,7 @@ def search_across(
     Args:
         workload: The training; its own GPU does not matter.
         gpus: The GPUs.
-        options: How to search.
+        request: How to search.
         executor: Executes candidates.
         observer: Receives the progress.
         costs_per_hour: Prices per hour by the GPU's id, in any currency.
@@ -178,14 +179,14 @@ def search_across(
         TrainatomyError: The workload cannot be predicted on any of the GPUs.
     """
     began = time.perf_counter()
-    options = replace(options, prices=False)
+    request = replace(request, prices=False)
     found: list[GPUOption] = []
     refused: list[TrainatomyError] = []
     prior: Estimator | None = None
     interrupted = False
     for gpu in sorted(gpus, key=lambda each: -each.memory_bytes):
         try:
-            fit, exploration = search(workload.replace("gpu", gpu.id), options, executor, observer, prior)
+            fit, exploration = search(workload.replace("gpu", gpu.id), request, executor, observer, prior)
         except WorkloadError as error:  # a GPU without bf16, for example
             refused.append(error)
             continue
@@ -199,9 +200,9 @@ def search_across(
     return FitAcross(
         name=workload.display_name,
         workload=workload.to_mapping(),
-        effective_batch_size=effective_batch_size(workload, options),
-        headroom=options.headroom,
-        allowed=options.allow,
+        effective_batch_size=effective_batch_size(workload, request),
+        headroom=request.headroom,
+        allowed=request.allow,
         options=tuple(sorted(found, key=_order)),
         refused=tuple(str(error) for error in refused),
         seconds=time.perf_counter() - began,

@@ -6,26 +6,16 @@ has no settings.  An axis with a permission changes what is trained, so that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from trainatomy.catalog.gpus import GPU
-from trainatomy.results.fit import Permission
+from trainatomy.requests.fitting import CanApply
 from trainatomy.search.plans import Axis, Option, axis_of, plan_axis
 from trainatomy.workload.arguments import is_class_path, is_factory
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, PREDICTED_IDS
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.schema import Workload
-
-PERMISSIONS: tuple[Permission, ...] = (
-    "precision",
-    "optimizer",
-    "lora",
-    "quantization",
-    "sequence-length",
-    "evaluation",
-)
-"""Permissions that a user can give, in the order of the documentation."""
 
 AXES = (
     "batch",
@@ -89,10 +79,6 @@ def axes_of(workload: Workload, samples: int) -> tuple[Axis, ...]:
     if workload.train.deepspeed is not None:
         axes = tuple(axis for axis in axes if axis.name in _WITH_DEEPSPEED)
     return (axes[0], *(axis for axis in axes[1:] if len(axis.options) > 1))
-
-
-CanApply = Callable[[Mapping[str, object]], bool]
-"""Returns whether settings (keys of the workload with their values) can be applied to what is trained."""
 
 
 def applicable(axes: tuple[Axis, ...], can_apply: CanApply) -> tuple[Axis, ...]:

@@ -13,21 +13,14 @@ from typing import Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.errors import TrainatomyError, WorkloadError
+from trainatomy.requests.fitting import FitRequest, effective_batch_size, samples_per_rank, usable_bytes
 from trainatomy.results.fit import Candidate, Fit, Price
 from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.results.time import Time
 from trainatomy.search.estimates import Estimator
 from trainatomy.search.explore import DERIVED, Executor, Exploration, Observer
-from trainatomy.search.options import (
-    SearchOptions,
-    effective_batch_size,
-    given_point,
-    samples_per_rank,
-    space_of,
-    usable_bytes,
-)
 from trainatomy.search.outcomes import Outcome
-from trainatomy.search.space import Point, Space
+from trainatomy.search.space import Point, Space, given_point, space_of
 from trainatomy.workload.schema import Workload
 
 HOST_BOUND_SHARE = 0.85
@@ -96,7 +89,7 @@ SAME_SPEED = 0.01
 
 def search(
     workload: Workload,
-    options: SearchOptions,
+    request: FitRequest,
     executor: Executor,
     observer: Observer,
     prior: Estimator | None = None,
@@ -107,7 +100,7 @@ def search(
 
     Args:
         workload: The training.
-        options: How to search.
+        request: How to search.
         executor: Executes candidates.
         observer: Receives the progress.
         prior: Outcomes of the same search on another GPU, which save executions.
@@ -116,27 +109,27 @@ def search(
         The outcome, without remedies, and the exploration.
 
     Raises:
-        WorkloadError: The workload, the GPU and the options contradict each other.
+        WorkloadError: The workload, the GPU and the request contradict each other.
         TrainatomyError: The workload cannot be predicted.
     """
-    exploration = explore(workload, options, executor, observer, prior)
-    return conclude(exploration, options), exploration
+    exploration = explore(workload, request, executor, observer, prior)
+    return conclude(exploration, request), exploration
 
 
 def explore(
     workload: Workload,
-    options: SearchOptions,
+    request: FitRequest,
     executor: Executor,
     observer: Observer,
     prior: Estimator | None = None,
 ) -> Exploration:
     """Execute candidates until no other one can win (see ``search``)."""
-    space = space_of(workload, options, prior)
-    exploration = Exploration(space, usable_bytes(workload, options.headroom), executor, observer, prior)
-    if options.prices:
+    space = space_of(workload, request, prior)
+    exploration = Exploration(space, usable_bytes(workload, request.headroom), executor, observer, prior)
+    if request.prices:
         exploration.wanted_later = partial(_priced, space)
     try:
-        if options.exhaustive:
+        if request.exhaustive:
             exploration.exhaust()
         else:
             exploration.explore()
@@ -145,14 +138,14 @@ def explore(
     return exploration
 
 
-def conclude(exploration: Exploration, options: SearchOptions) -> Fit:
+def conclude(exploration: Exploration, request: FitRequest) -> Fit:
     """Execute what the prices need, if they are wanted, and return the outcome of an exploration."""
     try:
-        if options.prices and not exploration.interrupted:
+        if request.prices and not exploration.interrupted:
             _execute_alternatives(exploration)
     except KeyboardInterrupt:
         exploration.interrupted = True
-    return outcome_of_search(exploration, options)
+    return outcome_of_search(exploration, request)
 
 
 def _execute_alternatives(exploration: Exploration) -> None:
@@ -290,7 +283,7 @@ def candidate_of(exploration: Exploration, outcome: Outcome) -> Candidate:
     return Candidate(space.changes(outcome.point), outcome.prediction.workload, outcome.prediction, outcome.fits)
 
 
-def outcome_of_search(exploration: Exploration, options: SearchOptions) -> Fit:
+def outcome_of_search(exploration: Exploration, request: FitRequest) -> Fit:
     """Return the outcome of an exploration, the permitted candidates only."""
     space, workload = exploration.space, exploration.space.workload
     gpu = workload.resolve_gpu()
@@ -304,27 +297,27 @@ def outcome_of_search(exploration: Exploration, options: SearchOptions) -> Fit:
         workload=workload.to_mapping(),
         gpu=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
         goal="throughput",
-        effective_batch_size=effective_batch_size(workload, options),
-        headroom=options.headroom,
+        effective_batch_size=effective_batch_size(workload, request),
+        headroom=request.headroom,
         usable_bytes=exploration.usable_bytes,
-        allowed=options.allow,
+        allowed=request.allow,
         given=candidate_of(exploration, given) if given else None,
         best=candidate_of(exploration, best) if best else None,
         candidates=tuple(candidate_of(exploration, each) for each in ranked),
         too_large=tuple(candidate_of(exploration, each) for each in large),
         ties=(),
-        prices=tuple(_prices(exploration, best)) if best and options.prices else (),
+        prices=tuple(_prices(exploration, best)) if best and request.prices else (),
         shortage=None,
         maximum=None,
         counts=exploration.counts(),
-        notes=tuple(_notes(space, options)),
+        notes=tuple(_notes(space, request)),
         interrupted=exploration.interrupted,
     )
     return with_ties(found)
 
 
-def _notes(space: Space, options: SearchOptions) -> Iterator[str]:
+def _notes(space: Space, request: FitRequest) -> Iterator[str]:
     """Yield codes of what the reader should know."""
-    samples = samples_per_rank(space.workload, options)
+    samples = samples_per_rank(space.workload, request)
     if len(space.batches) <= 2 and samples > 3:
         yield "few_batch_sizes"

@@ -14,25 +14,24 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.results.fit import Candidate, Change, Fit, Goal, Maximum, SearchCounts
-from trainatomy.results.prediction import GPUSummary, Prediction
-from trainatomy.search.axes import axes_of, divisors
-from trainatomy.search.explore import Executor, Observer
-from trainatomy.search.options import (
-    SearchOptions,
+from trainatomy.requests.fitting import (
+    FitRequest,
     check,
     check_precision,
     effective_batch_size,
     samples_per_rank,
     usable_bytes,
 )
+from trainatomy.results.fit import Candidate, Change, Fit, Goal, Maximum, SearchCounts
+from trainatomy.results.prediction import GPUSummary, Prediction
+from trainatomy.search.axes import axes_of, divisors
+from trainatomy.search.explore import Executor, Observer
 from trainatomy.search.plans import Axis, Option
 from trainatomy.workload.contradictions import MAX_BATCH_ELEMENTS
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import effective_batch_size_of
 
-GOALS: tuple[Goal, ...] = ("batch", "sequence-length", "model-size")
 SEQUENCE_STEP = 8
 """Sequence lengths are multiples of this, the number that tensor cores want."""
 _VARIED = ("gradient_checkpointing", "allocator")
@@ -74,11 +73,11 @@ class Sizes:
         return Change(self.axis, str(size), self.settings(size))
 
 
-def maximize(workload: Workload, goal: Goal, options: SearchOptions, executor: Executor, observer: Observer) -> Fit:
+def maximize(workload: Workload, goal: Goal, request: FitRequest, executor: Executor, observer: Observer) -> Fit:
     """Return the largest batch, sequence or model that fits, with the settings.
 
     ``batch`` keeps the number of accumulation steps, or divides the effective batch size if there is one in
-    ``options``.  The other goals keep the effective batch size, with one sample per batch.
+    ``request``.  The other goals keep the effective batch size, with one sample per batch.
 
     After Ctrl-C the outcome is the largest found so far.
 
@@ -87,13 +86,13 @@ def maximize(workload: Workload, goal: Goal, options: SearchOptions, executor: E
         TrainatomyError: The workload cannot be predicted.
     """
     began = time.perf_counter()
-    check(workload, options)
-    check_precision(workload, options)
-    if options.allow:
-        raise WorkloadError(f"maximize: what is trained is kept; leave --allow {','.join(options.allow)} out")
-    sizes = sizes_of(workload, goal, options)
-    usable = usable_bytes(workload, options.headroom)
-    families = [_Family(workload, sizes, usable, changes) for changes in _families(workload, options)]
+    check(workload, request)
+    check_precision(workload, request)
+    if request.allow:
+        raise WorkloadError(f"maximize: what is trained is kept; leave --allow {','.join(request.allow)} out")
+    sizes = sizes_of(workload, goal, request)
+    usable = usable_bytes(workload, request.headroom)
+    families = [_Family(workload, sizes, usable, changes) for changes in _families(workload, request)]
     interrupted = False
     try:
         _run(families, executor, observer)
@@ -101,14 +100,14 @@ def maximize(workload: Workload, goal: Goal, options: SearchOptions, executor: E
         interrupted = True
     if errors := [family.error for family in families if family.error is not None and not family.executed]:
         raise errors[0]
-    return _fit(workload, goal, options, sizes, families, time.perf_counter() - began, interrupted)
+    return _fit(workload, goal, request, sizes, families, time.perf_counter() - began, interrupted)
 
 
-def sizes_of(workload: Workload, goal: Goal, options: SearchOptions) -> Sizes:
+def sizes_of(workload: Workload, goal: Goal, request: FitRequest) -> Sizes:
     """Return the sizes that a goal chooses from."""
     if goal == "batch":
-        return _batches(workload, options)
-    samples = samples_per_rank(workload, options)
+        return _batches(workload, request)
+    samples = samples_per_rank(workload, request)
     single = {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": samples}
     if goal == "model-size":
         depth, keys = _depth(workload)
@@ -130,13 +129,13 @@ def sizes_of(workload: Workload, goal: Goal, options: SearchOptions) -> Sizes:
     )
 
 
-def _batches(workload: Workload, options: SearchOptions) -> Sizes:
+def _batches(workload: Workload, request: FitRequest) -> Sizes:
     tokens = 1 if workload.data.factory else workload.data.sequence_length or 1
     start = workload.train.per_device_train_batch_size
-    if options.effective_batch_size is None:
+    if request.effective_batch_size is None:
         batches = range(1, MAX_BATCH_ELEMENTS // tokens + 1)
         return Sizes("batch", start, batches, lambda size: {"train.per_device_train_batch_size": size}, "")
-    samples = samples_per_rank(workload, options)
+    samples = samples_per_rank(workload, request)
 
     def settings(size: int) -> Mapping[str, object]:
         return {
@@ -180,9 +179,9 @@ def _positions(workload: Workload) -> int | None:
     return next((found for name in names if isinstance(found := configuration.get(name), int) and found > 0), None)
 
 
-def _families(workload: Workload, options: SearchOptions) -> Iterator[tuple[Change, ...]]:
+def _families(workload: Workload, request: FitRequest) -> Iterator[tuple[Change, ...]]:
     """Yield the combinations of settings for which the size is searched."""
-    axes = [axis for axis in axes_of(workload, 1) if axis.name in _VARIED and axis.name not in options.keep]
+    axes = [axis for axis in axes_of(workload, 1) if axis.name in _VARIED and axis.name not in request.keep]
 
     def choices(axis: Axis) -> Iterator[Option]:
         return (option for option in axis.options if option.name in _VARIED_OPTIONS or option.name == axis.given)
@@ -293,7 +292,7 @@ def _run(families: Sequence[_Family], executor: Executor, observer: Observer) ->
 def _fit(
     workload: Workload,
     goal: Goal,
-    options: SearchOptions,
+    request: FitRequest,
     sizes: Sizes,
     families: Sequence[_Family],
     seconds: float,
@@ -313,9 +312,9 @@ def _fit(
         goal=goal,
         effective_batch_size=effective_batch_size_of(Workload.from_mapping(best.workload))
         if best
-        else effective_batch_size(workload, options),
-        headroom=options.headroom,
-        usable_bytes=usable_bytes(workload, options.headroom),
+        else effective_batch_size(workload, request),
+        headroom=request.headroom,
+        usable_bytes=usable_bytes(workload, request.headroom),
         allowed=(),
         given=None,
         best=best,

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 
 from trainatomy.catalog.gpus import GPU, gpus
 from trainatomy.errors import WorkloadError
+from trainatomy.requests.fitting import FitRequest, usable_bytes
 from trainatomy.results.fit import Change, Permission, Remedy, Shortage
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.axes import batch_axis, checkpointing_axis, divisors
 from trainatomy.search.explore import RESCUES, Executor, Exploration, Observer
 from trainatomy.search.fitting import alternatives, candidate_of
-from trainatomy.search.options import SearchOptions, space_of, usable_bytes
 from trainatomy.search.outcomes import ACTIVATIONS, Outcome
 from trainatomy.search.plans import Axis, fully_sharded
-from trainatomy.search.space import Point, Space
+from trainatomy.search.space import Point, Space, space_of
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import effective_batch_size_of
 
@@ -35,7 +35,7 @@ _AXES = ("plan", "gpus")
 _SHARDED = frozenset({"weights", "optimizer_states", "gradients"})
 
 
-def more_gpus(exploration: Exploration, options: SearchOptions, given: Outcome) -> Iterator[Remedy]:
+def more_gpus(exploration: Exploration, request: FitRequest, given: Outcome) -> Iterator[Remedy]:
     """Yield a training that does not fit, spread over more GPUs, each executed.
 
     The batch size of each GPU stays, or becomes the largest smaller one that divides the samples of a step.  Fewer
@@ -43,12 +43,12 @@ def more_gpus(exploration: Exploration, options: SearchOptions, given: Outcome) 
 
     Args:
         exploration: The search that executed the training.
-        options: How to search.
+        request: How to search.
         given: The training.
     """
     workload = exploration.space.workload_at(given.point)
     parallel, samples = workload.parallel, effective_batch_size_of(workload)
-    if parallel.nodes > 1 or parallel.tp_size > 1 or set(options.keep) & set(_AXES):
+    if parallel.nodes > 1 or parallel.tp_size > 1 or set(request.keep) & set(_AXES):
         return
     counts = [count for count in COUNTS if count > parallel.gpus]
     counts = [count for count in counts if samples % count == 0] or counts
@@ -58,8 +58,8 @@ def more_gpus(exploration: Exploration, options: SearchOptions, given: Outcome) 
                 continue
             changes = _changes(workload, count, checkpointed=checkpointed)
             settings = {key: value for change in changes for key, value in change.settings.items()}
-            if options.can_apply is None or options.can_apply(settings):
-                yield from _executed(exploration, options, given, workload, changes)
+            if request.can_apply is None or request.can_apply(settings):
+                yield from _executed(exploration, request, given, workload, changes)
             break
 
 
@@ -92,7 +92,7 @@ def _changes(workload: Workload, count: int, *, checkpointed: bool) -> tuple[Cha
 
 def _executed(
     exploration: Exploration,
-    options: SearchOptions,
+    request: FitRequest,
     given: Outcome,
     workload: Workload,
     changes: tuple[Change, ...],
@@ -101,7 +101,7 @@ def _executed(
     settings = {key: value for change in changes for key, value in change.settings.items()}
     try:
         spread = workload.replace(settings)
-        space = space_of(spread, replace(options, effective_batch_size=None))
+        space = space_of(spread, replace(request, effective_batch_size=None))
     except WorkloadError:
         return
     found = Exploration(space, exploration.usable_bytes, exploration.executor, exploration.observer)
@@ -165,7 +165,7 @@ _LAST_RESORT = (
 
 def shortage_of(
     workload: Workload,
-    options: SearchOptions,
+    request: FitRequest,
     executor: Executor,
     observer: Observer | None = None,
     prediction: Prediction | None = None,
@@ -174,7 +174,7 @@ def shortage_of(
 
     Args:
         workload: The training, with the batch size that it has; the effective batch size is kept.
-        options: ``headroom`` and ``keep`` apply.
+        request: ``headroom`` and ``keep`` apply.
         executor: Executes candidates.
         observer: Receives the progress.
         prediction: The prediction of the training with its time and timeline, if there is one.
@@ -182,18 +182,18 @@ def shortage_of(
     Raises:
         TrainatomyError: The workload cannot be predicted.
     """
-    usable = usable_bytes(workload, options.headroom)
-    exploration = Exploration(space_of(workload, options, as_given=True), usable, executor, observer or Observer())
+    usable = usable_bytes(workload, request.headroom)
+    exploration = Exploration(space_of(workload, request, as_given=True), usable, executor, observer or Observer())
     point = exploration.space.point()
     if prediction is not None:
         exploration.add(point, prediction)
     exploration.execute([point])
     if point in exploration.errors:
         raise exploration.errors[point]
-    return remedied(exploration, options, point)
+    return remedied(exploration, request, point)
 
 
-def remedied(exploration: Exploration, options: SearchOptions, point: Point) -> Shortage:
+def remedied(exploration: Exploration, request: FitRequest, point: Point) -> Shortage:
     """Return the shortage of an executed point with its remedies.
 
     After Ctrl-C these are the remedies found so far.
@@ -207,13 +207,13 @@ def remedied(exploration: Exploration, options: SearchOptions, point: Point) -> 
         if not search.given.fits:
             search.execute()
             remedies += search.remedies()
-            remedies += more_gpus(exploration, options, search.given)
+            remedies += more_gpus(exploration, request, search.given)
             remedies += search.larger_gpus()
     except KeyboardInterrupt:
         interrupted = True
         remedies = remedies or search.remedies()
     seconds = time.perf_counter() - began
-    return Shortage(given, exploration.usable_bytes, options.headroom, tuple(remedies), seconds, interrupted)
+    return Shortage(given, exploration.usable_bytes, request.headroom, tuple(remedies), seconds, interrupted)
 
 
 @dataclass(slots=True)

@@ -13,47 +13,47 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainatomy.errors import WorkloadError
+from trainatomy.requests.fitting import GOALS, FitRequest
 from trainatomy.results.fit import Candidate, Fit, Goal
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.across import search_counts_of_gpus
 from trainatomy.search.explore import Executor, Observer
 from trainatomy.search.fitting import search
-from trainatomy.search.maximize import GOALS, maximize
-from trainatomy.search.options import SearchOptions
+from trainatomy.search.maximize import maximize
 from trainatomy.search.remedies import remedied
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.schema import Workload
 
 
 def run(
-    workload: Workload, goal: Goal, options: SearchOptions, executor: Executor, observer: Observer | None = None
+    workload: Workload, goal: Goal, request: FitRequest, executor: Executor, observer: Observer | None = None
 ) -> Fit:
     """Search for the best settings, or for the largest size, of a workload.
 
     Args:
         workload: The training.
         goal: ``throughput``, or what to maximise.
-        options: How to search.
+        request: How to search.
         executor: Executes candidates.
         observer: Receives the progress.
 
     Raises:
-        WorkloadError: The workload, the GPU and the options contradict each other.
+        WorkloadError: The workload, the GPU and the request contradict each other.
         TrainatomyError: The workload cannot be predicted.
     """
     began, observer = time.perf_counter(), observer or Observer()
     if goal != "throughput":
         if goal not in GOALS:
             raise WorkloadError(f"maximize: unknown value {goal!r}{suggestion(goal, GOALS)}")
-        return maximize(workload, goal, options, executor, observer)
-    if workload.parallel.world_size > 1 and "gpus" not in options.keep and workload.train.deepspeed is None:
-        found, exploration = search_counts_of_gpus(workload, options, executor, observer)
+        return maximize(workload, goal, request, executor, observer)
+    if workload.parallel.world_size > 1 and "gpus" not in request.keep and workload.train.deepspeed is None:
+        found, exploration = search_counts_of_gpus(workload, request, executor, observer)
     else:
-        found, exploration = search(workload, options, executor, observer)
+        found, exploration = search(workload, request, executor, observer)
     if found.best is not None or found.interrupted:
         return found
     smallest = min(exploration.outcomes.values(), key=lambda outcome: outcome.device_bytes)
-    shortage = remedied(exploration, options, smallest.point)
+    shortage = remedied(exploration, request, smallest.point)
     counts = replace(found.counts, seconds=time.perf_counter() - began)
     return replace(found, shortage=shortage, counts=counts, interrupted=shortage.interrupted)
 

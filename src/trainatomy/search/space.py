@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
+from typing import TYPE_CHECKING
 
+from trainatomy.errors import WorkloadError
+from trainatomy.requests.fitting import FitRequest, check, check_precision, effective_batch_size, samples_per_rank
 from trainatomy.results.fit import Change, Permission
-from trainatomy.search.plans import Axis
+from trainatomy.search.axes import AXES, applicable, axes_of
+from trainatomy.search.plans import Axis, Option
+from trainatomy.workload.document import suggestion
 from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    from trainatomy.search.estimates import Estimator
 
 Point = tuple[str, ...]
 """Names of options, one for each axis of a space."""
@@ -156,3 +164,62 @@ class Space:
         """Return whether a batch of the given size comes with another number of accumulation steps."""
         steps = axis.option(name).settings.get("train.gradient_accumulation_steps")
         return steps is not None and steps != self.workload.train.gradient_accumulation_steps
+
+
+def space_of(
+    workload: Workload, request: FitRequest, prior: Estimator | None = None, *, as_given: bool = False
+) -> Space:
+    """Return the space of a search.
+
+    Args:
+        workload: The training.
+        request: How to search.
+        prior: Outcomes whose axes the space is to have, in the same order.
+        as_given: Whether the workload is to be varied whatever its precision costs on its GPU.
+
+    Raises:
+        WorkloadError: The workload, the GPU and the request contradict each other.
+    """
+    check(workload, request)
+    if not as_given:
+        check_precision(workload, request)
+    effective = effective_batch_size(workload, request)
+    axes = axes_of(workload, samples_per_rank(workload, request))
+    if request.can_apply is not None:
+        axes = applicable(axes, request.can_apply)
+    if prior is not None and [axis.name for axis in prior.space.axes] == [*(axis.name for axis in axes), "plan"]:
+        axes = (*axes, Axis("plan", (Option("none"),), "none"))
+    for name in request.keep:
+        if name not in AXES:
+            hint = suggestion(name, AXES) or f"; known: {', '.join(AXES)}"
+            raise WorkloadError(f"keep: unknown value {name!r}{hint}")
+    if "batch" in request.keep and axes[0].given not in {option.name for option in axes[0].options}:
+        raise WorkloadError(
+            f"an effective batch size of {effective} is no multiple of the batch size {axes[0].given}, which was to be "
+            "kept; give a multiple, or let the batch size vary",
+            key="train.per_device_train_batch_size",
+        )
+    return _without_impossible_batches(Space(workload, axes, request.allow, frozenset(request.keep)))
+
+
+def _without_impossible_batches(space: Space) -> Space:
+    """Leave out batch sizes that the schema refuses because they fit on no GPU."""
+
+    def is_possible(name: str) -> bool:
+        try:
+            space.workload_at((name, *space.point()[1:]))
+        except WorkloadError:
+            return False
+        return True
+
+    batch = space.axes[0]
+    possible = tuple(option for option in batch.options if is_possible(option.name))
+    if not possible:  # then something else is wrong, and its message says what
+        space.workload_at((batch.options[0].name, *space.point()[1:]))
+    return replace(space, axes=(replace(batch, options=possible), *space.axes[1:]))
+
+
+def given_point(space: Space) -> Point | None:
+    """Return the workload as it was given, if its batch size divides the effective batch size."""
+    point = space.point()
+    return point if point[0] in {option.name for option in space.axes[0].options} else None

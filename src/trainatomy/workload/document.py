@@ -16,7 +16,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.workload.section import Path, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
@@ -31,6 +31,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if close := nearest(name, names):
         return f"; did you mean {_either(close)}?"
     return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""
+
+
+def refuse_unknown(option: str, given: Sequence[str], known: Collection[str]) -> None:
+    """Raise ``WorkloadError`` for a value of an option that is none of those it takes."""
+    for value in given:
+        if value not in known:
+            hint = suggestion(value, known) or f"; known: {', '.join(known)}"
+            raise WorkloadError(f"{option}: unknown value {value!r}{hint}")
 
 
 def _either(names: list[str]) -> str:

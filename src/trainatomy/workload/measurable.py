@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import packing_strategy
@@ -43,3 +45,14 @@ def fewer_lengths(workload: Workload) -> Workload:
             "data.lengths.shapes": min(lengths.shapes or SEARCHED_SHAPES, SEARCHED_SHAPES),
         }
     )
+
+
+def refuse_era(workloads: Sequence[Workload]) -> None:
+    """Raise ``WorkloadError`` for workloads that emulate old libraries: only the installed ones can be measured."""
+    for workload in workloads:
+        if workload.era is not None:
+            raise WorkloadError(
+                f"{workload.where('era')}: a measurement runs the installed libraries; era {workload.era} can be "
+                "predicted, but not measured",
+                key="era",
+            )

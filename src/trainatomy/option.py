@@ -1,0 +1,135 @@
+"""Options of the command line, written in the annotations of the fields that they set.
+
+``jobs: Annotated[int | None, Option("--jobs", "Processes that predict in parallel.")] = None`` is a field of a request
+like any other; ``offered`` finds its option, from which the parser, its help and its completion are made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from trainatomy.errors import WorkloadError
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a command, or an argument if its name has no dashes.
+
+    Attributes:
+        name: Its spelling; that of a switch with two sides is ``--pin-memory/--no-pin-memory``.
+        help: What it means, as a sentence.
+        panel: The panel of help.
+        metavar: What stands for its value in help.
+        min, max: Limits of a number.
+        exists: Whether the value is a file that must be there.
+        hidden: Whether help leaves it out.
+        writes: Whether the value is a file to write, which is checked before the work begins.
+        words: The type that the command line parses, where it is not that of the field.
+        read: Makes the field's value of a parsed one.
+    """
+
+    name: str
+    help: str
+    panel: str = "Run"
+    metavar: str | None = None
+    min: float | None = None
+    max: float | None = None
+    exists: bool = False
+    hidden: bool = False
+    writes: bool = False
+    words: Any = None
+    read: Callable[[Any], Any] | None = None
+
+
+in_output = partial(Option, panel="Output")
+"""An option that says what is shown, and where it goes."""
+output_file = partial(in_output, writes=True)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+class Offered(NamedTuple):
+    """An option of a request.
+
+    Attributes:
+        option: The option.
+        kind: The type that the command line parses.
+        default: The default there; ``MISSING`` if there is none.
+        read: Makes the field's value of a parsed one.
+    """
+
+    option: Option
+    kind: Any
+    default: Any
+    read: Callable[[Any], Any]
+
+
+def offered(request: type[Any]) -> dict[str, Offered]:
+    """Return the options of a request by the fields that they set: those in ``FIRST`` first, the others as defined."""
+    hints = get_type_hints(request, include_extras=True)
+    found = {
+        field.name: _offered(option, get_args(hints[field.name])[0], field.default)
+        for field in fields(request)
+        for option in getattr(hints[field.name], "__metadata__", ())
+        if isinstance(option, Option)
+    }
+    first: Sequence[str] = getattr(request, "FIRST", ())
+    return {name: found[name] for name in (*first, *(name for name in found if name not in first))}
+
+
+def _offered(option: Option, kind: Any, default: Any) -> Offered:
+    """Return an option with what it parses: for several values a list, whose default is to be left out."""
+    is_tuple = get_origin(kind) is tuple
+    read = option.read or (tuple if is_tuple else _as_it_is)
+    if option.words is not None:
+        return Offered(option, option.words, None, read)
+    if is_tuple:
+        several: Any = list[get_args(kind)[0]]  # type: ignore[misc]
+        return Offered(option, several, MISSING if default is MISSING else None, read)
+    return Offered(option, kind, default, read)
+
+
+def shared_fields(request: type[Any], given: Any) -> dict[str, Any]:
+    """Return the fields of a request as another value has them, to make one of them."""
+    return {field.name: getattr(given, field.name) for field in fields(request)}
+
+
+def share(option: str, text: str) -> float:
+    """Return ``5%``, ``5 %`` or ``0.05`` as a share.
+
+    Raises:
+        WorkloadError: It is none, or not between 0 and 100 %.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
+    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= value < 1:
+        raise WorkloadError(f"{option} {text}: must be a share of the GPU's memory such as 5% or 0.05, below 100%")
+    return value
+
+
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    """Return the numbers in ``1,7``.
+
+    Raises:
+        WorkloadError: One of them is no whole number.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if wrong := [part for part in parts if not part.isdigit()]:
+        raise WorkloadError(f"{option} {text}: {wrong[0]!r} is not a whole number")
+    return tuple(map(int, parts))
+
+
+def names(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in a repeatable option, each of which may hold several with commas."""
+    return tuple(dict.fromkeys(name.strip().replace("_", "-") for text in texts for name in text.split(",")))
+
+
+def keys(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings in a repeatable option, spelt as in a workload."""
+    return tuple(name.replace("-", "_") for name in names(texts))

@@ -1,0 +1,107 @@
+"""The request of a comparison: several training runs, predicted or measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from trainatomy.errors import WorkloadError
+from trainatomy.option import Option, in_output
+from trainatomy.requests.measuring import Place, time_limit
+from trainatomy.requests.predicting import (
+    CalibrationFile,
+    Executor,
+    Jobs,
+    PredictRequest,
+    TrustRemoteCode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompareRequest:
+    """How to predict several training runs and, with ``measure``, to run them on this machine's GPU.
+
+    Attributes:
+        measure: Run each of them.
+        repeat: Runs per training.
+        effective_batch_size: Samples of an optimizer step on all GPUs, the same for all of them.
+        store: Where records are kept: a store, a folder or its URL.
+        group: Name that the records share; None derives it from the workloads.
+        fresh: Run everything again, whatever is on record.
+        time_limit: Seconds for a run.
+        timeline: See ``PredictRequest``.
+        calibration: See ``PredictRequest``.
+        trust_remote_code: See ``PredictRequest``.
+        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
+        executor: Where to predict in place of local processes.
+        keep: Folder or URL in which each prediction is kept as soon as it is made.
+        keep_gpus: Predict for the workloads' own GPUs instead of this machine's.
+        title: The beginning of a derived group name.
+        samples: Number of samples that times are given for.
+        command: The command line, for the records.
+    """
+
+    measure: Annotated[
+        bool, Option("--measure", "Also run each training on this machine's GPU, one by one in fresh processes.")
+    ] = False
+    repeat: Annotated[
+        int,
+        Option("--repeat", "With --measure: runs per training; median and spread are shown.", metavar="N", min=1),
+    ] = 1
+    effective_batch_size: Annotated[
+        int | None,
+        Option(
+            "--effective-batch-size",
+            "Samples per optimizer step on all GPUs, the same in all rows: sets the accumulation steps.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None
+    store: Place = None
+    group: Annotated[
+        str | None,
+        in_output(
+            "--group",
+            "With --measure: name that the records share, under which an interrupted comparison continues.",
+            metavar="NAME",
+        ),
+    ] = None
+    fresh: Annotated[bool, Option("--fresh", "With --measure: run everything again, whatever is on record.")] = False
+    time_limit: Annotated[float | None, time_limit("With --measure: stop a run after this many seconds.")] = None
+    timeline: bool = False
+    calibration: CalibrationFile = None
+    trust_remote_code: TrustRemoteCode = False
+    jobs: Jobs = None
+    executor: Executor = None
+    keep: Annotated[
+        Path | str | None,
+        Option(
+            "--keep",
+            "Keep each prediction in this folder or URL as soon as it is made; an interrupted comparison continues "
+            "there.",
+            metavar="PLACE",
+            words=str | None,
+        ),
+    ] = None
+    keep_gpus: bool = False
+    title: str = "comparison"
+    samples: int | None = None
+    command: str = ""
+
+    @property
+    def predicting(self) -> PredictRequest:
+        """How each of them is predicted."""
+        return PredictRequest(
+            timeline=self.timeline, calibration=self.calibration, trust_remote_code=self.trust_remote_code
+        )
+
+    def check(self) -> None:
+        """Raise ``WorkloadError`` for a number of runs that is not positive."""
+        if self.repeat < 1:
+            raise WorkloadError(f"repeat: {self.repeat} is not a number of runs; give 1 or more")
+
+    def changed(self) -> list[str]:
+        """Return the names of what makes sense for runs only and differs from its default."""
+        names = ("repeat", "store", "group", "fresh", "time_limit")
+        return [name for name in names if getattr(self, name) != getattr(CompareRequest(), name)]

@@ -1,0 +1,198 @@
+"""The request of a search for settings that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, cast
+
+from trainatomy.errors import WorkloadError
+from trainatomy.option import Option, keys, names, share
+from trainatomy.requests.predicting import CalibrationFile, Executor, Jobs, PredictRequest, TrustRemoteCode
+from trainatomy.results.fit import Goal, Permission
+from trainatomy.workload.document import refuse_unknown, suggestion
+from trainatomy.workload.schema import Workload
+from trainatomy.workload.sweep import effective_batch_size_of
+
+PERMISSIONS: tuple[Permission, ...] = (
+    "precision",
+    "optimizer",
+    "lora",
+    "quantization",
+    "sequence-length",
+    "evaluation",
+)
+"""Permissions that a user can give, in the order of the documentation."""
+GOALS: tuple[Goal, ...] = ("batch", "sequence-length", "model-size")
+"""What may be as large as fits, in place of the throughput."""
+DEFAULT_HEADROOM = 0.05
+MANY_CANDIDATES = 100
+"""About as many training runs as a search executes, for the number of processes."""
+CanApply = Callable[[Mapping[str, object]], bool]
+"""Says whether settings, keys of the workload with their values, can be applied."""
+
+
+def _goal(text: str) -> Goal:
+    goal = text.strip().replace("_", "-")
+    refuse_unknown("--maximize", [goal], GOALS)
+    return cast("Goal", goal)
+
+
+@dataclass(frozen=True, slots=True)
+class FitRequest:
+    """How to search for the settings of a training.
+
+    Attributes:
+        effective_batch_size: Samples per optimizer step; ``None`` for that of the workload.
+        headroom: Share of the GPU's memory that must stay free.
+        allow: Changes of what is trained that the search may make.
+        keep: Axes that it may not vary.
+        exhaustive: Execute every candidate instead of leaving out those that cannot win.
+        prices: Execute the workload as it was given too, and the single changes of the best candidate.
+        can_apply: Says which settings can be applied to what is trained; the others are neither tried nor priced.
+            All can by default.
+        maximize: What is to be as large as fits.
+        measure: Run this many of the best candidates on this machine's GPU.
+        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
+        executor: Where to predict in place of local processes.
+        calibration: See ``PredictRequest``.
+        trust_remote_code: See ``PredictRequest``.
+    """
+
+    effective_batch_size: Annotated[
+        int | None,
+        Option(
+            "--effective-batch-size",
+            "Samples per optimizer step (batch size × accumulation), which stays the same (default: the workload's).",
+            metavar="N",
+        ),
+    ] = None
+    headroom: Annotated[
+        float,
+        Option(
+            "--headroom",
+            "Share of the GPU's memory that must stay free (default: 5%).",
+            metavar="PERCENT",
+            words=str | None,
+            read=partial(share, "--headroom"),
+        ),
+    ] = DEFAULT_HEADROOM
+    allow: Annotated[
+        tuple[Permission, ...],
+        Option(
+            "--allow",
+            f"Let the search change what is trained, or how it is evaluated: {', '.join(PERMISSIONS)}; several with "
+            "commas.",
+            metavar="CHANGE,…",
+            words=list[str] | None,
+            read=names,
+        ),
+    ] = ()
+    keep: Annotated[
+        tuple[str, ...],
+        Option(
+            "--keep",
+            "Do not vary these settings, such as gradient_checkpointing, attention or allocator; several with commas.",
+            metavar="SETTING,…",
+            words=list[str] | None,
+            read=keys,
+        ),
+    ] = ()
+    exhaustive: Annotated[
+        bool,
+        Option("--exhaustive", "Execute every candidate, which takes long and shows whether the search missed one."),
+    ] = False
+    prices: bool = True
+    can_apply: CanApply | None = None
+    maximize: Annotated[
+        Goal,
+        Option(
+            "--maximize",
+            "Find the largest one that fits instead of the fastest.",
+            metavar="|".join(GOALS),
+            words=str | None,
+            read=_goal,
+        ),
+    ] = "throughput"
+    measure: Annotated[
+        int,
+        Option("--measure", "Run the best N on this machine's GPU, one by one in fresh processes.", metavar="N", min=0),
+    ] = 0
+    jobs: Jobs = None
+    executor: Executor = None
+    calibration: CalibrationFile = None
+    trust_remote_code: TrustRemoteCode = False
+
+    @property
+    def predicting(self) -> PredictRequest:
+        """How each candidate is predicted."""
+        return PredictRequest(calibration=self.calibration, trust_remote_code=self.trust_remote_code)
+
+
+def refusal(workload: Workload) -> WorkloadError | None:
+    """Return why no search can vary a workload, ``None`` if one can."""
+    if workload.mode != "training":
+        return WorkloadError(f"mode: {workload.mode}: fit searches the settings of a training", key="mode")
+    if workload.parallel.pp_size > 1:
+        message = "parallel.pp_size: fit does not search pipelines; predict them, or use trainatomy compare --sweep"
+        return WorkloadError(message, key="parallel.pp_size")
+    return None
+
+
+def check(workload: Workload, request: FitRequest) -> None:
+    """Raise ``WorkloadError`` for requests that contradict each other or the GPU."""
+    if (refused := refusal(workload)) is not None:
+        raise refused
+    if not 0 <= request.headroom < 1:
+        raise WorkloadError(f"headroom: {request.headroom:g} is not a share of the GPU's memory; give 0 to 0.99")
+    for name in request.allow:
+        if name not in PERMISSIONS:
+            raise WorkloadError(f"allow: unknown value {name!r}{suggestion(name, PERMISSIONS)}")
+    size = request.effective_batch_size
+    if size is not None and size < 1:
+        raise WorkloadError(f"effective_batch_size: {size} is not a number of samples; give 1 or more")
+
+
+def unsupported_precision(workload: Workload) -> str | None:
+    """Return the kind of mixed precision that a workload asks for and its GPU has no arithmetic units for."""
+    gpu, train = workload.resolve_gpu(), workload.train
+    return next((kind for kind in ("bf16", "fp16", "tf32") if getattr(train, kind) and kind not in gpu.rates), None)
+
+
+def check_precision(workload: Workload, request: FitRequest) -> None:
+    """Raise ``WorkloadError`` for a precision that the GPU has no arithmetic units for, unless it may be changed."""
+    kind, gpu = unsupported_precision(workload), workload.resolve_gpu()
+    if kind is None or "precision" in request.allow:
+        return
+    raise WorkloadError(
+        f"{workload.where('train', kind)}: the {gpu.name} (compute capability {'.'.join(map(str, gpu.capability))}) "
+        f"has no arithmetic units for {kind}; choose another precision, or let the search choose: --allow precision",
+        key=f"train.{kind}",
+    )
+
+
+def effective_batch_size(workload: Workload, request: FitRequest) -> int:
+    """Return the samples per optimizer step on all GPUs: as asked for, or those of the workload."""
+    return request.effective_batch_size or effective_batch_size_of(workload)
+
+
+def samples_per_rank(workload: Workload, request: FitRequest) -> int:
+    """Return the samples per optimizer step on each data-parallel rank.
+
+    Raises:
+        WorkloadError: The ranks do not divide the effective batch size.
+    """
+    samples, ranks = effective_batch_size(workload, request), workload.parallel.data_parallel_size
+    if samples % ranks:
+        raise WorkloadError(
+            f"an effective batch size of {samples} cannot be divided among {ranks} data-parallel ranks; "
+            f"give a multiple of {ranks}, or other GPUs",
+            key="parallel.gpus",
+        )
+    return samples // ranks
+
+
+def usable_bytes(workload: Workload, headroom: float) -> int:
+    """Return the device memory that a candidate may take."""
+    return int(workload.resolve_gpu().memory_bytes * (1 - headroom))

@@ -1,0 +1,177 @@
+"""Requests that use this machine: its GPU, its links, its host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from trainatomy.errors import WorkloadError
+from trainatomy.option import Option, in_output, output_file
+from trainatomy.records.store import Store
+from trainatomy.requests.predicting import CalibrationFile, TrustRemoteCode
+
+RECORDS = in_output(
+    "--records",
+    "Folder or URL for records of measured runs (default: TRAINATOMY_RECORDS, or ./trainatomy-records).",
+    metavar="PATH",
+)
+Records = Annotated[str | None, RECORDS]
+Place = Annotated[Store | Path | str | None, replace(RECORDS, words=str | None)]
+"""Where records are kept: a store, a folder or its URL."""
+
+
+def time_limit(help: str, least: int = 0) -> Option:
+    """Return the option ``--time-limit``."""
+    return Option("--time-limit", help, metavar="SECONDS", min=least)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """How to measure a training on this machine's GPU, beside its prediction.
+
+    Attributes:
+        components: Make the recorded run, which attributes memory to components.
+        trace: File for the allocation trace of the recorded run.
+        time_limit: Seconds for everything.
+        store: Where records are kept: a store, a folder or its URL.
+        calibration: See ``PredictRequest``.
+        trust_remote_code: See ``PredictRequest``.
+        keep_gpus: Predict for the workload's own GPU instead of this machine's.
+        command: The command line, for the record.
+    """
+
+    components: Annotated[
+        bool,
+        Option("--components/--no-components", "Make a second, recorded run, which attributes memory to components."),
+    ] = True
+    trace: Annotated[
+        Path | None, output_file("--trace", "File for the allocation trace of the recorded run.", metavar="FILE")
+    ] = None
+    time_limit: Annotated[float | None, time_limit("Stop after this many seconds.")] = None
+    store: Place = None
+    calibration: CalibrationFile = None
+    trust_remote_code: TrustRemoteCode = False
+    keep_gpus: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateRequest:
+    """How to calibrate the timing model on this machine's GPU.
+
+    Attributes:
+        time_limit: Seconds; measurements that do not fit are left out.
+        gpus: GPUs between which collectives are measured, each in a process of its own.
+        force: Calibrate even if the machine is busy with other work, which makes its CPU seem slow.
+    """
+
+    time_limit: Annotated[float, time_limit("Stop measuring after this many seconds (default: 120).", 1)] = 120.0
+    gpus: Annotated[
+        int,
+        Option("--gpus", "Also measure collectives between this many GPUs of this machine (default: 1, none).", min=1),
+    ] = 1
+    force: Annotated[
+        bool,
+        Option("--force", "Calibrate even if the machine is busy with other work, which makes its CPU seem slow."),
+    ] = False
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise WorkloadError(f"--workers: {text!r} is not a list of numbers such as 0,2,4") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderRequest:
+    """How to time a DataLoader.
+
+    Attributes:
+        workers: Numbers of worker processes to try.
+        prefetch_factor: Batches that each worker makes ahead.
+        pin_memory: Copy batches to pinned memory, where there is a GPU.
+        persistent_workers: Keep the workers from epoch to epoch.
+        seconds: Seconds for each number of workers.
+        step_seconds: Duration of the step, in place of the predicted one.
+        calibration: See ``PredictRequest``.
+    """
+
+    workers: Annotated[
+        Sequence[int],
+        Option(
+            "--workers",
+            "Numbers of worker processes to try (default: 0,1,2,4,8).",
+            metavar="N,N,…",
+            words=str | None,
+            read=_numbers,
+        ),
+    ] = (0, 1, 2, 4, 8)
+    prefetch_factor: Annotated[
+        int, Option("--prefetch-factor", "Batches that each worker makes ahead (default: 2).", metavar="N", min=1)
+    ] = 2
+    pin_memory: Annotated[
+        bool, Option("--pin-memory/--no-pin-memory", "Copy batches to pinned memory, if there is a GPU.")
+    ] = True
+    persistent_workers: Annotated[
+        bool, Option("--persistent-workers/--no-persistent-workers", "Keep the workers from epoch to epoch.")
+    ] = True
+    seconds: Annotated[
+        float, Option("--seconds", "Seconds for each number of workers (default: 2).", metavar="SECONDS", min=0.1)
+    ] = 2.0
+    step_seconds: Annotated[
+        float | None,
+        Option(
+            "--step-seconds",
+            "Duration of a training step (default: the predicted one).",
+            metavar="SECONDS",
+            min=1e-6,
+        ),
+    ] = None
+    calibration: CalibrationFile = None
+
+    def check(self) -> None:
+        """Raise ``WorkloadError`` for numbers that are none of workers, batches or seconds."""
+        wrong = any(count < 0 for count in self.workers)
+        if wrong or not self.workers or self.prefetch_factor < 1 or self.seconds <= 0:
+            raise WorkloadError("workers, prefetch_factor, seconds: give numbers of workers from 0, and others above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnoseRequest:
+    """How to look at this machine.
+
+    Attributes:
+        gpus: Numbers of the GPUs to look at, as in nvidia-smi; all if empty.
+        bandwidth: Measure copies, and clocks under load (about a second for each GPU); not on GPUs that are in use.
+        pid: Process of a running training to watch.
+        seconds: Watch it for so long; 5 s if ``pid`` is given and this is left out.
+    """
+
+    gpus: Annotated[
+        tuple[int, ...],
+        Option("--gpu", "Check this GPU only, numbered as in nvidia-smi; repeatable.", metavar="N", min=0),
+    ] = ()
+    bandwidth: Annotated[
+        bool,
+        Option(
+            "--bandwidth/--no-bandwidth",
+            "Measure copies, and clocks under load: a second for each GPU that is not in use (default: on).",
+        ),
+    ] = True
+    pid: Annotated[
+        int | None,
+        Option("--watch-pid", "Watch this running training instead of measuring.", metavar="PID", min=1),
+    ] = None
+    seconds: Annotated[
+        float,
+        Option(
+            "--seconds",
+            "How long to watch (default: 5 with --watch-pid, otherwise not at all).",
+            metavar="N",
+            min=0.1,
+            words=float | None,
+        ),
+    ] = 0.0

@@ -1,0 +1,148 @@
+"""What is predicted: a training; requests that predict it, and the options that all predictions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from trainatomy.catalog.calibrations import Calibration, resolve_calibration
+from trainatomy.errors import WorkloadError
+from trainatomy.option import Option, in_output, whole_numbers
+from trainatomy.workload.schema import Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+COMPARED_PACES = (0.5, 0.75, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)
+"""Paces of the host for which a training that is measured is predicted: between them the time is interpolated."""
+
+TrustRemoteCode = Annotated[bool, Option("--trust-remote-code", "Run the code that comes with a model on the hub.")]
+CALIBRATION = Option(
+    "--calibration",
+    "Predict times with this file of `trainatomy calibrate` instead of what ships. It must come from the same GPU, "
+    "or from one of the same compute capability.",
+    metavar="FILE",
+    words=Path | None,
+)
+CalibrationFile = Annotated[Calibration | None, replace(CALIBRATION, read=resolve_calibration)]
+Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
+Jobs = Annotated[
+    int | None,
+    Option("--jobs", "Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1),
+]
+Executor = Annotated[
+    object,
+    Option(
+        "--executor",
+        "Predict on Dask or Ray instead of local processes: started on this machine, or the cluster at an address.",
+        metavar="dask|ray|dask://HOST:PORT|tcp://HOST:PORT|ray://HOST:PORT",
+        words=str | None,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What is trained, and how: a workload or a live module, with the keywords that change it (see ``predict``).
+
+    Attributes:
+        what: A workload, or a live module.
+        batch: Of a module.
+        optimizer: In place of the workload's own.
+        gpu: In place of the workload's own.
+        settings: Settings by their name, in place of the workload's own.
+    """
+
+    what: Workload | nn.Module
+    batch: Batch | None = None
+    optimizer: str | type[torch.optim.Optimizer] | Callable[[Any], Any] | None = None
+    gpu: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRequest:
+    """How to predict a training.
+
+    Attributes:
+        timeline: Include memory by component over the step.
+        timed: Predict the time of a step; False predicts memory only, which is somewhat faster.
+        trust_remote_code: Run the code that comes with a model on the hub.
+        calibration: A calibration for the timing model; None for the one that ships.
+        ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
+        host_paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
+        layouts: Try other addresses of segments, skipped steps and padded sizes; False is somewhat faster, for one of
+            many candidates.
+    """
+
+    timeline: Timeline = False
+    timed: bool = True
+    calibration: CalibrationFile = None
+    trust_remote_code: TrustRemoteCode = False
+    ranks: Annotated[
+        tuple[int, ...],
+        Option(
+            "--ranks",
+            "On several GPUs, also execute these ranks, such as `1,7`, for their memory.",
+            metavar="N,N",
+            words=str | None,
+            read=partial(whole_numbers, "--ranks"),
+        ),
+    ] = ()
+    host_paces: tuple[float, ...] = ()
+    layouts: bool = True
+
+    def check_calibration(self, workloads: Sequence[Workload]) -> None:
+        """Raise ``WorkloadError`` where the calibration does not apply to the workloads' GPUs."""
+        load_calibration(self.calibration, workloads)
+
+    def of_era(self, workload: Workload) -> PredictRequest:
+        """Return the request for a workload: no calibration applies to the libraries of 2022."""
+        return replace(self, calibration=None) if workload.era == "2022" else self
+
+
+@dataclass(frozen=True, slots=True)
+class OpsRequest:
+    """How to break a step down into its operations.
+
+    Attributes:
+        top: How many of the heaviest operations and modules to list.
+        measured: Add a profile of this machine's GPU.
+        calibration: See ``PredictRequest``.
+        trust_remote_code: See ``PredictRequest``.
+    """
+
+    top: Annotated[
+        int,
+        in_output(
+            "--top", "How many of the heaviest operations and modules to show (default: 15).", metavar="N", min=1
+        ),
+    ] = 15
+    measured: Annotated[bool, Option("--measure", "Add a profile of this machine's GPU.")] = False
+    calibration: CalibrationFile = None
+    trust_remote_code: TrustRemoteCode = False
+
+
+def load_calibration(calibration: Calibration | Path | str | None, workloads: Sequence[Workload]) -> Calibration | None:
+    """Load a calibration and check that it applies to the workloads' GPUs.
+
+    Raises:
+        WorkloadError: It cannot be read, it is of another GPU, or all workloads emulate the libraries of 2022.
+    """
+    found = resolve_calibration(calibration)
+    if found is None:
+        return None
+    of_today = [workload for workload in workloads if workload.era != "2022"]
+    if not of_today:
+        raise WorkloadError(
+            f"calibration {found.source}: it was measured with today's libraries and does not apply to those of 2022; "
+            "remove the calibration, or predict for today's libraries"
+        )
+    for workload in of_today:
+        found.check(workload.resolve_gpu())
+    return found
