@@ -256,17 +256,17 @@ def test_a_function_is_called_once_with_sizes_that_keep_the_effective_batch() ->
     assert len(calls) == 2
 
 
-def answered(monkeypatch: pytest.MonkeyPatch, *changes: Change, **train: Any) -> list[dict[str, Any]]:
-    """Let ``api.fit`` answer at once, and return the arguments of its calls."""
-    seen: list[dict[str, Any]] = []
+def answered(monkeypatch: pytest.MonkeyPatch, *changes: Change, **train: Any) -> list[Any]:
+    """Let searches be answered at once, and return the training and the request of each."""
+    seen: list[Any] = []
 
-    def fit(what: Any, **options: Any) -> Any:
-        seen.append({"what": what, **options})
+    def search(training: Any, request: FitRequest) -> Any:
+        seen.append((training, request))
         best = candidate(changes, per_device_train_batch_size=3, **train)
         best.prediction.notes, best.prediction.time = ("a note",), None  # type: ignore[misc]
         return SimpleNamespace(best=best, interrupted=len(seen) > 1)
 
-    monkeypatch.setattr(api, "fit", fit)
+    monkeypatch.setattr(api, "search_settings", search)
     return seen
 
 
@@ -283,16 +283,16 @@ def test_this_machine_is_asked_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.warns(RuntimeWarning, match="a note") as warned:
         assert function() == (3, 1)
     assert {each.filename for each in warned} == {__file__}
-    (options,) = seen
-    assert options["trust_remote_code"]
-    assert options["gpu"] == "t4" and options["headroom"] == pytest.approx(0.3)
-    assert options["allocator"] == "max_split_size_mb:64" and options["bf16"] is True
-    assert options["can_apply"]({"train.per_device_train_batch_size": 3, "train.gradient_accumulation_steps": 1})
-    assert not options["can_apply"]({"train.gradient_checkpointing": True})
+    ((training, request),) = seen
+    assert request.trust_remote_code
+    assert training.gpu == "t4" and request.headroom == pytest.approx(0.3)
+    assert training.settings["allocator"] == "max_split_size_mb:64" and training.settings["bf16"] is True
+    assert request.can_apply({"train.per_device_train_batch_size": 3, "train.gradient_accumulation_steps": 1})
+    assert not request.can_apply({"train.gradient_checkpointing": True})
 
 
 def test_ctrl_c_ends_the_script(monkeypatch: pytest.MonkeyPatch, arguments: TrainingArguments) -> None:
-    answered(monkeypatch).append({})
+    answered(monkeypatch).append(None)
     with pytest.raises(KeyboardInterrupt):
         fit_training_arguments(arguments, tiny(), gpu="t4")
 

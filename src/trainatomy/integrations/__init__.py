@@ -6,7 +6,6 @@ printing.py           ``print_gpu_utilization`` and ``print_summary``, as in the
 live_measurement.py   one watched training: hooks, recorder, PyTorch's memory history and the result
 live_prediction.py    the prediction of a watched training
 batch_size.py         ``fit_training_arguments`` and ``predicted_batch_size``: settings that fit, before the first step
-best_settings.py      the search behind both, on the machine that runs the script
 
 ``checkpoint_every`` and ``CheckpointEvery`` do in a user's script what ``train.gradient_checkpointing_every`` does in a
 workload.  These functions are imported when they are first used, because they import torch and transformers.

@@ -10,17 +10,18 @@ The search behind ``fit_training_arguments`` and ``predicted_batch_size``, for t
 
 from __future__ import annotations
 
-import builtins
 import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from trainatomy import api
+from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import DeviceError, DoesNotFit, WorkloadError
 from trainatomy.integrations.live_measurement import restored_accelerate_state
@@ -35,6 +36,8 @@ from trainatomy.integrations.training_arguments import (
 from trainatomy.integrations.utilization import utilization
 from trainatomy.reporters import search_sentences
 from trainatomy.reporters import settings as words
+from trainatomy.requests.fitting import FitRequest
+from trainatomy.requests.predicting import Training
 from trainatomy.training.model import build_model
 from trainatomy.training.stored_weights import stored_quantization
 from trainatomy.units import printable
@@ -55,46 +58,58 @@ _REMEDIES = 5
 """Ways out that an error lists."""
 
 
-def best_settings(
-    given: Model,
-    settings: Mapping[str, Any],
-    notes: Sequence[str] = (),
-    *,
-    batch: Batch | None,
-    sequence_length: int | None,
-    gpu: str | None,
-    headroom: float,
-    trust_remote_code: bool,
-    print: bool,
-    **options: Any,
-) -> Candidate:
-    """Search for settings as ``trainatomy.fit`` does, in the environment of this process.
+@dataclass(frozen=True)
+class Search:
+    """A search for settings, as ``trainatomy.fit`` makes it, in the environment of the process that trains.
 
-    Prints the answer, and warns of ``notes`` and those of the prediction where the caller was called.
-
-    Raises:
-        DoesNotFit: No setting fits.
-        TrainatomyError: The errors of ``trainatomy.fit``.
+    Attributes:
+        model: What is trained.
+        settings: Its settings by their name.
+        request: How to search.
+        batch, sequence_length, optimizer, gpu, calibration: See ``fit_training_arguments``.
+        print: Print the answer.
+        notes: What to warn of besides the notes of the prediction.
     """
-    model = _built(given, trust_remote_code)
-    sections = _sections(batch, sequence_length)
-    if gpu is None:
-        gpu = _this_gpu()
-        headroom += _share_of_others(gpu)
-    options |= {"gpu": gpu, "headroom": headroom, "batch": batch, "trust_remote_code": trust_remote_code}
-    with restored_accelerate_state():
-        found = api.fit(model, prices=False, **options, **sections, **settings)
-    if found.interrupted:
-        raise KeyboardInterrupt
-    best = _best(found)
-    if isinstance(model, nn.Module) and batch is None and sequence_length is None:
-        notes = [*notes, *_assumed_length(best)]
-    changed = [f"{words.option(each)}: {words.may_change(each)}" for each in best.changes if each.permission]
-    for note in dict.fromkeys([*notes, *changed, *best.prediction.notes]):
-        warnings.warn(f"the settings that fit: {note}", RuntimeWarning, stacklevel=3)
-    if print:
-        builtins.print(printable(f"trainatomy: {search_sentences.fit_answer(found, best)}"))
-    return best
+
+    model: Model
+    settings: Mapping[str, Any]
+    request: FitRequest
+    batch: Batch | None
+    sequence_length: int | None
+    optimizer: str | type[torch.optim.Optimizer] | None
+    gpu: str | None
+    calibration: Calibration | Path | str | None
+    print: bool
+    notes: Sequence[str] = ()
+
+    def best(self) -> Candidate:
+        """Return the best settings; print them, and warn of notes where the caller was called.
+
+        Raises:
+            DoesNotFit: No setting fits.
+            TrainatomyError: The errors of ``trainatomy.fit``.
+        """
+        gpu, notes = self.gpu, self.notes
+        request = replace(self.request, calibration=resolve_calibration(self.calibration))
+        model = _built(self.model, request.trust_remote_code)
+        settings = {**_sections(self.batch, self.sequence_length), **self.settings}
+        if gpu is None:
+            gpu = _this_gpu()
+            request = replace(request, headroom=request.headroom + _share_of_others(gpu))
+        training = Training(model, self.batch, self.optimizer, gpu, settings)
+        with restored_accelerate_state():
+            found = api.search_settings(training, request)
+        if found.interrupted:
+            raise KeyboardInterrupt
+        best = _best(found)
+        if isinstance(model, nn.Module) and self.batch is None and self.sequence_length is None:
+            notes = [*notes, *_assumed_length(best)]
+        changed = [f"{words.option(each)}: {words.may_change(each)}" for each in best.changes if each.permission]
+        for note in dict.fromkeys([*notes, *changed, *best.prediction.notes]):
+            warnings.warn(f"the settings that fit: {note}", RuntimeWarning, stacklevel=3)
+        if self.print:
+            print(printable(f"trainatomy: {search_sentences.fit_answer(found, best)}"))
+        return best
 
 
 def _built(model: Model, trust_remote_code: bool) -> nn.Module | Workload:
@@ -222,22 +237,16 @@ def fit_training_arguments(
             f"allow: {refused[0]} cannot be set by TrainingArguments; they can set {' and '.join(_PERMISSIONS)}"
         )
     settings, notes = train_settings(args)
-    best = best_settings(
-        model,
-        {**settings, "loop": "trainer"},
-        notes,
-        batch=batch,
-        sequence_length=sequence_length,
-        optimizer=optimizer,
-        gpu=gpu,
-        allow=allow,
+    request = FitRequest(
         headroom=headroom,
-        keep=keep,
-        calibration=calibration,
-        trust_remote_code=trust_remote_code,
+        allow=tuple(allow),
+        keep=tuple(keep),
+        prices=False,
         can_apply=can_hold,
-        print=print,
+        trust_remote_code=trust_remote_code,
     )
+    settings = {**settings, "loop": "trainer"}
+    best = Search(model, settings, request, batch, sequence_length, optimizer, gpu, calibration, print, notes).best()
     return with_candidate(args, best)
 
 
@@ -290,22 +299,15 @@ def predicted_batch_size(
     if given := [name for name in (_BATCH, _ACCUMULATION) if name in settings]:
         raise WorkloadError(f"{given[0]}: predicted_batch_size finds it; give effective_batch_size", key=given[0])
 
-    search = functools.partial(
-        best_settings,
-        model,
-        settings,
+    request = FitRequest(
         effective_batch_size=effective_batch_size,
-        batch=batch,
-        sequence_length=sequence_length,
-        optimizer=optimizer,
-        gpu=gpu,
         headroom=headroom,
-        calibration=calibration,
-        trust_remote_code=trust_remote_code,
+        prices=False,
         can_apply=_sets_batch,
-        print=print,
+        trust_remote_code=trust_remote_code,
     )
-    decorate = functools.partial(_called_with_sizes, functools.cache(search))
+    search = Search(model, settings, request, batch, sequence_length, optimizer, gpu, calibration, print)
+    decorate = functools.partial(_called_with_sizes, functools.cache(search.best))
     return decorate if function is None else decorate(function)
 
 
