@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from trainatomy import compare_gpus
 from trainatomy.cli.app import app
-from trainatomy.reporters.charts.across_gpus import figure
+from trainatomy.reporters.charts.gpus import across_figure
 from trainatomy.reporters.charts.style import drawing
 from trainatomy.reporters.json import FORMATS, to_json
 from trainatomy.reporters.schema import schema_of
@@ -66,8 +66,8 @@ def test_the_page_names_the_fastest_and_the_cheapest(across: Comparison) -> None
 
 def test_the_chart_has_a_panel_for_cost_only_with_prices(across: Comparison) -> None:
     with drawing():
-        assert len(figure(across).axes) == 3
-        assert len(figure(replace(across, costs_per_hour={})).axes) == 2
+        assert len(across_figure(across).axes) == 3
+        assert len(across_figure(replace(across, costs_per_hour={})).axes) == 2
 
 
 def test_json_follows_its_schema(across: Comparison) -> None:
