@@ -10,6 +10,7 @@ import pytest
 import torch
 from executed import simulated
 from spread import HIDDEN, VOCABULARY, labelled, weight_bytes, workload
+from torch import nn
 from torch.nn.parallel import comm
 from torch.nn.parallel._functions import Broadcast
 
@@ -21,6 +22,7 @@ from trainatomy.reporters.export_python import plain_loop
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.prediction import GroupUse, Plan
+from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.parallel.data_parallel import take_tensors
 from trainatomy.simulator.simulate import Simulation, simulate, topology_of
 from trainatomy.workload.reading import read_all
@@ -223,3 +225,9 @@ def test_an_error_in_a_thread_names_its_cause() -> None:
     )
     with pytest.raises(SimulationError, match=r"mm: self \(float32\) and mat2 \(bfloat16\) must have the same type"):
         simulate(described, described.resolve_gpu())
+
+
+def test_no_later_module_takes_the_name_of_a_replica() -> None:
+    tracker = ModuleTracker(lambda again: None)
+    tracker.learn_copy(nn.Linear(1, 1), nn.Dropout())  # the replica dies here; Python gives its id to a later object
+    assert {tracker.path(nn.Linear(1, 1)) for _ in range(100)} == {"Linear"}

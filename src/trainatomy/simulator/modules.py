@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import wraps
@@ -51,6 +52,7 @@ class ModuleTracker:
     def learn_copy(self, copy: nn.Module, module: nn.Module) -> None:
         """Let a copy of a module that is made for one step (``DataParallel``) go by the name of the original."""
         self._paths[id(copy)] = self.path(module)
+        weakref.finalize(copy, self._paths.pop, id(copy), None)  # a later module may have its id
 
     def path(self, module: nn.Module) -> str:
         """Return a module's path in the model, or its class if it is not part of it."""
