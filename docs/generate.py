@@ -10,7 +10,6 @@ docs/schema/*.json       the format of --json, from the dataclasses
 README.md, guides/, tutorials/  the output of the commands that they show
 examples/guide.ipynb     the output of its cells
 docs/accuracy.md         from docs/concepts/accuracy.md and the pages of lab/
-docs/combinations.md     from docs/concepts/combinations.md and the table of rules, workload/support.yaml
 docs/doctor.md           from docs/concepts/doctor.md, the catalogue of findings and their wording
 docs/context.md, .svg    from docs/concepts/context.md, the GPU catalog and measured runs
 docs/time.md, *.svg      from docs/concepts/time.md, command output and the data of the timing model
@@ -27,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from concepts import accuracy, combinations, context, context_figure, doctor, notebook, readme, step, step_figures
+from concepts import accuracy, context, context_figure, doctor, notebook, readme, step, step_figures
 
 from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
@@ -237,7 +236,6 @@ PAGES: dict[str, Callable[[], str]] = {
     **{name: partial(_workload_page, name) for name in reference()},
     "versions.md": versions_page,
     "accuracy.md": accuracy.accuracy_page,
-    "combinations.md": combinations.combinations_page,
     "doctor.md": doctor.doctor_page,
     "context.md": context.context_page,
     "context.svg": context_figure.context_picture,
