@@ -94,9 +94,8 @@ def _of_workload(what: Workload, training: Training, request: FitRequest) -> Ite
     if training.batch is not None:
         raise WorkloadError("batch: only a module takes one; name data.factory in the workload", key="data")
     request.predicting.check_calibration([workload])
-    predicting = replace(request.predicting, layouts=False, timeline=True)
     with prediction_pool(
-        partial(predict_candidate, partial(predict_row, predicting)), request.jobs, request.executor
+        partial(predict_candidate, partial(predict_row, request.predicting)), request.jobs, request.executor
     ) as pool:
         yield workload, pool
 
@@ -114,9 +113,8 @@ def _of_module(module: nn.Module, training: Training, request: FitRequest) -> tu
         rows = next(len(value) for value in batch.values() if getattr(value, "ndim", 0))
         workload = workload.replace("train.per_device_train_batch_size", rows)
     request.predicting.check_calibration([workload])
-    predicting = replace(request.predicting, layouts=False, timeline=True)
     return workload, PredictionPool(
-        partial(predict_candidate, partial(predict_module, module, make_batch, predicting)), None, 1
+        partial(predict_candidate, partial(predict_module, module, make_batch, request.predicting)), None, 1
     )
 
 

@@ -1,7 +1,4 @@
-"""Commands made of the requests of their verbs, and options that several share.
-
-Values of options that are more than a number or a name.
-"""
+"""Commands made of the requests of their verbs, options that several share, and values that need parsing."""
 
 from __future__ import annotations
 

@@ -127,7 +127,8 @@ class FitRequest:
     @property
     def predicting(self) -> PredictRequest:
         """How each candidate is predicted."""
-        return PredictRequest(calibration=self.calibration, trust_remote_code=self.trust_remote_code)
+        trust = self.trust_remote_code
+        return PredictRequest(calibration=self.calibration, trust_remote_code=trust, layouts=False, timeline=True)
 
 
 def refusal(workload: Workload) -> WorkloadError | None:
