@@ -95,7 +95,7 @@ def _of_workload(what: Workload, training: Training, request: FitRequest) -> Ite
         raise WorkloadError("batch: only a module takes one; name data.factory in the workload", key="data")
     request.predicting.check_calibration([workload])
     with prediction_pool(
-        partial(predict_candidate, partial(predict_row, request.predicting)), request.jobs, request.executor
+        partial(predict_candidate, partial(predict_row, request.predicting_candidates)), request.jobs, request.executor
     ) as pool:
         yield workload, pool
 
@@ -114,7 +114,7 @@ def _of_module(module: nn.Module, training: Training, request: FitRequest) -> tu
         workload = workload.replace("train.per_device_train_batch_size", rows)
     request.predicting.check_calibration([workload])
     return workload, PredictionPool(
-        partial(predict_candidate, partial(predict_module, module, make_batch, request.predicting)), None, 1
+        partial(predict_candidate, partial(predict_module, module, make_batch, request.predicting_candidates)), None, 1
     )
 
 

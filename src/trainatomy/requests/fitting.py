@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, cast
 
@@ -126,9 +126,13 @@ class FitRequest:
 
     @property
     def predicting(self) -> PredictRequest:
+        """How a training is predicted."""
+        return PredictRequest(calibration=self.calibration, trust_remote_code=self.trust_remote_code)
+
+    @property
+    def predicting_candidates(self) -> PredictRequest:
         """How each candidate is predicted."""
-        trust = self.trust_remote_code
-        return PredictRequest(calibration=self.calibration, trust_remote_code=trust, layouts=False, timeline=True)
+        return replace(self.predicting, layouts=False, timeline=True)
 
 
 def refusal(workload: Workload) -> WorkloadError | None:
