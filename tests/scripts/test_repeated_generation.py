@@ -62,3 +62,39 @@ def test_calls_that_are_alike_are_copied(
     assert copied.memory == whole.memory
     assert copied.time == whole.time
     assert copied.script == whole.script
+
+
+TURNS = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+class Online(Trainer):
+    def _prepare_inputs(self, inputs):
+        prompts = super()._prepare_inputs(inputs)["input_ids"]
+        with torch.no_grad():
+            tokens = self.model.generate(prompts, max_new_tokens=6, do_sample=True)
+        return {"input_ids": tokens, "labels": tokens}
+
+config = GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=200, eos_token_id=1, bos_token_id=1, pad_token_id=0)
+arguments = TrainingArguments("out", per_device_train_batch_size=2, report_to=[], gradient_accumulation_steps=2)
+Online(GPT2LMHeadModel(config), arguments, train_dataset=[{"input_ids": [5] * 8}] * 64).train()
+"""
+
+
+def test_a_trainers_turn_after_the_last_step_does_not_begin(
+    run_script: RunScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = 0
+    original = RepeatedGeneration.repeat
+
+    def counted(*arguments: object) -> object:
+        nonlocal turns
+        turns += 1
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RepeatedGeneration, "repeat", counted)
+    run = run_script(TURNS, steps=3).prediction
+    assert run is not None
+    assert run.script is not None
+    assert run.script.steps == 3
+    assert turns == 3 * 2

@@ -257,11 +257,12 @@ class Session:
         self.process.use_functions(grouped_mm_fallback())
 
     def _follow_trainer(self, module: Any) -> None:
-        """Remember whether transformers' Trainer runs the loop, and let it count no FLOP: that walks all parameters."""
+        """Follow the turns of transformers' Trainer, and let it count no FLOP: that walks all parameters."""
         original = module.Trainer.training_step
 
         def training_step(*arguments: Any, **keywords: Any) -> Any:
             self.uses_trainer = True
+            self.signals.loop_turns()
             return original(*arguments, **keywords)
 
         self.stand_ins.put(module.Trainer, "training_step", training_step)

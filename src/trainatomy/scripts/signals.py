@@ -108,6 +108,7 @@ class ScriptSignals(LoopSignals):
         self._plain_inside = plain_inside
         self._plain_call: Callable[..., Any] = nn.Module.__call__
         self._depth = 0
+        self._is_decided = False  # whether the next step is executed
 
     @property
     def finished(self) -> int:
@@ -222,10 +223,26 @@ class ScriptSignals(LoopSignals):
             self._script.misses()
         return super().around_backward(original, *arguments, **keywords)
 
+    def loop_turns(self) -> None:
+        """Note that a framework's loop begins its next turn, before it calls any model.
+
+        The run ends here where it would at the model's forward: what a turn does before it (GRPO generates, rewards,
+        calls a reference model) is not executed for a step that is not.
+        """
+        if not self._in_step or (self._optimizer_has_stepped and self.is_over()):
+            self._end_if_done()
+
     def _begin_step(self) -> None:
-        if not self._in_step and self.is_done() and not self._goes_on():
-            raise StepsDone
+        if not self._in_step:
+            self._end_if_done()
+            self._is_decided = False
         super()._begin_step()
+
+    def _end_if_done(self) -> None:
+        """End the run before a step that is not to be executed; asked once for each step."""
+        if not self._is_decided and self.is_done() and not self._goes_on():
+            raise StepsDone
+        self._is_decided = True
 
     def _all_step(self) -> bool:
         """Return whether every optimizer has stepped with the states of an earlier step."""
