@@ -185,18 +185,20 @@ def _moments(trace: AllocationTrace) -> dict[int, int]:
 
 def _held(trace: AllocationTrace, moments: list[int]) -> Iterator[Counter[_Place]]:
     """Yield the bytes of the blocks that are held at each moment, by what allocated them."""
-    held: Counter[_Place] = Counter()
     sizes: dict[int, int] = {}
-    labels, origins, begin = trace.labels, trace.origins, 0
+    begin = 0
     for moment in moments:
         for action, number, size, _ in trace.events[begin:moment]:
-            if action == "alloc" and labels.get(number) not in _STAYS:
-                sizes[number] = block_bytes(size, ())
-                held[_place(origins[number])] += sizes[number]
-            elif action == "free" and number in sizes:
-                held[_place(origins[number])] -= sizes.pop(number)
+            if action == "alloc":
+                sizes[number] = size
+            elif action == "free":
+                sizes.pop(number, None)
+        held: Counter[_Place] = Counter()
+        for number, size in sizes.items():
+            if trace.labels.get(number) not in _STAYS:
+                held[_place(trace.origins[number])] += block_bytes(size, ())
+        yield held
         begin = moment
-        yield Counter(held)
 
 
 def _place(origin: Origin) -> _Place:
