@@ -22,11 +22,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from trainatomy.results.operations import Operations
-from trainatomy.results.trace import AllocationTrace, Mark
+from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repeated_layers import RepeatedLayers
-from trainatomy.simulator.stretches import OLDER, describe, read, write
+from trainatomy.simulator.stretches import describe
 from trainatomy.simulator.values import LazyValue
 from trainatomy.training.process import host_states
 from trainatomy.training.quantization import scales
@@ -155,13 +155,19 @@ def write_again(
 
     ``phase_of`` returns the phase of the copy of an allocation by that of the original.
     """
-    stretch = range(begin.events, end.events)
-    is_copied = (trace.events[index].allocation not in left_out for index in stretch)
-    places = list(accumulate(is_copied, initial=len(trace.events)))
+    stretch = trace.events[begin.events : end.events]
+    places = list(accumulate((event[1] not in left_out for event in stretch), initial=len(trace.events)))
     own = [number for number in range(begin.origins, end.origins) if number not in left_out]
     moved = {number: len(trace.origins) + place for place, number in enumerate(own)}
-    entries = list(read(trace, stretch, lambda number: None if number in left_out else (OLDER, number)))
-    write(trace, entries, lambda name: moved.get(name[1], name[1]), step, phase_of=phase_of)
+    trace.events += [
+        Event(action, moved.get(number, number), size, stream)
+        for action, number, size, stream in stretch
+        if number not in left_out
+    ]
+    made = [trace.origins[number] for number in own]
+    trace.origins += [Origin(operation, module, phase_of(phase), step) for operation, module, phase, _ in made]
+    trace.labels |= {moved[number]: trace.labels[number] for number in own if number in trace.labels}
+    trace.choices |= {moved[number]: trace.choices[number] for number in own if number in trace.choices}
     return Copied(moved, places)
 
 
