@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
-from trainatomy.errors import MissingLibrary
+from trainatomy.errors import MissingLibrary, TrainatomyError
 
 LIBRARIES = (
     "torch",
@@ -42,7 +42,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def import_library(name: str, purpose: str, *, install: str | None = None) -> Any:
-    """Import an optional library that ``purpose`` needs; raise ``MissingLibrary`` with the command that installs it.
+    """Import a library that ``purpose`` needs; raise ``MissingLibrary`` if it is not installed, or does not work here.
 
     Args:
         name: The module.
@@ -51,9 +51,26 @@ def import_library(name: str, purpose: str, *, install: str | None = None) -> An
     """
     try:
         return import_module(name)
-    except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and (error.name or name).partition(".")[0] == name.partition(".")[0]:
+    except (TrainatomyError, MemoryError):
+        raise
+    except Exception as error:  # a package that was built for another release of torch raises anything
+        cause = _first_cause(error)
+        if isinstance(cause, ModuleNotFoundError) and _package(cause.name or "") == _package(name):
             message = f"{purpose} needs {name}, which is not installed: pip install {install or name}"
         else:
-            message = f"{purpose} needs {name}, which is installed but cannot be imported: {error}"
+            said = str(cause) if isinstance(cause, ImportError) else f"{type(cause).__name__}: {cause}"
+            message = (
+                f"{purpose} needs {name}, which is installed but cannot be imported: {said}\n"
+                f'Repair the packages until python -c "import {name}" succeeds'
+            )
         raise MissingLibrary(message, library=name) from error
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the exception that others were raised for; transformers says of each only that it cannot import."""
+    before = error.__cause__
+    return error if before is None else _first_cause(before)

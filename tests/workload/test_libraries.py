@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.libraries import import_library
+from trainatomy.training.process import preload
 from trainatomy.workload import LoraSpec, TrainSpec, Workload
 from trainatomy.workload.arguments import NEW_NAMES, arguments
 
@@ -142,3 +144,28 @@ def test_a_library_that_cannot_be_imported_is_not_said_to_be_missing(
         import_library("half_there", "this")
     with pytest.raises(MissingLibrary, match="this needs not_there_at_all, which is not installed: pip install it"):
         import_library("not_there_at_all", "this", install="it")
+
+
+def test_the_first_cause_of_a_library_that_does_not_work_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "built_for_another.py").write_text("raise RuntimeError('operator other::nms does not exist')\n")
+    (tmp_path / "lazy.py").write_text(
+        "try:\n    import built_for_another\nexcept Exception as error:\n"
+        "    raise ModuleNotFoundError('Could not import module') from error\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    said = r"""RuntimeError: operator other::nms does not exist\n.* python -c "import lazy" succeeds"""
+    with pytest.raises(MissingLibrary, match=said):
+        import_library("lazy", "loop: trainer")
+
+
+def test_a_broken_library_under_the_trainer_is_no_bug_of_trainatomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> object:
+        if name == "transformers.trainer":
+            raise RuntimeError("operator torchvision::nms does not exist")
+        return import_module(name)
+
+    monkeypatch.setattr("trainatomy.libraries.import_module", broken)
+    with pytest.raises(MissingLibrary, match=r"loop: pytorch needs transformers\.trainer, .* torchvision::nms"):
+        preload(Workload.from_mapping({"model": {"id": "openai-community/gpt2"}, "loop": "pytorch"}))

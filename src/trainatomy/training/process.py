@@ -158,8 +158,8 @@ def preload(workload: Workload) -> None:
     functions that only a CUDA build has.
 
     Raises:
-        MissingLibrary: A library that the loop, peft or the optimizer needs is not installed, or transformers is older
-            than 5.1.
+        MissingLibrary: A library that the loop, peft or the optimizer needs is not installed or does not work here, or
+            transformers is older than 5.1.
         WorkloadError, FactoryError: See ``optimizer_class``.
     """
     check_transformers()
@@ -170,8 +170,9 @@ def preload(workload: Workload) -> None:
     loop = loop_of(workload)
     for library, purpose in loop.libraries.items():
         import_library(library, purpose, install=loop.extra)
-    for module in (*loop.imports, loop.module):
-        import_module(module)
+    for module in loop.imports:
+        import_library(module, f"loop: {workload.loop}")
+    import_module(loop.module)
     if not loop.trains:
         return
     if workload.train.deepspeed is not None:
