@@ -107,6 +107,8 @@ def test_a_quantised_model_and_its_workload(
     for component in ("weights", "optimizer_states", "gradients", "temporary"):
         assert components(found)[component] == components(expected)[component], component
     assert any("quantised weights" in note for note in found.notes)
+    assert found.subject is not None and expected.subject is not None
+    assert found.subject.quantization == expected.subject.quantization
 
 
 FOUR = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}

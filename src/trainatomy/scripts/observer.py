@@ -28,7 +28,7 @@ from trainatomy.simulator.storages import storage_of
 from trainatomy.simulator.watcher import PhaseMarker
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel.deepspeed import part_of
-from trainatomy.training.quantization import parameter_count, scales
+from trainatomy.training.quantization import parameter_count, quantization_of, scales
 
 _ON_THE_GPU = (
     "A dry run predicts GPU memory; move the model there (model.to('cuda')), or check the option of the script that "
@@ -71,6 +71,7 @@ class ScriptObserver(PhaseMarker):
         models, optimizers: Those that train, as they were after the last step.
         optimizer_class: The class of all of them, None if there are several.
         dtype: The dtype of most weights.
+        quantization: How weights are quantised, None if none are.
         autocast: The dtype in which modules computed under autocast.
         steps: Steps that are complete.
         evaluated_before: Steps before which a model that trains was evaluated.
@@ -100,6 +101,7 @@ class ScriptObserver(PhaseMarker):
         self.optimizers: tuple[UsedOptimizer, ...] = ()
         self.optimizer_class: type[torch.optim.Optimizer] | None = None
         self.dtype = torch.float32
+        self.quantization: str | None = None
         self.samples = SampleCounter()
         self.longest = LongestSample(self.go_ahead, looks_ahead=looks_ahead)
         self.micro_steps = 0
@@ -174,6 +176,7 @@ class ScriptObserver(PhaseMarker):
         self.models = tuple(map(self._model, trained)) or self.models
         if trained:
             self.strategy = next(filter(None, map(_strategy, trained)), None)
+            self.quantization = next(filter(None, map(quantization_of, trained)), None)
             self._modules = sum(len(list(model.modules())) for model in trained)
             self._tensors = sum(len(list(model.parameters())) for model in trained)
         used = [one for one in self._optimizers() if id(one) in self._used]

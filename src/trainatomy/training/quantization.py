@@ -185,6 +185,16 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
             yield from scales_of_weight
 
 
+def quantization_of(model: Any) -> str | None:
+    """Return the short name of how layers of a loaded model are quantised (``nf4``), ``None`` if none are."""
+    settings = getattr(getattr(model, "config", None), "quantization_config", None)
+    if settings is None or not any(map(is_quantised_layer, model.modules())):
+        return None
+    if settings.quant_method == "torchao":
+        return type(settings.quant_type).__name__
+    return str(settings.bnb_4bit_quant_type) if settings.load_in_4bit else "int8"
+
+
 def quantisation_notes(model: Any, share: float) -> Iterator[str]:
     """Yield what was decided for the user when the weights were quantised, with a share of outlier columns."""
     settings = model.config.quantization_config
