@@ -89,6 +89,8 @@ def test_a_script_agrees_with_the_workload(run_script: RunScript) -> None:
     activations = found.prediction.memory.components["activations"]
     assert activations == expected.memory.components["activations"]
     assert any("flash_attention_2 allocates" in one for one in found.prediction.notes)
+    assert found.prediction.subject is not None
+    assert found.prediction.subject.attention == "flash_attention_2"
 
 
 @pytest.mark.parametrize("asked", [

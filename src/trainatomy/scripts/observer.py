@@ -22,6 +22,7 @@ from trainatomy.results.script import TaskKind, TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
 from trainatomy.scripts.job import current_place
 from trainatomy.scripts.longest import LongestSample, SampleCounter
+from trainatomy.simulator.description import attention_of
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import storage_of
@@ -72,6 +73,7 @@ class ScriptObserver(PhaseMarker):
         optimizer_class: The class of all of them, None if there are several.
         dtype: The dtype of most weights.
         quantization: How weights are quantised, None if none are.
+        attention: transformers' name of the attention of a model that has any.
         autocast: The dtype in which modules computed under autocast.
         steps: Steps that are complete.
         evaluated_before: Steps before which a model that trains was evaluated.
@@ -102,6 +104,7 @@ class ScriptObserver(PhaseMarker):
         self.optimizer_class: type[torch.optim.Optimizer] | None = None
         self.dtype = torch.float32
         self.quantization: str | None = None
+        self.attention: str | None = None
         self.samples = SampleCounter()
         self.longest = LongestSample(self.go_ahead, looks_ahead=looks_ahead)
         self.micro_steps = 0
@@ -177,6 +180,7 @@ class ScriptObserver(PhaseMarker):
         if trained:
             self.strategy = next(filter(None, map(_strategy, trained)), None)
             self.quantization = next(filter(None, map(quantization_of, trained)), None)
+            self.attention = next(filter(None, map(attention_of, map(_wrapped, trained))), None)
             self._modules = sum(len(list(model.modules())) for model in trained)
             self._tensors = sum(len(list(model.parameters())) for model in trained)
         used = [one for one in self._optimizers() if id(one) in self._used]

@@ -221,6 +221,7 @@ def prediction_of_script(
         trials=len(recorder.trace.trials),
         weights_dtype=_dtype(seen.dtype),
         models=tuple(dict.fromkeys(model.name for model in run.models)),
+        attention=seen.attention,
         stored_quantization=seen.quantization,
         loop=None if session.uses_trainer else "script",
         cudnn=cudnn,
