@@ -22,10 +22,11 @@ from trainatomy.allocator import AllocatorSettings, replay
 from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.files import read_text
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.operators.allocation.cudnn import by_hand, workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution
 from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
-from trainatomy.operators.allocation.cudnn.missing import is_unanswered, missing_engine, missing_parts
+from trainatomy.operators.allocation.cudnn.learned import workspace
+from trainatomy.operators.allocation.cudnn.missing import is_unanswered, missing_engine
+from trainatomy.operators.allocation.cudnn.unnamed import missing_parts
 from trainatomy.operators.allocation.cudnn.ways import plan_of, way_of
 from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.algorithms import Sizes, learned_way
@@ -115,20 +116,20 @@ def convolutions(names: str, answers: str) -> Rows:
     answered = {line["number"]: line for line in _lines(answers) if "engine" in line} if answers else {}
     for number, line in enumerate(lines):
         kind, one = line["kind"], _convolution(line)
-        how = by_hand(kind, one), learned_way(kind, _sizes(line)), _by_plan(kind, one, answered.get(number))
+        how = learned_way(kind, _sizes(line)), _by_plan(kind, one, answered.get(number))
         yield f"{kind} {line['dtype']}", workspace(kind, one), how
 
 
 def _by_plan(kind: Any, one: Convolution, answer: Mapping[str, Any] | None) -> object:
     """Return what follows from cuDNN's answer."""
     if answer is None:
-        return is_unanswered(kind, one)
+        return is_unanswered(one)
     knobs = tuple((knob, value) for knob, value in answer["knobs"])
     text = " ".join([str(answer["engine"]), *(f"{knob}={value}" for knob, value in knobs)])
     plan = EnginePlan(answer["engine"], knobs, (), answer["workspace"], listed=(text,))
     way = way_of(kind, one, plan) if one.groups > 1 else None
     engine, parts = missing_engine(kind, one, plan), missing_parts(kind, one, plan)
-    return is_unanswered(kind, one), engine, parts, plan_of(kind, one, plan), way
+    return is_unanswered(one), engine, parts, plan_of(kind, one, plan), way
 
 
 def blocks(settings: AllocatorSettings) -> Rows:

@@ -21,10 +21,11 @@ from trainatomy.catalog.gpus import device_text, find_gpu, has_recorded_engines,
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.operators.allocation.convolution import convolution as plan_of
 from trainatomy.operators.allocation.convolution import workspace_bytes
-from trainatomy.operators.allocation.cudnn import backend, missing, unnamed, workspace
+from trainatomy.operators.allocation.cudnn import backend, missing, unnamed
 from trainatomy.operators.allocation.cudnn.backend import Backend, BackendError, Mode, Note, version_text
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 from trainatomy.operators.allocation.cudnn.heuristics import Choice, EnginePlan, Heuristics, mode_of, plans
+from trainatomy.operators.allocation.cudnn.learned import workspace
 from trainatomy.operators.allocation.cudnn.missing import (
     FILE,
     NAMED,
@@ -34,9 +35,8 @@ from trainatomy.operators.allocation.cudnn.missing import (
     bytes_in_cublas,
     is_unanswered,
     missing_engine,
-    missing_parts,
 )
-from trainatomy.operators.allocation.cudnn.ungrouped import weight_gradient
+from trainatomy.operators.allocation.cudnn.unnamed import missing_parts
 from trainatomy.operators.allocation.plan import KernelCall, Processor, Scratch
 from trainatomy.results.operations import Call
 from trainatomy.results.prediction import Fact, Prediction
@@ -184,32 +184,27 @@ def scratch(weight: tuple[int, ...], answers: Any, groups: int = 1) -> list[int]
     return [item.bytes for item in plan_of(call) if isinstance(item, Scratch)]
 
 
-def test_the_library_answers_and_rules_stand_in_where_it_has_no_plan() -> None:
+def test_the_library_answers_and_trees_stand_in_where_it_has_no_plan() -> None:
     assert scratch((64, 64, 3, 3), Answers(12345)) == [12345]
     assert scratch((64, 64, 3, 3), Answers(0)) == []
     assert scratch((64, 64, 3, 3), Answers(None)) == scratch((64, 64, 3, 3), None) != []
 
 
-def test_the_rules_decide_about_depthwise_convolutions_and_products_of_unknown_engines() -> None:
+def test_trees_decide_about_depthwise_convolutions_and_products_of_unknown_engines() -> None:
     for weight, groups in (((64, 64, 1, 1), 1), ((64, 1, 3, 3), 64)):
         answers = Answers(12345)
         assert scratch(weight, answers, groups) == scratch(weight, None, groups)
         assert answers.asked == 1
-    assert is_unanswered("weight gradient", convolution((16, 64, 56, 56), (256, 64, 1, 1)))
-    assert not is_unanswered("weight gradient", convolution((16, 512, 7, 7), (2048, 512, 1, 1)))
-    assert not is_unanswered("forward", STEM)
+    assert is_unanswered(convolution((16, 64, 56, 56), (256, 64, 1, 1)))
+    assert not is_unanswered(STEM)
 
 
-def test_partial_sums_that_only_a_driver_tells_are_added_by_the_rules() -> None:
+def test_partial_sums_of_unknown_tiles_are_as_answered() -> None:
     one = convolution((48, 256, 14, 14), (256, 256, 3, 3), 1, 1, dtype=torch.bfloat16)
-    known = weight_gradient(one)
-    shared = EnginePlan(65, ((25, 0), (27, 1), (28, 3)), (), known - 4_719_052)
-    assert shared.workspace + missing_parts("weight gradient", one, shared) == known
-    whole = EnginePlan(65, ((25, 1), (27, 1), (28, 3)), (), known - 4_719_052)
-    assert missing_parts("weight gradient", one, whole) == 0
-    assert missing_parts("forward", one, shared) == 0
-    larger = EnginePlan(65, ((25, 0), (27, 1), (28, 3)), (), known + 1)
-    assert missing_parts("weight gradient", one, larger) == 0
+    shared = EnginePlan(65, ((2, 0), (25, 0), (27, 1), (28, 3)), (), 20_000_000)
+    assert missing_parts("weight gradient", one, shared) != 0
+    for knobs in (((25, 0), (27, 1), (28, 3)), ((2, 99), (25, 0), (27, 1), (28, 3)), ((2, 0), (25, 1), (27, 1))):
+        assert missing_parts("weight gradient", one, replace(shared, knobs=knobs)) == 0
 
 
 class Names(Answers):
@@ -252,8 +247,8 @@ def test_the_engine_that_is_named_tells_whether_cublas_computes_a_product(
     assert workspace_bytes(kind, one, hopper) == measured
     # Read off an H200: no other generation, and no other setting, is decided by it.
     for other in (replace(hopper, capability=(8, 0)), replace(hopper, capability=(10, 0))):
-        by_rules = is_unanswered(kind, one)
-        assert workspace_bytes(kind, one, other) == (workspace(kind, one) if by_rules else named.answer)
+        by_trees = is_unanswered(one)
+        assert workspace_bytes(kind, one, other) == (workspace(kind, one) if by_trees else named.answer)
 
 
 @pytest.mark.parametrize(
@@ -443,13 +438,14 @@ def test_random_convolutions_match_more_often_than_by_the_rules(installed: Backe
 
 
 def test_the_table_holds_for_the_versions_that_it_was_recorded_with() -> None:
-    kind, shapes, dtype, named, measured = PRODUCTS[0]
-    one = convolution(*shapes, dtype=dtype)
-    hopper = Processor((9, 0), 132, (2, 14), cast(Any, named))
-    assert workspace_bytes(kind, one, hopper) == measured
-    newer = Names(" | ".join(named.named.listed), named.named.workspace)
-    newer.version = "9.24.0"
-    assert workspace_bytes(kind, one, replace(hopper, cudnn=cast(Any, newer))) == named.named.workspace != measured
+    one, plans = (
+        convolution((128, 32, 30, 30), (8, 32, 3, 3), 1, 1),
+        "45 2=4 5=3 14=3 | 27 2=1 5=3 14=5 | 45 2=0 5=3 14=4",
+    )
+    for version, expected in (("9.20.0", 47_222_784), ("9.24.0", 12_345)):
+        names = Names(plans, 12_345)
+        names.version = version
+        assert workspace_bytes("forward", one, Processor((9, 0), 132, (2, 14), cast(Any, names))) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Sources: aten/src/ATen/native/Convolution.cpp (``_convolution``, ``convolution_b
 ``cudnn.benchmark`` the first call tries all plans (``generate_and_filter_plans``).
 
 The sizes of cuDNN's own workspaces are what its library answers where it is installed (``Processor.cudnn``), else those
-of the rules in ``cudnn``. Depthwise convolutions of contiguous images run ATen's kernel
+of the trees in ``cudnn``. Depthwise convolutions of contiguous images run ATen's kernel
 (native/cuda/DepthwiseConv2d.cu), which allocates nothing; those of channels-last images, and some in fp16, run in
 cuDNN.
 
@@ -26,16 +26,11 @@ import torch
 
 from trainatomy.catalog.gpus import has_recorded_engines
 from trainatomy.catalog.versions import behaviour
-from trainatomy.operators.allocation.cudnn import workspace
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
-from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
-from trainatomy.operators.allocation.cudnn.missing import (
-    is_unanswered,
-    missing_engine,
-    missing_parts,
-    missing_workspace,
-)
-from trainatomy.operators.allocation.cudnn.unnamed import unnamed_workspaces
+from trainatomy.operators.allocation.cudnn.copies import is_cudnn_depthwise
+from trainatomy.operators.allocation.cudnn.learned import workspace
+from trainatomy.operators.allocation.cudnn.missing import is_unanswered, missing_engine, missing_workspace
+from trainatomy.operators.allocation.cudnn.unnamed import missing_parts, unnamed_workspaces
 from trainatomy.operators.allocation.plan import (
     HALF_TYPES,
     Free,
@@ -172,7 +167,7 @@ def _plans_timed() -> int:
 
 
 def workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
-    """Return the bytes of a workspace: as cuDNN answers where it can be asked and has a plan, else by the rules."""
+    """Return the bytes of a workspace: as cuDNN answers where it can be asked and has a plan, else by trees."""
     if processor.cudnn is not None:
         found = processor.cudnn.plan(kind, one, tf32=_allows_tf32(processor), deterministic=_is_deterministic())
         if found is not None and (size := _answered(kind, one, found, processor)) is not None:
@@ -181,12 +176,12 @@ def workspace_bytes(kind: Kind, one: Convolution, processor: Processor) -> int:
 
 
 def _answered(kind: Kind, one: Convolution, plan: EnginePlan, processor: Processor) -> int | None:
-    """Return the bytes that a plan has on a GPU, of which cuDNN answered without a driver; None: the rules decide."""
+    """Return the bytes that a plan has on a GPU, of which cuDNN answered without a driver; None: trees decide."""
     assert processor.cudnn is not None
     recorded = processor.capability == _HOPPER and has_recorded_engines(processor.cudnn.version)
     usual = recorded and _allows_tf32(processor) and not _is_deterministic()
     engine = missing_engine(kind, one, plan) if usual else None
-    if engine is None and is_unanswered(kind, one):
+    if engine is None and is_unanswered(one):
         return None
     if engine and (size := missing_workspace(kind, one, engine)) is not None:
         return size

@@ -1,16 +1,7 @@
 """The parameters of a convolution as cuDNN is called, which its workspaces follow from.
 
 Shapes: input [N, C, ...], weight [K, C/groups, ...], output [N, K, ...]. cuDNN's heuristics (``cudnn.benchmark`` off)
-choose an engine; the choice and the engine's workspace are not documented. The rules are derived from random
-convolutions and recorded trainings on an H200 (cuDNN 9.19, torch 2.11; fp32 with TF32, fp16, bf16) and assumed for
-other GPUs with tensor cores.
-
-The workspace of an engine is exact, but the choice of the engine is not always predicted. The rules written by hand,
-made on 2,500 random convolutions and recorded trainings, matched 61 % of the workspaces of 3,500 others exactly and
-missed 22 % of the bytes (40 % and 32 % by rules derived from image models alone). Those others were known when the
-rules were then adjusted to recorded trainings, which did not change these shares. Of 15,299 calls of the twenty
-networks that nothing was learned from, these rules missed 14.8 % by more than 2 % and 1 MiB, decision trees
-(``learned``) 1.6 %.
+choose an engine; neither the choice nor the engine's workspace is documented.
 """
 
 from __future__ import annotations
@@ -30,9 +21,6 @@ Kind = Literal["forward", "input gradient", "weight gradient"]
 
 FILL = 16
 """Bytes that the channels of one pixel are padded to."""
-HEADER = 16
-OF_WIDE = 131
-"""Additional bytes of engines with wide tiles."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,8 @@ needs follows from the shapes; names say what they divide into:
 ``stem 8``                copies of colour images with four channels, and as many sums of the weight's type
 ``images``                an fp32 sum of the weight's gradient for each image
 ``parts 64x64 1``         fp32 sums that fill the multiprocessors so many times
-``padded``, ``by group``  copies of groups (see ``grouped``)
+``padded``, ``by group``  copies of groups (see ``copies``)
 ``engine 7``              what an engine needs that is missing without a driver (see ``missing``)
-``by hand``               what the rules find that were written by hand
 ========================= ======================================================================================
 """
 
@@ -40,10 +39,15 @@ import torch
 from trainatomy.allocator.blocks import round_up
 from trainatomy.catalog.files import read_text
 from trainatomy.lookup import leaf
-from trainatomy.operators.allocation.cudnn.convolution import HEADER, OF_WIDE
-from trainatomy.operators.allocation.cudnn.grouped import copied_by_group, padded, padded_width
+from trainatomy.operators.allocation.cudnn.copies import (
+    HEADER,
+    copied_by_group,
+    copies,
+    padded,
+    padded_width,
+    transformed,
+)
 from trainatomy.operators.allocation.cudnn.missing import missing_workspace
-from trainatomy.operators.allocation.cudnn.ungrouped import transformed
 from trainatomy.operators.allocation.cudnn.unnamed import divided_bytes, has_tiles, tiles_and_terms
 from trainatomy.operators.allocation.plan import ceil_div
 
@@ -51,7 +55,8 @@ if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 
 
-BY_HAND = "by hand"
+_OF_WIDE = 131
+"""Additional bytes of engines with wide tiles."""
 _SUM = 4
 """Bytes of a partial sum."""
 _OF_SPLIT, _OF_STEM = 128, 159
@@ -62,14 +67,14 @@ _OF_COPIES_TWICE = 115
 
 
 def bytes_of(method: str, kind: Kind, one: Convolution) -> int | None:
-    """Return the bytes that a method needs; None where it cannot run the call, or the rules by hand decide."""
+    """Return the bytes that a method needs; None where it cannot run the call."""
     name, *numbers = method.split(" ")
     if name == "divided":
         return _divided(kind, one, _pair(numbers[0]), _pair(numbers[1]))
     if name == "split":
-        return _copies(one) + int(numbers[0]) * _padded_weight(one) * _SUM + _OF_SPLIT
+        return copies(one) + int(numbers[0]) * _padded_weight(one) * _SUM + _OF_SPLIT
     if name == "sums":
-        return _copies(one) + int(numbers[0]) * _result_in_tiles(kind, one, _pair(numbers[1])) * _SUM
+        return copies(one) + int(numbers[0]) * _result_in_tiles(kind, one, _pair(numbers[1])) * _SUM
     if name == "stem":
         return _stem(one, int(numbers[0]))
     if name == "parts":
@@ -78,7 +83,7 @@ def bytes_of(method: str, kind: Kind, one: Convolution) -> int | None:
         return missing_workspace(kind, one, int(numbers[0]))
     if method == "by group":
         return copied_by_group(kind, one)
-    return None if method == BY_HAND else _SIMPLE[method](one)
+    return _SIMPLE[method](one)
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -86,16 +91,11 @@ def _pair(text: str) -> tuple[int, int]:
     return rows, columns
 
 
-def _copies(one: Convolution) -> int:
-    """Return the bytes of copies in channels-last layout, none of tensors that have it."""
-    return 0 if one.channels_last else padded(one) if one.groups > 1 else transformed(one)
-
-
 def _divided(kind: Kind, one: Convolution, tile: tuple[int, int], cluster: tuple[int, int]) -> int | None:
     if not has_tiles(one, tile):
         return None
     tiles, length = tiles_and_terms(kind, one, tile, cluster)
-    return _copies(one) + divided_bytes(tiles, length, one, tile, math.prod(cluster))
+    return copies(one) + divided_bytes(tiles, length, one, tile, math.prod(cluster))
 
 
 def _padded_weight(one: Convolution) -> int:
@@ -140,7 +140,7 @@ def _elements(one: Convolution) -> tuple[int, int, int]:
 _SIMPLE = {
     "none": lambda one: 0,
     "copies": transformed,
-    "copies wide": lambda one: transformed(one) + OF_WIDE,
+    "copies wide": lambda one: transformed(one) + _OF_WIDE,
     "copies twice": lambda one: 2 * transformed(one) + _OF_COPIES_TWICE,
     "data+weight": lambda one: sum(_elements(one)[:2]) * one.itemsize,
     "weight+output": lambda one: sum(_elements(one)[1:]) * one.itemsize,
@@ -148,7 +148,7 @@ _SIMPLE = {
     "unpadded-data": lambda one: math.prod(one.data) * one.itemsize,
     "images": lambda one: one.data[0] * math.prod(one.weight) * _SUM,
     "padded": padded,
-    "padded wide": lambda one: padded(one) + OF_WIDE,
+    "padded wide": lambda one: padded(one) + _OF_WIDE,
 }
 """Methods whose bytes are sizes of tensors."""
 
@@ -162,18 +162,29 @@ _OF_OUTPUT, _OF_DATA, _OF_CHANNELS = (64, 128, 192, 256, 320, 384, 512, 576), (6
 """Rows of tiles, which the pixels of all images, or the channels, leave a rest of."""
 
 
-def learned_workspace(kind: Kind, one: Convolution) -> int | None:
-    """Return the bytes of workspace; None where the rules decide that were written by hand."""
-    tree = None if one.dtype not in _OF_TYPE or _cuts_patches(one) else _trees()[kind].get(group_of(one))
-    return None if tree is None else bytes_of(_methods()[leaf(tree, sizes_of(one))], kind, one)
+def workspace(kind: Kind, one: Convolution) -> int:
+    """Return the bytes of workspace of one operation of a convolution.
+
+    For a transposed convolution, ``kind`` is the operation of the convolution that it is the gradient of. Where no tree
+    tells the method, products and depthwise convolutions need nothing, and others copies.
+    """
+    if _cuts_patches(one):
+        return transformed(one) if one.is_half or kind == "weight gradient" else 0
+    tree = _trees()[kind].get(group_of(one)) if one.dtype in _OF_TYPE else None
+    size = None if tree is None else bytes_of(_methods()[leaf(tree, sizes_of(one))], kind, one)
+    if size is not None:
+        return size
+    is_plain = one.is_plain_product or (one.groups > 1 and one.channels == 1)
+    return 0 if is_plain else copies(one)
 
 
 def _cuts_patches(one: Convolution) -> bool:
-    """Return whether images are cut into patches, as for transformers: few such calls were learned from.
+    """Return whether images are cut into patches, as for transformers: no such calls were learned from.
 
     Patches may overlap by up to a half, as those of spectrograms do.
     """
-    return one.is_stem and one.taps >= _PATCH and 2 * min(one.strides) >= max(one.weight[2:])
+    is_large = one.groups == 1 and one.is_stem and one.taps >= _PATCH
+    return is_large and 2 * min(one.strides) >= max(one.weight[2:])
 
 
 def group_of(one: Convolution) -> str:

@@ -17,8 +17,8 @@ Convolutions for which cuDNN's library gives another answer without a driver tha
 Engines that ask the driver or cuBLAS whether they can run are missing from the answers without one: those that hand a
 product to cuBLASLt, and those of depthwise convolutions in 16 bits. Of 1,614 operations that cuDNN ran on an H200
 (9.19, benchmarks/cudnn/probe.py) some 120 ran in such an engine: nearly all products of forward and the input gradient,
-two thirds of those of weight gradients. The plans that are named in their place tell whether one of them runs on Hopper
-(``missing.py``); where they do not, and on other GPUs, the rules decide.
+two thirds of those of weight gradients. The plans that are named in their place tell whether one of them runs on
+Hopper; where they do not, and on other GPUs, the trees of ``learned`` decide.
 """
 
 from __future__ import annotations
@@ -31,14 +31,6 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.blocks import round_up
 from trainatomy.catalog.files import read_text
-from trainatomy.operators.allocation.cudnn import unnamed
-from trainatomy.operators.allocation.cudnn.ungrouped import (
-    ALIGNED_ANYWAY,
-    is_by_image,
-    is_product,
-    product_bytes,
-    weight_gradient,
-)
 from trainatomy.operators.allocation.cudnn.unnamed import WINOGRAD_IMAGES, by_tiles, of_whole_images, winograd
 from trainatomy.operators.allocation.plan import ceil_div
 
@@ -49,6 +41,8 @@ if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
 
 
+_OF_PRODUCT, _LARGE_PRODUCT = {4: 400, 2: 272}, 80_000_000
+"""Workspace of a product in cuBLAS by bytes of its type, and the bytes it must move to need one."""
 _SUM_BYTES, _MOST_SUMS = 4, 2**24
 """Bytes of a sum in fp32, and of the sums of a divided product at most."""
 _TILE = 256, 128
@@ -60,7 +54,8 @@ _SHORTEST_HALF = 1300
 def bytes_in_cublas(kind: Kind, one: Convolution) -> int:
     """Return the workspace of a product in cuBLAS; a contiguous weight gradient has fp32 sums of each image."""
     if kind != "weight gradient":
-        return product_bytes(one)
+        moved = (math.prod(one.data) + math.prod(one.output)) * one.itemsize
+        return _OF_PRODUCT[one.itemsize] if moved > _LARGE_PRODUCT else 0
     sums = math.prod(one.weight) * _SUM_BYTES
     return _divided(one) * sums if one.channels_last else one.data[0] * sums
 
@@ -187,34 +182,8 @@ def _read() -> tuple[dict[str, Any], dict[Row, Engine]]:
     return contents, table
 
 
-_MOST_PARTS = 20_000_000
-"""Partial sums of tiles of 256 x 256 on half of the multiprocessors, bytes."""
-
-
-def is_unanswered(kind: Kind, one: Convolution) -> bool:
-    """Return whether the engine that runs on a GPU is missing from the answers without a driver."""
+def is_unanswered(one: Convolution) -> bool:
+    """Return whether the engine that runs on a GPU is often missing from the answers without a driver."""
     if one.groups > 1:
         return one.channels == 1 and one.weight[0] == one.groups and one.is_half and not one.transposed
-    return one.is_plain_product and _runs_in_cublas(kind, one)
-
-
-def missing_parts(kind: Kind, one: Convolution, plan: EnginePlan) -> int:
-    """Return the bytes of partial sums by which a GPU's answer differs from that without a driver; negative: fewer.
-
-    Where the tiles of the plan are known, the partial sums follow from them. Else the rules know them for weight
-    gradients between many channels.
-    """
-    if unnamed.is_known(one, plan):
-        return unnamed.missing_parts(kind, one, plan)
-    if kind != "weight gradient" or one.groups > 1 or not plan.divides_sums:
-        return 0
-    missing = weight_gradient(one) - plan.workspace
-    return missing if 0 < missing <= _MOST_PARTS else 0
-
-
-def _runs_in_cublas(kind: Kind, one: Convolution) -> bool:
-    """Return whether cuBLASLt computes a product; it sums a weight gradient image by image if all rows are aligned."""
-    if kind != "weight gradient":
-        return is_product(kind, one)
-    places = math.prod(one.data[2:])
-    return one.channels_last or ((places % 2 == 0 or places >= ALIGNED_ANYWAY) and is_by_image(one))
+    return one.is_plain_product

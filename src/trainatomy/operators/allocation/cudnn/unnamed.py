@@ -37,9 +37,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainatomy.allocator.blocks import round_up
-from trainatomy.operators.allocation.cudnn.grouped import padded, padded_width
+from trainatomy.operators.allocation.cudnn.copies import copies, padded_width
 from trainatomy.operators.allocation.cudnn.heuristics import CLUSTER_KNOB
-from trainatomy.operators.allocation.cudnn.ungrouped import transformed
 from trainatomy.operators.allocation.plan import ceil_div
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ _SUM, _HEADER, _UNSHARED, _OF_ROUNDS = 4, 159, 131, 4
 are more than two rounds of tiles."""
 
 
-def is_known(one: Convolution, plan: EnginePlan) -> bool:
+def _is_known(one: Convolution, plan: EnginePlan) -> bool:
     """Return whether the partial sums of a plan follow from its tiles.
 
     Unaligned channels-last tensors are not: some of them are copied.
@@ -112,10 +111,14 @@ def has_tiles(one: Convolution, tile: tuple[int, int]) -> bool:
 
 
 def missing_parts(kind: Kind, one: Convolution, plan: EnginePlan) -> int:
-    """Return the bytes of partial sums that a GPU needs beyond the answer without a driver; negative: fewer."""
+    """Return the bytes of partial sums that a GPU needs beyond the answer without a driver; negative: fewer.
+
+    0 where the tiles of the plan are not known.
+    """
+    if not _is_known(one, plan):
+        return 0
     knobs = dict(plan.knobs)
-    copies = 0 if one.channels_last else padded(one) if one.groups > 1 else transformed(one)
-    answered = plan.workspace - copies
+    answered = plan.workspace - copies(one)
     if answered < 0:
         return 0
     tile, cluster = _TILES[knobs[_TILE_KNOB]], (knobs[CLUSTER_KNOB], knobs[CLUSTER_KNOB + 1])

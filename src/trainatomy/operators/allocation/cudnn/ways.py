@@ -15,7 +15,7 @@ import torch
 
 from trainatomy.catalog.files import read_text
 from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
-from trainatomy.operators.allocation.cudnn.grouped import is_cudnn_depthwise
+from trainatomy.operators.allocation.cudnn.copies import is_cudnn_depthwise
 from trainatomy.operators.allocation.cudnn.missing import missing_engine
 from trainatomy.operators.cost import plans
 from trainatomy.operators.cost.algorithms import ARGUMENT, FILE, FORWARD, INPUT, TOGETHER, WEIGHT
