@@ -44,7 +44,7 @@ def test_extrapolating_to_the_same_gpu_changes_nothing():
     for share in (0.2, 0.6, 0.9, 1.3):
         moving = KernelWork("traffic.plain.32.add", (5.0,), 0.0, "fp32", 2e9, 1)
         taken = moving.bytes / (chip.bandwidth * share)
-        least = (moving.bytes - chip.l2_bytes) / (chip.bandwidth * extrapolation.top_share)
+        least = (moving.bytes - chip.l2_bytes) / (chip.bandwidth * extrapolation.share)
         assert extrapolation.traffic_seconds(moving, taken, chip) == pytest.approx(max(taken, least))
 
 

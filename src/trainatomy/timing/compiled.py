@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FOLDER, INDEX = "compiled", "index.json"
 SOURCES = (
-    *("catalog/calibrations.py", "catalog/cudnn_groups.json", "catalog/efficiency.yaml"),
+    *("catalog/calibrations.py", "catalog/cudnn_groups.json", "catalog/efficiency.yaml", "catalog/products.yaml"),
     *("operators", "operators/cost", "operators/table", "results/operations.py", "timing/efficiency.py", "lookup.py"),
 )
 """Files of this package, and all Python files of folders, that decide about the efficiency of a point."""

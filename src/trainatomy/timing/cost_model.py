@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.calibrations import Calibration, shipped
 from trainatomy.catalog.files import read_yaml
-from trainatomy.catalog.gpus import PowerRates, power_of
+from trainatomy.catalog.gpus import PowerRates, find_gpu, power_of
 from trainatomy.catalog.links import with_points
 from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
+from trainatomy.operators.cost.matmul import products_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.compiled import compiled_points
 from trainatomy.timing.contention import joules_of
@@ -108,9 +109,9 @@ class CostModel:
         """Return predicted over physical time (1 where no calibration covers the family)."""
         if self.other is not None and self._is_better_known(self.other, work.family):
             return self.other.efficiency(work)
-        ratio = self._measured_efficiency(work)
         if self.extrapolation is SAME_GPU:
-            return ratio
+            return self._measured_efficiency(work)
+        ratio = 1.0 if work.own_products else self._measured_efficiency(work)
         if work.seconds:
             return self.extrapolation.arithmetic_seconds(work, work.seconds * ratio, self.chip) / work.seconds
         whole = self.physical_seconds(work)
@@ -271,6 +272,8 @@ def cost_model_from(
     source = f"calibration of {measured.gpu}, {measured.environment['date']}"
     if not calibrated:
         source += f", extrapolated to the data sheet of {gpu.name}"
+        if (known := products_of(gpu.capability, "half")) is not None:
+            source += f"; matrix products in 16 bits as published of {find_gpu(known.gpu).name}"
     extrapolation = SAME_GPU
     if not calibrated and measured.known_gpu is not None:
         extrapolation = extrapolation_between(measured.known_gpu, gpu)

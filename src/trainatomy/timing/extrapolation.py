@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.operators.cost.matmul import products_of
 from trainatomy.timing.efficiency import chip_of
 
 if TYPE_CHECKING:
@@ -44,19 +46,23 @@ class Extrapolation:
     Attributes:
         source: The GPU that was calibrated; None if it is the target.
         products: Target over source time of matrix products, by kind (half, tf32, fp32), beyond the data sheets' rates.
+        own_products: The same for products with constants of the target's architecture, over the GPU of those.
         older_kernels: The same for products by kernels written for GPUs older than the source, as a factor of that.
         compute_speed: Instruction rate of all multiprocessors, target over source.
         source_bandwidth: Memory bandwidth of the source, bytes per second.
-        top_share: Share of the bandwidth that kernels reach which only move data.
+        source_share: Share of the source's bandwidth that kernels reach which only move data.
+        share: The same of the target.
         attained: Share of the target's peak that its fastest products attain, by kind.
     """
 
     source: Chip | None = None
     products: Mapping[str, float] = field(default_factory=dict)
+    own_products: Mapping[str, float] = field(default_factory=dict)
     older_kernels: float = 1.0
     compute_speed: float = 1.0
     source_bandwidth: float = 1.0
-    top_share: float = 1.0
+    source_share: float = 1.0
+    share: float = 1.0
     attained: Mapping[str, float] = field(default_factory=dict)
 
     def arithmetic_seconds(self, work: KernelWork, seconds: float, chip: Chip) -> float:
@@ -73,10 +79,10 @@ class Extrapolation:
         if work.instructions is not None and _is_on_tensor_cores(work.instructions[1], chip):
             return self._attention_seconds(work, *work.instructions, seconds, chip)
         kind = _precision_kind(work)
-        scale = self.products.get(kind, 1.0)
+        scale = (self.own_products if work.own_products else self.products).get(kind, 1.0)
         if work.family.startswith(_OLDER_PRODUCTS):
             scale *= self.older_kernels
-        least = work.bytes / (chip.bandwidth * self.top_share)
+        least = work.bytes / (chip.bandwidth * self.share)
         share = self.attained.get(kind) if work.family.startswith("matmul.") else None
         fastest = work.flop / (chip.rate(work.rate) * share) if share else 0.0
         return max(seconds * scale, min(seconds, least), fastest)
@@ -98,7 +104,7 @@ class Extrapolation:
         attained = self.attained.get(_KINDS[cores], 1.0)
         share = min(attained, chip.older_instructions) if by_older and chip.is_asynchronous else attained
         computing = flop / (chip.rate(cores) * share) + besides / self.compute_speed
-        return max(computing, work.bytes / (chip.bandwidth * self.top_share))
+        return max(computing, work.bytes / (chip.bandwidth * self.share))
 
     def traffic_seconds(self, work: KernelWork, seconds: float, chip: Chip) -> float:
         """Return the time that moving data takes on the target: memory time plus the multiprocessors' own.
@@ -112,11 +118,11 @@ class Extrapolation:
             chip: The target.
         """
         on_source = seconds * chip.bandwidth / self.source_bandwidth
-        by_memory = work.bytes / (self.source_bandwidth * self.top_share)
+        by_memory = work.bytes / (self.source_bandwidth * self.source_share)
         if on_source < by_memory:
-            uncached = max(work.bytes - chip.l2_bytes, 0) / (chip.bandwidth * self.top_share)
+            uncached = max(work.bytes - chip.l2_bytes, 0) / (chip.bandwidth * self.share)
             return max(on_source / self.compute_speed, uncached)
-        return work.bytes / (chip.bandwidth * self.top_share) + (on_source - by_memory) / self.compute_speed
+        return work.bytes / (chip.bandwidth * self.share) + (on_source - by_memory) / self.compute_speed
 
 
 SAME_GPU = Extrapolation()
@@ -127,19 +133,25 @@ def extrapolation_between(source: GPU, target: GPU) -> Extrapolation:
     """Return the factors from the calibrated GPU ``source`` to ``target``."""
     facts = read_yaml("efficiency.yaml")
     there, here = chip_of(source, None), chip_of(target, None)
-    products, attained = {}, {}
+    products, own_products, attained = {}, {}, {}
     for kind in ("half", "tf32", "fp32"):
         measured = _attained_share(facts, source, kind)
         other = _attained_share(facts, target, kind) or measured  # unknown: as much as the source
         if measured and other:
             products[kind], attained[kind] = measured / other, other
+        known = products_of(target.capability, kind)
+        share = known and _attained_share(facts, find_gpu(known.gpu), kind)
+        if share and other:
+            own_products[kind] = share / other
     return Extrapolation(
         there,
         products,
+        own_products,
         there.older_instructions / here.older_instructions,
         here.issue_rate / there.issue_rate,
         source.bandwidth_bytes_per_second,
         facts["traffic"]["bandwidth"],
+        _attained_share(facts, target, "bandwidth") or facts["traffic"]["bandwidth"],
         attained,
     )
 

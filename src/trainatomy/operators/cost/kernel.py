@@ -105,6 +105,8 @@ class KernelWork(NamedTuple):
         instructions: what fused attention computes, in whole blocks and as if no multiprocessor were idle: FLOP and the
             key of ``Chip.rates`` of the cores that execute it.
         plans: by which plans cuDNN computes a convolution, where its library says so.
+        own_products: ``seconds`` follows from constants of the GPU's own architecture (``catalog/products.yaml``), to
+            which the efficiencies of another one do not apply.
     """
 
     family: str
@@ -119,6 +121,7 @@ class KernelWork(NamedTuple):
     beside: float = 0.0
     instructions: tuple[float, str] | None = None
     plans: tuple[Plan, ...] = ()
+    own_products: bool = False
 
 
 NOTHING = KernelWork("nothing", launches=0)

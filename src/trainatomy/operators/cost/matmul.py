@@ -8,6 +8,9 @@ counts. Constants: ``catalog/efficiency.yaml``.
 Besides arithmetic, two things bound a product: memory, which the operands cross once, and the multiprocessors' loading
 of them (instructions and the L2 cache), which grows with their number and clock. Kernels for TF32 and for rows that are
 not aligned load too slowly to saturate the memory of an H200; on a GPU of slower memory they take hardly longer.
+
+The constants are Hopper's, which the points of its calibrations refine. Architectures of which others published the
+times of many products have constants of their own (``catalog/products.yaml``): their kernels are other ones.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ _TILES = {
 }
 _TILES["half_misaligned"] = _TILES["half_odd"] = (*_TILES["tf32"], (64, 32), (32, 64), (32, 32))
 _TILES["tf32_misaligned"] = _TILES["tf32"]
+OWN_TILES = {"half": _TILES["tf32"], "fp32": _TILES["fp32"]}
+"""Tiles of kernels that were written for no architecture in particular."""
 _LEAST_DEPTH = 128
 """Smallest depth of one part of a split product."""
 _ALIGNED, _HALF_ALIGNED = 16, 4
@@ -55,7 +60,7 @@ class ProductConstants(NamedTuple):
     traffic: float
 
 
-class _Speed(NamedTuple):
+class Speed(NamedTuple):
     """A GPU as far as products depend on it; ``issue_rate`` as in ``Chip``."""
 
     rate: float
@@ -96,6 +101,20 @@ class ProductSizes(NamedTuple):
         return tuple(map(log2, self))
 
 
+class Kernels(NamedTuple):
+    """The kernels of a kind of product: their constants, and the rows and columns of their tiles."""
+
+    constants: ProductConstants
+    tiles: tuple[tuple[int, int], ...]
+
+
+class OwnProducts(NamedTuple):
+    """The kernels of an architecture, and the GPU on which the products were timed that they were fitted to."""
+
+    kernels: Kernels
+    gpu: str
+
+
 class LoadingConstants(NamedTuple):
     """The GPU of which ``traffic`` of a kind is a share, and the share that memory allows at most."""
 
@@ -119,7 +138,7 @@ def matmul(call: Call, chip: Chip) -> KernelWork:
     kind = kind_of(chip, a, b, *call.outputs[:1])
     layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
     form = "batched" if len(a.shape) == 3 else "plain"
-    work = product(chip, kind, a.dtype, layout, ProductSizes(batch, m, n, k), form)
+    work = product(chip, kind, a.dtype, layout, ProductSizes(batch, m, n, k), form, own=True)
     return work._replace(
         family=f"{work.family}.{'added' if len(operands) > 2 else 'alone'}",
         passes=passes_to(call, work.bytes, "dense factors and result, without the added matrix"),
@@ -156,7 +175,15 @@ def operands_of(call: Call) -> tuple[Array, ...]:
 
 
 def product(
-    chip: Chip, kind: str, dtype: str, layout: str, sizes: ProductSizes, form: str, *, stored: int | None = None
+    chip: Chip,
+    kind: str,
+    dtype: str,
+    layout: str,
+    sizes: ProductSizes,
+    form: str,
+    *,
+    stored: int | None = None,
+    own: bool = False,
 ) -> KernelWork:
     """Return the work of products of matrices.
 
@@ -169,14 +196,18 @@ def product(
         form: Plain, batched or grouped, for the name of the family.
         stored: Bytes of the operands in memory where they are fewer than those of the matrices: an implicit product
             reads a pixel once from memory for all places of the kernel.
+        own: By the constants of the GPU's own architecture, where there are any.
     """
     size = 2 if dtype in HALVES else 8 if dtype == "float64" else 4
     moved = sizes.elements * size
     rate = chip.precision(dtype)
     memory = min(moved, stored) if stored is not None else moved
-    speed = _Speed(float(chip.rate(rate)), chip.multiprocessors, chip.bandwidth, chip.issue_rate)
-    seconds = _seconds(kind, speed, memory, size, sizes)
-    return KernelWork(f"matmul.{kind}.{form}.{layout}", sizes.features, sizes.flop, rate, moved, 1, seconds)
+    speed = Speed(float(chip.rate(rate)), chip.multiprocessors, chip.bandwidth, chip.issue_rate)
+    known = products_of(chip.capability, kind) if own else None
+    kernels = Kernels(constants_of(kind), _TILES[kind]) if known is None else known.kernels
+    seconds = seconds_of(kernels, speed, memory, size, sizes)
+    family = f"matmul.{kind}.{form}.{layout}"
+    return KernelWork(family, sizes.features, sizes.flop, rate, moved, 1, seconds, own_products=known is not None)
 
 
 def kind_of(chip: Chip, *tensors: Array) -> str:
@@ -193,14 +224,22 @@ def _aligned(tensors: tuple[Array, ...], to: int) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def _seconds(kind: str, speed: _Speed, memory: int, size: int, sizes: ProductSizes) -> float:
-    """Return the time of the fastest tile and split, but no less than memory and loading take."""
-    form, (batch, m, n, k) = constants_of(kind), sizes
+def seconds_of(kernels: Kernels, speed: Speed, memory: int, size: int, sizes: ProductSizes) -> float:
+    """Return the time of the fastest tile and split, but no less than memory and loading take.
+
+    Args:
+        kernels: The kernels that cuBLAS chooses from.
+        speed: The GPU.
+        memory: Bytes that cross the memory bus.
+        size: Bytes of an element.
+        sizes: The products.
+    """
+    form, (batch, m, n, k) = kernels.constants, sizes
     loading = speed.loading(form)
     least = max(memory / speed.memory(), sizes.elements * size / loading)
     partial = min(speed.memory(), loading)
     best = float("inf")
-    for rows, columns in _TILES[kind]:
+    for rows, columns in kernels.tiles:
         if best <= least:  # which memory and loading take anyway
             break
         share = form.peak / (1 + form.border * (1 / rows + 1 / columns)) * speed.rate / speed.processors
@@ -226,6 +265,16 @@ def _loading() -> LoadingConstants:
 def constants_of(kind: str) -> ProductConstants:
     """Return the constants of a kind of product."""
     return ProductConstants(**read_yaml("efficiency.yaml")["matmul"][kind])
+
+
+@cache
+def products_of(capability: tuple[int, int], kind: str) -> OwnProducts | None:
+    """Return the kernels of an architecture for a kind of product; None where nobody published enough times."""
+    known = read_yaml("products.yaml")["architectures"].get("{}.{}".format(*capability), {})
+    if kind not in known:
+        return None
+    constants = ProductConstants(**known[kind]["constants"])
+    return OwnProducts(Kernels(constants, OWN_TILES[kind]), known[kind]["gpu"])
 
 
 def vector_product(call: Call, chip: Chip) -> KernelWork:
