@@ -168,6 +168,7 @@ class GPU:
             them); a missing one is not offered.
         links: Bytes per second each way over all links of a kind together (pcie, nvlink).
         link: The link between the GPUs of a machine, by its name in ``links.yaml``.
+        unified_memory: Whether the memory is also the host's.
         sources: Source of each field by its dotted name; an entry holds for all fields below it.
         assumed: Reason for each assumed value, keyed in the same way.
     """
@@ -186,6 +187,7 @@ class GPU:
     power_limit_watts: float | None = None
     links: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
     link: str = ""
+    unified_memory: bool = False
     contexts: Mapping[str, Context] = field(default_factory=lambda: _EMPTY, hash=False)
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
@@ -371,6 +373,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "power_limit_watts": float,
     "link_bytes_per_second": _numbers,
     "link": str,
+    "unified_memory": bool,
     "context": _contexts,
 }
 _FIELDS = {"rates_flop_per_second": "rates", "link_bytes_per_second": "links", "context": "contexts"}

@@ -30,6 +30,7 @@ from trainatomy.alike import alike
 from trainatomy.allocator.replay import Player
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.simulated import CachingAllocator
+from trainatomy.catalog.gpus import threads_per_multiprocessor
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.simulator.parallel.group import Topology
@@ -154,8 +155,6 @@ _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch
 
 _PRIVATE_POOLS = {"CUDAGraph": "what is allocated while a graph is captured", "MemPool": "what is allocated in it"}
 """Classes that are refused, and what they keep."""
-_THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
-"""Maximum resident threads, where they are not 2048.  Source: CUDA C++ programming guide, compute capabilities."""
 
 
 class DeviceProperties:
@@ -167,7 +166,7 @@ class DeviceProperties:
         self.major, self.minor = processor.capability
         self.multi_processor_count = processor.multiprocessors
         self.warp_size = 32
-        self.max_threads_per_multi_processor = _THREADS_PER_MULTIPROCESSOR.get(processor.capability, 2048)
+        self.max_threads_per_multi_processor = threads_per_multiprocessor(processor.capability)
         self.is_integrated = self.is_multi_gpu_board = False
         self.gcnArchName = ""
 
