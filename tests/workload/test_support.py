@@ -62,6 +62,7 @@ EXAMPLES: Mapping[str, Settings] = {
     "gathered outputs": {"data.compute_metrics": True},
     "a checkpoint of whole files": {"train.resume_from_checkpoint": True, **FOUR_BITS},
     "several GPUs": TWO,
+    "a MIG instance": {"gpu": "h200:3g.71gb"},
     "several data-parallel ranks": EIGHT,
     "replicas": {**EIGHT, "parallel.dp_replicate_size": 2},
     "fewer replicas than ranks": {**EIGHT, "parallel.dp_replicate_size": 2},

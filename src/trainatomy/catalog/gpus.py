@@ -1,6 +1,7 @@
 """GPUs: their memory, compute and links, with the source of every number.
 
-Each GPU is one file in ``gpus/``, named by its id; ``gpus/index.yaml`` holds the aliases.
+Each GPU is one file in ``gpus/``, named by its id; ``gpus/index.yaml`` holds the aliases.  ``mig.yaml`` says which MIG
+instances a card can be divided into, which are GPUs too: ``h200:3g.71gb``.
 Units: bytes, bytes per second, floating-point operations per second.
 
 Power of GPUs at their full clocks, as measured by architecture (``power.yaml``).
@@ -169,6 +170,7 @@ class GPU:
         links: Bytes per second each way over all links of a kind together (pcie, nvlink).
         link: The link between the GPUs of a machine, by its name in ``links.yaml``.
         unified_memory: Whether the memory is also the host's.
+        slice_of: Id of the card that this is a MIG instance of; empty for a whole card.
         sources: Source of each field by its dotted name; an entry holds for all fields below it.
         assumed: Reason for each assumed value, keyed in the same way.
     """
@@ -188,10 +190,16 @@ class GPU:
     links: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
     link: str = ""
     unified_memory: bool = False
+    slice_of: str = ""
     contexts: Mapping[str, Context] = field(default_factory=lambda: _EMPTY, hash=False)
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
     assumed: Mapping[str, str] = field(default_factory=lambda: _EMPTY, hash=False, repr=False)
+
+    @property
+    def card(self) -> str:
+        """Return the id of the whole card."""
+        return self.slice_of or self.id
 
     def context(self, era: str = "lazy") -> Context:
         """Return the context under the software of an era: ``lazy`` (today's) or ``eager-cuda-11``."""
@@ -233,12 +241,20 @@ _NO_NAMES = (
 """Forms that are no GPU's name, and what to say to them."""
 
 
+_INSTANCE = re.compile(r"(.+?)\s*(?::\s*(?:MIG\s)?|\sMIG\s)\s*(.*)", re.IGNORECASE)
+"""A MIG instance of a card: ``h200:3g.71gb``, or as the driver names it, ``NVIDIA H200 MIG 3g.71gb``."""
+
+
 def find_gpu(name: str) -> GPU:
     """Return the GPU with that id or alias, ignoring case and what separates words and numbers (``RTX4090``).
+
+    A colon and the name of a profile (``h200:3g.71gb``) make it a MIG instance of that card.
 
     Raises:
         WorkloadError: No GPU has that name; the message suggests the nearest ones.
     """
+    if instance := _INSTANCE.fullmatch(name.strip()):
+        return _slice(find_gpu(instance[1]).id, instance[2].strip().lower())
     gpu_id = _ids_by_name().get(_normal(name)) or _ids_of_joined_names().get(_joined(name))
     if gpu_id is None:
         sizes = [known for known in _ids_by_name() if known.startswith(f"{_normal(name)}-")]  # rtx-4060-ti-16gb
@@ -257,8 +273,74 @@ def find_gpu(name: str) -> GPU:
 
 
 def gpus() -> tuple[GPU, ...]:
-    """Return all GPUs that ship as data, oldest first."""
+    """Return all GPUs that ship as data, oldest first; MIG instances are not among them."""
     return tuple(_load(gpu_id) for gpu_id in _index())
+
+
+def gpu_of_driver(name: str) -> GPU | None:
+    """Return the GPU, or the MIG instance of one, that the driver names so; None if there are no data for it."""
+    try:
+        found = find_gpu(name)
+    except WorkloadError:
+        return None
+    return found if found.device_name == name else None
+
+
+def mig_profiles(gpu: GPU) -> Mapping[str, Mapping[str, Any]]:
+    """Return the MIG instances that a card can be divided into, by profile; none for a card without MIG."""
+    tables = read_yaml("mig.yaml")["tables"]
+    return next((table["profiles"] for table in tables if gpu.id in table["gpus"]), _EMPTY)
+
+
+@cache
+def _slice(gpu_id: str, profile: str) -> GPU:
+    """Return a MIG instance: a GPU with a part of a card's memory, bandwidth, multiprocessors and L2 cache."""
+    card, data = _load(gpu_id), read_yaml("mig.yaml")
+    profiles = mig_profiles(card)
+    if profile not in profiles:
+        divisible = (name for table in data["tables"] for name in table["gpus"])
+        known = f"its profiles are {', '.join(profiles)}" if profiles else f"cards with MIG: {', '.join(divisible)}"
+        raise WorkloadError(f"no MIG profile {profile!r} of {card.id} is known; {known}", key="gpu")
+    one, table = profiles[profile], next(table for table in data["tables"] if gpu_id in table["gpus"])
+    multiprocessors = one.get("multiprocessors", card.multiprocessors)
+    share = multiprocessors / card.multiprocessors
+    listed = one["memory_mib"] * 2**20 if "memory_mib" in one else None
+    assumed = {
+        "memory_bytes": None if "measured" in one else data["memory"] if listed else "all of the card's memory",
+        "bandwidth_bytes_per_second": data["bandwidth"].strip(),
+        "rates": f"the share of the card's multiprocessors, {multiprocessors} of {card.multiprocessors}",
+        "contexts": "as of the whole card, what the first tensor adds by the share of its multiprocessors",
+        "multiprocessors": one.get("assumed"),
+    }
+    own = dict.fromkeys(
+        ("multiprocessors", "nvidia_smi_bytes", "l2_bytes"), f"{table['source']}; {data['guide'].strip()}"
+    )
+    cards = {name: text for name, text in card.sources.items() if name.partition(".")[0] not in {*assumed, *own}}
+    contexts = {
+        era: replace(each, first_tensor_bytes=round(each.first_tensor_bytes * share))
+        for era, each in card.contexts.items()
+    }
+    return replace(
+        card,
+        id=f"{card.id}:{profile}",
+        name=f"{card.name}, MIG {profile}",
+        device_name=f"{card.device_name} MIG {profile}",
+        slice_of=card.id,
+        multiprocessors=multiprocessors,
+        memory_bytes=one.get("memory_bytes", min(listed or card.memory_bytes, card.memory_bytes)),
+        nvidia_smi_bytes=listed or card.nvidia_smi_bytes,
+        driver_reserved_bytes=None,
+        bandwidth_bytes_per_second=card.bandwidth_bytes_per_second * one["memory"] / table["slices"],
+        rates=MappingProxyType({name: rate * share for name, rate in card.rates.items()}),
+        l2_bytes=card.l2_bytes * one["l2"] // table["slices"] if card.l2_bytes else None,
+        power_limit_watts=None,
+        links=MappingProxyType({name: speed for name, speed in card.links.items() if name != "nvlink"}),
+        link="",
+        contexts=MappingProxyType(contexts),
+        aliases=(),
+        sources=MappingProxyType(cards | own | ({"memory_bytes": one["measured"]} if "measured" in one else {})),
+        assumed=MappingProxyType({name: text for name, text in assumed.items() if text}),
+    )
 
 
 def gpu_from_mapping(mapping: Mapping[str, Any], base: str | GPU | None = None) -> GPU:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.gpus import find_gpu, gpu_of_driver
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.app import Command
 from trainatomy.cli.options import Debug, Json, Sources, command, command_line, several_gpus
@@ -196,7 +196,8 @@ def _gpus(text: str) -> tuple[str, ...]:
 def this_gpu() -> str:
     """Return the id of this machine's GPU; the default if there are no data for it."""
     name = require_gpu().partition(" (driver")[0]
-    return next((each.id for each in all_gpus() if each.device_name == name), DEFAULT_GPU)
+    found = gpu_of_driver(name)
+    return DEFAULT_GPU if found is None else found.id
 
 
 def _check_measured(job: Job) -> None:

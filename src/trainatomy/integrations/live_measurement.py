@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from trainatomy.api import predict
-from trainatomy.catalog.gpus import gpus
+from trainatomy.catalog.gpus import gpu_of_driver
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.integrations.recorder import LiveRecorder, LoopHooks, unwrap_optimizer
 from trainatomy.integrations.utilization import Utilization, utilization, utilization_notes
@@ -79,7 +79,7 @@ def predict_live(
             stacklevel=2,
         )
         return None
-    gpu = next((gpu for gpu in gpus() if gpu.device_name == measurement.gpu), None)
+    gpu = gpu_of_driver(measurement.gpu)
     if gpu is None:
         warnings.warn(
             f"no prediction: trainatomy has no data for the GPU {measurement.gpu!r}", RuntimeWarning, stacklevel=2

@@ -224,7 +224,7 @@ def cost_model_of(
         calibration.check(gpu)
         links = with_points(links, calibration.collectives) if links is not None else None
     with_kernels = calibration if calibration is not None and calibration.points else None
-    measured = with_kernels or shipped().get(gpu.id) or nearest_calibration(gpu)
+    measured = with_kernels or shipped().get(gpu.card) or nearest_calibration(gpu)
     found = cost_model_from(gpu, measured, tf32=tf32, links=links)
     other = None if with_kernels else nearest_calibration(gpu, measured)  # what a user measured stays as it is
     return found if other is None else replace(found, other=cost_model_from(gpu, other, tf32=tf32, links=links))

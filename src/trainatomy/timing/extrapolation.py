@@ -189,7 +189,7 @@ def _attained_share(facts: Mapping[str, Any], gpu: GPU, kind: str) -> float | No
 
     What is not published of a GPU is taken from its relative (``attained_like``).
     """
-    name: str | None = gpu.id
+    name: str | None = gpu.card
     while name is not None:
         known: Mapping[str, float] = facts["attained"].get(name, {})
         share = known.get(kind, known.get("half") if kind == "tf32" else None)

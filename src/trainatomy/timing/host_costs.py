@@ -199,7 +199,7 @@ class DriverCosts:
 
 def driver_costs(gpu: GPU, calibration: Calibration | None = None) -> DriverCosts:
     """Return the costs by ``calibration``, else by the GPU's shipped calibration, else by the nearest GPU's."""
-    for one in (calibration, shipped().get(gpu.id), nearest_calibration(gpu)):
+    for one in (calibration, shipped().get(gpu.card), nearest_calibration(gpu)):
         rows = one.sections.get("device", {}).get("memory", ()) if one else ()
         if rows:
             return DriverCosts(_curve(rows, "malloc_us"), _curve(rows, "free_us"))

@@ -149,6 +149,7 @@ FEATURES: Mapping[str, Callable[[Workload], bool]] = {
     "a number of ranks in parallel.reshard_after_forward": lambda w: type(w.parallel.reshard_after_forward) is int,
     "micro-batches without a reduction": _skips_reductions,
     "batches for each rank": _deals_out_lengths,
+    "a MIG instance": lambda w: bool(w.resolve_gpu().slice_of),
     "gpu.power_limit_watts": lambda w: getattr(w.gpu, "power_limit_watts", None) is not None,
     # Pipelines
     "a pipeline": lambda w: w.parallel.pp_size > 1,

@@ -36,7 +36,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_aggregate
 from torch.utils import _triton
 
-from trainatomy.catalog.gpus import GPU, gpus
+from trainatomy.catalog.gpus import GPU, gpu_of_driver
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.operators.allocation.convolution import memory_format
 from trainatomy.operators.allocation.plan import Processor
@@ -103,7 +103,7 @@ def pads(device_name: str, match: Any, mat1: torch.Tensor, mat2: torch.Tensor, o
     m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
     if not is_mm_compute_bound(m, k, n, mat1.dtype):
         return False
-    gpu = next((one for one in gpus() if one.device_name == device_name), None)
+    gpu = gpu_of_driver(device_name)
     return gpu is None or not _copies(match, mat1, mat2) or _is_bound_by_computation(gpu, m, k, n, mat1.dtype)
 
 
