@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch.nn as nn
 from executed import simulated
 
-from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.gpus import find_gpu, gpus
+from trainatomy.catalog.instances import find_instance
 from trainatomy.catalog.versions import parse_version
-from trainatomy.simulator.notes import version_notes
+from trainatomy.results.prediction import LeadingNote
+from trainatomy.simulator.notes import notes_on, version_notes
 from trainatomy.workload import Workload
 
 GPT2 = {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50}}
@@ -34,6 +37,8 @@ def test_a_precision_without_units_is_noted(gpu: str, train: dict[str, bool], dt
     [
         ("2.13", "k80", "no build of PyTorch 2.13 has kernels for GPUs of compute capability 3.7"),
         ("2.13", "v100", "the build of PyTorch 2.13 on PyPI has no kernels for GPUs of compute capability 7.0"),
+        ("2.13", "p4", "the build of PyTorch 2.13 on PyPI has no kernels for GPUs of compute capability 6.1"),
+        ("2.13", "gtx-1080-ti", "the build of PyTorch 2.13 on PyPI has no kernels for GPUs of compute capability 6.1"),
         ("2.10", "p100-16gb", "the build of PyTorch 2.10 on PyPI has no kernels for GPUs of compute capability 6.0"),
         ("2.10", "v100", None),
         ("2.13", "t4", None),
@@ -49,3 +54,27 @@ def test_builds_without_kernels_for_the_gpu_are_noted(torch: str, gpu: str, said
 def test_a_prediction_has_the_note() -> None:
     described = {"model": {**GPT2, "dtype": "float32"}, "data": {"sequence_length": 4}, "gpu": "k80"}
     assert any("has kernels for" in note for note in simulated(Workload.from_mapping(described)).notes)
+
+
+@pytest.mark.parametrize("gpu", [one.id for one in gpus() if one.unified_memory] + ["h200"])
+def test_memory_that_is_also_the_hosts_is_noted(gpu: str) -> None:
+    notes = said_of({"gpu": gpu})
+    assert any("one memory" in note and isinstance(note, LeadingNote) for note in notes) == (gpu != "h200")
+
+
+@pytest.mark.parametrize("name", ["p5.48xlarge", "a3-ultragpu-8g", "g6.xlarge"])
+def test_a_machine_is_described_with_its_price(name: str) -> None:
+    machine = find_instance(name)
+    (note,) = [note for note in said_of({"instance": name}) if note.startswith(f"{name} ({machine.provider})")]
+    listed = machine.usd_per_hour
+    assert ("no list price is known" if listed is None else f"{listed:,.2f} USD an hour") in note
+    assert f"{machine.vcpus} virtual processors" in note and "reference host" in note
+    assert "are used" not in note
+    few = said_of({"instance": "p5.48xlarge", "parallel": {"gpus": 2}})
+    assert any("8 × H100 SXM 80 GB, of which 2 are used" in note for note in few)
+
+
+def said_of(keys: dict[str, object]) -> tuple[str, ...]:
+    """Return the notes on a description, of which nothing is simulated."""
+    workload = Workload.from_mapping({"model": GPT2, "data": {"sequence_length": 4}, **keys})
+    return notes_on(workload, nn.Linear(1, 1))

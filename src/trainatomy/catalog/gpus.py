@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from trainatomy.catalog.files import close_names, read_yaml
+from trainatomy.catalog.instances import is_instance
 from trainatomy.errors import WorkloadError
 
 
@@ -260,6 +261,8 @@ def find_gpu(name: str) -> GPU:
         sizes = [known for known in _ids_by_name() if known.startswith(f"{_normal(name)}-")]  # rtx-4060-ti-16gb
         near = sizes or close_names(_normal(name), _ids_by_name())
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_index())}"
+        if is_instance(name):
+            hint = f"that is a machine: --instance {name}"
         for pattern, meant in _NO_NAMES:
             hint = meant if pattern.search(name.strip()) else hint
         if hint in (_ONLY_NVIDIA, _SEVERAL):

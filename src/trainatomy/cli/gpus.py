@@ -5,20 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from trainatomy import api
 from trainatomy.catalog.architectures import architectures
-from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.gpus import find_gpu as find
 from trainatomy.catalog.gpus import gpus as all_gpus
+from trainatomy.catalog.instances import find_instance, instances, is_instance
 from trainatomy.cli.options import Debug, Json, command
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.option import Option
-from trainatomy.reporters.json import architectures_to_json, gpus_to_json, to_json
-from trainatomy.reporters.text.gpus import architectures_table, catalog_table, gpu_page, gpus_for_page
+from trainatomy.reporters.json import architectures_to_json, gpus_to_json, instances_to_json, to_json
+from trainatomy.reporters.text.gpus import (
+    architectures_table,
+    catalog_table,
+    gpu_page,
+    gpus_for_page,
+    instance_page,
+    instances_table,
+)
 from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.predicting import Jobs
 from trainatomy.units import many
@@ -30,7 +37,15 @@ from trainatomy.workload.schema import Workload
 class GpusCommand:
     """GPUs to list, and a training to predict on each."""
 
-    gpu: Annotated[str | None, Option("", "Show one GPU, with the source of every figure.", metavar="GPU")] = None
+    gpu: Annotated[
+        str | None,
+        Option(
+            "",
+            "Show one GPU, MIG instance (h200:3g.71gb) or cloud machine (p5.48xlarge), with the sources of figures.",
+            metavar="GPU",
+        ),
+    ] = None
+    instances: Annotated[bool, Option("--instances", "List the machines of clouds instead, with their prices.")] = False
     workload: Annotated[
         str | None,
         Option(
@@ -51,19 +66,33 @@ def gpus(request: GpusCommand) -> None:
     With `--for`, predict a training as it is on each of them; `trainatomy compare --gpu all` does so for one that
     options describe, and `trainatomy fit --gpu all` also finds the best settings for each.
     """
+    if request.instances or (request.gpu is not None and is_instance(request.gpu)):
+        _show_instances(request)
+        return
     chosen = all_gpus() if request.gpu is None else (find(request.gpu),)
     if request.workload is not None:
-        _show_for(read(request.workload, {}), chosen, request)
+        _show_for(read(request.workload, {}), {each.name: {"gpu": each.id} for each in chosen}, request)
     elif request.json:
         show_json(gpus_to_json(chosen))
     else:
         show(catalog_table(chosen) if request.gpu is None else gpu_page(chosen[0]))
 
 
-def _show_for(workload: Workload, chosen: Sequence[GPU], request: GpusCommand) -> None:
-    """Predict a training on several GPUs."""
-    workloads = [workload.replace({"gpu": each.id, "name": each.name}) for each in chosen]
-    doing = f"simulating {workload.display_name} on {many(len(chosen), 'GPU')}"
+def _show_instances(request: GpusCommand) -> None:
+    """List the machines of clouds, or show one."""
+    chosen = tuple(instances().values()) if request.gpu is None else (find_instance(request.gpu),)
+    if request.workload is not None:
+        _show_for(read(request.workload, {}), {each.id: {"instance": each.id} for each in chosen}, request)
+    elif request.json:
+        show_json(instances_to_json(chosen))
+    else:
+        show(instances_table(chosen) if request.gpu is None else instance_page(chosen[0]))
+
+
+def _show_for(workload: Workload, places: Mapping[str, Mapping[str, str]], request: GpusCommand) -> None:
+    """Predict a training on several GPUs or machines, by their names, which say what changes in the workload."""
+    workloads = [workload.replace({**changes, "name": name}) for name, changes in places.items()]
+    doing = f"simulating {workload.display_name} on {many(len(places), 'machine' if request.instances else 'GPU')}"
     with quiet_libraries(debug=request.debug), progress(doing):
         comparison = api.predict_comparison(workloads, CompareRequest(jobs=api.jobs_for(len(workloads), request.jobs)))
     if request.json:

@@ -149,7 +149,8 @@ Price = Annotated[
     Mapping[str, float],
     Option(
         "--price",
-        "Price of a GPU per hour, such as h100=2.9; repeatable. Adds the cost of training.",
+        "Price of a GPU per hour, such as h100=2.9 (`predict`: or of a machine, p5.48xlarge=55); repeatable. Adds the "
+        "cost of training.",
         metavar="GPU=PRICE",
         words=list[str] | None,
         read=prices,

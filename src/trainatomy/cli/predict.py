@@ -14,6 +14,7 @@ from typer import BadParameter
 
 from trainatomy import api
 from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.instances import find_instance, is_instance
 from trainatomy.cli.options import Debug, File, Json, Price, Sources
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.report import (
@@ -84,7 +85,7 @@ def predict(request: PredictCommand) -> None:
     """
     skip_collections()
     workload = one_workload(request.file, request.flags)
-    cost_per_hour = _cost_per_hour(workload, request.price)
+    cost = _cost_per_hour(workload, request.price)
     if not request.why_oom:
         skip_unused_imports([workload], trust_remote_code=request.trust_remote_code)
     files = check_plots([request.plot] if request.plot is not None else [])
@@ -103,7 +104,7 @@ def predict(request: PredictCommand) -> None:
         found = to_json(prediction, version=request.json_version)
         show_json(found if shortage is None else {**found, "shortage": to_json(shortage)})
     else:
-        show(prediction_page(prediction, cost_per_hour, with_sources=request.sources))
+        show(prediction_page(prediction, *cost, with_sources=request.sources))
         if shortage is not None:
             show(shortage_page(shortage))
         elif not prediction.fits and refused is None:
@@ -124,15 +125,25 @@ def _predicted(workload: Workload, request: PredictCommand, *, in_detail: bool) 
         return api.predict_training(Training(workload), asked, tell), None
 
 
-def _cost_per_hour(workload: Workload, prices: Mapping[str, float]) -> float | None:
-    """Return the price of all GPUs of a training, None without one; refuse prices of others."""
-    costs = {find_gpu(name).id: cost for name, cost in prices.items()}
-    if not costs:
-        return None
-    gpu = workload.resolve_gpu().id
-    if gpu not in costs:
-        raise BadParameter(f"--price: names {', '.join(costs)}, and the prediction is for {gpu}")
-    return costs[gpu] * workload.parallel.world_size
+def _cost_per_hour(workload: Workload, prices: Mapping[str, float]) -> tuple[float | None, str]:
+    """Return the price of all GPUs of a training and what it is: as given, or as listed for its machine.
+
+    Prices that are given for others are refused.
+    """
+    machine = None if workload.instance is None else find_instance(workload.instance)
+    parallel, gpu = workload.parallel, workload.resolve_gpu().id
+    costs = {find_instance(name).id if is_instance(name) else find_gpu(name).id: cost for name, cost in prices.items()}
+    if machine is not None and machine.id in costs:
+        return costs[machine.id] * parallel.nodes, "the given price"
+    if gpu in costs:
+        return costs[gpu] * parallel.world_size, "the given price"
+    if costs:
+        wanted = gpu if machine is None else f"{gpu} on {machine.id}"
+        raise BadParameter(f"--price: names {', '.join(costs)}, and the prediction is for {wanted}")
+    if machine is None or machine.usd_per_hour is None:
+        return None, ""
+    listed = f"{machine.usd_per_hour:,.2f} USD an hour for {machine.id} ({machine.price_region}, {machine.price_date})"
+    return machine.usd_per_hour * parallel.nodes, listed
 
 
 def hint(workload: Workload) -> str:

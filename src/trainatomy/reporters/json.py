@@ -9,6 +9,7 @@ from typing import Any
 
 from trainatomy.catalog.architectures import ArchitectureEntry
 from trainatomy.catalog.gpus import GPU
+from trainatomy.catalog.instances import Instance
 from trainatomy.records.create import SCHEMA, to_plain
 from trainatomy.reporters import doctor_sentences
 from trainatomy.reporters.json_format import ABSENT, Derived, Format, view
@@ -254,6 +255,13 @@ class GPURows:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceRows:
+    """Machines of clouds, each with its sources."""
+
+    rows: tuple[Instance, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ArchitectureRows:
     """Architectures."""
 
@@ -327,6 +335,7 @@ FORMATS = {
         {Cost: Derived(last={"sentence": doctor_sentences.cost_sentence}), Finding: Derived(last=_FINDING)},
     ),
     "gpus": Format("trainatomy/cards/1", "GPUs", GPURows),
+    "instances": Format("trainatomy/instances/1", "Machines of clouds", InstanceRows),
     "architectures": Format("trainatomy/architectures/1", "Architectures", ArchitectureRows),
     "error": Format("trainatomy/error/1", "An error", WrittenError),
     "fit": replace(FIT, view=_fit),
@@ -387,6 +396,11 @@ def to_json(value: Result, *, version: int = 1) -> dict[str, Any]:
 def gpus_to_json(gpus: Sequence[GPU]) -> dict[str, Any]:
     """Return GPUs under ``rows``, each with its sources and assumptions by field."""
     return FORMATS["gpus"].write(GPURows(tuple(gpus)))
+
+
+def instances_to_json(machines: Sequence[Instance]) -> dict[str, Any]:
+    """Return machines of clouds under ``rows``, each with its sources."""
+    return FORMATS["instances"].write(InstanceRows(tuple(machines)))
 
 
 def architectures_to_json(entries: Sequence[ArchitectureEntry]) -> dict[str, Any]:

@@ -109,8 +109,8 @@ def step_time(time: Time, *, fits: bool = True, step: str = "", counted: str = "
     )
 
 
-def duration(whole: Duration, cost_per_hour: float | None = None) -> str:
-    """Return how long the whole training takes in one line, and what that costs."""
+def duration(whole: Duration, cost_per_hour: float | None = None, price: str = "the given price") -> str:
+    """Return how long the whole training takes in one line, and what that costs at a price."""
     low, high = whole.interval_seconds
     steps = many(whole.steps, "step")
     others = "" if whole.evaluations == 0 else f" and {many(whole.evaluations or 0, 'evaluation')}"
@@ -120,7 +120,7 @@ def duration(whole: Duration, cost_per_hour: float | None = None) -> str:
     if cost_per_hour is None:
         return text
     costs = (f"{length * cost_per_hour / 3600:,.2f}" for length in (whole.seconds, low, high))
-    return "{}; at the given price it costs {} ({} to {})".format(text, *costs)
+    return "{}; at {} it costs {} ({} to {})".format(text, price, *costs)
 
 
 def _samples(time: Time) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from trainatomy.catalog.gpus import has_recorded_engines
+from trainatomy.catalog.gpus import find_gpu, has_recorded_engines
+from trainatomy.catalog.instances import find_instance
 from trainatomy.catalog.versions import behaviour, parse_version, version_note, version_text
 from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.cudnn.backend import EXTRA
@@ -253,6 +254,31 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_closure_notes(workload),
         *_sharding_notes(workload),
         *_era_notes(workload),
+        *_machine_notes(workload),
+    )
+
+
+def _machine_notes(workload: Workload) -> Iterator[str]:
+    """Yield what shares the memory of the GPU, and what the machine is that a workload names."""
+    gpu, gpus = workload.resolve_gpu(), workload.parallel.gpus
+    if gpu.unified_memory:
+        yield LeadingNote(
+            f"the {gpu.name} has one memory of {human_bytes(gpu.memory_bytes)} for the CPU and the GPU, and only what "
+            "the GPU holds is predicted: what the system, the processes and their data loaders hold, and what is "
+            "offloaded to host memory, comes off the same budget. Compare with what `free` shows as available"
+        )
+    if workload.instance is None:
+        return
+    machine = find_instance(workload.instance)
+    price = "no list price is known"
+    if machine.usd_per_hour is not None:
+        price = f"{machine.usd_per_hour:,.2f} USD an hour on demand in {machine.price_region} on {machine.price_date}"
+    processor = f" ({machine.processor})" if machine.processor else ""
+    used = "" if gpus == machine.gpus or gpu.slice_of else f", of which {gpus} are used"
+    yield (
+        f"{machine.id} ({machine.provider}): {machine.gpus} × {find_gpu(machine.gpu).name}{used}, "
+        f"{machine.vcpus} virtual processors{processor}, {human_bytes(machine.host_memory_bytes)} of host memory; "
+        f"{price}. The times of the CPU are those of the reference host: none was measured on this machine"
     )
 
 

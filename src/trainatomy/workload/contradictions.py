@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.workload.deepspeed import deepspeed_problems
 from trainatomy.workload.fsdp import fsdp_problems
+from trainatomy.workload.instance import instance_problems
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.section import Problem
 from trainatomy.workload.support import BETWEEN_SECTIONS, WITHIN_SECTIONS, Features, unsupported
@@ -27,7 +28,8 @@ MAX_ACCUMULATION = 10_000
 def contradictions(workload: Workload) -> list[Problem]:
     """Return problems within the sections of a workload, or where there are none, those between its sections."""
     has, degrees = Features(workload), workload.parallel.degree_problems()
-    within = [Problem(("parallel", *each.path), each.message) for each in degrees] + unsupported(has, WITHIN_SECTIONS)
+    within = [Problem(("parallel", *each.path), each.message) for each in degrees] + instance_problems(workload)
+    within += unsupported(has, WITHIN_SECTIONS)
     return within or [
         *_of_libraries(workload),
         *_oversized_batch(workload),

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.arguments import NEW_NAMES
+from trainatomy.workload.instance import without_instance
 
 if TYPE_CHECKING:
     from trainatomy.workload.section import Path
@@ -35,6 +36,7 @@ _REPLACES: dict[Path, tuple[Path, ...]] = {
     ("train", "bf16"): (("train", "fp16"),),
     ("train", "fp16_full_eval"): (("train", "bf16_full_eval"),),
     ("train", "bf16_full_eval"): (("train", "fp16_full_eval"),),
+    ("instance",): (("gpu",), ("parallel", "gpus")),
 }
 """Keys that a later source removes from an earlier one, because both in one workload would be a contradiction."""
 _NEEDED_BY: dict[Path, tuple[Path, ...]] = {
@@ -82,9 +84,12 @@ def remove_replaced(mapping: dict[str, Any], changed: Collection[Path]) -> None:
     Keys that need a setting which was switched off are removed too. Two changed keys that contradict each other both
     stay, and validation refuses them.
     """
+    if ("gpu",) in changed and ("instance",) not in changed and mapping.get("instance"):
+        without_instance(mapping)
     for path in changed:
         is_off = get_key(mapping, path) in (None, False)
         for other in (_NEEDED_BY if is_off else _REPLACES).get(path, ()):
-            section = mapping.get(str(other[0]))
-            if other not in changed and isinstance(section, dict):
+            section = mapping.get(str(other[0])) if len(other) > 1 else mapping
+            is_kept = any(each[: len(other)] == other for each in changed)
+            if not is_kept and isinstance(section, dict):
                 section.pop(str(other[-1]), None)

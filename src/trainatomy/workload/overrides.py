@@ -59,7 +59,7 @@ _PANELS = {
     "train": "TrainingArguments",
     "gpu": "GPU and software",
 }
-_OF_SOFTWARE = frozenset({"gpu", "allocator", "software", "era"})
+_OF_SOFTWARE = frozenset({"gpu", "instance", "allocator", "software", "era"})
 """Keys of a workload about the machine; the others beside its sections are about the loop."""
 _METAVARS: dict[str, str] = {"integer": "INT", "number": "FLOAT", "text": "TEXT", "list": "NAME", "pairs": "KEY=VALUE"}
 

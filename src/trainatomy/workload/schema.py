@@ -34,6 +34,7 @@ from trainatomy.workload.defaults import (
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.generation import GenerationSpec
 from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
+from trainatomy.workload.instance import InstanceName, state_instance, with_instance
 from trainatomy.workload.loops import LOOPS, LoopName, describe_loops
 from trainatomy.workload.model import AllocatorSettings, Dtype, LoraSpec, ModelSpec, SoftwareSpec
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
@@ -103,7 +104,14 @@ class Workload(Section):
     generation: GenerationSpec = Field(default_factory=GenerationSpec, description="what `mode: generation` generates")
     parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the GPUs of the training")
     gpu: GPUChoice = Field(
-        default="h200", description="a GPU (`trainatomy gpus` lists them), or a mapping that changes one"
+        default="h200",
+        description="a GPU (`trainatomy gpus` lists them) or a MIG instance of one (`h200:3g.71gb`), or a mapping that "
+        "changes one",
+    )
+    instance: InstanceName | None = Field(
+        default=None,
+        description="a cloud's machine, such as `p5.48xlarge` (`trainatomy gpus --instances` lists them), which says "
+        "`gpu` and `parallel.gpus`",
     )
     allocator: AllocatorSettings = Field(
         default="",
@@ -133,7 +141,7 @@ class Workload(Section):
         """Fill in defaults that ``TrainingArguments`` does not have: of the loop, the era, and peft's preparation."""
         if not isinstance(raw, dict):
             return handler(raw)
-        raw = with_loop_defaults(with_era(raw))
+        raw = with_loop_defaults(with_era(with_instance(raw)))
         workload, train = handler(raw), raw.get("train") or {}
         if says_checkpointing(workload) or not default_checkpointing(workload) or not isinstance(train, Mapping):
             return workload
@@ -275,6 +283,7 @@ class Workload(Section):
             rest = {name: value for name, value in mapping.get("train", {}).items() if name != CHECKPOINTING}
             mapping["train"] = {**rest, **said}
         state_era(self, mapping)
+        state_instance(self, mapping)
         return {key: value for key, value in mapping.items() if value != {} or key not in _SECTIONS}
 
     def to_raw_mapping(self) -> dict[str, Any]:

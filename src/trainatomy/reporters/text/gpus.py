@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from trainatomy.catalog.architectures import ArchitectureEntry
-from trainatomy.catalog.gpus import GPU
+from trainatomy.catalog.gpus import GPU, find_gpu, mig_profiles
+from trainatomy.catalog.instances import Instance
 from trainatomy.reporters import run_sentences, settings
 from trainatomy.reporters.document import (
     Bullets,
@@ -184,7 +185,7 @@ def _cheapest(comparison: Comparison) -> str:
 
 
 _HUB = "https://huggingface.co/"
-_IDENTITY = frozenset({"id", "name", "device_name", "aliases", "sources", "assumed"})
+_IDENTITY = frozenset({"id", "name", "device_name", "slice_of", "aliases", "sources", "assumed"})
 
 
 def catalog_table(gpus: Sequence[GPU]) -> Document:
@@ -193,7 +194,9 @@ def catalog_table(gpus: Sequence[GPU]) -> Document:
     rows = ((gpu.id, gpu.name, *_row(gpu)) for gpu in gpus)
     closing = (
         "* assumed; all other figures are measured or published. Sources: trainatomy gpus GPU. cc: compute capability. "
-        "context: memory that the first tensor adds outside PyTorch's allocator, with current software."
+        "context: memory that the first tensor adds outside PyTorch's allocator, with current software. "
+        "trainatomy gpus GPU also lists the MIG instances of one, such as h200:3g.71gb. Machines of clouds: "
+        "trainatomy gpus --instances."
     )
     listing = figures(rows, "\nGPU", "\nname", numbers=numbers, folded=1)
     return Document((listing, Text(), Text(closing, style="dim")))
@@ -224,7 +227,42 @@ def gpu_page(gpu: GPU) -> Document:
     for name, value in _figures(gpu).items():
         groups.setdefault(gpu.source(name), []).append((name, value))
     sections = (section(source, grid(rows, "left", "left")) for source, rows in groups.items())
-    return Document((Text(names, style="dim"), *sections), gpu.name)
+    profiles = [f"{gpu.id}:{profile}" for profile in mig_profiles(gpu)]
+    divided = [Text(), Text(f"MIG instances: {', '.join(profiles)}.")] if profiles else []
+    return Document((Text(names, style="dim"), *sections, *divided), gpu.name)
+
+
+def instances_table(machines: Sequence[Instance]) -> Document:
+    """Return a table with one row for each machine of a cloud."""
+    closing = (
+        "USD/h: list price on demand of the whole machine; -: not known. trainatomy gpus NAME says where and when it "
+        "was listed; --price NAME=… replaces it in a prediction with --instance NAME."
+    )
+    listing = table(
+        machines,
+        words("machine", lambda each: each.id, wraps=False),
+        words("GPUs", lambda each: f"{each.gpus} × {each.gpu}", wraps=False),
+        words("cloud", lambda each: each.provider),
+        Column("vCPUs", lambda each: str(each.vcpus)),
+        Column("memory", lambda each: human_bytes(each.host_memory_bytes)),
+        Column("USD/h", lambda each: "-" if each.usd_per_hour is None else f"{each.usd_per_hour:,.2f}"),
+    )
+    return Document((listing, Text(), Text(closing, style="dim")))
+
+
+def instance_page(machine: Instance) -> Document:
+    """Return everything that is known of a machine of a cloud, with its sources."""
+    price = "not known" if machine.usd_per_hour is None else f"{machine.usd_per_hour:,.4g} USD an hour"
+    rows = [
+        ("GPUs", f"{machine.gpus} × {find_gpu(machine.gpu).name} (trainatomy gpus {machine.gpu})"),
+        ("virtual processors", f"{machine.vcpus} {machine.processor}"),
+        ("host memory", human_bytes(machine.host_memory_bytes)),
+        ("network", machine.network or "not known"),
+    ]
+    listed = f"{machine.price_source}, {machine.price_region}, {machine.price_date}"
+    sections = {machine.source: rows, listed: [("on demand", price)]}
+    parts = (section(source, grid(found, "left", "left")) for source, found in sections.items())
+    return Document((Text(machine.provider, style="dim"), *parts), machine.id)
 
 
 def _figures(gpu: GPU) -> dict[str, str]:
@@ -239,7 +277,7 @@ def _figures(gpu: GPU) -> dict[str, str]:
                     values[f"contexts.{era}.loads_bytes.{library}"] = exact_bytes(count)
         elif isinstance(value, Mapping) and field.name not in _IDENTITY:
             values |= {f"{field.name}.{key}": f"{number:.4g}" for key, number in value.items()}
-        elif field.name not in _IDENTITY and value is not None:
+        elif field.name not in _IDENTITY and value not in (None, "", False):
             values[field.name] = _text(value)
     return values
 

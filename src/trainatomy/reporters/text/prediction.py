@@ -71,19 +71,24 @@ _LEAST_BYTES_PER_PARAMETER = 0.1
 
 
 def prediction_page(
-    prediction: Prediction, cost_per_hour: float | None = None, *, with_sources: bool = False
+    prediction: Prediction,
+    cost_per_hour: float | None = None,
+    price: str = "the given price",
+    *,
+    with_sources: bool = False,
 ) -> Document:
     """Return a prediction as a page.
 
     Args:
         prediction: The prediction.
         cost_per_hour: Price of all its GPUs, for what the whole training costs where its steps are known.
+        price: What that price is.
         with_sources: Also list all inputs and where they come from.
     """
-    return Document((*_answer(prediction, cost_per_hour), *_parts(prediction, with_sources)))
+    return Document((*_answer(prediction, cost_per_hour, price), *_parts(prediction, with_sources)))
 
 
-def _answer(prediction: Prediction, cost_per_hour: float | None) -> Iterator[Part]:
+def _answer(prediction: Prediction, cost_per_hour: float | None, price: str) -> Iterator[Part]:
     """Yield whether it fits, what was predicted, and how long it takes."""
     yield verdict_line(prediction)
     yield subject_of([prediction])
@@ -96,7 +101,7 @@ def _answer(prediction: Prediction, cost_per_hour: float | None) -> Iterator[Par
         if prediction.time.communication is not None:
             yield Text(sentences.all_ranks(prediction.time.communication))
     if (duration := prediction.duration) is not None:
-        yield Text(sentences.duration(duration, cost_per_hour))
+        yield Text(sentences.duration(duration, cost_per_hour, price))
 
 
 def _parts(prediction: Prediction, with_sources: bool) -> Iterator[Part]:
