@@ -10,6 +10,7 @@ docs/schema/*.json       the format of --json, from the dataclasses
 README.md, guides/, tutorials/  the output of the commands that they show
 examples/guide.ipynb     the output of its cells
 docs/accuracy.md         from docs/concepts/accuracy.md and the pages of lab/
+docs/cards.md            from docs/concepts/cards.md and catalog/checked.yaml
 docs/doctor.md           from docs/concepts/doctor.md, the catalogue of findings and their wording
 docs/context.md, .svg    from docs/concepts/context.md, the GPU catalog and measured runs
 docs/time.md, *.svg      from docs/concepts/time.md, command output and the data of the timing model
@@ -26,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from concepts import accuracy, context, context_figure, doctor, notebook, readme, step, step_figures
+from concepts import accuracy, cards, context, context_figure, doctor, notebook, readme, step, step_figures
 
 from trainatomy import errors
 from trainatomy.catalog.files import read_yaml
@@ -237,6 +238,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "versions.md": versions_page,
     "accuracy.md": accuracy.accuracy_page,
     "doctor.md": doctor.doctor_page,
+    "cards.md": cards.cards_page,
     "context.md": context.context_page,
     "context.svg": context_figure.context_picture,
     "time.md": step.time_page,

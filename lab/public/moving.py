@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,6 +44,14 @@ def share_of(rows: pd.DataFrame, gpu: str) -> float:
     return float((speed / find_gpu(gpu).bandwidth_bytes_per_second).median())
 
 
+def errors_of(rows: pd.DataFrame, gpu: str, operation: str) -> Any:
+    """Return predicted over published seconds of the rows of an operation, less 1."""
+    model = cost_model_of(find_gpu(gpu))
+    sizes = zip(rows.B, rows.H, strict=True)
+    predicted = [kernel_cost(call_of(operation, *each), model).seconds for each in sizes]
+    return np.array(predicted) / (rows.Latency.to_numpy() * 1e-3) - 1
+
+
 def main() -> int:
     """Print the shares and the errors of every GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,15 +65,14 @@ def main() -> int:
             continue
         if name in known["trained"]:
             trained = f"{share_of(pd.read_csv(folder / known['train'].format(operation='add', gpu=name)), gpu):.3f}"
-        cells, model = [], cost_model_of(find_gpu(gpu))
+        cells = []
         for operation in OPERATIONS:
             some = rows[rows.OPName == operation]
-            predicted = [
-                kernel_cost(call_of(operation, *sizes), model).seconds for sizes in zip(some.B, some.H, strict=True)
-            ]
-            errors = np.array(predicted) / (some.Latency.to_numpy() * 1e-3) - 1
-            sizes = np.abs(errors)
-            cells.append(f"{100 * np.median(errors):+.0f}, {100 * np.quantile(sizes, 0.9):.0f} %" if len(some) else "")
+            if not len(some):
+                cells.append("")
+                continue
+            errors = errors_of(some, gpu, operation)
+            cells.append(f"{100 * np.median(errors):+.0f}, {100 * np.quantile(np.abs(errors), 0.9):.0f} %")
         print(f"| {gpu} | {trained} | {share_of(rows, gpu):.3f} | {' | '.join(cells)} |")
     return 0
 

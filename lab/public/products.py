@@ -80,7 +80,11 @@ def half_tables(folder: Path) -> Iterator[Table]:
     frameworks = {framework for _, framework in found}
     bias = {
         each: float(
-            np.exp(np.mean([np.median(_logs(t)) for (_, by), t in found.items() if by == each and t.gpu in REFERENCES]))
+            np.exp(
+                np.mean(
+                    [np.median(log_errors(t)) for (_, by), t in found.items() if by == each and t.gpu in REFERENCES]
+                )
+            )
         )
         for each in frameworks
     }
@@ -121,7 +125,7 @@ def _sizes(rows: pd.DataFrame) -> list[ProductSizes]:
     return [ProductSizes(*map(int, row)) for row in rows[["batch", "m", "n", "k"]].to_numpy()]
 
 
-def _logs(table: Table) -> Any:
+def log_errors(table: Table) -> Any:
     """Return the logarithms of published over predicted seconds, as the package predicts them today."""
     rows, model = table.drawn(JUDGED), cost_model_of(find_gpu(table.gpu))
     predicted = [kernel_cost(call_of(table.kind, *sizes), model).seconds for sizes in _sizes(rows)]
@@ -162,7 +166,7 @@ def fit(tables: Sequence[Table]) -> ProductConstants:
 
 def row_of(table: Table) -> str:
     """Return a line of the page: the errors of a table's products."""
-    errors = np.exp(-_logs(table)) - 1
+    errors = np.exp(-log_errors(table)) - 1
     sizes = np.abs(errors)
     figures = (np.median(errors), np.median(sizes), np.quantile(sizes, 0.9))
     return (

@@ -135,12 +135,12 @@ def extrapolation_between(source: GPU, target: GPU) -> Extrapolation:
     there, here = chip_of(source, None), chip_of(target, None)
     products, own_products, attained = {}, {}, {}
     for kind in ("half", "tf32", "fp32"):
-        measured = _attained_share(facts, source, kind)
-        other = _attained_share(facts, target, kind) or measured  # unknown: as much as the source
+        measured = attained_share(facts, source, kind)
+        other = attained_share(facts, target, kind) or measured  # unknown: as much as the source
         if measured and other:
             products[kind], attained[kind] = measured / other, other
         known = products_of(target.capability, kind)
-        share = known and _attained_share(facts, find_gpu(known.gpu), kind)
+        share = known and attained_share(facts, find_gpu(known.gpu), kind)
         if share and other:
             own_products[kind] = share / other
     return Extrapolation(
@@ -151,7 +151,7 @@ def extrapolation_between(source: GPU, target: GPU) -> Extrapolation:
         here.issue_rate / there.issue_rate,
         source.bandwidth_bytes_per_second,
         facts["traffic"]["bandwidth"],
-        _attained_share(facts, target, "bandwidth") or facts["traffic"]["bandwidth"],
+        attained_share(facts, target, "bandwidth") or facts["traffic"]["bandwidth"],
         attained,
     )
 
@@ -169,7 +169,7 @@ def attainable_share(gpu: GPU, rate: str) -> float | None:
     kind = _KINDS.get(rate) if rate in gpu.rates else "fp32"  # a precision the GPU lacks is computed in fp32
     if kind is None:
         return None
-    return _attained_share(read_yaml("efficiency.yaml"), gpu, kind)
+    return attained_share(read_yaml("efficiency.yaml"), gpu, kind)
 
 
 def _is_on_tensor_cores(cores: str, chip: Chip) -> bool:
@@ -184,7 +184,7 @@ def _precision_kind(work: KernelWork) -> str:
     return parts[1].partition("_")[0] if len(parts) > 1 else ""
 
 
-def _attained_share(facts: Mapping[str, Any], gpu: GPU, kind: str) -> float | None:
+def attained_share(facts: Mapping[str, Any], gpu: GPU, kind: str) -> float | None:
     """Look up the share of the peak that products attain; an unknown share of TF32 is that of 16 bits.
 
     What is not published of a GPU is taken from its relative (``attained_like``).

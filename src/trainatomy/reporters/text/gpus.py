@@ -34,6 +34,7 @@ from trainatomy.reporters.text.prediction import subject_of, verdict_cell
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
 from trainatomy.results.prediction import Prediction, total_rate
+from trainatomy.timing.evidence import evidence_of
 from trainatomy.units import count_of, exact_bytes, human_bytes, many, percent, rate, seconds
 
 if TYPE_CHECKING:
@@ -226,7 +227,8 @@ def gpu_page(gpu: GPU) -> Document:
     groups: dict[str, list[tuple[str, str]]] = {}
     for name, value in _figures(gpu).items():
         groups.setdefault(gpu.source(name), []).append((name, value))
-    sections = (section(source, grid(rows, "left", "left")) for source, rows in groups.items())
+    sections = [section("How good predictions are for it", grid(evidence_of(gpu), "left", "left"))]
+    sections += [section(source, grid(rows, "left", "left")) for source, rows in groups.items()]
     profiles = [f"{gpu.id}:{profile}" for profile in mig_profiles(gpu)]
     divided = [Text(), Text(f"MIG instances: {', '.join(profiles)}.")] if profiles else []
     return Document((Text(names, style="dim"), *sections, *divided), gpu.name)
