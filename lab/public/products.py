@@ -185,7 +185,8 @@ def main() -> int:
     asked = parser.parse_args()
     tables = [*half_tables(asked.aiconfigurator), *single_tables(asked.neusight)]
     if asked.write:
-        known, found = sources(), {}
+        known = sources()
+        found: dict[str, dict[str, Any]] = {}
         for capability, kinds in known["fitted"].items():
             for kind, choice in kinds.items():
                 chosen = [
