@@ -235,21 +235,23 @@ def gpu_page(gpu: GPU) -> Document:
 
 
 def instances_table(machines: Sequence[Instance]) -> Document:
-    """Return a table with one row for each machine of a cloud."""
+    """Return a table for each cloud, with one row for each machine."""
     closing = (
         "USD/h: list price on demand of the whole machine; -: not known. trainatomy gpus NAME says where and when it "
         "was listed; --price NAME=… replaces it in a prediction with --instance NAME."
     )
-    listing = table(
-        machines,
+    columns = (
         words("machine", lambda each: each.id, wraps=False),
         words("GPUs", lambda each: f"{each.gpus} × {each.gpu}", wraps=False),
-        words("cloud", lambda each: each.provider),
         Column("vCPUs", lambda each: str(each.vcpus)),
         Column("memory", lambda each: human_bytes(each.host_memory_bytes)),
         Column("USD/h", lambda each: "-" if each.usd_per_hour is None else f"{each.usd_per_hour:,.2f}"),
     )
-    return Document((listing, Text(), Text(closing, style="dim")))
+    clouds: dict[str, list[Instance]] = {}
+    for machine in machines:
+        clouds.setdefault(machine.provider, []).append(machine)
+    sections = (section(cloud, table(some, *columns)) for cloud, some in clouds.items())
+    return Document((*sections, Text(), Text(closing, style="dim")))
 
 
 def instance_page(machine: Instance) -> Document:
