@@ -174,7 +174,7 @@ def workspace(kind: Kind, one: Convolution) -> int:
     size = None if tree is None else bytes_of(_methods()[leaf(tree, sizes_of(one))], kind, one)
     if size is not None:
         return size
-    is_plain = one.is_plain_product or (one.groups > 1 and one.channels == 1)
+    is_plain = one.channels == 1 if one.groups > 1 else one.is_plain_product
     return 0 if is_plain else copies(one)
 
 
