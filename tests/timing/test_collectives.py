@@ -47,7 +47,7 @@ def forgets(monkeypatch: pytest.MonkeyPatch):
 
 def test_measured_points_are_met() -> None:
     for point in MEASURED:  # messages below 4 MiB are mostly bounded by latency, and their points lie close together
-        assert predicted(point) == pytest.approx(point.seconds, rel=0.02 if point.bytes >= 2**22 else 0.15)
+        assert predicted(point) == pytest.approx(point.seconds, rel=0.02 if point.bytes >= 2**22 else 0.2)
 
 
 def test_a_point_is_predicted_from_the_others(forgets) -> None:

@@ -263,13 +263,14 @@ def _distance(found: Estimate, ranks: int, point: _Measured) -> float:
 def _relevant_points(collective: str, link: Link, measured: tuple[Point, ...]) -> tuple[_Measured, ...]:
     """Return the points that say something about a collective over a link.
 
-    They are those of the collective if there are any, else all: the user's own, else the link's, else those of the link
-    that it resembles.
+    The user's own come first, those of the collective if there are any. Else they are the link's of the collective,
+    those of the link that it resembles, or all of the one or the other.
     """
-    for points in (measured, points_of(link.id), points_of(link.like)):
-        if chosen := [point for point in points if point.collective == collective] or points:
+    own, alike = points_of(link.id), points_of(link.like)
+    for points in (measured, own, alike):
+        if chosen := [point for point in points if point.collective == collective] or measured:
             return tuple(map(_measured, chosen))
-    return ()
+    return tuple(map(_measured, own or alike))
 
 
 def _measured(point: Point) -> _Measured:
