@@ -12,6 +12,7 @@ from torch import nn
 
 from trainatomy.catalog.gpus import find_gpu, has_recorded_engines
 from trainatomy.catalog.instances import find_instance
+from trainatomy.catalog.links import points_of
 from trainatomy.catalog.versions import behaviour, parse_version, version_note, version_text
 from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.cudnn.backend import EXTRA
@@ -259,13 +260,21 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
 
 
 def _machine_notes(workload: Workload) -> Iterator[str]:
-    """Yield what shares the memory of the GPU, and what the machine is that a workload names."""
+    """Yield what shares the memory of the GPU, which links were not measured, and what a named machine is."""
     gpu, gpus = workload.resolve_gpu(), workload.parallel.gpus
     if gpu.unified_memory:
         yield LeadingNote(
             f"the {gpu.name} has one memory of {human_bytes(gpu.memory_bytes)} for the CPU and the GPU, and only what "
             "the GPU holds is predicted: what the system, the processes and their data loaders hold, and what is "
             "offloaded to host memory, comes off the same budget. Compare with what `free` shows as available"
+        )
+    links = workload.parallel.links(gpu)
+    link = links.within(gpus) if links is not None and gpus > 1 else None
+    if link is not None and link.kind == "pcie" and not points_of(link.id) and not points_of(link.like):
+        yield (
+            f"collectives over {link.name} are predicted at the speed that NCCL counts with; of two machines whose "
+            "times were published, one reached half of it from four GPUs on and one a tenth. `trainatomy calibrate "
+            f"--gpus {gpus}` measures yours"
         )
     if workload.instance is None:
         return
