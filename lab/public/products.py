@@ -133,14 +133,13 @@ def log_errors(table: Table) -> Any:
 
 
 def fit(tables: Sequence[Table]) -> ProductConstants:
-    """Return the constants by which the mean error of the logarithm of the tables' products is least.
+    """Return the constants by which the mean error of the logarithm of the tables' bf16 products is least.
 
     What the L2 cache holds is not read from memory: the published products ran again and again.
     """
     (gpu,) = {find_gpu(table.gpu).id for table in tables}
-    chip, kind = chip_of(find_gpu(gpu), None), tables[0].kind
-    size, rate = (2, "bf16") if kind == "half" else (4, "fp32")
-    speed = Speed(float(chip.rate(rate)), chip.multiprocessors, chip.bandwidth, chip.issue_rate)
+    chip, kind, size = chip_of(find_gpu(gpu), None), tables[0].kind, 2
+    speed = Speed(float(chip.rate("bf16")), chip.multiprocessors, chip.bandwidth, chip.issue_rate)
     rows = pd.concat([table.drawn(FITTED // len(tables)) for table in tables])
     sizes, seconds = _sizes(rows), rows.seconds.to_numpy() / tables[0].bias
     memory = [max(each.elements * size - chip.l2_bytes, 0) for each in sizes]

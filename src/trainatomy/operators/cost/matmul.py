@@ -35,7 +35,7 @@ _TILES = {
 }
 _TILES["half_misaligned"] = _TILES["half_odd"] = (*_TILES["tf32"], (64, 32), (32, 64), (32, 32))
 _TILES["tf32_misaligned"] = _TILES["tf32"]
-OWN_TILES = {"half": _TILES["tf32"], "fp32": _TILES["fp32"]}
+OWN_TILES = {"half": _TILES["tf32"]}
 """Tiles of kernels that were written for no architecture in particular."""
 _LEAST_DEPTH = 128
 """Smallest depth of one part of a split product."""
