@@ -3,7 +3,8 @@
 import pytest
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.catalog.gpus import find_gpu, gpu_of_driver, gpus, mig_profiles
+from trainatomy.catalog.gpus import find_gpu, gpu_of_driver, gpus
+from trainatomy.catalog.mig import mig_profiles
 from trainatomy.errors import WorkloadError
 from trainatomy.timing.cost_model import cost_model_of
 from trainatomy.workload.schema import Workload

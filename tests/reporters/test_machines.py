@@ -7,8 +7,9 @@ import json
 import pytest
 from typer import BadParameter
 
-from trainatomy.catalog.gpus import find_gpu, gpus, mig_profiles
+from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.instances import instances
+from trainatomy.catalog.mig import mig_profiles
 from trainatomy.cli import main
 from trainatomy.cli.predict import _cost_per_hour
 from trainatomy.workload import Workload

@@ -1,7 +1,7 @@
 """GPUs: their memory, compute and links, with the source of every number.
 
-Each GPU is one file in ``gpus/``, named by its id; ``gpus/index.yaml`` holds the aliases.  ``mig.yaml`` says which MIG
-instances a card can be divided into, which are GPUs too: ``h200:3g.71gb``.
+Each GPU is one file in ``gpus/``, named by its id; ``gpus/index.yaml`` holds the aliases.  MIG instances of a card
+(``mig.py``) are GPUs too: ``h200:3g.71gb``.
 Units: bytes, bytes per second, floating-point operations per second.
 
 Power of GPUs at their full clocks, as measured by architecture (``power.yaml``).
@@ -22,6 +22,7 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from trainatomy.catalog import mig
 from trainatomy.catalog.files import close_names, read_yaml
 from trainatomy.catalog.instances import is_instance
 from trainatomy.errors import WorkloadError
@@ -242,10 +243,6 @@ _NO_NAMES = (
 """Forms that are no GPU's name, and what to say to them."""
 
 
-_INSTANCE = re.compile(r"(.+?)\s*(?::\s*(?:MIG\s)?|\sMIG\s)\s*(.*)", re.IGNORECASE)
-"""A MIG instance of a card: ``h200:3g.71gb``, or as the driver names it, ``NVIDIA H200 MIG 3g.71gb``."""
-
-
 def find_gpu(name: str) -> GPU:
     """Return the GPU with that id or alias, ignoring case and what separates words and numbers (``RTX4090``).
 
@@ -254,8 +251,8 @@ def find_gpu(name: str) -> GPU:
     Raises:
         WorkloadError: No GPU has that name; the message suggests the nearest ones.
     """
-    if instance := _INSTANCE.fullmatch(name.strip()):
-        return _slice(find_gpu(instance[1]).id, instance[2].strip().lower())
+    if instance := mig.NAME.fullmatch(name.strip()):
+        return mig.instance_of(find_gpu(instance[1]), instance[2].strip().lower())
     gpu_id = _ids_by_name().get(_normal(name)) or _ids_of_joined_names().get(_joined(name))
     if gpu_id is None:
         sizes = [known for known in _ids_by_name() if known.startswith(f"{_normal(name)}-")]  # rtx-4060-ti-16gb
@@ -287,63 +284,6 @@ def gpu_of_driver(name: str) -> GPU | None:
     except WorkloadError:
         return None
     return found if found.device_name == name else None
-
-
-def mig_profiles(gpu: GPU) -> Mapping[str, Mapping[str, Any]]:
-    """Return the MIG instances that a card can be divided into, by profile; none for a card without MIG."""
-    tables = read_yaml("mig.yaml")["tables"]
-    return next((table["profiles"] for table in tables if gpu.id in table["gpus"]), _EMPTY)
-
-
-@cache
-def _slice(gpu_id: str, profile: str) -> GPU:
-    """Return a MIG instance: a GPU with a part of a card's memory, bandwidth, multiprocessors and L2 cache."""
-    card, data = _load(gpu_id), read_yaml("mig.yaml")
-    profiles = mig_profiles(card)
-    if profile not in profiles:
-        divisible = (name for table in data["tables"] for name in table["gpus"])
-        known = f"its profiles are {', '.join(profiles)}" if profiles else f"cards with MIG: {', '.join(divisible)}"
-        raise WorkloadError(f"no MIG profile {profile!r} of {card.id} is known; {known}", key="gpu")
-    one, table = profiles[profile], next(table for table in data["tables"] if gpu_id in table["gpus"])
-    multiprocessors = one.get("multiprocessors", card.multiprocessors)
-    share = multiprocessors / card.multiprocessors
-    listed = one["memory_mib"] * 2**20 if "memory_mib" in one else None
-    assumed = {
-        "memory_bytes": None if "measured" in one else data["memory"] if listed else "all of the card's memory",
-        "bandwidth_bytes_per_second": data["bandwidth"].strip(),
-        "rates": f"the share of the card's multiprocessors, {multiprocessors} of {card.multiprocessors}",
-        "contexts": "as of the whole card, what the first tensor adds by the share of its multiprocessors",
-        "multiprocessors": one.get("assumed"),
-    }
-    own = dict.fromkeys(
-        ("multiprocessors", "nvidia_smi_bytes", "l2_bytes"), f"{table['source']}; {data['guide'].strip()}"
-    )
-    cards = {name: text for name, text in card.sources.items() if name.partition(".")[0] not in {*assumed, *own}}
-    contexts = {
-        era: replace(each, first_tensor_bytes=round(each.first_tensor_bytes * share))
-        for era, each in card.contexts.items()
-    }
-    return replace(
-        card,
-        id=f"{card.id}:{profile}",
-        name=f"{card.name}, MIG {profile}",
-        device_name=f"{card.device_name} MIG {profile}",
-        slice_of=card.id,
-        multiprocessors=multiprocessors,
-        memory_bytes=one.get("memory_bytes", min(listed or card.memory_bytes, card.memory_bytes)),
-        nvidia_smi_bytes=listed or card.nvidia_smi_bytes,
-        driver_reserved_bytes=None,
-        bandwidth_bytes_per_second=card.bandwidth_bytes_per_second * one["memory"] / table["slices"],
-        rates=MappingProxyType({name: rate * share for name, rate in card.rates.items()}),
-        l2_bytes=card.l2_bytes * one["l2"] // table["slices"] if card.l2_bytes else None,
-        power_limit_watts=None,
-        links=MappingProxyType({name: speed for name, speed in card.links.items() if name != "nvlink"}),
-        link="",
-        contexts=MappingProxyType(contexts),
-        aliases=(),
-        sources=MappingProxyType(cards | own | ({"memory_bytes": one["measured"]} if "measured" in one else {})),
-        assumed=MappingProxyType({name: text for name, text in assumed.items() if text}),
-    )
 
 
 def gpu_from_mapping(mapping: Mapping[str, Any], base: str | GPU | None = None) -> GPU:

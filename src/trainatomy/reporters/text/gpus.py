@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from trainatomy.catalog.architectures import ArchitectureEntry
-from trainatomy.catalog.gpus import GPU, find_gpu, mig_profiles
+from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.catalog.instances import Instance
+from trainatomy.catalog.mig import mig_profiles
 from trainatomy.reporters import run_sentences, settings
 from trainatomy.reporters.document import (
     Bullets,
