@@ -120,6 +120,17 @@ def test_a_training_that_fits_only_because_the_cache_is_freed(prediction: Predic
     )
 
 
+def test_a_training_that_is_tight_only_in_the_worst_case(prediction: Prediction) -> None:
+    reserved = prediction.memory.peak_reserved_bytes
+    at_worst = PeakRange((reserved, reserved), (reserved, reserved + 15 * GIB // 2))
+    tight = replace(prediction, verdict="tight", memory=replace(prediction.memory, layouts=at_worst))
+    assert str(verdict_line(tight)).endswith("8.00 GiB to spare, 512 MiB in the worst case")
+    assert str(verdict_line(replace(tight, room_bytes=7 * GIB))).endswith(
+        "7.00 GiB to spare, 512 MiB short in the worst case"
+    )
+    assert str(verdict_line(replace(tight, verdict="fits"))).endswith("8.00 GiB to spare")
+
+
 def test_memory_is_the_least_where_cudnn_tries_its_algorithms(prediction: Prediction) -> None:
     assert ": needs at least 8.00 GiB, 8.00 GiB to spare" in str(verdict_line(replace(prediction, trials=2)))
 

@@ -118,6 +118,7 @@ def test_every_way_to_ask_for_it(run_script: RunScript, asked: str) -> None:
     assert found.message == ""
     assert found.prediction is not None
     assert any("flash_attention_2 allocates" in one for one in found.prediction.notes)
+    assert found.prediction.subject is not None and found.prediction.subject.checkpointing == 1
 
 
 @pytest.mark.parametrize("name", CALLS)

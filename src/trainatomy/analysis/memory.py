@@ -233,12 +233,7 @@ def verdict(memory: Memory, gpu_bytes: int, out_of_memory: OutOfMemoryPoint | No
     """
     if out_of_memory is not None:
         return "does not fit"
-    ranges = [one for one in (memory.range, memory.plans, memory.layouts) if one is not None]
-    highest = max(
-        (*(one.reserved_bytes[1] for one in ranges), *(one.reserved_bytes for one in memory.skipped_steps)),
-        default=memory.peak_reserved_bytes,
-    )
-    scarce = gpu_bytes - memory.device_bytes - (highest - memory.peak_reserved_bytes) < TIGHT_SHARE * gpu_bytes
+    scarce = gpu_bytes - memory.worst_device_bytes < TIGHT_SHARE * gpu_bytes
     return "tight" if scarce or memory.num_alloc_retries else "fits"
 
 

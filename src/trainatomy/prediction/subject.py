@@ -49,7 +49,7 @@ def subject_of(workload: Workload, simulation: Simulation) -> Subject:
         beams=workload.generation.num_beams if workload.mode == "generation" else 1,
         new_tokens=workload.generation.max_new_tokens if workload.mode == "generation" else None,
         accumulation_steps=train.gradient_accumulation_steps if trains else 1,
-        checkpointing=train.gradient_checkpointing_every if trains and train.gradient_checkpointing else 0,
+        checkpointing=_checkpointing(workload, simulation),
         compiled=trains and train.compiles,
         keeps_gradients=trains and not workload.zero_grad_set_to_none,
         torch=workload.software.torch,
@@ -62,6 +62,16 @@ def _autocast(workload: Workload) -> str | None:
     if workload.mode != "training":
         return None
     return "fp16" if workload.train.fp16 else "bf16" if workload.train.bf16 else None
+
+
+def _checkpointing(workload: Workload, simulation: Simulation) -> int:
+    """Return every how many layers are recomputed; 1 where a script or a model does it itself."""
+    train = workload.train
+    if workload.mode != "training":
+        return 0
+    if train.gradient_checkpointing:
+        return train.gradient_checkpointing_every
+    return int(any(operation.phase == "recompute" for operation in simulation.operations.operations))
 
 
 def _quantization(model: ModelSpec, simulation: Simulation) -> str | None:

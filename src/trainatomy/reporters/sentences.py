@@ -47,13 +47,26 @@ def _headroom(prediction: Prediction) -> str:
         return f"{human_bytes(-room)} short"
     if not prediction.fits:
         return f"fails because of fragmentation although {human_bytes(room)} would be left"
-    parts = [f"{human_bytes(room)} to spare"]
+    parts = [f"{human_bytes(room)} to spare{_worst_case(prediction)}"]
     if retries := prediction.memory.num_alloc_retries:
         parts.append(cache_freed(retries))
     if count := prediction.without_workspace:
         uses = "uses a slower algorithm" if count == 1 else "use slower algorithms"
         parts.append(f"{many(count, 'convolution')} {uses} for lack of workspace memory")
     return "; ".join(parts)
+
+
+def _worst_case(prediction: Prediction) -> str:
+    """Return what would be left in the worst case, where a training is tight because of that alone."""
+    memory = prediction.memory
+    worst = prediction.room_bytes - (memory.worst_device_bytes - memory.device_bytes)
+    if prediction.verdict != "tight" or worst == prediction.room_bytes:
+        return ""
+    return (
+        f", {human_bytes(worst)} in the worst case"
+        if worst >= 0
+        else f", {human_bytes(-worst)} short in the worst case"
+    )
 
 
 def cache_freed(count: int) -> str:

@@ -154,6 +154,19 @@ class Memory:
     layouts: PeakRange | None = None
     skipped_steps: tuple[SkippedSteps, ...] = ()
 
+    @property
+    def worst_device_bytes(self) -> int:
+        """``device_bytes`` in the worst case of timing, plans, addresses and skipped steps."""
+        ranges = [peaks for peaks in (self.range, self.plans, self.layouts) if peaks is not None]
+        highest = max(
+            (
+                self.peak_reserved_bytes,
+                *(peaks.reserved_bytes[1] for peaks in ranges),
+                *(run.reserved_bytes for run in self.skipped_steps),
+            )
+        )
+        return self.device_bytes + highest - self.peak_reserved_bytes
+
     def totals(self, skipped: int | None = None) -> dict[str, int]:
         """Return ``TOTALS`` by name, of a run in which gradient scaling skipped that many first steps."""
         return totals_of_run({name: getattr(self, name) for name in TOTALS}, self.skipped_steps, skipped)
