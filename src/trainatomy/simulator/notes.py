@@ -240,6 +240,7 @@ def host_memory_notes(host: HostMemory) -> Iterator[str]:
 def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
     """Return notes on the description of the training."""
     return (
+        *_origin_notes(workload),
         *_batch_norm(workload, model),
         *_dropped_layers(workload, model),
         *_data_parallel(workload),
@@ -257,6 +258,13 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_era_notes(workload),
         *_machine_notes(workload),
     )
+
+
+def _origin_notes(workload: Workload) -> Iterator[str]:
+    """Yield what the framework does whose configuration was read, where that says nothing."""
+    origin = workload.origin
+    if origin is not None and origin.assumed:
+        yield LeadingNote(f"{origin.name}: {'; '.join(origin.assumed)}")
 
 
 def _machine_notes(workload: Workload) -> Iterator[str]:

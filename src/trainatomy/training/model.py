@@ -26,6 +26,7 @@ from trainatomy.results.prediction import LeadingNote
 from trainatomy.training import factory
 from trainatomy.training.configuration import DTYPES, build_configuration, dtype_note, dtype_to_load
 from trainatomy.training.host_values import call_with_values
+from trainatomy.training.parts import frozen_parts, without
 from trainatomy.training.positions import lengths
 from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.deepspeed import zero_stage
@@ -194,10 +195,19 @@ def is_quantised(workload: Workload, model: nn.Module) -> bool:
 def adapt_and_freeze(model: nn.Module, workload: Workload) -> nn.Module:
     """Add the adapters of a workload to a model, and freeze the parameters that it names."""
     spec, by_trl = workload.model, workload.mode == "training" and loop_of(workload).settings is not None
+    frozen = frozen_parts(model, spec)
     if spec.lora is not None:
         # TRL's trainers keep adapters in the dtype of the weights with ZeRO-3, which gathers both into one buffer.
-        model = _adapt(model, spec.lora, in_float32=not (by_trl and zero_stage(workload.train.deepspeed) == 3))
+        in_float32 = not (by_trl and zero_stage(workload.train.deepspeed) == 3)
+        model = _adapt(model, without(frozen, spec.lora), in_float32=in_float32)
     _freeze(model, spec.freeze)
+    for name, parameter in model.named_parameters():
+        if any(name.startswith(f"{part}.") for part in frozen):
+            parameter.requires_grad_(False)
+    if spec.trainable_dtype not in (None, "auto"):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(DTYPES[spec.trainable_dtype])
     return model
 
 

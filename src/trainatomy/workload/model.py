@@ -138,6 +138,16 @@ class ModelSpec(Section):
     freeze: Names = Field(
         default=(), description="parameters that are not trained, as patterns of their names such as `*.embeddings.*`"
     )
+    freeze_vision_tower: bool = Field(
+        default=False,
+        description="do not train towers that see or hear, where the model has them, and give them no adapters",
+    )
+    freeze_multi_modal_projector: bool = Field(
+        default=False, description="the same for what projects their output into the language model"
+    )
+    trainable_dtype: Annotated[Dtype, BeforeValidator(spell_dtype)] | None = Field(
+        default=None, description="dtype to which the weights that are trained are cast (default: they keep theirs)"
+    )
     factory: Factory | None = Field(
         default=None,
         description="`package.module:build` or `path/to/file.py:build`: a function without arguments that returns an "

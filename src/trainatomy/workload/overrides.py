@@ -29,6 +29,8 @@ from trainatomy.workload.section import Path, Problem, leaves, members
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+    from trainatomy.workload.dialects.translation import Origin
+
 
 Kind = Literal["switch", "integer", "number", "choice", "text", "list", "pairs"]
 
@@ -186,6 +188,7 @@ class RawWorkload:
         flags: The flag that set a key.
         problems: Messages about flags that could not be read.
         describe: Returns the message for a problem with a key that no flag set.
+        origin: The configuration of another framework that it was read from.
     """
 
     mapping: Mapping[str, Any]
@@ -193,13 +196,14 @@ class RawWorkload:
     flags: Mapping[Path, Flag] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     describe: Callable[[Path, str], str] = field(default=_plain, repr=False)
+    origin: Origin | None = None
 
     @classmethod
     def of(cls, workload: Workload | None) -> RawWorkload:
         """Return an existing workload as a raw one, or an empty one for None."""
         if workload is None:
             return cls({}, describe=lambda path, message: _NO_MODEL if path == ("model",) else _plain(path, message))
-        return cls(workload.to_raw_mapping(), workload.places)
+        return cls(workload.to_raw_mapping(), workload.places, origin=workload.origin)
 
     def with_flags(self, flags: Mapping[str, Any]) -> RawWorkload:
         """Return a copy with flags laid over it.
@@ -246,7 +250,7 @@ class RawWorkload:
             workload = Workload.model_validate(self.mapping)
         except ValidationError as error:
             return messages + [self._message(*problem) for problem in explain(error, self.mapping, Workload)]
-        return messages or workload.placed(self.places)
+        return messages or workload.placed(self.places, self.origin)
 
     def validate(self) -> Workload:
         """Validate, and return the workload.

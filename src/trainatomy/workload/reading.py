@@ -1,4 +1,7 @@
-"""Workload files: YAML (or JSON, which is YAML) to ``Workload``, with the line of everything that is wrong."""
+"""Workload files: YAML (or JSON, which is YAML) to ``Workload``, with the line of everything that is wrong.
+
+Configurations and commands of other frameworks are read as well (``dialects``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
+from trainatomy.workload.dialects.recognise import command_in, dialect_of, read_command, read_configuration
 from trainatomy.workload.document import Document, parse
 from trainatomy.workload.factory import REFERENCES, resolve
 from trainatomy.workload.overlay import overlay
@@ -28,7 +32,8 @@ def read(path: str | FilePath, flags: Mapping[str, Any] | None = None) -> Worklo
     ``../``, start from the file's folder.
 
     Args:
-        path: The file.
+        path: The file: a workload, a configuration of another framework, or a script of the shell with its command;
+            or such a command itself, ``trl sft --config sft.yaml``.
         flags: Command-line flags to lay over it (see ``RawWorkload.with_flags``).
 
     Raises:
@@ -53,11 +58,18 @@ def read_all(path: str | FilePath, flags: Mapping[str, Any] | None = None) -> tu
 
 def read_raw(path: str | FilePath) -> list[RawWorkload]:
     """Read every workload that a file describes, without validating it."""
+    if " " in str(path) and not FilePath(path).exists() and command_in(str(path)) is not None:
+        return [read_command(str(path), FilePath.cwd())]
     path = FilePath(path)
-    document = parse(_text(path), str(path))
+    text = _text(path)
+    if path.suffix == ".sh":
+        return [read_command(text, FilePath.cwd(), str(path))]
+    document = parse(text, str(path))
     content = document.value
     if not isinstance(content, Mapping):
         raise WorkloadError(document.error((), "a workload is a mapping of keys (model, data, train, …) to values"))
+    if table := dialect_of(content):
+        return [read_configuration(document, table, path.parent, text)]
     if ROWS not in content:
         return [_raw_workload(document, content, (), path.parent)]
     rows = content[ROWS]

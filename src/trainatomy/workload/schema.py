@@ -44,6 +44,7 @@ from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
+    from trainatomy.workload.dialects.translation import Origin
 
 __all__ = [
     "DEFAULT_SEQUENCE_LENGTH",
@@ -128,6 +129,7 @@ class Workload(Section):
     )
 
     _places: dict[Path, str] = PrivateAttr(default_factory=dict)
+    _origin: Origin | None = PrivateAttr(default=None)
 
     @field_validator(*_SECTIONS, mode="before")
     @classmethod
@@ -226,10 +228,16 @@ class Workload(Section):
         """Return where a key was written, for messages: ``file.yaml:9: train.fp16``, ``--fp16``, or ``train.fp16``."""
         return self._places.get(path, ".".join(map(str, path)))
 
-    def placed(self, places: Mapping[Path, str]) -> Self:
-        """Record where keys were written (see ``where``), and return the workload itself."""
+    def placed(self, places: Mapping[Path, str], origin: Origin | None = None) -> Self:
+        """Record where keys were written (see ``where`` and ``origin``), and return the workload itself."""
         self._places.update(places)
+        self._origin = origin
         return self
+
+    @property
+    def origin(self) -> Origin | None:
+        """Return the configuration of another framework that the workload was read from; None for no such."""
+        return self._origin
 
     @property
     def places(self) -> Mapping[Path, str]:
@@ -270,7 +278,7 @@ class Workload(Section):
             set_key(mapping, path, overlay(None, setting))
         remove_replaced(mapping, paths)
         places = {path: place for path, place in self._places.items() if path not in paths}
-        return type(self).from_mapping(mapping).placed(places)
+        return type(self).from_mapping(mapping).placed(places, self._origin)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the values that differ from the defaults, with the keys of the YAML file (see ``from_mapping``)."""

@@ -1,0 +1,214 @@
+"""What a configuration of another framework says, as the keys of a workload.
+
+``Dialect`` is the table of one framework.  ``Translation`` reads one configuration by it: a dialect's own function
+takes the keys that decide together, and the table the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path as FilePath
+from typing import Any
+
+from trainatomy.catalog.files import parse_yaml
+from trainatomy.workload.arguments import arguments
+from trainatomy.workload.document import suggestion
+from trainatomy.workload.overlay import set_key
+from trainatomy.workload.section import Path
+from trainatomy.workload.train import TrainSpec
+
+DIALECTS = ("llamafactory", "trl")
+"""The tables, each a file of this folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The keys of a framework's configuration.
+
+    Attributes:
+        id: Name of the table.
+        name: Name of the framework.
+        release: Release whose sources were read.
+        marks: Keys that only its configurations have.
+        commands: Words that start its command line, by what they set: ``trl sft`` sets the loop.
+        keys: Keys of a workload, by the keys that say the same.
+        renamed: Other spellings of keys.
+        ignored: Keys that change neither memory nor time, with the reason.
+        refused: Keys that are not simulated unless they are empty or false, with the reason.
+        values: Values of refused keys that change nothing.
+        takes_arguments: Whether every name of ``TrainingArguments`` is a key too.
+    """
+
+    id: str
+    name: str
+    release: str
+    marks: frozenset[str]
+    commands: Mapping[str, Mapping[str, Any]]
+    keys: Mapping[str, Path]
+    renamed: Mapping[str, str]
+    ignored: Mapping[str, str]
+    refused: Mapping[str, str]
+    values: Mapping[str, tuple[Any, ...]]
+    takes_arguments: bool
+
+    def known(self) -> set[str]:
+        """Return all keys that the framework has."""
+        own = {*self.keys, *self.renamed, *self.ignored, *self.refused, *self.marks}
+        return own | (_argument_names() if self.takes_arguments else set())
+
+
+@cache
+def dialect(name: str) -> Dialect:
+    """Read a table once."""
+    raw = parse_yaml(files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8"))
+    refused = raw.get("refused", {})
+    return Dialect(
+        id=name,
+        name=raw["name"],
+        release=raw["release"],
+        marks=frozenset(raw["marks"]),
+        commands=raw.get("commands", {}),
+        keys={key: tuple(path.split(".")) for key, path in raw["keys"].items()},
+        renamed=raw.get("renamed", {}),
+        ignored={key: reason for reason, keys in raw.get("ignored", {}).items() for key in keys},
+        refused={key: rule if isinstance(rule, str) else rule["reason"] for key, rule in refused.items()},
+        values={key: tuple(rule["values"]) for key, rule in refused.items() if isinstance(rule, Mapping)},
+        takes_arguments=raw.get("takes_arguments", False),
+    )
+
+
+@cache
+def _argument_names() -> set[str]:
+    return {*TrainSpec.model_fields, *arguments().names(), *arguments().synonyms}
+
+
+def is_off(value: Any) -> bool:
+    """Return whether a value switches a key off: empty, false, or a word for it."""
+    return not value or (isinstance(value, str) and value.lower() in {"false", "no", "none", "null", "off"})
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The configuration that a workload was read from.
+
+    Attributes:
+        dialect: Name of the dialect's table.
+        source: The file, or the command line.
+        is_command: Whether it is a command line.
+        text: Its text.
+        keys: The key that set each key of the workload.
+        assumed: What the framework does where the configuration says nothing.
+    """
+
+    dialect: str
+    source: str
+    is_command: bool
+    text: str = field(repr=False)
+    keys: Mapping[Path, str] = field(repr=False)
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the name of the framework."""
+        return dialect(self.dialect).name
+
+
+class Translation:
+    """A configuration that is read as a workload.
+
+    Args:
+        table: The keys of its framework.
+        given: The configuration, by its keys.
+        folder: Folder of its file, or the current one.
+
+    Attributes:
+        mapping: The keys of a workload.
+        keys: The key of the configuration that set each key of the workload.
+        assumed: What the framework does where the configuration says nothing.
+        problems: What is refused: the key and the reason.
+    """
+
+    def __init__(self, table: Dialect, given: Mapping[str, Any], folder: FilePath) -> None:
+        self.table = table
+        self._folder = folder
+        self.mapping: dict[str, Any] = {}
+        self.keys: dict[Path, str] = {}
+        self.assumed: list[str] = []
+        self.problems: list[tuple[str, str]] = []
+        self._given = {table.renamed.get(key, key): value for key, value in given.items()}
+        self._spelt = {table.renamed.get(key, key): key for key in given}
+        self._taken: set[str] = set()
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key that the table reads; ``default`` where it is not given."""
+        value = self._given.get(key)
+        return default if value is None else value
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key, which the table then leaves alone; ``default`` where it is not given."""
+        self._taken.add(key)
+        return self.value(key, default)
+
+    def file(self, key: str) -> FilePath | None:
+        """Return the file that a key names: from the current folder, that of the configuration, or one above it.
+
+        The configurations that frameworks ship name files from the root of their repository.
+        """
+        name = self.take(key)
+        if not isinstance(name, str):
+            return None
+        places = (FilePath.cwd(), self._folder, *self._folder.resolve().parents)
+        found = next((place / name for place in places if (place / name).is_file()), None)
+        if found is None:
+            self.refuse(key, f"no such file: {name}, from {FilePath.cwd()} or a folder of the configuration")
+        return found
+
+    def gives(self, key: str) -> bool:
+        """Return whether the configuration has a key with a value."""
+        return self._given.get(key) is not None
+
+    def set(self, path: str, value: Any, *keys: str) -> None:
+        """Set a key of the workload, as the first of ``keys`` that is given says."""
+        parts: Path = tuple(path.split("."))
+        set_key(self.mapping, parts, value)
+        said = next((key for key in keys if self.gives(key)), None)
+        if said is not None:
+            self.keys[parts] = self._spelt.get(said, said)
+
+    def assume(self, what: str) -> None:
+        """Note what the framework does where the configuration says nothing."""
+        if what not in self.assumed:
+            self.assumed.append(what)
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Note why a key cannot be simulated."""
+        self._taken.add(key)
+        self.problems.append((self._spelt.get(key, key), reason))
+
+    def finish(self) -> None:
+        """Read the keys that the dialect's own function has left to the table."""
+        for key, value in self._given.items():
+            if isinstance(value, str) and "${" in value:
+                self.refuse(key, f"is a template ({value}): give the value that it stands for")
+            elif key not in self._taken:
+                self._read(key, value)
+
+    def _read(self, key: str, value: Any) -> None:
+        table = self.table
+        if key in table.refused:
+            if not is_off(value) and value not in table.values.get(key, ()):
+                self.refuse(key, f"not simulated: {table.refused[key]}")
+        elif key in table.keys:
+            if value is not None:
+                self.set(".".join(map(str, table.keys[key])), value, key)
+        elif table.takes_arguments and key in _argument_names():
+            if value is not None:
+                self.set(f"train.{key}", value, key)
+        elif key not in table.ignored and key not in table.marks:
+            hint = suggestion(key, table.known())
+            self.refuse(
+                key, f"is no key of {table.name} {table.release}{hint}; keys that are not known may change memory"
+            )
