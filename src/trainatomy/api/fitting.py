@@ -28,6 +28,7 @@ from trainatomy.search.explore import Observer
 from trainatomy.search.remedies import shortage_of
 from trainatomy.search.run import run, with_all_lengths
 from trainatomy.simulator import live
+from trainatomy.workload.dialects.answer import settings_in
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def _candidates(training: Training, request: FitRequest) -> Iterator[tuple[Workl
     """Yield the workload to vary, the request restricted to what applies to it, and what predicts the candidates."""
     if isinstance(training.what, Workload):
         with _of_workload(training.what, training, request) as (workload, pool):
+            if workload.origin is not None:
+                request = replace(request, translated=partial(settings_in, workload.origin))
             yield workload, request, pool
     else:
         workload, pool = _of_module(training.what, training, request)

@@ -54,11 +54,13 @@ from trainatomy.scripts.command import Command, check_gpu, read_command
 from trainatomy.scripts.fitting import read_flags, search_flags
 from trainatomy.scripts.job import Job, Outcome
 from trainatomy.search.axes import AXES
+from trainatomy.workload.dialects.answer import answer_in, rewritten
 from trainatomy.workload.document import refuse_unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from trainatomy.workload.dialects.translation import Origin
     from trainatomy.workload.schema import Workload
 
     Found = Fit | FitAcross | Shortage
@@ -162,7 +164,10 @@ class FitCommand(FitRequest):
     html: Html = None
     open_report: Open = False
     output: Annotated[
-        Path | None, output_file("--output", "Write the best settings to this workload file.", metavar="FILE.yaml")
+        Path | None,
+        output_file(
+            "--output", "Write the best settings to this file, as the training was given.", metavar="FILE.yaml"
+        ),
     ] = None
     records: Records = None
     check: Annotated[bool, in_output("--check", "Exit with code 8 if nothing fits.")] = False
@@ -181,19 +186,22 @@ class _Outputs(NamedTuple):
     workload_file: Path | None
     json: bool
 
-    def write(self, found: Found) -> None:
-        """Write the files, and print the outcome."""
+    def write(self, found: Found, origin: Origin | None) -> None:
+        """Write the files, and print the outcome; settings in the configuration that the workload was read from."""
         write_report(self.page, found, is_opened=self.is_opened)
         if self.json:
             show_json(to_json(found))
         else:
-            show(_page(found))
+            show(_page(found, origin))
         for plot in self.plots:
             draw_into(plot, found)
         if self.workload_file is None:
             return
         if isinstance(found, Fit) and found.best is not None:
-            self.workload_file.write_text(workload_yaml(found.best), encoding="utf-8")
+            text = workload_yaml(found.best)
+            if origin is not None:
+                text = rewritten(origin, answer_in(origin, found.workload, found.best.workload))
+            self.workload_file.write_text(text, encoding="utf-8")
             note(f"best settings written to {self.workload_file}")
         else:
             note(f"nothing written to {self.workload_file}: there are no best settings")
@@ -235,7 +243,7 @@ def fit(request: FitCommand) -> None:
         interrupted = found.interrupted
         if request.measure and isinstance(found, Fit) and not interrupted:
             found, interrupted = _measure(found, request, processes)
-    outputs.write(found)
+    outputs.write(found, workload.origin)
     if interrupted:
         raise KeyboardInterrupt
     if request.check and not _fits(found):
@@ -293,10 +301,10 @@ def _measure(found: Fit, request: FitCommand, processes: Processes) -> tuple[Fit
             return found, True
 
 
-def _page(found: Found) -> RenderableType:
+def _page(found: Found, origin: Origin | None) -> RenderableType:
     if isinstance(found, Fit):
-        return fit_page(found, command_line())
-    return gpus_fit_page(found) if isinstance(found, FitAcross) else shortage_page(found)
+        return fit_page(found, command_line(), origin)
+    return gpus_fit_page(found) if isinstance(found, FitAcross) else shortage_page(found, origin)
 
 
 def _fits(found: Found) -> bool:

@@ -17,6 +17,7 @@ import typer
 
 from trainatomy.cli.exits import UsageError
 from trainatomy.option import Offered, Option, in_output, offered
+from trainatomy.workload.dialects.recognise import command_in, usual_commands
 
 EVERY_GPU = "all"
 
@@ -141,7 +142,28 @@ def check_writable(option: str, file: Path) -> None:
         raise UsageError(f"{option} {file}: {problem}")
 
 
-File = Annotated[str | None, Option("", "A file that describes the training.", metavar="WORKLOAD.yaml")]
+def file_or_command(words: Sequence[str]) -> str:
+    """Return the one file among the words of a command line, or the command of another framework that they are."""
+    text = words[0] if len(words) == 1 else shlex.join(words)
+    if len(words) > 1 and command_in(text) is None:
+        raise UsageError(
+            f"one file describes a training, found {' '.join(words)}; `trainatomy compare` takes several, and a "
+            f"command of another framework follows `--`: {', '.join(f'`{name}`' for name in usual_commands())}"
+        )
+    return text
+
+
+File = Annotated[
+    str | None,
+    Option(
+        "",
+        "A file that describes the training: a workload, or a configuration of another framework. Or, after --, the "
+        "command of one.",
+        metavar="WORKLOAD.yaml | -- COMMAND",
+        words=list[str] | None,
+        read=file_or_command,
+    ),
+]
 Debug = Annotated[bool, in_output("--debug", "Show tracebacks and all logs of the libraries.")]
 Json = Annotated[bool, in_output("--json", "Print one JSON object and nothing else.")]
 Sources = Annotated[bool, in_output("--sources", "Also list the inputs of the prediction and where they come from.")]

@@ -15,7 +15,7 @@ from typer import BadParameter
 from trainatomy import api
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.instances import find_instance, is_instance
-from trainatomy.cli.options import Debug, File, Json, Price, Sources
+from trainatomy.cli.options import Debug, File, Json, Price, Sources, file_or_command
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
 from trainatomy.cli.report import (
     Html,
@@ -106,7 +106,7 @@ def predict(request: PredictCommand) -> None:
     else:
         show(prediction_page(prediction, *cost, with_sources=request.sources))
         if shortage is not None:
-            show(shortage_page(shortage))
+            show(shortage_page(shortage, workload.origin))
         elif not prediction.fits and refused is None:
             note(hint(workload))
     if request.why_oom and refused is not None:
@@ -179,7 +179,9 @@ class OpsCommand(OpsRequest):
         Option(
             "",
             "A file that describes the training, or the built-in encoder layer of BERT-large.",
-            metavar="encoder-layer | WORKLOAD.yaml",
+            metavar="encoder-layer | WORKLOAD.yaml | -- COMMAND",
+            words=list[str] | None,
+            read=file_or_command,
         ),
     ] = None
     html: Html = None

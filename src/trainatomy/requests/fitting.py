@@ -31,6 +31,8 @@ MANY_CANDIDATES = 100
 """About as many training runs as a search executes, for the number of processes."""
 CanApply = Callable[[Mapping[str, object]], bool]
 """Says whether settings, keys of the workload with their values, can be applied."""
+Translated = Callable[[Mapping[str, object]], Mapping[str, object] | None]
+"""Returns settings as what is trained has them, None where it cannot."""
 
 
 def _goal(text: str) -> Goal:
@@ -52,6 +54,8 @@ class FitRequest:
         prices: Execute the workload as it was given too, and the single changes of the best candidate.
         can_apply: Says which settings can be applied to what is trained; the others are neither tried nor priced.
             All can by default.
+        translated: Returns what settings are for what is trained, such as a framework that makes more of them; None
+            where they cannot be applied. They are taken as they are by default.
         maximize: What is to be as large as fits.
         measure: Run this many of the best candidates on this machine's GPU.
         jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
@@ -105,6 +109,7 @@ class FitRequest:
     ] = False
     prices: bool = True
     can_apply: CanApply | None = None
+    translated: Translated | None = None
     maximize: Annotated[
         Goal,
         Option(
@@ -123,6 +128,12 @@ class FitRequest:
     executor: Executor = None
     calibration: CalibrationFile = None
     trust_remote_code: TrustRemoteCode = False
+
+    def applies(self, settings: Mapping[str, object]) -> bool:
+        """Return whether settings can be applied to what is trained."""
+        if self.can_apply is not None and not self.can_apply(settings):
+            return False
+        return self.translated is None or self.translated(settings) is not None
 
     @property
     def predicting(self) -> PredictRequest:

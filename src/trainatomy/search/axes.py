@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trainatomy.catalog.gpus import GPU
-from trainatomy.requests.fitting import CanApply
+from trainatomy.requests.fitting import CanApply, Translated
 from trainatomy.search.plans import Axis, Option, axis_of, plan_axis
 from trainatomy.workload.arguments import is_class_path, is_factory
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, PREDICTED_IDS
@@ -91,6 +91,21 @@ def applicable(axes: tuple[Axis, ...], can_apply: CanApply) -> tuple[Axis, ...]:
 
     rest = map(kept, axes[1:])
     return (axes[0], *(axis for axis in rest if len(axis.options) > 1))
+
+
+def translated(axes: tuple[Axis, ...], translate: Translated) -> tuple[Axis, ...]:
+    """Return the axes with the settings of each option as what is trained has them, without those that it cannot."""
+    made = {axis.name: {each.name: translate(each.settings) for each in axis.options} for axis in axes}
+
+    def kept(axis: Axis) -> Axis:
+        said = made[axis.name]
+        options = tuple(
+            replace(each, settings=said[each.name] or {}) for each in axis.options if said[each.name] is not None
+        )
+        return replace(axis, options=options, leanest=axis.leanest if said.get(axis.leanest) is not None else "")
+
+    rest = map(kept, axes[1:])
+    return (kept(axes[0]), *(axis for axis in rest if len(axis.options) > 1))
 
 
 def divisors(number: int) -> tuple[int, ...]:

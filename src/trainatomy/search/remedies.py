@@ -58,7 +58,7 @@ def more_gpus(exploration: Exploration, request: FitRequest, given: Outcome) -> 
                 continue
             changes = _changes(workload, count, checkpointed=checkpointed)
             settings = {key: value for change in changes for key, value in change.settings.items()}
-            if request.can_apply is None or request.can_apply(settings):
+            if request.applies(settings):
                 yield from _executed(exploration, request, given, workload, changes)
             break
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainatomy.errors import WorkloadError
 from trainatomy.requests.fitting import FitRequest, check, check_precision, effective_batch_size, samples_per_rank
 from trainatomy.results.fit import Change, Permission
-from trainatomy.search.axes import AXES, applicable, axes_of
+from trainatomy.search.axes import AXES, applicable, axes_of, translated
 from trainatomy.search.plans import Axis, Option
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.schema import Workload
@@ -187,6 +187,8 @@ def space_of(
     axes = axes_of(workload, samples_per_rank(workload, request))
     if request.can_apply is not None:
         axes = applicable(axes, request.can_apply)
+    if request.translated is not None:
+        axes = translated(axes, request.translated)
     if prior is not None and [axis.name for axis in prior.space.axes] == [*(axis.name for axis in axes), "plan"]:
         axes = (*axes, Axis("plan", (Option("none"),), "none"))
     for name in request.keep:

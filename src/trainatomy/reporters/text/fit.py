@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -35,6 +36,10 @@ from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Candidate, Change, Fit, Price, Remedy, Shortage
 from trainatomy.results.prediction import Plan
 from trainatomy.units import difference, human_bytes, many, percent, rate, seconds, signed_percent
+from trainatomy.workload.dialects.answer import Answer, answer_in, rewritten
+
+if TYPE_CHECKING:
+    from trainatomy.workload.dialects.translation import Origin
 
 RUNNERS_UP = 5
 REMEDIES_SHOWN = 6
@@ -151,12 +156,16 @@ def _per_gpu(candidate: Candidate) -> float:
     return candidate.samples_per_second / candidate.plan.world_size
 
 
-def _remedies(remedies: Sequence[Remedy]) -> Iterator[Part]:
-    """Yield the steps that make a training fit, by kind, then those that help and do not suffice alone."""
+def _remedies(remedies: Sequence[Remedy], shown: list[Remedy]) -> Iterator[Part]:
+    """Yield the steps that make a training fit, by kind, then those that help and do not suffice alone.
+
+    Args:
+        remedies: The steps.
+        shown: Gets those that are shown, in the order of their numbers.
+    """
     groups: dict[str, list[Remedy]] = {name: [] for name in REMEDIES}
     for remedy in _without_smaller_batches(remedies):
         groups[remedy.kind if remedy.candidate.fits else "insufficient"].append(remedy)
-    shown: list[Remedy] = []
     for name, group in groups.items():
         if group:
             if shown:
@@ -224,17 +233,18 @@ def _share(share: float) -> str:
 COMMAND = "trainatomy fit ..."
 
 
-def fit_page(fit: Fit, command: str = COMMAND) -> Document:
+def fit_page(fit: Fit, command: str = COMMAND, origin: Origin | None = None) -> Document:
     """Return everything about a search as a page.
 
     Args:
         fit: The outcome.
         command: The command line of the search, to show how to measure candidates that are too close to call.
+        origin: The configuration of another framework that the training was read from.
     """
-    answer, *parts = _nothing_fits(fit) if fit.best is None else _fits(fit, fit.best, command)
+    answer, *parts = _nothing_fits(fit, origin) if fit.best is None else _fits(fit, fit.best, command)
     notes = [search_sentences.fit_note(note) for note in fit.notes]
     search = section(SECTIONS["fit_search"], *_search(fit))
-    ready = () if fit.best is None else _ready_settings(fit, fit.best)
+    ready = () if fit.best is None else _ready_settings(fit, fit.best, origin)
     return Document((answer, subject_of(fit.predictions), *parts, *listed(SECTIONS["notes"], notes), search, *ready))
 
 
@@ -337,7 +347,7 @@ def _limits(fit: Fit) -> list[str]:
     return lines
 
 
-def _nothing_fits(fit: Fit) -> Iterator[Part]:
+def _nothing_fits(fit: Fit, origin: Origin | None) -> Iterator[Part]:
     """Yield by how much the training does not fit, what holds the memory, and what would make it fit."""
     shortage = fit.shortage
     if shortage is None and fit.too_large:
@@ -353,22 +363,43 @@ def _nothing_fits(fit: Fit) -> Iterator[Part]:
     if fit.given is not None and fit.given.workload != shortage.given.workload:
         needed = human_bytes(fit.given.device_bytes)
         yield Text(f"As given ({settings.settings_of(fit.given)}), it needs {needed}.")
-    yield from _shortage(shortage)
+    yield from _shortage(shortage, origin, fit.workload)
 
 
-def _shortage(shortage: Shortage) -> Iterator[Part]:
+def _shortage(shortage: Shortage, origin: Origin | None, before: Mapping[str, object]) -> Iterator[Part]:
     """Yield what holds the memory, and what would make the training fit."""
     yield section(SECTIONS["fit_memory"], breakdown(shortage.given.prediction.memory))
     if shortage.remedies:
-        yield section(SECTIONS["fit_remedies"], *_remedies(shortage.remedies))
+        shown = list[Remedy]()
+        yield section(SECTIONS["fit_remedies"], *_remedies(shortage.remedies, shown))
+        if origin is not None:
+            said = [_in_dialect(origin, before, remedy.candidate.workload) for remedy in shown]
+            lines = [f"{number}. {keys}" for number, keys in enumerate(said, start=1) if keys]
+            yield section(f"The same in {origin.source}", *map(Text, lines))
 
 
-def shortage_page(shortage: Shortage) -> Document:
-    """Return what a training needs that does not fit, and what would make it fit."""
-    return Document(tuple(_shortage_parts(shortage)))
+def _in_dialect(origin: Origin, before: Mapping[str, object], after: Mapping[str, object]) -> str:
+    """Return what to change in a configuration, on one line."""
+    change = answer_in(origin, before, after)
+    return "; ".join([*change.lines(), *_unsaid(origin, change)])
 
 
-def _shortage_parts(shortage: Shortage) -> Iterator[Part]:
+def _unsaid(origin: Origin, change: Answer) -> list[str]:
+    lacking = [f"{origin.name} has no key for {key}: {value}" for key, value in change.unsaid.items()]
+    return [*change.outside, *lacking]
+
+
+def shortage_page(shortage: Shortage, origin: Origin | None = None) -> Document:
+    """Return what a training needs that does not fit, and what would make it fit.
+
+    Args:
+        shortage: The outcome of a search for remedies.
+        origin: The configuration of another framework that the training was read from.
+    """
+    return Document(tuple(_shortage_parts(shortage, origin)))
+
+
+def _shortage_parts(shortage: Shortage, origin: Origin | None) -> Iterator[Part]:
     prediction = shortage.given.prediction
     does = "fits" if shortage.given.fits else "does not fit"
     verdict = Text(does, style=VERDICT_STYLES[does])
@@ -380,7 +411,7 @@ def _shortage_parts(shortage: Shortage) -> Iterator[Part]:
         yield Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True))
     if shortage.interrupted:
         yield Text("The search was interrupted: these are the steps found so far.", style="bold yellow")
-    yield from _shortage(shortage)
+    yield from _shortage(shortage, origin, shortage.given.workload)
     yield Text()
     taken = f"Searched in {seconds(shortage.seconds)} without a GPU ({sentences.versions(prediction)})."
     yield Text(taken, style="dim")
@@ -393,8 +424,17 @@ def _search(fit: Fit) -> list[Part]:
     return [Text(lines[0]), Bullets(lines[1:])] if len(lines) > 1 else [Text(lines[0])]
 
 
-def _ready_settings(fit: Fit, best: Candidate) -> Iterator[Part]:
-    """Yield the settings as Python, as a workload file and as options; not indented, so that they can be pasted."""
+def _ready_settings(fit: Fit, best: Candidate, origin: Origin | None) -> Iterator[Part]:
+    """Yield the settings in the user's own configuration, or as Python, a workload file and options.
+
+    They are not indented, so that they can be pasted.
+    """
+    if origin is not None:
+        change = answer_in(origin, fit.workload, best.workload)
+        title = f"{'The command' if origin.is_command else 'Changed keys'} of {origin.name}"
+        text = rewritten(origin, change) if origin.is_command else "\n".join(change.lines())
+        yield section(title, Code(text or "# nothing changes"), *map(Text, _unsaid(origin, change)), indent=0)
+        return
     yield section(SECTIONS["fit_python"], Code(training_arguments_code(best, fit.name)), indent=0)
     if best.plan.world_size > 1:
         yield section(SECTIONS["fit_launch"], Code(launch_command(best)), indent=0)

@@ -81,6 +81,8 @@ def _adapters(said: Translation) -> None:
     said.set("model.lora.r", rank, "lora_rank")
     said.set("model.lora.lora_alpha", said.take("lora_alpha", 2 * _whole(rank)), "lora_alpha")
     said.set("model.lora.task_type", "CAUSAL_LM")
+    unused = said.take("ddp_find_unused_parameters", False)
+    said.set("train.ddp_find_unused_parameters", unused, "ddp_find_unused_parameters")
     target = said.take("lora_target", "all")
     names = _names(target)
     said.set("model.lora.target_modules", "all-linear" if names == ["all"] else names, "lora_target")
@@ -152,8 +154,7 @@ def _data(said: Translation) -> None:
     length = said.take("cutoff_len", 2048)
     said.set("data.sequence_length", length, "cutoff_len")
     said.set("data.attention_mask", True)
-    given = "" if said.gives("cutoff_len") else ", its default"
-    said.assume(f"every sample has {length:,} tokens (cutoff_len{given}); give --lengths-file for those of your data")
+    said.assume_length(length, "cutoff_len")
     said.take("packing")
     if said.take("neat_packing"):
         said.refuse("neat_packing", f"not simulated: attention masks of packed samples; {_RUN}")

@@ -15,6 +15,7 @@ import yaml
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.dialects.translation import DIALECTS, Dialect, Origin, Translation, dialect
 from trainatomy.workload.document import Document, parse
+from trainatomy.workload.launch import read_launch
 from trainatomy.workload.overrides import RawWorkload
 from trainatomy.workload.section import Path, Problem
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _OF_A_WORKLOAD = frozenset({"model", "train", "data", "rows", "gpu", "loop", "trl", "parallel", "generation", "mode"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
-_GPUS = ("NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES")
 
 
 def dialect_of(content: Mapping[str, Any]) -> Dialect | None:
@@ -88,26 +88,62 @@ def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Call
     return RawWorkload(said.mapping, {path: place(key) for path, key in keys.items()}, describe=describe, origin=origin)
 
 
-def command_in(text: str) -> tuple[Dialect, str, list[str], dict[str, Any]] | None:
-    """Return the first command of a framework in a text: its table, the command, its words, settings before it."""
-    joined = re.sub(r"\\\s*\n", " ", text)
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a framework.
+
+    Attributes:
+        table: The keys of the framework.
+        name: The command, as its table has it.
+        words: Its options and files.
+        launcher: The words of the launcher that starts it; empty without one.
+        settings: What variables before it say, as keys of a workload.
+    """
+
+    table: Dialect
+    name: str
+    words: Sequence[str]
+    launcher: str
+    settings: Mapping[str, Any]
+
+
+def command_in(text: str) -> Command | None:
+    """Return the first command of a framework in a text: a line of the shell, or a script of it."""
     variables: dict[str, str] = {}
-    for line in joined.splitlines():
+    for line in re.sub(r"\\\s*\n", " ", text).splitlines():
         try:
             words = shlex.split(line, comments=True)
         except ValueError:
             continue
-        words = words[words[0] == "export" :] if words else words
+        words = words[1:] if words[:1] == ["export"] else words
         while words and _VARIABLE.fullmatch(words[0]):
             name, _, value = words.pop(0).partition("=")
             variables[name] = value
-        words = [FilePath(words[0]).name, *words[1:]] if words else words
+        launcher, words = _launched(words)
         for table in map(dialect, DIALECTS):
-            for command in sorted(table.commands, key=len, reverse=True):
-                start = command.split()
-                if words[: len(start)] == start:
-                    return table, command, words[len(start) :], _gpus(variables)
+            for name in sorted(table.commands, key=len, reverse=True):
+                if rest := _after(name.split(), words):
+                    return Command(table, name, rest[1:], shlex.join(launcher), _gpus(variables))
     return None
+
+
+def _after(start: list[str], words: list[str]) -> list[str]:
+    """Return the last word of a command and those after it, where words begin with it; else nothing."""
+    head = words[: len(start)]
+    is_same = head[1:] == start[1:] and bool(head) and f"/{head[0]}".endswith(f"/{start[0]}")
+    return words[len(start) - 1 :] if is_same else []
+
+
+def _launched(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words of torchrun, accelerate launch or deepspeed, and those of what it launches."""
+    if not words or FilePath(words[0]).name not in ("torchrun", "accelerate", "deepspeed", "python", "python3"):
+        return [], words
+    for index, word in enumerate(words[1:], start=1):
+        if word in ("-m", "--module") or word.endswith(".py"):
+            inner = words[index:] if word.endswith(".py") else words[index + 1 :]
+            is_launcher = not FilePath(words[0]).name.startswith("python")
+            return (words[:index] if is_launcher else []), inner
+    return [], words
 
 
 def _gpus(variables: Mapping[str, str]) -> dict[str, Any]:
@@ -118,6 +154,11 @@ def _gpus(variables: Mapping[str, str]) -> dict[str, Any]:
     nodes = variables.get("NNODES", "1")
     settings = {"parallel.gpus": int(count)} if int(count) > 1 else {}
     return settings | ({"parallel.nodes": int(nodes)} if nodes.isdigit() and int(nodes) > 1 else {})
+
+
+def usual_commands() -> list[str]:
+    """Return the first command of each framework, as a hint."""
+    return [next(iter(dialect(name).commands)) for name in DIALECTS]
 
 
 def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWorkload:
@@ -131,23 +172,35 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
     Raises:
         WorkloadError: The text holds no command of a known framework, or an option is unknown or not simulated.
     """
-    found = command_in(text)
-    if found is None:
-        known = ", ".join(f"`{command}`" for name in DIALECTS for command in dialect(name).commands)
-        raise WorkloadError(f"{name or text}: holds none of the commands that are read: {known}")
-    table, command, words, gpus = found
-    given, files = _options(words, folder, name or command)
+    command = command_in(text)
+    if command is None:
+        known = ", ".join(f"`{command}`" for command in usual_commands())
+        raise WorkloadError(f"{name or text}: holds none of the commands that are read, such as {known}")
+    given, files = _options(command.words, folder, name or command.name)
+    options = frozenset(given)
     for file in files:
         given = {**dict(file.value), **given}
 
     def place(key: str) -> str:
         for file in files:
-            if (key,) in file.lines:
+            if (key,) in file.lines and key not in options:
                 return f"{file.source}:{file.line((key,))}: {key}"
-        return f"{name or command}: --{key}"
+        return f"{name or command.name}: --{key}"
 
-    settings = {**table.commands[command], **gpus}
-    return _read(table, given, _Source(name or text, text, folder, is_command=True, settings=settings), place)
+    settings = {**command.table.commands[command.name], **command.settings}
+    if command.launcher:
+        launch = read_launch(f"{command.launcher} train.py").settings(settings.get("loop", "trainer"))
+        settings |= {".".join(map(str, path)): value for path, value in launch.items()}
+    source = _Source(name or text, text, folder, is_command=True, settings=settings)
+    return _read(command.table, given, source, place)
+
+
+def read_again(origin: Origin, text: str) -> RawWorkload:
+    """Return the workload that a changed configuration says."""
+    if origin.is_command:
+        return read_command(text, FilePath.cwd(), origin.source)
+    table = dialect(origin.dialect)
+    return read_configuration(parse(text, origin.source), table, FilePath(origin.source).parent, text)
 
 
 def _options(words: Sequence[str], folder: FilePath, source: str) -> tuple[dict[str, Any], list[Document]]:

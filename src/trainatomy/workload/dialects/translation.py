@@ -40,6 +40,9 @@ class Dialect:
         refused: Keys that are not simulated unless they are empty or false, with the reason.
         values: Values of refused keys that change nothing.
         takes_arguments: Whether every name of ``TrainingArguments`` is a key too.
+        says: How a key of a workload is said: a key of the framework, or its keys and values by the workload's value.
+        implied: Keys of a workload that follow from others, and are not said.
+        options: How an option of its command looks: ``--key value`` or ``key=value``.
     """
 
     id: str
@@ -53,6 +56,9 @@ class Dialect:
     refused: Mapping[str, str]
     values: Mapping[str, tuple[Any, ...]]
     takes_arguments: bool
+    says: Mapping[str, str | Mapping[Any, Mapping[str, Any]]]
+    implied: frozenset[str]
+    options: str
 
     def known(self) -> set[str]:
         """Return all keys that the framework has."""
@@ -77,6 +83,9 @@ def dialect(name: str) -> Dialect:
         refused={key: rule if isinstance(rule, str) else rule["reason"] for key, rule in refused.items()},
         values={key: tuple(rule["values"]) for key, rule in refused.items() if isinstance(rule, Mapping)},
         takes_arguments=raw.get("takes_arguments", False),
+        says={path: key for key, path in raw["keys"].items()} | raw["says"],
+        implied=frozenset(raw["implied"]),
+        options=raw["options"],
     )
 
 
@@ -183,6 +192,12 @@ class Translation:
         if what not in self.assumed:
             self.assumed.append(what)
 
+    def assume_length(self, tokens: Any, key: str) -> None:
+        """Note how long samples are taken to be."""
+        text = f"{tokens:,}" if isinstance(tokens, int) else tokens
+        given = "" if self.gives(key) else ", its default"
+        self.assume(f"every sample has {text} tokens ({key}{given}); give --lengths-file for those of your data")
+
     def refuse(self, key: str, reason: str) -> None:
         """Note why a key cannot be simulated."""
         self._taken.add(key)
@@ -191,7 +206,7 @@ class Translation:
     def finish(self) -> None:
         """Read the keys that the dialect's own function has left to the table."""
         for key, value in self._given.items():
-            if isinstance(value, str) and "${" in value:
+            if isinstance(value, str) and "${" in value and key not in self.table.ignored:
                 self.refuse(key, f"is a template ({value}): give the value that it stands for")
             elif key not in self._taken:
                 self._read(key, value)

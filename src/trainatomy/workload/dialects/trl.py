@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.launch import read_launch
@@ -38,13 +40,27 @@ def translate(said: Translation) -> None:
         said.assume("weights in float32 (dtype)")
     _adapters(said)
     _quantisation(said, dtype)
-    if (file := said.file("accelerate_config")) is not None:
+    if (file := _accelerate_file(said)) is not None:
         for path, value in read_launch(str(file)).settings(loop).items():
             said.set(".".join(map(str, path)), value, "accelerate_config")
     for key in trl_settings().names():
         if said.gives(key):
             said.set(f"trl.{key}", said.take(key), key)
     _lengths(said, loop)
+
+
+def _accelerate_file(said: Translation) -> FilePath | None:
+    """Return accelerate's configuration: a file, or the name of one that TRL ships."""
+    package = find_spec("trl")
+    shipped = (
+        FilePath((package and package.origin) or "").parent
+        / "accelerate_configs"
+        / f"{said.value('accelerate_config')}.yaml"
+    )
+    if said.gives("accelerate_config") and shipped.is_file():
+        said.take("accelerate_config")
+        return shipped
+    return said.file("accelerate_config")
 
 
 def _adapters(said: Translation) -> None:
@@ -79,4 +95,7 @@ def _lengths(said: Translation, loop: str) -> None:
         return
     limit = said.value("max_length", MAX_LENGTH)
     said.set("data.sequence_length", limit, "max_length")
-    said.assume(f"every sample has {limit:,} tokens (max_length); give --lengths-file for those of your data")
+    said.assume_length(limit, "max_length")
+    if loop in ("dpo", "kto") and isinstance(limit, int):
+        said.set("data.prompt_length", limit // 2)
+        said.assume("half of them are the prompt; give --prompt-length for yours")
