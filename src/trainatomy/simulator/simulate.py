@@ -51,7 +51,7 @@ from trainatomy.simulator.releases import python_part_notes, software_of
 from trainatomy.simulator.steps import continued, with_further_steps, with_skipped_steps
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch, batch_shapes
-from trainatomy.training.model import build_model, is_quantised, unwrap
+from trainatomy.training.model import build_model, cast_trained, is_quantised, unwrap
 from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
 from trainatomy.training.process import preload, seed_host
 from trainatomy.training.quantization import load_on_device
@@ -325,6 +325,7 @@ def _execute(
             model = _load(workload, process, model)
         else:
             quantised_layers.place(model)
+            cast_trained(model, workload, "cuda")
         # Only the loop may hold the observer, which refers to the model and its optimizer.
         run_steps = partial(run, workload, model, device="cuda", steps=steps, make_batch=make_batch)
         with explained_failures(

@@ -204,11 +204,19 @@ def adapt_and_freeze(model: nn.Module, workload: Workload) -> nn.Module:
     for name, parameter in model.named_parameters():
         if any(name.startswith(f"{part}.") for part in frozen):
             parameter.requires_grad_(False)
-    if spec.trainable_dtype not in (None, "auto"):
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.to(DTYPES[spec.trainable_dtype])
     return model
+
+
+def cast_trained(model: nn.Module, workload: Workload, device: str) -> None:
+    """Cast the weights that are trained as the workload says, on the GPU where they are not sharded."""
+    wanted = workload.model.trainable_dtype
+    if wanted in (None, "auto"):
+        return
+    if workload.train.deepspeed is None and not workload.train.fsdp:
+        model.to(device)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(DTYPES[wanted])
 
 
 def model_notes(model: nn.Module) -> tuple[str, ...]:
