@@ -2,6 +2,7 @@
 
     TrainatomyError            1   the request cannot be carried out
     ├── WorkloadError          2   the workload is invalid: unknown key, contradiction, unknown name
+    │   └── NotSimulated           a framework's configuration asks for what is not simulated
     ├── FactoryError           3   the user's own code (a factory, a model's forward) raised
     ├── SimulationError        4   an operation cannot be executed without data
     ├── MissingLibrary         5   an optional library is not installed
@@ -82,6 +83,10 @@ class DeviceError(TrainatomyError):
     """A GPU is needed and there is none, or the process that used it failed."""
 
     exit_code = 7
+
+
+class NotSimulated(WorkloadError):
+    """A configuration of another framework is right, and asks for what is not simulated."""
 
 
 class DoesNotFit(TrainatomyError):

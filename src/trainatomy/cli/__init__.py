@@ -37,9 +37,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Return whether ``--json`` is among the options of a command, and not among those of a script that it runs."""
-    own = list(arguments)
+    own = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     if own[:1] == ["run"]:
-        script = next((place for place, word in enumerate(own) if word in ("-m", "--") or word.endswith(".py")), None)
+        script = next((place for place, word in enumerate(own) if word == "-m" or word.endswith(".py")), None)
         own = own[:script]
     return "--json" in own
 

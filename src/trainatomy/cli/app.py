@@ -33,6 +33,7 @@ class Entry(NamedTuple):
 COMMANDS = (
     Entry("predict", "Training runs", "Predict the GPU memory and the time of a training step."),
     Entry("run", "Training runs", "Run your own training script without a GPU, and predict its memory and time."),
+    Entry("check", "Training runs", "Say in one sentence whether what a launcher would start fits its GPUs."),
     Entry("fit", "Training runs", "Find the settings that fit a GPU and train fastest."),
     Entry("compare", "Training runs", "Compare several training runs, predicted or measured."),
     Entry("ops", "Training runs", "Break a training step down by operation group, phase and module."),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import NotSimulated, WorkloadError
 from trainatomy.workload.dialects.translation import DIALECTS, Dialect, Origin, Translation, dialect
 from trainatomy.workload.document import Document, parse
 from trainatomy.workload.launch import read_launch
@@ -74,7 +74,8 @@ def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Call
     import_module(f"{__package__}.{table.id}").translate(said)
     said.finish()
     if said.problems:
-        raise WorkloadError("\n".join(f"{place(key)}: {reason}" for key, reason in said.problems))
+        kind = WorkloadError if said.is_mistaken else NotSimulated
+        raise kind("\n".join(f"{place(key)}: {reason}" for key, reason in said.problems))
     keys = said.keys
     origin = Origin(table.id, source.name, source.is_command, source.text, keys, tuple(said.assumed))
 

@@ -138,6 +138,7 @@ class Translation:
         keys: The key of the configuration that set each key of the workload.
         assumed: What the framework does where the configuration says nothing.
         problems: What is refused: the key and the reason.
+        is_mistaken: Whether one of them would be refused by the framework, too.
     """
 
     def __init__(self, table: Dialect, given: Mapping[str, Any], folder: FilePath) -> None:
@@ -147,6 +148,7 @@ class Translation:
         self.keys: dict[Path, str] = {}
         self.assumed: list[str] = []
         self.problems: list[tuple[str, str]] = []
+        self.is_mistaken = False
         self._given = {table.renamed.get(key, key): value for key, value in given.items()}
         self._spelt = {table.renamed.get(key, key): key for key in given}
         self._taken: set[str] = set()
@@ -172,7 +174,7 @@ class Translation:
         places = (FilePath.cwd(), self._folder, *self._folder.resolve().parents)
         found = next((place / name for place in places if (place / name).is_file()), None)
         if found is None:
-            self.refuse(key, f"no such file: {name}, from {FilePath.cwd()} or a folder of the configuration")
+            self.reject(key, f"no such file: {name}, from {FilePath.cwd()} or a folder of the configuration")
         return found
 
     def gives(self, key: str) -> bool:
@@ -203,11 +205,16 @@ class Translation:
         self._taken.add(key)
         self.problems.append((self._spelt.get(key, key), reason))
 
+    def reject(self, key: str, reason: str) -> None:
+        """Note why a key is wrong."""
+        self.is_mistaken = True
+        self.refuse(key, reason)
+
     def finish(self) -> None:
         """Read the keys that the dialect's own function has left to the table."""
         for key, value in self._given.items():
             if isinstance(value, str) and "${" in value and key not in self.table.ignored:
-                self.refuse(key, f"is a template ({value}): give the value that it stands for")
+                self.reject(key, f"is a template ({value}): give the value that it stands for")
             elif key not in self._taken:
                 self._read(key, value)
 
