@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from trainatomy.app import worker as worker_module
 from trainatomy.app import workers as workers_module
 from trainatomy.app.answers import Answer, Answers, Request
 from trainatomy.app.form import Form
 from trainatomy.app.page import card, estimated_bytes, framed, notice, waiting
 from trainatomy.app.space import write_space
-from trainatomy.app.worker import Limits, Worker
-from trainatomy.app.workers import Turns, Workers
 from trainatomy.errors import TrainatomyError
+from trainatomy.runs import worker as worker_module
+from trainatomy.runs.worker import Limits, Worker
+from trainatomy.app.workers import Turns, Workers
 
 TINY = '{"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}'
 
@@ -79,19 +79,19 @@ def test_a_prediction_has_figures_and_exports() -> None:
     assert found.verdict in card(found)
 
 
-def _sleep(connection: Any, memory_bytes: int, niceness: int) -> None:
+def _sleep(connection: Any, answerer: Any, memory_bytes: int, niceness: int) -> None:
     time.sleep(60)
 
 
-def _die(connection: Any, memory_bytes: int, niceness: int) -> None:
+def _die(connection: Any, answerer: Any, memory_bytes: int, niceness: int) -> None:
     connection.recv()
 
 
-@pytest.mark.parametrize(("serve", "said"), [(_sleep, "limit of this page"), (_die, "ended unexpectedly")])
+@pytest.mark.parametrize(("serve", "said"), [(_sleep, "the limit here"), (_die, "ended unexpectedly")])
 def test_a_request_beyond_its_limits_is_stopped(monkeypatch: pytest.MonkeyPatch, serve: Any, said: str) -> None:
     monkeypatch.setattr(worker_module, "get_context", _forking)
     monkeypatch.setattr(worker_module, "_serve", serve)
-    worker = Worker(Limits(seconds=0.5))
+    worker = Worker[Answer](Answers, Limits(seconds=0.5))
     with pytest.raises(TrainatomyError, match=said):
         worker.compute(_bill(Form()))
     assert not worker.is_started  # the next request starts another
@@ -120,7 +120,7 @@ def test_a_space_has_what_the_hub_asks_for(tmp_path: Path) -> None:
         write_space(folder)
 
 
-def _answer_slowly(connection: Any, memory_bytes: int, niceness: int) -> None:
+def _answer_slowly(connection: Any, answerer: Any, memory_bytes: int, niceness: int) -> None:
     """Answer with the batch size as memory: a search after a second, the rest at once."""
     while True:
         request = connection.recv()

@@ -19,8 +19,8 @@ from threading import Condition, Lock
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainatomy.app.answers import Answer, Request
-from trainatomy.app.worker import Limits, Worker
+from trainatomy.app.answers import Answer, Answers, Request
+from trainatomy.runs.worker import Limits, Worker
 
 VISITORS = 1000
 """Visitors that are remembered; of more, those who asked longest ago are forgotten."""
@@ -97,7 +97,7 @@ class Lane:
     """Some processes for requests of one kind; a request waits where all of them are busy."""
 
     def __init__(self, count: int, limits: Limits, *, is_urgent: bool) -> None:
-        self._all = [Worker(limits, is_urgent) for _ in range(count)]
+        self._all = [Worker[Answer](Answers, limits, is_urgent) for _ in range(count)]
         self._idle = list(self._all)
         self._freed = Condition()
 
@@ -107,7 +107,7 @@ class Lane:
         return not self._idle
 
     @contextmanager
-    def worker(self, training: str) -> Iterator[Worker]:
+    def worker(self, training: str) -> Iterator[Worker[Answer]]:
         """Yield an idle worker, best the one that has just executed this training."""
         with self._freed:
             self._freed.wait_for(lambda: self._idle)

@@ -40,6 +40,7 @@ COMMANDS = (
     Entry("measure", "Training runs", "Measure a training step on this machine's GPU, beside the prediction."),
     Entry("data", "Training runs", "Time a DataLoader, to find how many workers a training step needs."),
     Entry("app", "Training runs", "Predict in the browser: a form, the memory breakdown and settings that fit."),
+    Entry("mcp", "Training runs", "Answer a coding agent by the Model Context Protocol: does it fit, and what helps."),
     Entry("gpus", "Built-in data", "List the known GPUs, with the source of every figure."),
     Entry("models", "Built-in data", "List the model architectures that need no network."),
     Entry("doctor", "This machine", "Check this machine: what is wrong, and how to fix it."),

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from trainatomy.app.page import launch
 from trainatomy.app.space import write_space
-from trainatomy.app.worker import Limits
 from trainatomy.cli.options import Debug, command
 from trainatomy.cli.output import note
 from trainatomy.option import Option, in_output
 from trainatomy.requests.measuring import time_limit
+from trainatomy.runs.worker import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,29 @@ def read(path: str | FilePath, flags: Mapping[str, Any] | None = None) -> Worklo
     return raw[0].with_flags(flags or {}).validate()
 
 
+def read_text(text: str, flags: Mapping[str, Any] | None = None) -> Workload:
+    """Read the one workload that a text describes: a file by its name, a command, or the content of a file.
+
+    Args:
+        text: The text; paths in it start from the current folder.
+        flags: Command-line flags to lay over it.
+
+    Raises:
+        WorkloadError: As ``read``.
+    """
+    if "\n" not in text.strip() and ": " not in text:
+        return read(text.strip(), flags)
+    document = parse(text, "the training")
+    if not isinstance(document.value, Mapping):
+        raise WorkloadError(document.error((), "a workload is a mapping of keys (model, data, train, …) to values"))
+    table = dialect_of(document.value)
+    if table is not None:
+        raw = read_configuration(document, table, FilePath.cwd(), text)
+    else:
+        raw = _raw_workload(document, document.value, (), FilePath.cwd())
+    return raw.with_flags(flags or {}).validate()
+
+
 def read_all(path: str | FilePath, flags: Mapping[str, Any] | None = None) -> tuple[Workload, ...]:
     """Read every workload that a file describes: itself, or each entry of ``rows`` over the file's other keys.
 

@@ -6,9 +6,8 @@ import os
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from trainatomy.app.answers import Answer, Answers, Request
 from trainatomy.errors import TrainatomyError
 from trainatomy.processes import ending_blocked, ignore_interrupts
 
@@ -33,16 +32,28 @@ class Limits:
     searches: int = 1
 
 
+class Answerer(Protocol):
+    """Something that answers requests, made once in the process."""
+
+    def answer(self, request: Any, /) -> Any:
+        """Return the answer to a request; raise TrainatomyError."""
+
+
+Answer = TypeVar("Answer")
+
+
 @dataclass(eq=False)
-class Worker:
+class Worker(Generic[Answer]):
     """One process, which answers one request after the other; for one thread at a time.
 
     Attributes:
+        answerer: Class of what answers, made in the process without arguments.
         limits: Limits of each request.
         is_urgent: Whether it runs before processes of searches.
         last: Key of its last request; the report of a training that it has just predicted needs no second execution.
     """
 
+    answerer: type[Answerer]
     limits: Limits = field(default_factory=Limits)
     is_urgent: bool = True
     last: str = ""
@@ -56,7 +67,7 @@ class Worker:
         return self._process is not None
 
     def start(self) -> None:
-        """Start the process, which imports the libraries while the visitor still reads the page."""
+        """Start the process, which imports the libraries while nobody has asked yet."""
         self._opened()
 
     def close(self) -> None:
@@ -69,7 +80,7 @@ class Worker:
         self._process = self._connection = None
         self.last = ""
 
-    def compute(self, request: Request) -> Answer:
+    def compute(self, request: Any) -> Answer:
         """Return the answer to a request.
 
         Raises:
@@ -81,10 +92,10 @@ class Worker:
             if not connection.poll(self.limits.seconds):
                 self.close()
                 raise TrainatomyError(
-                    f"This took longer than {self.limits.seconds:.0f} s, the limit of this page, and was stopped. "
+                    f"This took longer than {self.limits.seconds:.0f} s, the limit here, and was stopped. "
                     "The command line has no limit."
                 )
-            found: Answer | TrainatomyError = connection.recv()
+            found = connection.recv()
         except (EOFError, OSError):
             self.close()
             raise TrainatomyError(
@@ -93,8 +104,9 @@ class Worker:
             ) from None
         if isinstance(found, TrainatomyError):
             raise found
-        self.last = request.training
-        return found
+        self.last = getattr(request, "training", "")
+        answer: Answer = found
+        return answer
 
     def _opened(self) -> Connection[Any, Any]:
         if self._connection is not None and self._process.is_alive():
@@ -103,7 +115,7 @@ class Worker:
         context = get_context("spawn")
         self._connection, other = context.Pipe()
         niceness = 0 if self.is_urgent else _LESS_URGENT
-        arguments = (other, self.limits.memory_bytes, niceness)
+        arguments = (other, self.answerer, self.limits.memory_bytes, niceness)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         with ending_blocked():
             self._process.start()
@@ -111,8 +123,8 @@ class Worker:
         return self._connection
 
 
-def _serve(connection: Connection[Any, Any], memory_bytes: int, niceness: int) -> None:
-    """Answer requests until the page ends."""
+def _serve(connection: Connection[Any, Any], answerer: type[Answerer], memory_bytes: int, niceness: int) -> None:
+    """Answer requests until the process that asks ends."""
     import resource
 
     ignore_interrupts()
@@ -121,7 +133,7 @@ def _serve(connection: Connection[Any, Any], memory_bytes: int, niceness: int) -
     os.dup2(2, 1)
     import trainatomy.runs.preload  # noqa: F401
 
-    answers = Answers()
+    answers = answerer()
     while True:
         try:
             request = connection.recv()
@@ -133,5 +145,5 @@ def _serve(connection: Connection[Any, Any], memory_bytes: int, niceness: int) -
             connection.send(TrainatomyError(str(error)))
         except MemoryError:
             os._exit(1)
-        except Exception as error:  # a visitor must get an answer, and the next one a working page
+        except Exception as error:  # whoever asks must get an answer, and the next one a working process
             connection.send(TrainatomyError(f"The prediction failed: {type(error).__name__}: {error}"))
