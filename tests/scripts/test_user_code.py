@@ -158,16 +158,20 @@ for _ in range(5):
     assert found[0].time == found[1].time
 
 
-def test_an_evaluation_belongs_to_no_step(run_script: RunScript) -> None:
+@pytest.mark.parametrize("evaluated", ["model", "average"])
+def test_an_evaluation_belongs_to_no_step(run_script: RunScript, evaluated: str) -> None:
+    """Neither that of the model nor that of an average of its weights (EMA)."""
     text = """
+import copy
+average = copy.deepcopy(model)
 for _ in range(5):
     step(x, y)
     if EVALUATES:
-        model.eval()
+        EVALUATED.eval()
         with torch.no_grad():
             for _ in range(50):
-                model(x).argmax(-1)
-"""
+                EVALUATED(x).argmax(-1)
+""".replace("EVALUATED", evaluated)
     found = [prediction(run_script(LOOP + text.replace("EVALUATES", str(one)))) for one in (True, False)]
     assert found[0].time is not None and found[1].time is not None
     assert found[0].time.step_seconds == pytest.approx(found[1].time.step_seconds, rel=0.1)
