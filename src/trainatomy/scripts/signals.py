@@ -63,6 +63,9 @@ class ScriptListener(LoopListener, Protocol):
     def evaluated(self) -> None:
         """A model was called in eval mode and without gradients, between two steps, and not as a part of each."""
 
+    def evaluates_within_step(self) -> None:
+        """It is about to be called so between two micro-batches of a step, where an epoch ends."""
+
     def misses(self) -> None:
         """A backward pass begins though no model was called that trains."""
 
@@ -200,8 +203,8 @@ class ScriptSignals(LoopSignals):
     def _outermost(self, module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
         """Report the call of a model; return whether it is an evaluation between two steps.
 
-        A model in eval mode that the first step did without evaluates, too: an average of the weights (EMA), the network
-        of a metric. A teacher or a reference model is called in the first step as in all others.
+        A model in eval mode that the first step did without evaluates, too: an average of the weights (EMA), the
+        network of a metric. A teacher or a reference model is called in the first step as in all others.
         """
         if next(module.parameters(), None) is None:
             return False
@@ -215,7 +218,10 @@ class ScriptSignals(LoopSignals):
                 self.forward(arguments, keywords)
         elif not module.training and (self._is_trained(module) or module not in self._of_first_step):
             self.end_step_that_is_over()
-            return not self._in_step
+            if not self._in_step:
+                return True
+            if module not in self._of_first_step and not self._in_forward:
+                self._script.evaluates_within_step()
         return False
 
     def _is_trained(self, module: nn.Module) -> bool:
