@@ -152,6 +152,11 @@ rows.close()
         ("import multiprocessing\nmultiprocessing.Process(target=print).start()", "Run the script as one process"),
         ("import multiprocess\nmultiprocess.Process(target=print).start()", "Run the script as one process"),
         (
+            "import multiprocessing, torch\nworker = multiprocessing.Process(target=lambda: torch.ones(1).cuda(), "
+            "daemon=True)\nworker.start()\nworker.join()",
+            "Run the script as one process",
+        ),
+        (
             "__name__ = 'gymnasium.vector'\nimport multiprocessing\nmultiprocessing.Process(target=print).start()",
             "gymnasium needs none: use SyncVectorEnv",
         ),

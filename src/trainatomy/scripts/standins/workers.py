@@ -1,13 +1,15 @@
 """Worker processes, whose work threads of this process do, and the queues between them.
 
-A process that ends with its parent (``daemon=True``) prepares data for it: it packs samples, or augments batches. Its
-function is simulated like the script's other threads. A process that would outlive its parent is refused.
+A process that ends with its parent (``daemon=True``) prepares data for it: it packs samples, or augments batches. What it
+computes on the CPU costs the script's own process nothing, and is not simulated.  One that needs a GPU is refused, and
+so is a process that would outlive its parent.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import traceback
 from collections.abc import Callable, Sequence
 from threading import Thread
 from typing import Any, NoReturn
@@ -22,7 +24,7 @@ def install(stand_ins: StandIns, refuse: Callable[..., NoReturn], libraries: Seq
     def start(process: Any) -> None:
         if not process.daemon:
             refuse(process)
-        process._popen = _Worker(process)
+        process._popen = _Worker(process, refuse)
         process._sentinel = process._popen.sentinel
         process._popen.start()
 
@@ -43,14 +45,18 @@ def install(stand_ins: StandIns, refuse: Callable[..., NoReturn], libraries: Seq
 class _Worker(Thread):
     """A thread that is to its ``Process`` what ``Popen`` is.
 
+    Args:
+        process: The process.
+        refuse: Refuses processes.
+
     Attributes:
         sentinel: Can be read from once the work is done.
         returncode: Status of the work; None until it is done.
     """
 
-    def __init__(self, process: Any) -> None:
-        super().__init__(target=process._target or type(process).run, name=process.name, daemon=True)
-        self._process = process
+    def __init__(self, process: Any, refuse: Callable[..., NoReturn]) -> None:
+        super().__init__(name=process.name, daemon=True)
+        self._process, self._refuse, self._needs_gpu = process, refuse, False
         self.pid = os.getpid()
         self.returncode: int | None = None
         self.sentinel, self._end = os.pipe()
@@ -63,6 +69,10 @@ class _Worker(Thread):
             status = 0
         except SystemExit as exit_:
             status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        except Exception as error:
+            self._needs_gpu = "cuda" in str(error).lower()  # there is none outside of the simulation
+            if not self._needs_gpu:
+                traceback.print_exc()
         finally:
             self._ended(status)
 
@@ -73,13 +83,15 @@ class _Worker(Thread):
 
     def poll(self) -> int | None:
         """Return the status."""
+        if self._needs_gpu:
+            self._refuse(self._process)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Return the status once the work is done, or the time is over."""
         if self.returncode is None:
             self.join(timeout)
-        return self.returncode
+        return self.poll()
 
     def terminate(self) -> None:
         """Let it count as ended: a thread that waits for a queue stays there, and holds up nothing."""
