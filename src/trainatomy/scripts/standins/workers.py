@@ -1,8 +1,8 @@
 """Worker processes, whose work threads of this process do, and the queues between them.
 
-A process that ends with its parent (``daemon=True``) prepares data for it: it packs samples, or augments batches. What it
-computes on the CPU costs the script's own process nothing, and is not simulated.  One that needs a GPU is refused, and
-so is a process that would outlive its parent.
+A process that ends with its parent (``daemon=True``) prepares data for it: it packs samples, or augments batches. What
+it computes on the CPU costs the script's own process nothing, and is not simulated.  One that needs a GPU is refused,
+and so is a process that would outlive its parent.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _loading(tasks: Tasks, original: Callable[..., Any], trainer: Any) -> None:
         original()
 
 
-_FOLLOWED = {
+_FOLLOWED: Mapping[str, Callable[..., Any]] = {
     "_maybe_log_save_evaluate": _at_step_end,
     "evaluation_loop": _evaluation,
     "_save_checkpoint": _saving,
