@@ -22,6 +22,7 @@ from trainatomy.reporters.json import (
     measurement_to_json,
     to_json,
 )
+from trainatomy.reporters.sentences import reasons
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
@@ -173,6 +174,16 @@ def test_codes_are_written_out_as_sentences(prediction: Prediction) -> None:
         figures = replace(prediction.bytes_per_parameter, reasons=(code,))
         (reason,) = to_json(replace(prediction, bytes_per_parameter=figures))["bytes_per_parameter"]["reasons"]
         assert part in reason
+
+
+def test_what_is_trained_in_32_bits_is_not_said_to_be_kept_in_16(prediction: Prediction) -> None:
+    """Adapters over frozen weights of 16 bits are in float32, and their gradients and states with them."""
+    figures = replace(prediction.bytes_per_parameter, reasons=("low_precision_parameters",))
+    (reason,) = reasons(replace(prediction, bytes_per_parameter=figures))
+    assert reason == "weights, gradients and optimizer states are kept in 16 bits: 2 bytes each, not 4"
+    some = replace(figures, trainable_parameters=figures.parameters // 100)
+    (reason,) = reasons(replace(prediction, bytes_per_parameter=some))
+    assert reason == "frozen weights are kept in 16 bits: 2 bytes each, not 4"
 
 
 def test_the_command_prints_the_draft_of_version_2(

@@ -76,6 +76,19 @@ def test_a_command_of_a_package_runs(package: Path, name: str) -> None:
         sys.modules.pop(module, None)
 
 
+@pytest.mark.parametrize(("status", "ending"), [("None", "finished"), ("0", "finished"), ("3", "exit")])
+def test_a_command_that_returns_has_ended_as_a_script_does(package: Path, status: str, ending: str) -> None:
+    package.joinpath("__init__.py").write_text("")
+    package.joinpath("cli.py").write_text(f"{TRAINS.replace('range(5)', 'range(2)')}\nclass Application:\n"
+                                          f"    def start():\n        main()\n        return {status}\n")  # fmt: skip
+    preload()
+    found = run_job(Job(read_command(["framework", "train", "--lr", "1"]), ("h100-sxm",)), "h100-sxm")
+    assert found.prediction is not None and found.prediction.script is not None
+    assert found.prediction.script.ending == ending
+    for module in ("framework_of_tests", "framework_of_tests.cli"):
+        sys.modules.pop(module, None)
+
+
 def test_a_command_or_module_is_found_without_importing_its_package(package: Path) -> None:
     """Importing would run its code outside of the simulation."""
     assert read_command(["framework-cli"]).file() == package / "cli.py"

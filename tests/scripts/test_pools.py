@@ -107,11 +107,55 @@ for kind, file in (("parquet", "rows.parquet"), ("json", "rows.jsonl")):
     assert {each.name for each in tmp_path.iterdir()} == {"train.py"}
 
 
+@pytest.mark.parametrize("library", ["multiprocessing", "multiprocess", "torch.multiprocessing"])
+def test_workers_that_end_with_the_script_are_threads(run_script: RunScript, library: str) -> None:
+    """One that fills a queue without an end, as batches are augmented, and one that says when it is done."""
+    text = f"""
+import multiprocess, multiprocessing, torch, torch.multiprocessing
+from multiprocessing.connection import wait
+processes = {library}.get_context("spawn")
+
+def produce(rows, stops):
+    row = 0
+    while not stops.is_set():
+        rows.put((row, torch.full((8, 16), float(row))))
+        row += 1
+
+def pack(lengths, packed):
+    packed.put([sum(lengths)])
+    packed.put(None)
+    raise SystemExit(3)
+
+rows, packed, stops = processes.Queue(2), processes.SimpleQueue(), processes.Event()
+producer = processes.Process(target=produce, args=(rows, stops), daemon=True)
+packer = processes.Process(target=pack, args=([1, 2], packed), daemon=True)
+producer.start()
+packer.start()
+wait([packer.sentinel])
+packer.join()
+assert packer.exitcode == 3 and not packer.is_alive() and producer.is_alive() and producer.exitcode is None
+assert [packed.get(), packed.get()] == [[3], None]
+assert [rows.get()[0] for _ in range(5)] == list(range(5)) and rows.get()[1][0, 0] == 5
+stops.set()
+producer.terminate()
+producer.join()
+assert not producer.is_alive()
+rows.cancel_join_thread()
+rows.close()
+"""
+    assert run_script(text + LOOP).message == ""
+
+
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
         ("import multiprocessing\nmultiprocessing.Process(target=print).start()", "Run the script as one process"),
         ("import multiprocess\nmultiprocess.Process(target=print).start()", "Run the script as one process"),
+        (
+            "import multiprocessing, torch\nworker = multiprocessing.Process(target=lambda: torch.ones(1).cuda(), "
+            "daemon=True)\nworker.start()\nworker.join()",
+            "Run the script as one process",
+        ),
         (
             "__name__ = 'gymnasium.vector'\nimport multiprocessing\nmultiprocessing.Process(target=print).start()",
             "gymnasium needs none: use SyncVectorEnv",

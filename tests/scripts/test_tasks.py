@@ -98,6 +98,22 @@ def test_an_evaluation_that_is_reached_takes_the_same_memory(run_script: RunScri
     assert found[0].prediction.time.step_seconds == without.time.step_seconds
 
 
+def test_methods_of_the_trainer_that_a_framework_replaces_are_followed(run_script: RunScript) -> None:
+    text = dedent(
+        """
+        import inspect, sys, textwrap
+
+        for name in ("evaluation_loop", "_maybe_log_save_evaluate"):
+            written = {}
+            source = textwrap.dedent(inspect.getsource(getattr(Trainer, name)))
+            exec(source, vars(sys.modules["transformers.trainer"]), written)
+            setattr(Trainer, name, written[name])
+        train(eval_strategy="steps", eval_steps=7, save_steps=9)
+        """
+    )
+    assert tasks_of(run_script(TRAINER + text)) == [("evaluation", 7, 3), ("saving", 9, 3)]
+
+
 def test_an_evaluation_that_fails_is_not_reached(run_script: RunScript) -> None:
     text = dedent(
         """

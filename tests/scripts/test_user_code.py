@@ -158,20 +158,51 @@ for _ in range(5):
     assert found[0].time == found[1].time
 
 
-def test_an_evaluation_belongs_to_no_step(run_script: RunScript) -> None:
+@pytest.mark.parametrize("evaluated", ["model", "average"])
+def test_an_evaluation_belongs_to_no_step(run_script: RunScript, evaluated: str) -> None:
+    """Neither that of the model nor that of an average of its weights (EMA)."""
     text = """
+import copy
+average = copy.deepcopy(model)
 for _ in range(5):
     step(x, y)
     if EVALUATES:
-        model.eval()
+        EVALUATED.eval()
         with torch.no_grad():
             for _ in range(50):
-                model(x).argmax(-1)
-"""
+                found = EVALUATED(x)
+            for _ in range(50):
+                found.argmax(-1)
+""".replace("EVALUATED", evaluated)
     found = [prediction(run_script(LOOP + text.replace("EVALUATES", str(one)))) for one in (True, False)]
     assert found[0].time is not None and found[1].time is not None
     assert found[0].time.step_seconds == pytest.approx(found[1].time.step_seconds, rel=0.1)
     assert [any("its time is in no step" in note for note in one.notes) for one in found] == [True, False]
+
+
+def test_an_evaluation_within_a_step_does_not_belong_to_it(run_script: RunScript) -> None:
+    """Its gradients are of batches of several epochs, as Ultralytics' are of small data sets."""
+    text = """
+import copy
+from torch.utils.data import DataLoader
+average, rows = copy.deepcopy(model).eval(), list(zip(x.cpu(), y.cpu()))
+for epoch in range(16):
+    for some, labels in DataLoader(rows, 32):
+        F.cross_entropy(model(some.cuda()), labels.cuda()).backward()
+    if epoch == 0 or epoch % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+    if EVALUATES:
+        with torch.no_grad():
+            for others, _ in DataLoader(rows, 8):
+                for _ in range(50):
+                    average(others.cuda()).argmax(-1)
+"""
+    found = [prediction(run_script(LOOP + text.replace("EVALUATES", str(one)))) for one in (True, False)]
+    times = [one.time for one in found]
+    assert times[0] is not None and times[1] is not None
+    assert times[0].step_seconds == pytest.approx(times[1].step_seconds, rel=0.1)
+    assert [one.workload["train"]["per_device_train_batch_size"] for one in found] == [32, 32]
 
 
 def test_another_model_without_gradients_belongs_to_the_step(run_script: RunScript) -> None:

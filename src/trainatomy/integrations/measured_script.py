@@ -76,6 +76,9 @@ class StepClock(Silent):
         torch.cuda.synchronize()
         self._began = time.perf_counter()
 
+    def evaluates_within_step(self) -> None:
+        self.samples.evaluated()
+
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Count samples."""
         self.samples.trains(arguments, keywords)

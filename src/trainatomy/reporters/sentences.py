@@ -345,7 +345,9 @@ def _reason(code: str, prediction: Prediction) -> str:
         case "low_precision_parameters":
             model = prediction.workload.get("model")
             dtype = model.get("dtype") if isinstance(model, dict) else None
-            return f"weights, gradients and optimizer states are kept in {dtype or '16 bits'}: 2 bytes each, not 4"
+            some_are_frozen = figures.trainable_parameters < figures.parameters  # peft trains adapters in float32
+            kept = "frozen weights" if some_are_frozen else "weights, gradients and optimizer states"
+            return f"{kept} are kept in {dtype or '16 bits'}: 2 bytes each, not 4"
         case "optimizer_states_not_created":
             return "the peak is in the first step, before the optimizer has created its states"
         case "quantised_parameters":

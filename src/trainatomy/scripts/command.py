@@ -144,7 +144,8 @@ class Command:
             if self.is_module:
                 runpy.run_module(self.target, run_name="__main__", alter_sys=True)
             elif entry is not None and entry.module:
-                sys.exit(attrgetter(entry.function)(import_module(entry.module))())
+                if status := attrgetter(entry.function)(import_module(entry.module))():
+                    sys.exit(status)  # without one the command has ended as a script does at its last line
             else:
                 run_file(file)
 

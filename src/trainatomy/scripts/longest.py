@@ -39,9 +39,13 @@ class SampleCounter:
 
     What loaders fetch counts for the model that is called with gradients next; what is fetched before an evaluation
     does not count.
+
+    Args:
+        on_fetch: Called when a loader fetches a batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_fetch: Callable[[], None] = lambda: None) -> None:
+        self._on_fetch = on_fetch
         self._fetched = self._taken = 0
         self._first = 0
         self._backwards = self._accumulated = 0
@@ -58,6 +62,7 @@ class SampleCounter:
             yield
 
     def _around_fetch(self, original: Any, fetcher: Any, index: Any) -> Any:
+        self._on_fetch()
         batch = original(fetcher, index)
         count = len(index) if isinstance(index, list | tuple) else 0
         self._fetched += count

@@ -93,6 +93,7 @@ class ScriptObserver(PhaseMarker):
         self._modules = self._tensors = 0
         self._loaded = False
         self._task = 0
+        self._interrupted = ""  # by an evaluation, until a batch is fetched or a model called
         self._is_ahead = False
         self._called = 0
         self._called_in_step: set[int] = set()
@@ -105,7 +106,7 @@ class ScriptObserver(PhaseMarker):
         self.dtype = torch.float32
         self.quantization: str | None = None
         self.attention: str | None = None
-        self.samples = SampleCounter()
+        self.samples = SampleCounter(self._fetched)
         self.longest = LongestSample(self.go_ahead, looks_ahead=looks_ahead)
         self.micro_steps = 0
         self.autocast: torch.dtype | None = None
@@ -121,6 +122,7 @@ class ScriptObserver(PhaseMarker):
 
     def called(self, model: nn.Module) -> None:
         """Label the tensors of a model that is called for the first time, or that has moved since."""
+        self._goes_on()
         self._called = id(model)
         if id(model) not in self._models:
             self._models[id(model)] = model
@@ -156,6 +158,7 @@ class ScriptObserver(PhaseMarker):
         Raises:
             SimulationError: It decides by values of gradients how much it does, or nothing is trained on the GPU.
         """
+        self._goes_on()
         if isinstance(optimizer, torch.optim.LBFGS):
             raise SimulationError(
                 f"{current_place(self._script)}: LBFGS decides by the values of gradients how often it evaluates the "
@@ -278,7 +281,10 @@ class ScriptObserver(PhaseMarker):
         return f"{self._on_the_cpu} is trained on the CPU: none of its parameters was moved to the GPU.\n{_ON_THE_GPU}"
 
     def evaluated(self) -> None:
-        """Leave out the operations since the last step: they evaluate, and the next step begins after them."""
+        """Leave out the operations since the last step: they evaluate, and the next step begins after them.
+
+        What is done with the outputs afterwards (metrics, boxes) still belongs to the evaluation.
+        """
         self.samples.evaluated()
         self.longest.evaluated()
         if self._task:
@@ -286,6 +292,28 @@ class ScriptObserver(PhaseMarker):
         self.evaluated_before.add(self.steps)
         if self._operations.recording:
             self._operations.start(self.steps)
+            self._interrupt("fetched")
+
+    def evaluates_within_step(self) -> None:
+        """Leave out the operations until the step goes on: with a call of a model, or with its optimizer."""
+        self.samples.evaluated()
+        self.longest.evaluated()
+        if self._operations.recording:
+            self._interrupt("called")
+
+    def _interrupt(self, until: str) -> None:
+        self._operations.pause()
+        self._interrupted = until
+
+    def _fetched(self) -> None:
+        """Go on with the next step's operations, by the copies of its batch."""
+        if self._interrupted == "fetched":
+            self._goes_on()
+
+    def _goes_on(self) -> None:
+        if self._interrupted:
+            self._interrupted = ""
+            self._operations.resume()
 
     @contextmanager
     def looking_ahead(self) -> Iterator[None]:

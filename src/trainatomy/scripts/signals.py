@@ -61,7 +61,10 @@ class ScriptListener(LoopListener, Protocol):
         """It is about to be called with gradients; return whether it is on the GPU, and thus trained."""
 
     def evaluated(self) -> None:
-        """A model that trains was called in eval mode and without gradients, between two steps."""
+        """A model was called in eval mode and without gradients, between two steps, and not as a part of each."""
+
+    def evaluates_within_step(self) -> None:
+        """It is about to be called so between two micro-batches of a step, where an epoch ends."""
 
     def misses(self) -> None:
         """A backward pass begins though no model was called that trains."""
@@ -105,6 +108,7 @@ class ScriptSignals(LoopSignals):
         self._stepped: set[int] = set()
         self._updated: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()  # in this step
         self._trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._of_first_step: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that were called in it or before
         self._plain_inside = plain_inside
         self._plain_call: Callable[..., Any] = nn.Module.__call__
         self._depth = 0
@@ -197,18 +201,27 @@ class ScriptSignals(LoopSignals):
         return call
 
     def _outermost(self, module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-        """Report the call of a model; return whether it is an evaluation between two steps."""
+        """Report the call of a model; return whether it is an evaluation between two steps.
+
+        A model in eval mode that the first step did without evaluates, too: an average of the weights (EMA), the
+        network of a metric. A teacher or a reference model is called in the first step as in all others.
+        """
         if next(module.parameters(), None) is None:
             return False
         self._check()
         self._script.called(module)
+        if not self.finished:
+            self._of_first_step.add(module)
         if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
             if self._script.trains(module):
                 self._trained.add(module)
                 self.forward(arguments, keywords)
-        elif not module.training and self._is_trained(module):
+        elif not module.training and (self._is_trained(module) or module not in self._of_first_step):
             self.end_step_that_is_over()
-            return not self._in_step
+            if not self._in_step:
+                return True
+            if module not in self._of_first_step and not self._in_forward:
+                self._script.evaluates_within_step()
         return False
 
     def _is_trained(self, module: nn.Module) -> bool:

@@ -75,7 +75,9 @@ def arrays(key: Any) -> tuple[Array, ...]:
 
 
 def text(value: Any) -> str:
-    """Return an argument as text, with the device of the simulated GPU."""
+    """Return an argument as text, with the device of the simulated GPU; of a storage on the host without its bytes."""
+    if isinstance(value, torch.UntypedStorage) and value.device.type != "meta":
+        return f"...\n[{torch.typename(value)}(device={value.device}) of size {len(value)}]"
     return str(value).removeprefix("torch.").replace("meta", "cuda")
 
 

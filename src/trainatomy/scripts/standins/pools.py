@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NoReturn
 
+from trainatomy.scripts.standins import workers
 from trainatomy.scripts.standins.notes import StandIns
 
 _LIBRARIES = ("multiprocessing", "multiprocess")
@@ -21,15 +22,11 @@ _TRACKERS = tuple(f"{library}.resource_tracker" for library in (*_LIBRARIES, *(f
 
 
 def install(stand_ins: StandIns, refuse: Callable[..., NoReturn]) -> None:
-    """Put them in place; refuse processes that are no pool's."""
-
-    def refuse_processes(module: Any) -> None:
-        stand_ins.put(module.BaseProcess, "start", refuse)
-
+    """Put them in place; refuse processes that are neither a pool's nor workers."""
+    workers.install(stand_ins, refuse, _LIBRARIES)
     for library in _LIBRARIES:
         stand_ins.when(f"{library}.pool", partial(_install_pool, stand_ins))
         stand_ins.when(f"{library}.managers", partial(_install_managers, stand_ins))
-        stand_ins.when(f"{library}.process", refuse_processes)
     for name in _EXECUTORS:
         stand_ins.when(name, partial(_install_executor, stand_ins))
     for name in _TRACKERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -22,18 +23,28 @@ _LARGE = 1 << 26
 
 
 def install(tasks: Tasks) -> None:
-    """Follow the Trainer once it is imported."""
+    """Follow the Trainer once it is imported.
 
-    def follow(module: Any) -> None:
-        for name, around in (
-            ("_maybe_log_save_evaluate", _at_step_end),
-            ("evaluation_loop", _evaluation),
-            ("_save_checkpoint", _saving),
-            ("_load_best_model", _loading),
-        ):
-            tasks.stand_ins.put(module.Trainer, name, _around(tasks, getattr(module.Trainer, name), around))
+    A framework may replace its methods later (axolotl writes them anew from their source), so that they are looked at
+    again when a training begins.
+    """
+    in_place: dict[str, Any] = {}
 
-    tasks.stand_ins.when("transformers.trainer", follow)
+    def follow(trainer: type) -> None:
+        for name, around in _FOLLOWED.items():
+            if inspect.getattr_static(trainer, name) is not in_place.get(name):
+                tasks.stand_ins.put(trainer, name, _around(tasks, getattr(trainer, name), around))
+                in_place[name] = inspect.getattr_static(trainer, name)
+
+    def follow_training(module: Any) -> None:
+        def train(_: Tasks, original: Callable[..., Any], trainer: Any, *arguments: Any, **keywords: Any) -> Any:
+            follow(module.Trainer)
+            return original(*arguments, **keywords)
+
+        follow(module.Trainer)
+        tasks.stand_ins.put(module.Trainer, "train", _around(tasks, module.Trainer.train, train))
+
+    tasks.stand_ins.when("transformers.trainer", follow_training)
 
 
 def _around(tasks: Tasks, original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,3 +221,12 @@ def _saving(tasks: Tasks, original: Callable[..., Any], trainer: Any, *arguments
 def _loading(tasks: Tasks, original: Callable[..., Any], trainer: Any) -> None:
     with tasks.executing("loading the best model"):
         original()
+
+
+_FOLLOWED: Mapping[str, Callable[..., Any]] = {
+    "_maybe_log_save_evaluate": _at_step_end,
+    "evaluation_loop": _evaluation,
+    "_save_checkpoint": _saving,
+    "_load_best_model": _loading,
+}
+"""Methods of the Trainer that are followed, and what is done around each."""
