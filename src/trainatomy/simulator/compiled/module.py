@@ -268,7 +268,7 @@ class Compiler:
         process = self._process
         try:
             with _disable_current_modes(), contextlib.ExitStack() as stack:
-                properties = CompilerProperties(process.name, process.total_memory, process.processor)
+                properties = CompilerProperties(process.cards)
                 install_compiler(stack, properties)
                 yield
         finally:
