@@ -91,11 +91,13 @@ class Cards:
         own: The GPU that is executed.
         processor: Its properties, for all that runs in the process.
         others: The others, with their properties.
+        are_counters_read: Whether the process has asked how much memory it holds.
     """
 
     own: Card
     processor: Processor
     others: dict[Card, Processor] = field(default_factory=dict)
+    are_counters_read: bool = False
     _plain: Processor = field(init=False)
     _read: set[str] | None = None
 
@@ -109,10 +111,10 @@ class Cards:
 
     def asked(self, name: str) -> None:
         """Note that a property of the GPU was read: of its processor, ``name``, ``memory_bytes`` or ``EVERYTHING``."""
-        if self._read is not None:
+        if name == EVERYTHING:
+            self.others, self.are_counters_read = {}, True
+        elif self._read is not None:
             self._read.add(name)
-        elif name == EVERYTHING:
-            self.others = {}
         elif self.others:
             own = self._answer(self.own, self._plain, name)
             same = [card for card, processor in self.others.items() if self._answer(card, processor, name) == own]
@@ -134,7 +136,7 @@ class Cards:
             self._read = None
         if not read:
             return plan
-        if EVERYTHING in read or (self._plain.cudnn is not None and "cudnn" in read):
+        if self._plain.cudnn is not None and "cudnn" in read:
             self.others = {}
             return plan
         planned: dict[Any, Plan | None] = {tuple(_value(self._plain, name) for name in sorted(read)): plan}

@@ -138,29 +138,38 @@ class Execution:
     """An executed training, which serves every GPU on which it does the same.
 
     Attributes:
-        own: The GPU that was executed.
+        capability: Compute capability of the GPU that was executed.
+        own: That GPU.
         others: Others that it serves.
+        heard: Settings of the allocator whose counters the training read; None: it read none.
         goes_on: Whether its last step may be repeated, as far as the peaks need it.
         trace: Allocations, whose sizes may differ between these GPUs.
         notes: See ``Simulation``; with those that depend on the GPU.
         simulation: All the rest.
     """
 
+    capability: tuple[int, int]
     own: Card
     others: frozenset[Card]
+    heard: AllocatorSettings | None
     goes_on: bool
     trace: AllocationTrace
     notes: tuple[Note, ...]
     simulation: Simulation
 
+    def serves(self, gpu: GPU) -> bool:
+        """Return whether the training does the same on a GPU."""
+        card = card_of(gpu)
+        return gpu.capability == self.capability and (card == self.own or card in self.others)
+
     def on(self, workload: Workload, gpu: GPU) -> Simulation | None:
         """Return the simulation of the training on a GPU and with its allocator's settings; None: it is not served."""
-        card = card_of(gpu)
-        if card != self.own and card not in self.others:
+        settings = AllocatorSettings.parse(workload.allocator, self.simulation.torch_version)
+        if not self.serves(gpu) or self.heard not in (None, settings):
             return None
+        card = card_of(gpu)
         trace = with_skipped_steps(trace_on(self.trace, card), workload.skipped_steps, after=int(self.goes_on))
         if self.goes_on:
-            settings = AllocatorSettings.parse(workload.allocator, self.simulation.torch_version)
             trace = with_further_steps(trace, settings)
         return replace(self.simulation, trace=trace, notes=tuple(notes_of(self.notes, workload)))
 
@@ -289,8 +298,10 @@ def execute(
     result = _result(process, described, steps, found_files, library)
     shapes = batch_shapes(built, training.batch_size * training.parallel.devices)
     return Execution(
+        capability=gpu.capability,
         own=process.cards.own,
         others=frozenset(process.cards.others),
+        heard=process.allocator() if process.cards.are_counters_read else None,
         goes_on=goes_on,
         trace=process.trace,
         notes=_notes(training, process, described, library),
