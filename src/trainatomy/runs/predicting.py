@@ -354,8 +354,12 @@ def _micro_steps(workload: Workload) -> int:
 def _predict_group(predict: Callable[[Workload], Prediction], workloads: Sequence[Workload]) -> list[Result]:
     if len(workloads) == 1:
         return [_attempt(predict, workloads[0])]
-    with executions_kept([workload.resolve_gpu() for workload in workloads]):
-        return [_attempt(predict, workload) for workload in workloads]
+    gpus = [workload.resolve_gpu() for workload in workloads]
+    # those with the same allocations one after the other, as the last trace is kept
+    order = sorted(range(len(gpus)), key=lambda place: gpus[place].multiprocessors)
+    with executions_kept(gpus):
+        found = {place: _attempt(predict, workloads[place]) for place in order}
+    return [found[place] for place in range(len(gpus))]
 
 
 def _attempt(predict: Callable[[Item], Any], item: Item) -> Any:

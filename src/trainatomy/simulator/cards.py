@@ -198,12 +198,19 @@ def _bytes_at(plan: Plan, place: int) -> int:
     return item.bytes
 
 
+def sizes_on(trace: AllocationTrace, card: Card) -> tuple[int, ...]:
+    """Return the sizes in the trace of an execution that may differ between GPUs, on one that it serves."""
+    return tuple(_size_on(event.bytes, card) for event in trace.events if isinstance(event.bytes, CardBytes))
+
+
+def _size_on(size: CardBytes, card: Card) -> int:
+    return size.elsewhere.get(card, int(size))
+
+
 def trace_on(trace: AllocationTrace, card: Card) -> AllocationTrace:
     """Return the trace of an execution as it is on one of the GPUs that it serves."""
     events = [
-        event._replace(bytes=event.bytes.elsewhere.get(card, int(event.bytes)))
-        if isinstance(event.bytes, CardBytes)
-        else event
+        event._replace(bytes=_size_on(event.bytes, card)) if isinstance(event.bytes, CardBytes) else event
         for event in trace.events
     ]
     return replace(trace, events=events)

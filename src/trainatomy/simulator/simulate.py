@@ -6,7 +6,7 @@ The value that a simulation returns.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.adapters.registry import adapters_of, opened
-from trainatomy.simulator.cards import Card, card_of, others_like, trace_on
+from trainatomy.simulator.cards import Card, card_of, others_like, sizes_on, trace_on
 from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.description import Description, describe
@@ -146,6 +146,7 @@ class Execution:
         trace: Allocations, whose sizes may differ between these GPUs.
         notes: See ``Simulation``; with those that depend on the GPU.
         simulation: All the rest.
+        finished: The trace that was asked for last, by what it depends on: GPUs may have the same.
     """
 
     capability: tuple[int, int]
@@ -156,6 +157,7 @@ class Execution:
     trace: AllocationTrace
     notes: tuple[Note, ...]
     simulation: Simulation
+    finished: dict[Hashable, AllocationTrace] = field(default_factory=dict, compare=False, repr=False)
 
     def serves(self, gpu: GPU) -> bool:
         """Return whether the training does the same on a GPU."""
@@ -167,11 +169,17 @@ class Execution:
         settings = AllocatorSettings.parse(workload.allocator, self.simulation.torch_version)
         if not self.serves(gpu) or self.heard not in (None, settings):
             return None
-        card = card_of(gpu)
-        trace = with_skipped_steps(trace_on(self.trace, card), workload.skipped_steps, after=int(self.goes_on))
-        if self.goes_on:
-            trace = with_further_steps(trace, settings)
-        return replace(self.simulation, trace=trace, notes=tuple(notes_of(self.notes, workload)))
+        key = settings, workload.skipped_steps, sizes_on(self.trace, card_of(gpu))
+        if key not in self.finished:
+            self.finished.clear()
+            self.finished[key] = self._finish(workload, gpu, settings)
+        return replace(self.simulation, trace=self.finished[key], notes=tuple(notes_of(self.notes, workload)))
+
+    def _finish(self, workload: Workload, gpu: GPU, settings: AllocatorSettings) -> AllocationTrace:
+        """Return the trace on a GPU, with steps that are written without being executed."""
+        trace = trace_on(self.trace, card_of(gpu))
+        trace = with_skipped_steps(trace, workload.skipped_steps, after=int(self.goes_on))
+        return with_further_steps(trace, settings) if self.goes_on else trace
 
 
 _MAX_MICRO_STEPS_IN_THREE = 6
