@@ -134,6 +134,8 @@ def peak_range(
         at_once: Peaks of the trace itself.
         clock: When its operations are launched and done, where that is predicted.
     """
+    if not (trace.stream_uses or trace.collectives):
+        return None
     late = released_late(trace)
     others = [late] if trace.stream_uses else [let_go_late(trace, clock, at_next=one) for one in (True, False)]
     others = [one for one in others if one.events != trace.events]
