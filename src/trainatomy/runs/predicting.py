@@ -174,7 +174,10 @@ class PredictionPool:
         predict: Callable[[Workload], Prediction],
         pool: SubmitsTasks | RelatedProcesses | None,
         jobs: int | Callable[[], int],
+        *,
+        on_several_gpus: bool = False,
     ) -> None:
+        self._kinship = partial(_kinship, any_gpu=on_several_gpus)
         self._predict = predict
         self._pool = pool
         self._jobs = jobs
@@ -186,7 +189,7 @@ class PredictionPool:
 
     def kinship(self, workload: Workload) -> str | None:
         """Return what is equal for training runs with the same micro-batches, where it helps to know."""
-        return _kinship(workload) if isinstance(self._pool, RelatedProcesses) else None
+        return self._kinship(workload) if isinstance(self._pool, RelatedProcesses) else None
 
     def pick(self, kinships: Sequence[str | None]) -> int:
         """Return the place of the training to begin next: one that a free process can predict faster than others."""
@@ -195,7 +198,7 @@ class PredictionPool:
     def submit(self, workload: Workload) -> Future[Result]:
         """Begin to predict a training; the result is its prediction, or the error in place of it."""
         if isinstance(self._pool, RelatedProcesses):
-            return self._pool.submit(_kinship(workload), _attempt_in_worker, self._predict, workload)
+            return self._pool.submit(self._kinship(workload), _attempt_in_worker, self._predict, workload)
         if self._pool is not None:
             return self._pool.submit(_attempt, self._predict, workload)
         future: Future[Result] = Future()
@@ -228,7 +231,7 @@ def prediction_pool(
             _RECOLLECTIONS.reset(token)
         return
     with process_pools([1] * jobs, _start_predicting, _is_quiet(), gpus) as pools:
-        yield PredictionPool(predict, RelatedProcesses(pools), jobs)
+        yield PredictionPool(predict, RelatedProcesses(pools), jobs, on_several_gpus=bool(gpus))
 
 
 def predict_rows(
@@ -300,8 +303,11 @@ def recollections(workload: Workload) -> tuple[deque[Any], str] | None:
     return None if runs is None or key is None else (runs, key)
 
 
-def _kinship(workload: Workload) -> str | None:
-    """Return what is equal for training runs that may have the same micro-batches, None for one without relatives."""
+def _kinship(workload: Workload, *, any_gpu: bool = False) -> str | None:
+    """Return what is equal for training runs that may have the same micro-batches, None for one without relatives.
+
+    ``any_gpu``: on any GPU of a compute capability, where an execution may serve them.
+    """
     optim = workload.train.optim
     user_code = workload.model.factory or workload.data.factory or is_class_path(optim)
     of_library = arguments().package_of(optim) not in (None, "bitsandbytes")
@@ -311,7 +317,7 @@ def _kinship(workload: Workload) -> str | None:
     mapping = workload.to_mapping()
     for section, key in _COMPARED:
         mapping.get(section, {}).pop(key, None)
-    return _key_of(workload, mapping)
+    return _key_of(workload, mapping, any_gpu=any_gpu and _serves_others(workload))
 
 
 def _key_of(workload: Workload, mapping: dict[str, Any], *, any_gpu: bool = False) -> str:
