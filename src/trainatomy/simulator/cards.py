@@ -129,7 +129,7 @@ class Cards:
         """Return what a rule plans for a call, with the sizes on all GPUs that the execution serves."""
         if not self.others:
             return rule(call)
-        self._read = read = set()
+        read = self._read = set[str]()
         try:
             plan = rule(call)
         finally:

@@ -185,9 +185,9 @@ class Recollections:
         served: frozenset[Card] = frozenset(),
     ) -> None:
         """Remember a run; the one that was not used for the longest time makes room for it."""
-        both = [None if one is None or not _is_independent(one, beginning) else one for one in (first, further)]
-        if any(both):
-            self.runs.append(RememberedRun(self.key, beginning, *both, served))
+        kept = [None if one is None or not _is_independent(one, beginning) else one for one in (first, further)]
+        if any(kept):
+            self.runs.append(RememberedRun(self.key, beginning, kept[0], kept[1], served))
 
 
 def _is_independent(template: Template, beginning: Beginning) -> bool:

@@ -181,7 +181,7 @@ class Compiler:
         self.wrappers: list[str] = []
         self.eager: list[str] = []
         self._process, self._fails = process, fails
-        self._trials = Trials(process.tuning.buffer_bytes)
+        self._trials = Trials(process.tuning.buffer_bytes())
         self._is_called = False
         self._compile = torch.compile
         self._known_breaks = _breaks()

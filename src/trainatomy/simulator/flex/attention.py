@@ -41,12 +41,12 @@ class Tuning:
     """
 
     def __init__(self, buffer_bytes: Callable[[], int | None]) -> None:
-        self._buffer_bytes = buffer_bytes
+        self.buffer_bytes = buffer_bytes
         self._sizes: dict[str, set[object]] = {}
 
     def call(self, kernel: str, *results: Tensor) -> None:
         """Allocate and release the buffer if ``kernel`` was not compiled for results of these sizes yet."""
-        if (size := self._buffer_bytes()) is None:
+        if (size := self.buffer_bytes()) is None:
             return
         sizes = self._sizes.setdefault(kernel, set())
         found = tuple((each.shape, each.dtype) for each in results)
