@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from trainatomy.operators.allocation import above_autograd, recurrent
 from trainatomy.operators.allocation.meta import meta_kernels
+from trainatomy.operators.allocation.plan import Processor
 
-LAYERS = recurrent.RecurrentLayers(132).functions()
+LAYERS = recurrent.RecurrentLayers(Processor((9, 0), 132, (2, 11))).functions()
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from trainatomy import api
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs import pools, predicting
-from trainatomy.runs.predicting import jobs_for, predict_all
+from trainatomy.runs.predicting import execution_key, jobs_for, predict_all
 from trainatomy.workload.schema import Workload
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -74,3 +74,13 @@ def test_output_of_processes_goes_to_stderr(tmp_path: Path) -> None:
     )
     assert completed.stdout == ""
     assert sorted(completed.stderr.split()) == ["one", "other"]
+
+
+def test_trainings_share_an_execution_on_gpus_of_a_capability_and_with_any_allocator() -> None:
+    plain = workload().replace("gpu", "l4")
+    same = (plain.replace("gpu", "rtx-4090"), plain.replace("allocator", "expandable_segments:True"))
+    others = (plain.replace("gpu", "a10"), plain.replace("train.optim", "sgd"))
+    assert {execution_key(each) for each in same} == {execution_key(plain)}
+    assert execution_key(plain) not in {execution_key(each) for each in others}
+    own_code = plain.replace("data.factory", "batches.py:make")
+    assert execution_key(own_code) != execution_key(own_code.replace("gpu", "rtx-4090"))

@@ -197,6 +197,17 @@ def test_gpus_are_compared_at_the_given_number(some_prediction: Prediction) -> N
     assert {each.fit.best.plan.world_size for each in found.options if each.fit.best} == {4}
 
 
+def test_gpus_that_share_executions_are_searched_one_after_the_other(some_prediction: Prediction) -> None:
+    names = ("rtx-3090", "l4", "a100-80gb", "rtx-3060", "rtx-4090", "a100-40gb", "t4")
+    executor = Pretender(some_prediction, Parallel())
+    options = FitRequest(64, keep=KEPT)
+    found = search_across(training(gpus=2), [find_gpu(name) for name in names], options, executor, Observer())
+    asked = list(dict.fromkeys(workload.resolve_gpu().id for workload in executor.asked))
+    assert asked == ["a100-80gb", "a100-40gb", "t4", "rtx-3060", "rtx-3090", "l4", "rtx-4090"]
+    memory = [each.gpu.memory_bytes for each in found.options]
+    assert sorted(memory) == sorted(find_gpu(name).memory_bytes for name in names)
+
+
 def test_batch_norm_is_noted(some_prediction: Prediction) -> None:
     noted = replace(some_prediction, notes=("BatchNorm takes its statistics from each GPU",))
     limited = training(gpus=2).replace("gpu", "rtx-3090")

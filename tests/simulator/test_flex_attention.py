@@ -96,7 +96,7 @@ def test_kernels_are_tried_in_the_first_step_with_a_buffer_of_the_l2_cache() -> 
 
 
 def test_a_kernel_is_tried_for_two_sizes(process: SimulatedProcess) -> None:
-    tuning = Tuning(1 << 20)
+    tuning = Tuning(lambda: 1 << 20)
     with process.open():
         for length in (8, 8, 16, 8, 32):
             tuning.call("cast", torch.empty(length, device="cuda"))

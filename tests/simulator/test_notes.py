@@ -10,7 +10,7 @@ from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.instances import find_instance
 from trainatomy.catalog.versions import parse_version
 from trainatomy.results.prediction import LeadingNote
-from trainatomy.simulator.notes import _machine_notes, notes_on, version_notes
+from trainatomy.simulator.notes import _machine_notes, notes_of, notes_on, version_notes
 from trainatomy.workload import Workload
 
 GPT2 = {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50}}
@@ -77,7 +77,7 @@ def test_a_machine_is_described_with_its_price(name: str) -> None:
 def said_of(keys: dict[str, object]) -> tuple[str, ...]:
     """Return the notes on a description, of which nothing is simulated."""
     workload = Workload.from_mapping({"model": GPT2, "data": {"sequence_length": 4}, **keys})
-    return notes_on(workload, nn.Linear(1, 1))
+    return tuple(notes_of(notes_on(workload, nn.Linear(1, 1)), workload))
 
 
 @pytest.mark.parametrize(("gpu", "gpus", "noted"), [("l40s", 4, True), ("l40s", 1, False), ("h200", 4, False)])

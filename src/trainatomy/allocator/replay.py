@@ -31,18 +31,21 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from trainatomy.allocator.blocks import MIB
 from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory
 from trainatomy.results.trace import DriverCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from trainatomy.allocator.segments import AddressPolicy
     from trainatomy.allocator.settings import AllocatorSettings
     from trainatomy.results.trace import AllocationTrace, DriverAction, Event, PlansTried
+
+
+Kept = TypeVar("Kept")
 
 
 class Choices:
@@ -285,6 +288,28 @@ def _feed(
             allocator.empty_cache()
         allocated.append(allocator.allocated_bytes)
         reserved.append(allocator.reserved_bytes)
+
+
+def kept(
+    trace: AllocationTrace, name: Hashable, settings: AllocatorSettings, device_bytes: int, make: Callable[[], Kept]
+) -> Kept:
+    """Return what a finished trace keeps of its replays without a limit, or make it.
+
+    GPUs on which a training allocates the same share it: the GPU's memory matters only where a setting refers to it.
+
+    Args:
+        trace: Allocations and releases, to which nothing is added any more.
+        name: What is kept, with what it depends on besides.
+        settings: Settings of the allocator.
+        device_bytes: Memory of the GPU.
+        make: Makes it.
+    """
+    refers = settings.expandable_segments or settings.per_process_memory_fraction < 1.0
+    key = name, len(trace.events), settings, device_bytes if refers else None
+    if key not in trace.replayed:
+        trace.replayed[key] = make()
+    found: Kept = trace.replayed[key]
+    return found
 
 
 class Peaks(NamedTuple):

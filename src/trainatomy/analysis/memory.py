@@ -15,9 +15,9 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from trainatomy.allocator.replay import Peaks, Replay, peaks_of, replay, replay_on_least
+from trainatomy.allocator.replay import Peaks, Replay, kept, peaks_of, replay, replay_on_least
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.variants import StepClock, layout_range, peak_range, plan_range, released_by_clock
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
@@ -163,7 +163,7 @@ def analyze_memory(
     nccl_bytes: int = 0,
     clock: StepClock | None = None,
     *,
-    layouts: bool = False,
+    layouts: bool | Literal["scarce"] = False,
 ) -> MemoryAnalysis:
     """Replay a trace through the simulated allocator and analyze the outcome.
 
@@ -177,9 +177,9 @@ def analyze_memory(
         context_bytes: Bytes of it that the CUDA context and the libraries' kernels take.
         nccl_bytes: Bytes of it that NCCL takes.
         clock: Predicted times, which releases that wait for streams or NCCL depend on (see ``late_releases``).
-        layouts: Replay it with other addresses of segments, too (``Memory.layouts``).
+        layouts: Replay it with other addresses of segments, too (``Memory.layouts``; see ``are_wanted``).
     """
-    unlimited = replay(trace, settings, device_bytes=gpu_bytes)
+    unlimited = kept(trace, "replay", settings, gpu_bytes, lambda: replay(trace, settings, device_bytes=gpu_bytes))
     capacity = gpu_bytes - context_bytes - nccl_bytes
     enough = unlimited.peak_reserved_bytes <= capacity
     bounded = unlimited if enough else replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)
@@ -196,9 +196,20 @@ def analyze_memory(
     peaks = peak_range(trace, settings, gpu_bytes, found.memory, at_once, clock)
     plans = plan_range(trace, settings, gpu_bytes, found.memory)
     others = None
-    if layouts and not found.memory.num_alloc_retries:
+    if are_wanted(layouts, found.memory, gpu_bytes) and not found.memory.num_alloc_retries:
         others = layout_range(by_clock or trace, settings, gpu_bytes, found.memory)
     return replace(found, memory=replace(found.memory, range=peaks, plans=plans, layouts=others))
+
+
+def are_wanted(layouts: bool | Literal["scarce"], memory: Memory, gpu_bytes: int) -> bool:
+    """Return whether to try what moves peaks a little; ``"scarce"``: only where it may change the verdict.
+
+    That is where the reserved memory could not double. Other addresses and skipped steps have moved it by a few
+    percent.
+    """
+    if layouts == "scarce":
+        return gpu_bytes - memory.device_bytes - memory.peak_reserved_bytes < TIGHT_SHARE * gpu_bytes
+    return layouts
 
 
 def analyze_replay(

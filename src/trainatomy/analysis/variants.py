@@ -34,10 +34,11 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from trainatomy.allocator.replay import Peaks, peaks_of
+from trainatomy.allocator.replay import Peaks, kept, peaks_of
 from trainatomy.allocator.segments import Scattered
 from trainatomy.results.memory import PeakRange
 
@@ -73,7 +74,8 @@ def layout_range(
     if settings.expandable_segments or memory.peak_reserved_bytes < LEAST_BYTES:
         return None
     count = min(LAYOUTS, MOST_EVENTS // max(len(trace.events), 1))
-    found = _range(memory, peaks_of(trace, settings, gpu_bytes, map(Scattered, range(count))))
+    scattered = partial(peaks_of, trace, settings, gpu_bytes, map(Scattered, range(count)))
+    found = _range(memory, kept(trace, "layouts", settings, gpu_bytes, scattered))
     low, high = found.reserved_bytes
     return None if high - low < LEAST_SHARE * memory.peak_reserved_bytes else found
 
@@ -132,6 +134,8 @@ def peak_range(
         at_once: Peaks of the trace itself.
         clock: When its operations are launched and done, where that is predicted.
     """
+    if not (trace.stream_uses or trace.collectives):
+        return None
     late = released_late(trace)
     others = [late] if trace.stream_uses else [let_go_late(trace, clock, at_next=one) for one in (True, False)]
     others = [one for one in others if one.events != trace.events]

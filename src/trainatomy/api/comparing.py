@@ -20,7 +20,7 @@ from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.predicting import COMPARED_PACES, PredictRequest
 from trainatomy.runs.comparison import gather, prepare, published
 from trainatomy.runs.plan import observer_of
-from trainatomy.runs.predicting import Kept, jobs_for, predict_rows, simulation_key
+from trainatomy.runs.predicting import Kept, execution_key, jobs_for, predict_rows
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import with_effective_batch_size
 
@@ -216,7 +216,7 @@ def _shares(workloads: Sequence[Workload]) -> list[list[int]]:
     """Divide workloads, by their places, among as many processes as there are cores; equal simulations share one."""
     groups: dict[str, list[int]] = {}
     for place, workload in enumerate(workloads):
-        groups.setdefault(simulation_key(workload), []).append(place)
+        groups.setdefault(execution_key(workload), []).append(place)
     together = list(groups.values())
     count = min(len(together), os.cpu_count() or 1)
     return [[place for group in together[first::count] for place in group] for first in range(count)]

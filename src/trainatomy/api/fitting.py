@@ -64,7 +64,7 @@ def search_gpus(
     """Search for the best settings on each of several GPUs (see ``fit_gpus``)."""
     chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
     costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
-    with _candidates(training, request) as (workload, restricted, pool):
+    with _candidates(training, request, [each.id for each in chosen]) as (workload, restricted, pool):
         return search_across(workload, chosen, restricted, pool, observer or Observer(), costs)
 
 
@@ -77,10 +77,12 @@ def search_remedies(
 
 
 @contextmanager
-def _candidates(training: Training, request: FitRequest) -> Iterator[tuple[Workload, FitRequest, PredictionPool]]:
+def _candidates(
+    training: Training, request: FitRequest, gpus: Sequence[str] = ()
+) -> Iterator[tuple[Workload, FitRequest, PredictionPool]]:
     """Yield the workload to vary, the request restricted to what applies to it, and what predicts the candidates."""
     if isinstance(training.what, Workload):
-        with _of_workload(training.what, training, request) as (workload, pool):
+        with _of_workload(training.what, training, request, gpus) as (workload, pool):
             if workload.origin is not None:
                 request = replace(request, translated=partial(settings_in, workload.origin))
             yield workload, request, pool
@@ -90,15 +92,20 @@ def _candidates(training: Training, request: FitRequest) -> Iterator[tuple[Workl
 
 
 @contextmanager
-def _of_workload(what: Workload, training: Training, request: FitRequest) -> Iterator[tuple[Workload, PredictionPool]]:
-    """Yield a workload with the keywords applied, and processes that predict it."""
+def _of_workload(
+    what: Workload, training: Training, request: FitRequest, gpus: Sequence[str]
+) -> Iterator[tuple[Workload, PredictionPool]]:
+    """Yield a workload with the keywords applied, and processes that predict it on these GPUs."""
     optimizer = {"optimizer": training.optimizer} if training.optimizer else {}
     workload = with_settings(what, {**training.settings, **optimizer}, training.gpu)
     if training.batch is not None:
         raise WorkloadError("batch: only a module takes one; name data.factory in the workload", key="data")
     request.predicting.check_calibration([workload])
     with prediction_pool(
-        partial(predict_candidate, partial(predict_row, request.predicting_candidates)), request.jobs, request.executor
+        partial(predict_candidate, partial(predict_row, request.predicting_candidates)),
+        request.jobs,
+        request.executor,
+        gpus,
     ) as pool:
         yield workload, pool
 

@@ -19,11 +19,12 @@ from trainatomy.prediction.lengths import prediction_of_lengths, with_lengths
 from trainatomy.prediction.pipeline import pipeline_prediction
 from trainatomy.requests.predicting import Batch, PredictRequest, Training
 from trainatomy.results.prediction import Prediction
-from trainatomy.runs.predicting import recollections, shared_simulation
+from trainatomy.runs.executions import simulation_of
+from trainatomy.runs.predicting import recollections, shared_epochs, shared_simulation
 from trainatomy.simulator import live
 from trainatomy.simulator.lengths import simulate_lengths
 from trainatomy.simulator.micro_batches import Recollections
-from trainatomy.simulator.simulate import Simulation, simulate, topology_of
+from trainatomy.simulator.simulate import Simulation, execute, simulate, topology_of
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.factory import user_code
 from trainatomy.workload.arguments import path_of
@@ -259,7 +260,7 @@ def _predict_lengths(
         tell=tell,
     )
     key = (request.trust_remote_code, request.timed)
-    epochs = run() if module is not None else shared_simulation(workload, key, run)
+    epochs = run() if module is not None else shared_epochs(workload, key, run)
     return prediction_of_lengths(workload, epochs, request, started, tell)
 
 
@@ -268,7 +269,7 @@ def _simulate_workload(
 ) -> Simulation:
     known = recollections(workload) if make_batch is None else None
     run = partial(
-        simulate,
+        execute,
         workload,
         workload.resolve_gpu(),
         make_batch=make_batch,
@@ -278,8 +279,9 @@ def _simulate_workload(
         watch=Watcher if known is None else partial(Watcher, recollections=Recollections(*known)),
     )
     if make_batch is not None:
-        return run()
-    return shared_simulation(workload, (request.trust_remote_code, request.timed, rank), run)
+        return simulation_of(run(), workload)
+    key = (request.trust_remote_code, request.timed, rank, known is None)
+    return shared_simulation(workload, key, lambda others: run(others=others))
 
 
 def _simulate_module(

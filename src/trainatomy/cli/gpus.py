@@ -94,7 +94,10 @@ def _show_for(workload: Workload, places: Mapping[str, Mapping[str, str]], reque
     workloads = [workload.replace({**changes, "name": name}) for name, changes in places.items()]
     doing = f"simulating {workload.display_name} on {many(len(places), 'machine' if request.instances else 'GPU')}"
     with quiet_libraries(debug=request.debug), progress(doing):
-        comparison = api.predict_comparison(workloads, CompareRequest(jobs=api.jobs_for(len(workloads), request.jobs)))
+        how = CompareRequest(
+            jobs=api.jobs_for(len(workloads), request.jobs), layouts=True if request.json else "scarce"
+        )
+        comparison = api.predict_comparison(workloads, how)
     if request.json:
         show_json(to_json(comparison))
     else:

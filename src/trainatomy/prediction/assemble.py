@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.detail import memory_timeline
-from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, verdict
+from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, are_wanted, verdict
 from trainatomy.analysis.published import bytes_per_parameter
 from trainatomy.analysis.variants import StepClock
 from trainatomy.libraries import installed_versions
@@ -104,7 +104,9 @@ def prediction_of(
         notes=tuple(note for note in simulation.notes if not isinstance(note, LeadingNote)),
         leading_notes=tuple(str(note) for note in simulation.notes if isinstance(note, LeadingNote)),
         subject=subject_of(workload, simulation),
-        paddings=paddings_of(workload, simulation, calibration, time) if request.layouts and time is not None else (),
+        paddings=paddings_of(workload, simulation, calibration, time)
+        if request.layouts is True and time is not None
+        else (),
         out_of_memory=analysis.out_of_memory,
         timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if request.timeline else (),
         time=time,
@@ -122,7 +124,11 @@ def prediction_of(
 
 
 def analysis_of(
-    workload: Workload, simulation: Simulation, calibration: Calibration | None, *, layouts: bool = False
+    workload: Workload,
+    simulation: Simulation,
+    calibration: Calibration | None,
+    *,
+    layouts: bool | Literal["scarce"] = False,
 ) -> MemoryAnalysis:
     """Return the analysis of what a simulated process holds on its GPU; see ``PredictRequest`` for ``layouts``."""
     settings = AllocatorSettings.parse(workload.allocator, simulation.torch_version)
@@ -130,7 +136,12 @@ def analysis_of(
     gpu_bytes = workload.resolve_gpu().memory_bytes
     clock = _clock(workload, simulation, calibration)
     found = analyze_memory(simulation.trace, settings, gpu_bytes, context, nccl, clock, layouts=layouts)
-    if not layouts or workload.skipped_steps or found.out_of_memory is not None or found.memory.num_alloc_retries:
+    if (
+        not are_wanted(layouts, found.memory, gpu_bytes)
+        or workload.skipped_steps
+        or found.out_of_memory is not None
+        or found.memory.num_alloc_retries
+    ):
         return found
     skipped = peaks_with_skipped_steps(simulation.trace, settings, gpu_bytes, found.memory)
     return replace(found, memory=replace(found.memory, skipped_steps=skipped))

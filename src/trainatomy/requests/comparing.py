@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from trainatomy.errors import WorkloadError
 from trainatomy.option import Option, in_output
@@ -36,6 +36,7 @@ class CompareRequest:
         jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
         executor: Where to predict in place of local processes.
         keep: Folder or URL in which each prediction is kept as soon as it is made.
+        layouts: See ``PredictRequest``.
         keep_gpus: Predict for the workloads' own GPUs instead of this machine's.
         title: The beginning of a derived group name.
         samples: Number of samples that times are given for.
@@ -84,6 +85,7 @@ class CompareRequest:
             words=str | None,
         ),
     ] = None
+    layouts: bool | Literal["scarce"] = True
     keep_gpus: bool = False
     title: str = "comparison"
     samples: int | None = None
@@ -93,7 +95,10 @@ class CompareRequest:
     def predicting(self) -> PredictRequest:
         """How each of them is predicted."""
         return PredictRequest(
-            timeline=self.timeline, calibration=self.calibration, trust_remote_code=self.trust_remote_code
+            timeline=self.timeline,
+            calibration=self.calibration,
+            trust_remote_code=self.trust_remote_code,
+            layouts=self.layouts,
         )
 
     def check(self) -> None:

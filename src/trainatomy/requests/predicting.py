@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from trainatomy.catalog.calibrations import Calibration, resolve_calibration
 from trainatomy.errors import WorkloadError
@@ -77,7 +77,7 @@ class PredictRequest:
         ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
         host_paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
         layouts: Try other addresses of segments, skipped steps and padded sizes; False is somewhat faster, for one of
-            many candidates.
+            many candidates, and so is ``"scarce"``, for a verdict alone: only where less memory is free than reserved.
     """
 
     timeline: Timeline = False
@@ -95,7 +95,7 @@ class PredictRequest:
         ),
     ] = ()
     host_paces: tuple[float, ...] = ()
-    layouts: bool = True
+    layouts: bool | Literal["scarce"] = True
 
     def check_calibration(self, workloads: Sequence[Workload]) -> None:
         """Raise ``WorkloadError`` where the calibration does not apply to the workloads' GPUs."""

@@ -20,10 +20,11 @@ The operations of a step by group, phase, module and operator, as plain values.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainatomy.results.tasks import Experts
 from trainatomy.results.time import StageRun
@@ -157,6 +158,7 @@ class Operations:
         cpu_waits: For an operation (by index) those that must finish before the CPU launches it, as
             ``Event.synchronize`` demands.
         stage_runs: The parts of micro-batches that this rank's stages of a pipeline run, in order.
+        on_host: Times of the CPU that serve several predictions of a finished step, by what they depend on.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -173,6 +175,7 @@ class Operations:
     dependencies: dict[int, tuple[int, ...]] = field(default_factory=dict)
     cpu_waits: dict[int, tuple[int, ...]] = field(default_factory=dict)
     stage_runs: list[StageRun] = field(default_factory=list)
+    on_host: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def blocks(self) -> list[tuple[int, range]]:
         """Return consecutive indices into ``operations`` with the times that a real step runs them as a whole."""

@@ -10,9 +10,9 @@ Reports, snapshots and traces are made from it.  It is asked for separately beca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from trainatomy.results.operations import OperationBreakdown
 
@@ -163,6 +163,7 @@ class AllocationTrace:
         cpu_waits: Waits of the CPU for streams, where memory depends on them.
         collectives: Asynchronous collectives.
         pinned: Blocks of pinned host memory that activations take.
+        replayed: Replays of a finished trace that serve several predictions, by what they depend on.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -176,6 +177,7 @@ class AllocationTrace:
     cpu_waits: list[CPUWait] = field(default_factory=list)
     collectives: list[CollectiveUse] = field(default_factory=list)
     pinned: list[PinnedBlock] = field(default_factory=list)
+    replayed: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]

@@ -13,7 +13,7 @@ import logging
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.libraries import installed_versions
 from trainatomy.records.store import Folder
 from trainatomy.results.prediction import Prediction
+from trainatomy.runs.executions import executions, executions_kept, keep_executions, simulation_of
 from trainatomy.runs.executors import SubmitsTasks, open_workers
 from trainatomy.runs.pools import KEPT_RUNS, RelatedProcesses, process_pools
 from trainatomy.workload.arguments import arguments, is_class_path
@@ -34,8 +36,10 @@ from trainatomy.workload.arguments import arguments, is_class_path
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+    from trainatomy.catalog.gpus import GPU
     from trainatomy.requests.predicting import PredictRequest
     from trainatomy.results.prediction import Prediction
+    from trainatomy.simulator.simulate import Execution, Simulation
     from trainatomy.workload.schema import Workload
 
     Result = Prediction | TrainatomyError
@@ -107,14 +111,13 @@ def _adapter() -> TypeAdapter[Prediction]:
 
 
 Item = TypeVar("Item")
-Simulated = TypeVar("Simulated")
-"""A simulation, or the epochs of samples that differ in length."""
+Epochs = TypeVar("Epochs")
+"""The epochs of samples that differ in length."""
 
 MAX_JOBS = 8
 """Processes; each holds some hundred MB of the libraries' data."""
 MAX_IN_ONE_PROCESS = 3
 """Trainings that one process predicts faster than several, each of which has to be set up."""
-_SIMULATIONS: ContextVar[dict[str, Any] | None] = ContextVar("_SIMULATIONS", default=None)
 _RECOLLECTIONS: ContextVar[deque[Any] | None] = ContextVar("_RECOLLECTIONS", default=None)
 _COMPARED = (("train", "optim"), ("train", "optim_args"), ("train", "tf32"), ("model", "dtype"))
 """Keys in which training runs may differ that recall each other's runs, if those begin alike."""
@@ -171,7 +174,10 @@ class PredictionPool:
         predict: Callable[[Workload], Prediction],
         pool: SubmitsTasks | RelatedProcesses | None,
         jobs: int | Callable[[], int],
+        *,
+        on_several_gpus: bool = False,
     ) -> None:
+        self._kinship = partial(_kinship, any_gpu=on_several_gpus)
         self._predict = predict
         self._pool = pool
         self._jobs = jobs
@@ -183,7 +189,7 @@ class PredictionPool:
 
     def kinship(self, workload: Workload) -> str | None:
         """Return what is equal for training runs with the same micro-batches, where it helps to know."""
-        return _kinship(workload) if isinstance(self._pool, RelatedProcesses) else None
+        return self._kinship(workload) if isinstance(self._pool, RelatedProcesses) else None
 
     def pick(self, kinships: Sequence[str | None]) -> int:
         """Return the place of the training to begin next: one that a free process can predict faster than others."""
@@ -192,7 +198,7 @@ class PredictionPool:
     def submit(self, workload: Workload) -> Future[Result]:
         """Begin to predict a training; the result is its prediction, or the error in place of it."""
         if isinstance(self._pool, RelatedProcesses):
-            return self._pool.submit(_kinship(workload), _attempt_in_worker, self._predict, workload)
+            return self._pool.submit(self._kinship(workload), _attempt_in_worker, self._predict, workload)
         if self._pool is not None:
             return self._pool.submit(_attempt, self._predict, workload)
         future: Future[Result] = Future()
@@ -202,7 +208,7 @@ class PredictionPool:
 
 @contextmanager
 def prediction_pool(
-    predict: Callable[[Workload], Prediction], jobs: int | None, executor: object = None
+    predict: Callable[[Workload], Prediction], jobs: int | None, executor: object = None, gpus: Sequence[str] = ()
 ) -> Iterator[PredictionPool]:
     """Yield a pool that predicts training runs while it is open.
 
@@ -210,6 +216,7 @@ def prediction_pool(
         predict: Predicts one workload; can be pickled if there are several jobs.
         jobs: Number of processes; 1 is this process.
         executor: Other workers than local processes (see ``predict_all``).
+        gpus: GPUs on which the same training runs are predicted; local processes execute for all of them.
     """
     if executor is not None:
         with open_workers(executor, jobs, _cores(MAX_JOBS)) as workers:
@@ -218,12 +225,13 @@ def prediction_pool(
     if jobs is None or jobs <= 1:
         token = _RECOLLECTIONS.set(deque(maxlen=KEPT_RUNS))
         try:
-            yield PredictionPool(predict, None, 1)
+            with executions_kept([find_gpu(each) for each in gpus]):
+                yield PredictionPool(predict, None, 1)
         finally:
             _RECOLLECTIONS.reset(token)
         return
-    with process_pools([1] * jobs, _start_worker, _is_quiet()) as pools:
-        yield PredictionPool(predict, RelatedProcesses(pools), jobs)
+    with process_pools([1] * jobs, _start_predicting, _is_quiet(), gpus) as pools:
+        yield PredictionPool(predict, RelatedProcesses(pools), jobs, on_several_gpus=bool(gpus))
 
 
 def predict_rows(
@@ -242,7 +250,7 @@ def predict_rows(
     """
     groups: dict[str, list[int]] = {}
     for index, workload in enumerate(workloads):
-        groups.setdefault(simulation_key(workload), []).append(index)
+        groups.setdefault(execution_key(workload), []).append(index)
     # The longest simulations first: the last ones then end at about the same time in all processes.
     ordered = list(groups.values())
     if jobs != 1:
@@ -264,6 +272,26 @@ def simulation_key(workload: Workload) -> str:
     return _key_of(workload, workload.to_mapping())
 
 
+def execution_key(workload: Workload) -> str:
+    """Return a key that is equal for workloads that may share an execution (see ``runs/executions.py``).
+
+    Where code of the user runs, or ranks on several GPUs do, only equal GPUs share one.
+    """
+    return _key_of(workload, workload.to_mapping(), any_gpu=_serves_others(workload))
+
+
+def _serves_others(workload: Workload) -> bool:
+    """Return whether an execution may serve several kinds of GPU."""
+    is_spread = (
+        workload.parallel.world_size > 1 or workload.parallel.devices > 1 or workload.train.deepspeed is not None
+    )
+    return not (_has_user_code(workload) or is_spread or workload.data.varies or workload.resumes)
+
+
+def _has_user_code(workload: Workload) -> bool:
+    return any((workload.model.factory, workload.data.factory, "." in workload.train.optim))
+
+
 def recollections(workload: Workload) -> tuple[deque[Any], str] | None:
     """Return the runs that this process remembers, and the key of training runs that may have the same micro-batches.
 
@@ -275,8 +303,11 @@ def recollections(workload: Workload) -> tuple[deque[Any], str] | None:
     return None if runs is None or key is None else (runs, key)
 
 
-def _kinship(workload: Workload) -> str | None:
-    """Return what is equal for training runs that may have the same micro-batches, None for one without relatives."""
+def _kinship(workload: Workload, *, any_gpu: bool = False) -> str | None:
+    """Return what is equal for training runs that may have the same micro-batches, None for one without relatives.
+
+    ``any_gpu``: on any GPU of a compute capability, where an execution may serve them.
+    """
     optim = workload.train.optim
     user_code = workload.model.factory or workload.data.factory or is_class_path(optim)
     of_library = arguments().package_of(optim) not in (None, "bitsandbytes")
@@ -286,29 +317,38 @@ def _kinship(workload: Workload) -> str | None:
     mapping = workload.to_mapping()
     for section, key in _COMPARED:
         mapping.get(section, {}).pop(key, None)
-    return _key_of(workload, mapping)
+    return _key_of(workload, mapping, any_gpu=any_gpu and _serves_others(workload))
 
 
-def _key_of(workload: Workload, mapping: dict[str, Any]) -> str:
-    """Return a key of a mapping of a workload, without what does not change which operations run."""
+def _key_of(workload: Workload, mapping: dict[str, Any], *, any_gpu: bool = False) -> str:
+    """Return a key of a mapping of a workload, without what does not change which operations run.
+
+    ``any_gpu``: it is the same on all GPUs of a compute capability.
+    """
     gpu = workload.resolve_gpu()
     for key in ("name", "allocator", "gpu"):
         mapping.pop(key, None)
-    user_code = (workload.model.factory, workload.data.factory, "." in workload.train.optim)
-    seen_by_user = (gpu.device_name, gpu.memory_bytes) if any(user_code) else ()
+    if any_gpu:
+        return repr((mapping, gpu.capability))
+    seen_by_user = (gpu.device_name, gpu.memory_bytes) if _has_user_code(workload) else ()
     return repr((mapping, gpu.capability, gpu.multiprocessors, seen_by_user))
 
 
-def shared_simulation(workload: Workload, options: object, simulate: Callable[[], Simulated]) -> Simulated:
-    """Return the simulation of a workload: in ``predict_rows`` that of an equal one, else a new one."""
-    known = _SIMULATIONS.get()
-    if known is None:
-        return simulate()
-    key = f"{simulation_key(workload)} {options!r}"
-    if key not in known:
-        known[key] = simulate()
-    found: Simulated = known[key]
-    return found
+def shared_epochs(workload: Workload, options: object, simulate: Callable[[], Epochs]) -> Epochs:
+    """Return the epochs of a workload: those of an equal one that this process keeps, else new ones."""
+    kept = executions()
+    return simulate() if kept is None else kept.value(f"{simulation_key(workload)} {options!r}", simulate)
+
+
+def shared_simulation(
+    workload: Workload, options: object, execute: Callable[[Collection[GPU]], Execution]
+) -> Simulation:
+    """Return the simulation of a workload: from an execution that this process keeps, else from a new one."""
+    kept = executions()
+    if kept is None:
+        return simulation_of(execute(()), workload)
+    key = f"{execution_key(workload)} {options!r}"
+    return kept.simulation(workload, key, execute, is_shared=_serves_others(workload))
 
 
 def _micro_steps(workload: Workload) -> int:
@@ -318,11 +358,14 @@ def _micro_steps(workload: Workload) -> int:
 
 
 def _predict_group(predict: Callable[[Workload], Prediction], workloads: Sequence[Workload]) -> list[Result]:
-    token = _SIMULATIONS.set({} if len(workloads) > 1 else None)
-    try:
-        return [_attempt(predict, workload) for workload in workloads]
-    finally:
-        _SIMULATIONS.reset(token)
+    if len(workloads) == 1:
+        return [_attempt(predict, workloads[0])]
+    gpus = [workload.resolve_gpu() for workload in workloads]
+    # those with the same allocations one after the other, as the last trace is kept
+    order = sorted(range(len(gpus)), key=lambda place: gpus[place].multiprocessors)
+    with executions_kept(gpus):
+        found = {place: _attempt(predict, workloads[place]) for place in order}
+    return [found[place] for place in range(len(gpus))]
 
 
 def _attempt(predict: Callable[[Item], Any], item: Item) -> Any:
@@ -354,3 +397,9 @@ def _start_worker(is_quiet: bool) -> None:
     if is_quiet:
         logging.disable(logging.ERROR)
         warnings.simplefilter("ignore")
+
+
+def _start_predicting(is_quiet: bool, gpus: Sequence[str]) -> None:
+    """Prepare a process that predicts many training runs on several GPUs."""
+    _start_worker(is_quiet)
+    keep_executions([find_gpu(each) for each in gpus])

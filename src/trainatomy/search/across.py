@@ -180,15 +180,16 @@ def search_across(
     """
     began = time.perf_counter()
     request = replace(request, prices=False)
+    place = {gpu.id: place for place, gpu in enumerate(sorted(gpus, key=lambda each: -each.memory_bytes))}
     found: list[GPUOption] = []
-    refused: list[TrainatomyError] = []
+    refused: dict[int, TrainatomyError] = {}
     prior: Estimator | None = None
     interrupted = False
-    for gpu in sorted(gpus, key=lambda each: -each.memory_bytes):
+    for gpu in _in_order(gpus):
         try:
             fit, exploration = search(workload.replace("gpu", gpu.id), request, executor, observer, prior)
         except WorkloadError as error:  # a GPU without bf16, for example
-            refused.append(error)
+            refused[place[gpu.id]] = error
             continue
         prior = prior or exploration.estimator
         summary = GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability)
@@ -196,18 +197,30 @@ def search_across(
         if interrupted := fit.interrupted:
             break
     if not found and refused:
-        raise refused[0]
+        raise refused[min(refused)]
     return FitAcross(
         name=workload.display_name,
         workload=workload.to_mapping(),
         effective_batch_size=effective_batch_size(workload, request),
         headroom=request.headroom,
         allowed=request.allow,
-        options=tuple(sorted(found, key=_order)),
-        refused=tuple(str(error) for error in refused),
+        options=tuple(sorted(sorted(found, key=lambda option: place[option.gpu.id]), key=_order)),
+        refused=tuple(str(refused[each]) for each in sorted(refused)),
         seconds=time.perf_counter() - began,
         interrupted=interrupted,
     )
+
+
+def _in_order(gpus: Sequence[GPU]) -> list[GPU]:
+    """Return the GPU with the most memory, then those that share executions one after the other."""
+    first, *others = sorted(gpus, key=lambda each: -each.memory_bytes)
+    same = (first.capability, first.multiprocessors)
+
+    def far(gpu: GPU) -> tuple[object, ...]:
+        own = (gpu.capability, gpu.multiprocessors)
+        return own[0] != same[0], own[0], own != same, own[1]
+
+    return [first, *sorted(others, key=far)]
 
 
 def _order(option: GPUOption) -> tuple[bool, float, int]:

@@ -110,20 +110,23 @@ def _largest(moments: Iterable[Moment]) -> dict[str, float]:
 def _decisive(moments: Sequence[Moment], largest: Mapping[str, float]) -> tuple[Moment, ...]:
     """Return the moments that are the peak of their phase, or would be if some of the largest parts were nothing."""
     varying = sorted(largest, key=lambda part: -largest[part])[:_VARYING]
+    by_phase: dict[str, dict[tuple[float, ...], int]] = {}
+    for place, moment in enumerate(moments):
+        sizes = tuple(moment.parts.get(part, 0.0) for part in varying)
+        by_phase.setdefault(moment.phase, {}).setdefault((*sizes, sum(moment.parts.values()) - sum(sizes)), place)
     kept: dict[int, Moment] = {}
-    for without in _subsets(varying):
-        peaks: dict[str, tuple[float, int]] = {}
-        for place, moment in enumerate(moments):
-            held = sum(size for part, size in moment.parts.items() if part not in without)
-            if held > peaks.get(moment.phase, (-1.0, 0))[0]:
-                peaks[moment.phase] = held, place
-        kept |= {place: moments[place] for _, place in peaks.values()}
+    for left in _subsets(range(len(varying))):  # bytes are whole numbers: in which order they are added is no matter
+        for some in by_phase.values():
+            highest = max(some, key=lambda sizes: sum(map(sizes.__getitem__, left)) + sizes[-1])
+            kept[some[highest]] = moments[some[highest]]
     return tuple(kept.values())
 
 
-def _subsets(parts: Iterable[str]) -> Iterator[frozenset[str]]:
-    parts = tuple(parts)
-    return (frozenset(some) for count in range(len(parts)) for some in combinations(parts, count))
+def _subsets(places: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield what is left of some places without none of them, without one, and so on, but not without all."""
+    for count in range(len(places)):
+        for without in combinations(places, count):
+            yield tuple(place for place in places if place not in without)
 
 
 _SAVING_BYTES = 16 * 2**20

@@ -9,7 +9,7 @@ from torch import nn
 
 from trainatomy.results.tasks import Experts
 from trainatomy.simulator.experts import experts_of
-from trainatomy.simulator.notes import notes_on
+from trainatomy.simulator.notes import Note, notes_on
 from trainatomy.training.model import model_notes, unwrap, weights_dtype
 from trainatomy.training.quantization import parameter_count
 from trainatomy.training.shape import tokens_per_sample
@@ -24,7 +24,7 @@ class Description:
     parameters: int
     trainable_parameters: int
     libraries: frozenset[str]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     tokens_per_sample: int | None
     weights_dtype: str
     layers: int

@@ -32,7 +32,7 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.catalog.gpus import threads_per_multiprocessor
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation.plan import Processor
+from trainatomy.simulator.cards import EVERYTHING, Cards
 from trainatomy.simulator.parallel.group import Topology
 from trainatomy.simulator.streams import StreamContext, Streams
 
@@ -88,13 +88,13 @@ class MemoryCounters:
     Args:
         trace: Allocations of the process, which grow.
         settings: Returns the settings of its allocator; asked once.
-        total_bytes: Memory of the GPU.
+        cards: The GPU, and others that the execution serves as long as nobody asks for its memory.
     """
 
-    def __init__(self, trace: AllocationTrace, settings: SettingsOfProcess, total_bytes: int) -> None:
+    def __init__(self, trace: AllocationTrace, settings: SettingsOfProcess, cards: Cards) -> None:
         self._trace = trace
         self._settings = settings
-        self._total = total_bytes
+        self._cards = cards
         self._player: Player | None = None
 
     def functions(self) -> dict[str, Callable[..., Any]]:
@@ -113,13 +113,15 @@ class MemoryCounters:
 
     def _now(self) -> CachingAllocator:
         """Return the allocator after what was allocated and freed so far."""
+        self._cards.asked(EVERYTHING)
         if self._player is None:
             self._player = Player(self._trace, CachingAllocator(self._settings()))
         self._player.play(len(self._trace.events))
         return self._player.allocator
 
     def _free_and_total(self) -> tuple[int, int]:
-        return max(self._total - self._now().reserved_bytes, 0), self._total
+        total = self._cards.own.memory_bytes
+        return max(total - self._now().reserved_bytes, 0), total
 
     def _reset(self) -> None:
         allocator = self._now()
@@ -158,17 +160,36 @@ _PRIVATE_POOLS = {"CUDAGraph": "what is allocated while a graph is captured", "M
 
 
 class DeviceProperties:
-    """Result of ``torch.cuda.get_device_properties``."""
+    """Result of ``torch.cuda.get_device_properties``.
 
-    def __init__(self, name: str, total_memory: int, processor: Processor) -> None:
-        self.name = name
-        self.total_memory = total_memory
+    What differs between GPUs of one compute capability is looked up when it is asked for.
+    """
+
+    def __init__(self, cards: Cards) -> None:
+        processor = cards.processor
+        self._cards = cards
         self.major, self.minor = processor.capability
-        self.multi_processor_count = processor.multiprocessors
         self.warp_size = 32
         self.max_threads_per_multi_processor = threads_per_multiprocessor(processor.capability)
         self.is_integrated = self.is_multi_gpu_board = False
         self.gcnArchName = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the GPU."""
+        self._cards.asked("name")
+        return self._cards.own.name
+
+    @property
+    def total_memory(self) -> int:
+        """Its memory in bytes."""
+        self._cards.asked("memory_bytes")
+        return self._cards.own.memory_bytes
+
+    @property
+    def multi_processor_count(self) -> int:
+        """Number of its multiprocessors."""
+        return self._cards.processor.multiprocessors
 
 
 class CurrentDevice:
@@ -301,7 +322,7 @@ def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams
         "set_device": set_device,
         "_exchange_device": current.exchange,
         "_maybe_exchange_device": current.exchange,
-        "get_device_name": _always(properties.name),
+        "get_device_name": lambda device=None: properties.name,
         "get_device_capability": _always(capability),
         "get_device_properties": get_device_properties,
         "can_device_access_peer": _always(True),

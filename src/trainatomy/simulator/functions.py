@@ -238,6 +238,6 @@ def composites(processor: Processor, misses_a_mask: Callable[[], object]) -> dic
         **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), above_autograd.cumprod),
         **dict.fromkeys((torch.softmax, torch.Tensor.softmax), above_autograd.softmax),
         **dict.fromkeys((torch.log_softmax, torch.Tensor.log_softmax), above_autograd.log_softmax),
-        **recurrent.RecurrentLayers(processor.multiprocessors).functions(),
+        **recurrent.RecurrentLayers(processor).functions(),
         **functions_of(processor.torch_version),
     }

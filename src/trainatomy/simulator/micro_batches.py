@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
+from trainatomy.simulator.cards import Card
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.stretches import FIRST, INPUT, LOSS, OLDER, OWN, Entry, Inputs, Name, read, remains
 
@@ -145,12 +146,14 @@ class RememberedRun:
         beginning: What it did first.
         first: The first micro-batch of its second step; None if it cannot be copied.
         further: A further micro-batch of its first step, which repeats; None if there is none.
+        served: Other GPUs whose sizes its entries know.
     """
 
     key: str
     beginning: Beginning
     first: Template | None
     further: Template | None
+    served: frozenset[Card] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +177,17 @@ class Recollections:
                 return run
         return None
 
-    def remember(self, beginning: Beginning, first: Template | None, further: Template | None) -> None:
+    def remember(
+        self,
+        beginning: Beginning,
+        first: Template | None,
+        further: Template | None,
+        served: frozenset[Card] = frozenset(),
+    ) -> None:
         """Remember a run; the one that was not used for the longest time makes room for it."""
-        both = [None if one is None or not _is_independent(one, beginning) else one for one in (first, further)]
-        if any(both):
-            self.runs.append(RememberedRun(self.key, beginning, *both))
+        kept = [None if one is None or not _is_independent(one, beginning) else one for one in (first, further)]
+        if any(kept):
+            self.runs.append(RememberedRun(self.key, beginning, kept[0], kept[1], served))
 
 
 def _is_independent(template: Template, beginning: Beginning) -> bool:

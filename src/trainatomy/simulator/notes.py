@@ -5,7 +5,8 @@ Notes on what is assumed of the images and recordings of a sample, and on what b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -237,7 +238,20 @@ def host_memory_notes(host: HostMemory) -> Iterator[str]:
         )
 
 
-def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
+Note = str | Callable[["Workload"], Iterator[str]]
+"""A sentence, or what returns sentences on the GPU of a training, which is executed once for several GPUs."""
+
+
+def notes_of(notes: Iterable[Note], workload: Workload) -> Iterator[str]:
+    """Yield notes on a training, with those on its GPU."""
+    for note in notes:
+        if isinstance(note, str):
+            yield note
+        else:
+            yield from note(workload)
+
+
+def notes_on(workload: Workload, model: nn.Module) -> tuple[Note, ...]:
     """Return notes on the description of the training."""
     return (
         *_origin_notes(workload),
@@ -252,11 +266,11 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[str, ...]:
         *_evaluation_notes(workload),
         *adapter_notes(workload, model),
         *_trl_notes(workload, model),
-        *_precision_notes(workload, model),
+        partial(_precision_notes, dtype=str(weights_dtype(workload, model))),
         *_closure_notes(workload),
         *_sharding_notes(workload),
-        *_era_notes(workload),
-        *_machine_notes(workload),
+        _era_notes,
+        _machine_notes,
     )
 
 
@@ -358,10 +372,10 @@ def mask_notes(workload: Workload) -> Iterator[str]:
     )
 
 
-def _precision_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
+def _precision_notes(workload: Workload, dtype: str) -> Iterator[str]:
     """Yield a note where the GPU has no arithmetic units for a precision that the training uses."""
     gpu = workload.resolve_gpu()
-    weights = _KINDS.get(str(weights_dtype(workload, model)).removeprefix("torch."))
+    weights = _KINDS.get(dtype.removeprefix("torch."))
     used = {weights, *(kind for kind in _KINDS.values() if getattr(workload.train, kind))}
     for kind in (kind for kind in _KINDS.values() if kind in used and kind not in gpu.rates):
         instead = "; fp16 runs on its tensor cores" if "fp16" in gpu.rates and gpu.capability >= (7, 0) else ""

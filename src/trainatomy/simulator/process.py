@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -24,6 +24,7 @@ from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator import sparse_tensors
 from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.autograd import BackwardOrder, Handler
+from trainatomy.simulator.cards import Card, Cards
 from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, MemoryCounters, install_driver
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.flex.attention import Tuning
@@ -65,6 +66,8 @@ class SimulatedProcess:
         notes: Sentences for the reader about what happened in the process.
         misses_a_mask: Whether attention stored all its scores, and would not have done so beside a mask.
         allocator: Returns the settings of the process's allocator, for what it says of its memory.
+        others: Other GPUs of the same compute capability that the execution is to serve.
+        cards: The GPU, and those of the others that the execution serves so far.
     """
 
     name: str
@@ -75,16 +78,20 @@ class SimulatedProcess:
     topology: Topology = field(default_factory=Topology)
     notes: list[str] = field(default_factory=list)
     allocator: Callable[[], AllocatorSettings] = AllocatorSettings
+    others: Mapping[Card, Processor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.misses_a_mask = False
+        own = Card(self.name, self.total_memory, self.processor.multiprocessors, self.processor.l2_bytes)
+        self.cards = Cards(own, self.processor, dict(self.others))
+        self.processor = self.cards.processor
         self.current = CurrentDevice(self.topology)
-        self.tuning = Tuning(self.processor.l2_bytes)
+        self.tuning = Tuning(lambda: self.processor.l2_bytes)
         self.storages = Storages()
         self.modules = ModuleTracker(lambda begins: self.recorder.mark("recompute" if begins else "recompute end"))
-        parts = (self.storages, self.modules, self.rules, self.processor, self.workspaces, self.current.device)
+        parts = (self.storages, self.modules, self.rules, self.cards, self.workspaces, self.current.device)
         self.recorder = self._recorder(parts)
-        self.counters = MemoryCounters(self.recorder.trace, self.allocator, self.total_memory)
+        self.counters = MemoryCounters(self.recorder.trace, self.allocator, self.cards)
         self.autocast = Autocast(
             self.storages,
             self.processor.torch_version,
@@ -127,7 +134,7 @@ class SimulatedProcess:
         return patched(self._enter, self)
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
-        properties = DeviceProperties(self.name, self.total_memory, self.processor)
+        properties = DeviceProperties(self.cards)
         hooks = Hooks(
             empty_cache=lambda: self.recorder.trace.events.append(Event("empty_cache", -1, 0)),
             clear_autocast_cache=self.autocast.clear,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainatomy.operators.allocation.plan import KernelCall, Processor, Rule
+from trainatomy.operators.allocation.plan import KernelCall, Rule
 from trainatomy.operators.allocation.workspaces import Workspace, product_of
 from trainatomy.operators.registry import find, libraries_of
 from trainatomy.results.operations import CHOSEN_ROWS, SAME_ROW
@@ -23,6 +23,7 @@ from trainatomy.simulator.adapters.torchvision import STAND_INS
 from trainatomy.simulator.autograd import FreshZeros
 from trainatomy.simulator.bounds import BOUNDED, INDEXES, check_range
 from trainatomy.simulator.calls import check_types
+from trainatomy.simulator.cards import Cards
 from trainatomy.simulator.data_dependent import (
     LEARNS,
     READS,
@@ -171,6 +172,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         restored: Events in which checkpoints were loaded.
         largest_read: Bytes of the largest tensor that was read from a sharded checkpoint.
         too_long_transcript: Labels and frames of a sample for which the loss of CTC is infinite.
+        cards: The GPU, and others that the execution serves.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
 
@@ -183,7 +185,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         storages: Storages,
         modules: ModuleTracker,
         rules: dict[str, Rule],
-        processor: Processor,
+        cards: Cards,
         workspaces: Callable[[str, bool, int], list[Workspace]],
         device: torch.device,
     ) -> None:
@@ -194,6 +196,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         self.scalars_on_host = False
         self.has_packed = False
         self.functions: list[Any] | None = None
+        self.cards = cards
         self.evaluation: ExecutedEvaluation | None = None
         self.generation: ExecutedGeneration | None = None
         self.saving: ExecutedSaving | None = None
@@ -214,7 +217,6 @@ class Recorder(TraceWriter, TorchDispatchMode):
         self._storages = storages
         self._rules = rules
         self._facts: dict[int, OperatorFacts] = {}  # by the operator's identity, as hashing one is slow
-        self._processor = processor
         self._workspaces = workspaces
         self._plans = PlanWriter(self.trace, self.allocate, self.release, self.hold)
         self._zeros = FreshZeros()
@@ -389,8 +391,8 @@ class Recorder(TraceWriter, TorchDispatchMode):
             self._plans.write((), name, outputs, passing)
         else:
             selected = self.sizes.selected if facts.sized else ()
-            call = KernelCall(func, args, kwargs, tuple(outputs), self._processor, selected)
-            self._plans.write(facts.rule(call), name, outputs, passing)
+            call = KernelCall(func, args, kwargs, tuple(outputs), self.cards.processor, selected)
+            self._plans.write(self.cards.plan(facts.rule, call), name, outputs, passing)
         for workspace in workspaces:
             if workspace.is_kept:
                 self.trace.labels[self.allocate(workspace.bytes, workspace.name)] = workspace.name

@@ -238,12 +238,14 @@ class Repetition:
             self._recalled = self._recollections.recall(self._beginning)
             if self._recalled is not None:
                 self._template = self._recalled.further
+                self._recorder.cards.keep(self._recalled.served)
         elif window.step == 1 and self._beginning is not None and self._recalled is None:
             further = self._template
             if further is not None and (further.window.step or self._loads_later):
                 further = None
             loads = self._recorder.libraries != self._libraries
-            self._recollections.remember(self._beginning, None if loads else self._template_of_first(window), further)
+            first, served = None if loads else self._template_of_first(window), frozenset(self._recorder.cards.others)
+            self._recollections.remember(self._beginning, first, further, served)
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ The value that a simulation returns.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.adapters.registry import adapters_of, opened
+from trainatomy.simulator.cards import Card, card_of, others_like, sizes_on, trace_on
 from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import heuristics_of
 from trainatomy.simulator.description import Description, describe
@@ -36,8 +37,10 @@ from trainatomy.simulator.failures import explained_failures
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.live import loading
 from trainatomy.simulator.notes import (
+    Note,
     host_memory_notes,
     mask_notes,
+    notes_of,
     plan_notes,
     run_notes,
     selection_notes,
@@ -130,6 +133,55 @@ class Simulation:
     loop: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """An executed training, which serves every GPU on which it does the same.
+
+    Attributes:
+        capability: Compute capability of the GPU that was executed.
+        own: That GPU.
+        others: Others that it serves.
+        heard: Settings of the allocator whose counters the training read; None: it read none.
+        goes_on: Whether its last step may be repeated, as far as the peaks need it.
+        trace: Allocations, whose sizes may differ between these GPUs.
+        notes: See ``Simulation``; with those that depend on the GPU.
+        simulation: All the rest.
+        finished: The trace that was asked for last, by what it depends on: GPUs may have the same.
+    """
+
+    capability: tuple[int, int]
+    own: Card
+    others: frozenset[Card]
+    heard: AllocatorSettings | None
+    goes_on: bool
+    trace: AllocationTrace
+    notes: tuple[Note, ...]
+    simulation: Simulation
+    finished: dict[Hashable, AllocationTrace] = field(default_factory=dict, compare=False, repr=False)
+
+    def serves(self, gpu: GPU) -> bool:
+        """Return whether the training does the same on a GPU."""
+        card = card_of(gpu)
+        return gpu.capability == self.capability and (card == self.own or card in self.others)
+
+    def on(self, workload: Workload, gpu: GPU) -> Simulation | None:
+        """Return the simulation of the training on a GPU and with its allocator's settings; None: it is not served."""
+        settings = AllocatorSettings.parse(workload.allocator, self.simulation.torch_version)
+        if not self.serves(gpu) or self.heard not in (None, settings):
+            return None
+        key = settings, workload.skipped_steps, sizes_on(self.trace, card_of(gpu))
+        if key not in self.finished:
+            self.finished.clear()
+            self.finished[key] = self._finish(workload, gpu, settings)
+        return replace(self.simulation, trace=self.finished[key], notes=tuple(notes_of(self.notes, workload)))
+
+    def _finish(self, workload: Workload, gpu: GPU, settings: AllocatorSettings) -> AllocationTrace:
+        """Return the trace on a GPU, with steps that are written without being executed."""
+        trace = trace_on(self.trace, card_of(gpu))
+        trace = with_skipped_steps(trace, workload.skipped_steps, after=int(self.goes_on))
+        return with_further_steps(trace, settings) if self.goes_on else trace
+
+
 _MAX_MICRO_STEPS_IN_THREE = 6
 """Micro-batches that three steps may have in all; with more, two steps run, as states and gradients exist from the
 second on."""
@@ -166,7 +218,14 @@ def steps_needed(workload: Workload) -> int:
     return steps + 1 if workload.pauses else steps
 
 
-def simulate(
+def simulate(workload: Workload, gpu: GPU, **how: Any) -> Simulation:
+    """Execute the workload's step without a GPU, for one GPU (see ``execute``)."""
+    found = execute(workload, gpu, **how).on(workload, gpu)
+    assert found is not None
+    return found
+
+
+def execute(
     workload: Workload,
     gpu: GPU,
     *,
@@ -178,7 +237,8 @@ def simulate(
     steps: int | None = None,
     watch: Callable[[Recorder, int], Watcher] = Watcher,
     files: CheckpointFiles | None = None,
-) -> Simulation:
+    others: Collection[GPU] = (),
+) -> Execution:
     """Execute the workload's step without a GPU.
 
     The process is left as it was found, also after an exception or Ctrl-C; threads that simulate at once wait for each
@@ -195,6 +255,7 @@ def simulate(
         steps: Optimizer steps to execute; by default as many as are needed (see ``steps_needed``).
         watch: Makes the observer of the loop.
         files: Files that the training may load, of another simulation.
+        others: Other GPUs that the execution is to serve, where the training does the same on them.
 
     Raises:
         SimulationError: An operation needs data, or this thread is already simulating.
@@ -215,7 +276,7 @@ def simulate(
     with continued(workload, files, once, rank) as (training, found_files), isolated():
         _prepare(training)
         seed_host(training.train.seed)  # a model may be built at random
-        process = _process_on(gpu, processor, topology or topology_of(training), training)
+        process = _process_on(gpu, processor, topology or topology_of(training), training, others)
         process.recorder.operations.wanted = operations
         selections: dict[str, None] = {}
         process.recorder.sizes.assumes = lambda name: selections.setdefault(
@@ -240,15 +301,20 @@ def simulate(
     if training.parallel.enable_expert_parallel and masks_rows(built):
         share_rows(process.recorder.operations.operations, training.parallel.tp_size)
     goes_on = training.mode == "training" and training.steps is None and watch is Watcher and not training.pauses
-    trace = with_skipped_steps(process.trace, training.skipped_steps, after=int(goes_on))
-    trace = with_further_steps(trace, process.allocator()) if goes_on else trace
+    described = described or describe(training, built)
+    library = None if processor.cudnn is None else processor.cudnn.version
+    result = _result(process, described, steps, found_files, library)
     shapes = batch_shapes(built, training.batch_size * training.parallel.devices)
-    return _result(training, process, trace, described or describe(training, built), steps, found_files, shapes)
-
-
-def _version(process: SimulatedProcess) -> str | None:
-    """Return the version of the library that chose the plans of convolutions; None: rules did."""
-    return None if process.processor.cudnn is None else process.processor.cudnn.version
+    return Execution(
+        capability=gpu.capability,
+        own=process.cards.own,
+        others=frozenset(process.cards.others),
+        heard=process.allocator() if process.cards.are_counters_read else None,
+        goes_on=goes_on,
+        trace=process.trace,
+        notes=_notes(training, process, described, library),
+        simulation=replace(result, input_shapes=shapes),
+    )
 
 
 def _prepare(workload: Workload) -> None:
@@ -262,7 +328,9 @@ def _prepare(workload: Workload) -> None:
         preload_compiler(f"train.optim: {optimizer} compiles its step, and")
 
 
-def _process_on(gpu: GPU, processor: Processor, topology: Topology, workload: Workload) -> SimulatedProcess:
+def _process_on(
+    gpu: GPU, processor: Processor, topology: Topology, workload: Workload, others: Collection[GPU]
+) -> SimulatedProcess:
     """Return a process on a GPU, which is not entered yet."""
     return SimulatedProcess(
         gpu.device_name,
@@ -272,6 +340,7 @@ def _process_on(gpu: GPU, processor: Processor, topology: Topology, workload: Wo
         WorkspaceTracker(processor),
         topology,
         allocator=partial(AllocatorSettings.parse, workload.allocator, processor.torch_version),
+        others=others_like(gpu, processor, others),
     )
 
 
@@ -356,38 +425,39 @@ def _load(workload: Workload, process: SimulatedProcess, model: nn.Module) -> nn
     return loaded
 
 
+def _notes(
+    workload: Workload, process: SimulatedProcess, described: Description, library: str | None
+) -> tuple[Note, ...]:
+    """Return the notes on a run; ``library``: the version of cuDNN's library that chose for convolutions."""
+    recorder, processor = process.recorder, process.processor
+    return (
+        *version_notes(processor.torch_version, processor.capability),
+        *python_part_notes(workload),
+        *described.notes,
+        *trial_notes(recorder.trace.trials, known=library is not None),
+        *plan_notes(recorder.operations.operations.calls, library),
+        *run_notes(recorder),
+        *process.notes,
+        *host_memory_notes(process.storages.host_memory),
+    )
+
+
 def _result(
-    workload: Workload,
-    process: SimulatedProcess,
-    trace: AllocationTrace,
-    described: Description,
-    steps: int,
-    files: CheckpointFiles,
-    input_shapes: Mapping[str, tuple[int, ...]],
+    process: SimulatedProcess, described: Description, steps: int, files: CheckpointFiles, library: str | None
 ) -> Simulation:
-    """Collect the records of the run."""
+    """Collect the records of the run, but for its notes."""
     recorder = process.recorder
     read = {"resume": files.found_bytes, "best": files.own_bytes}
-    version = process.processor.torch_version
     return Simulation(
-        trace=trace,
+        trace=recorder.trace,
         parameters=described.parameters,
         communicators={ranks: frozenset(uses) for ranks, uses in recorder.groups.items()},
         communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
         trainable_parameters=described.trainable_parameters,
         steps=steps,
-        torch_version=version,
+        torch_version=process.processor.torch_version,
         libraries=described.libraries | recorder.loaded,
-        notes=(
-            *version_notes(version, process.processor.capability),
-            *python_part_notes(workload),
-            *described.notes,
-            *trial_notes(recorder.trace.trials, known=process.processor.cudnn is not None),
-            *plan_notes(recorder.operations.operations.calls, _version(process)),
-            *run_notes(recorder),
-            *process.notes,
-            *host_memory_notes(process.storages.host_memory),
-        ),
+        notes=(),
         stack_bytes=recorder.stack_bytes,
         operations=recorder.operations.operations,
         tokens_per_sample=described.tokens_per_sample,
@@ -404,11 +474,10 @@ def _result(
         },
         host_bytes_of_saving=files.host_bytes,
         experts=described.experts,
-        cudnn=_version(process),
+        cudnn=library,
         models=(described.model,),
         attention=described.attention,
         stored_quantization=described.stored_quantization,
-        input_shapes=input_shapes,
     )
 
 

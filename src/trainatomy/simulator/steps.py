@@ -23,10 +23,11 @@ import contextlib
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.allocator.replay import Player, library_moments, peaks_of
+from trainatomy.allocator.replay import Player, kept, library_moments, peaks_of
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.errors import SimulationError, WorkloadError
@@ -171,6 +172,13 @@ def peaks_with_skipped_steps(
     """
     if not makes_states(trace):
         return ()
+    name = "skipped steps", memory.peak_allocated_bytes, memory.peak_reserved_bytes
+    return kept(trace, name, settings, gpu_bytes, partial(_with_skipped, trace, settings, gpu_bytes, memory))
+
+
+def _with_skipped(
+    trace: AllocationTrace, settings: AllocatorSettings, gpu_bytes: int, memory: Memory
+) -> tuple[SkippedSteps, ...]:
     found = [SkippedSteps(0, memory.peak_allocated_bytes, memory.peak_reserved_bytes)]
     with contextlib.suppress(SimulationError):
         while len(found) <= MOST_SKIPPED_STEPS and (len(found) < 3 or not _same_peaks(found)):

@@ -13,9 +13,9 @@ Times at which each operation of a step is launched and executed, as the timing 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.machines import reference_host
@@ -133,6 +133,9 @@ def _known() -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", read_yaml("intervals.yaml"))
 
 
+Kept = TypeVar("Kept")
+
+
 @dataclass(frozen=True, slots=True)
 class RankStep:
     """A rank's step: what it executes, and where and how it runs.
@@ -166,6 +169,15 @@ class RankStep:
     def cost_model(self) -> CostModel:
         """The cost model of its GPU."""
         return cost_model_of(self.gpu, self.calibration, tf32=self.tf32, links=self.links)
+
+    def kept(self, name: str, pace: float, make: Callable[[], Kept]) -> Kept:
+        """Return what its operations keep of the CPU's times, or make it: it does not depend on the GPU."""
+        key = name, len(self.operations.operations), pace, self.loop, self.samples, self.collated, self.one_thread
+        before, found = self.operations.on_host.get(key, (None, None))
+        if found is None or before is not self.calibration:
+            found = make()
+            self.operations.on_host[key] = self.calibration, found
+        return cast("Kept", found)
 
     def cpu_costs(self, pace: float) -> CPUCosts:
         """Return the CPU costs on a host that takes ``pace`` times as long as the assumed one."""
@@ -238,7 +250,9 @@ def predict_step_time(
             PacedStep(pace, replayed(step, pace=pace).seconds) for pace in sorted(paces if pipeline is None else ())
         ),
         probe_seconds=probe_seconds(step.calibration),
-        backward_host_share=backward_share(operations, _cpu_costs(step.calibration)[0], step.loop),
+        backward_host_share=step.kept(
+            "backward", 1.0, lambda: backward_share(operations, _cpu_costs(step.calibration)[0], step.loop)
+        ),
         slow_host=slow_host,
         calibrated=calibrated,
     )
@@ -285,7 +299,7 @@ def _launch_costs(step: RankStep, pace: float) -> LaunchCosts:
     """Return the CPU's times in a step, with the driver's work added to the launches that cause it."""
     costs, operations = step.cpu_costs(pace), step.operations
     driver = driver_work(operations, step.driver_calls, driver_costs(step.gpu, step.calibration))
-    launches = list(launch_seconds(operations, costs, step.loop))
+    launches = list(step.kept("launches", pace, lambda: tuple(launch_seconds(operations, costs, step.loop))))
     for index, work in driver.items():
         launches[index] += work.seconds
     synchronized = {index for index, work in driver.items() if work.waits}

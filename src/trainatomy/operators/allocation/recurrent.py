@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.operators.allocation.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
+from trainatomy.operators.allocation.plan import Processor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,8 +96,8 @@ class Recurrence:
 class RecurrentLayers:
     """The recurrent layers of one process; it keeps the random states of dropout."""
 
-    def __init__(self, multiprocessors: int) -> None:
-        self._multiprocessors = multiprocessors
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
         self._dropout_state: torch.Tensor | None = None
 
     def functions(self) -> dict[Any, Callable[..., Any]]:
@@ -122,7 +123,7 @@ class RecurrentLayers:
         layer = Recurrence(mode, layers, dropout, train, bidirectional, not packed and rest[7], has_biases, steps)
         states = (hidden,) if isinstance(hidden, torch.Tensor) else tuple(hidden)
         if train and dropout > 0 and self._dropout_state is None:
-            self._dropout_state = _buffer(data, dropout_state_bytes(self._multiprocessors))
+            self._dropout_state = _buffer(data, dropout_state_bytes(self._processor.multiprocessors))
         if torch.is_autocast_enabled("cuda"):
             weights = _cast(layer, states, weights)
             states = tuple(state.to(_AUTOCAST) for state in states)

@@ -39,7 +39,7 @@ from torch.utils import _triton
 from trainatomy.catalog.gpus import GPU, gpu_of_driver
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.operators.allocation.convolution import memory_format
-from trainatomy.operators.allocation.plan import Processor
+from trainatomy.simulator.cards import Cards
 from trainatomy.simulator.driver import DeviceProperties
 from trainatomy.simulator.flex.attention import OPERATION
 
@@ -219,9 +219,9 @@ _CUDA, _META = 1, 14
 class CompilerProperties(DeviceProperties):
     """Result of ``torch.cuda.get_device_properties`` with what a compiler reads of it."""
 
-    def __init__(self, name: str, total_memory: int, processor: Processor) -> None:
-        super().__init__(name, total_memory, processor)
-        shared = _SHARED_MEMORY_KIB.get(processor.capability, 227) << 10
+    def __init__(self, cards: Cards) -> None:
+        super().__init__(cards)
+        shared = _SHARED_MEMORY_KIB.get(cards.processor.capability, 227) << 10
         self.regs_per_multiprocessor = 65536
         self.shared_memory_per_block = 48 << 10
         self.shared_memory_per_block_optin = shared

@@ -181,7 +181,7 @@ class Compiler:
         self.wrappers: list[str] = []
         self.eager: list[str] = []
         self._process, self._fails = process, fails
-        self._trials = Trials(process.tuning.buffer_bytes)
+        self._trials = Trials(process.tuning.buffer_bytes())
         self._is_called = False
         self._compile = torch.compile
         self._known_breaks = _breaks()
@@ -268,7 +268,7 @@ class Compiler:
         process = self._process
         try:
             with _disable_current_modes(), contextlib.ExitStack() as stack:
-                properties = CompilerProperties(process.name, process.total_memory, process.processor)
+                properties = CompilerProperties(process.cards)
                 install_compiler(stack, properties)
                 yield
         finally:

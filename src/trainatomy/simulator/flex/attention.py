@@ -17,7 +17,7 @@ triton_heuristics.py (``CachingAutotuner.run``).  The kernels of attention itsel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,17 +36,17 @@ _COMPILED_SIZES = 2
 class Tuning:
     """First calls of the compiled kernels of one process.
 
-    Attributes:
-        buffer_bytes: Size of the L2 cache; None: not known, and nothing is allocated.
+    Args:
+        buffer_bytes: Returns the size of the L2 cache; None: not known, and nothing is allocated.
     """
 
-    def __init__(self, buffer_bytes: int | None) -> None:
+    def __init__(self, buffer_bytes: Callable[[], int | None]) -> None:
         self.buffer_bytes = buffer_bytes
         self._sizes: dict[str, set[object]] = {}
 
     def call(self, kernel: str, *results: Tensor) -> None:
         """Allocate and release the buffer if ``kernel`` was not compiled for results of these sizes yet."""
-        if self.buffer_bytes is None:
+        if (size := self.buffer_bytes()) is None:
             return
         sizes = self._sizes.setdefault(kernel, set())
         found = tuple((each.shape, each.dtype) for each in results)
@@ -54,7 +54,7 @@ class Tuning:
             return
         sizes.add(found)
         with one_operation(OPERATION, bytes=0):
-            torch.empty(self.buffer_bytes // 4, dtype=torch.int32, device="cuda")
+            torch.empty(size // 4, dtype=torch.int32, device="cuda")
 
 
 FORWARD, BACKWARD = "flex::attention", "flex::attention_backward"

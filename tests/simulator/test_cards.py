@@ -1,0 +1,248 @@
+"""One execution serves the GPUs of a compute capability: what it says of each is what executing on it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from trainatomy.api.predicting import predict_row
+from trainatomy.catalog.gpus import GPU, find_gpu
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Processor, Scratch
+from trainatomy.requests.predicting import PredictRequest
+from trainatomy.results.prediction import Prediction
+from trainatomy.runs.predicting import predict_rows
+from trainatomy.simulator import simulate as simulation
+from trainatomy.simulator.cards import Card, CardBytes, Cards, others_like
+from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.simulate import execute, simulate
+from trainatomy.workload import Workload
+
+GPUS = (
+    *("t4", "rtx-2080-ti", "a100-40gb", "a100-80gb", "a2", "rtx-3060", "rtx-3090", "a10"),
+    *("l4", "rtx-4060", "rtx-4090", "l40s", "h100-pcie", "h200"),
+)
+TEXT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 500,
+}
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "BERT": {
+        "model": {"class": "BertForSequenceClassification", "config": {"num_hidden_layers": 2}},
+        "data": {"sequence_length": 512},
+        "train": {"per_device_train_batch_size": 8, "fp16": True},
+    },
+    "sums that fewer blocks share": {
+        "model": {"class": "BertForSequenceClassification", "config": TEXT},
+        "data": {"sequence_length": 512},
+        "train": {"per_device_train_batch_size": 64, "fp16": True},
+    },
+    "Llama with LoRA": {
+        "model": {"class": "LlamaForCausalLM", "config": {**TEXT, "num_key_value_heads": 1}, "lora": {"r": 4}},
+        "data": {"sequence_length": 512},
+        "train": {
+            "per_device_train_batch_size": 32,
+            "gradient_accumulation_steps": 3,
+            "gradient_checkpointing": True,
+        },
+    },
+    "ResNet": {
+        "model": {
+            "class": "ResNetForImageClassification",
+            "config": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": 10},
+        },
+        "train": {"per_device_train_batch_size": 64, "fp16": True},
+        "loop": "pytorch",
+    },
+    "8-bit optimizer": {
+        "model": {"class": "GPT2LMHeadModel", "config": {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 8000}},
+        "data": {"sequence_length": 128},
+        "train": {"per_device_train_batch_size": 64, "optim": "adamw_bnb_8bit"},
+    },
+    "Liger": {
+        "model": {"class": "LlamaForCausalLM", "config": TEXT},
+        "data": {"sequence_length": 128},
+        "train": {"per_device_train_batch_size": 2, "use_liger_kernel": True},
+    },
+}
+NEEDS = {"8-bit optimizer": "bitsandbytes", "Liger": "liger_kernel", "Llama with LoRA": "peft"}
+
+
+def described(name: str, gpu: str = "h200") -> Workload:
+    if name in NEEDS and find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    return Workload.from_mapping({**WORKLOADS[name], "gpu": gpu})
+
+
+def executions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the name of each GPU on which a training is executed from now on."""
+    found: list[str] = []
+    run = simulation._execute
+
+    def noted(workload: Workload, *rest: Any) -> Any:
+        found.append(workload.resolve_gpu().id)
+        return run(workload, *rest)
+
+    monkeypatch.setattr(simulation, "_execute", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_an_execution_says_of_other_gpus_what_executing_there_says(name: str) -> None:
+    workload = described(name)
+    gpus = [find_gpu(each) for each in GPUS]
+    served = set[str]()
+    for first in ("a2", "rtx-4060", "h200", "t4", "a100-40gb"):
+        execution = execute(workload.replace("gpu", first), find_gpu(first), others=gpus)
+        for gpu in gpus:
+            there = workload.replace("gpu", gpu.id)
+            found = execution.on(there, gpu)
+            if found is None:
+                continue
+            served.add(gpu.id)
+            expected = simulate(there, gpu)
+            assert found.trace.events == expected.trace.events
+            assert not any(isinstance(event.bytes, CardBytes) for event in found.trace.events)
+            assert found == expected
+    if name == "Liger":  # its launcher of kernels asks how many multiprocessors there are
+        assert served == {"a2", "rtx-4060", "h200", "t4", "a100-40gb", "a100-80gb"}
+    elif name == "sums that fewer blocks share":  # GPUs with more multiprocessors take buffers that others do not
+        assert served < set(GPUS)
+    else:
+        assert served == set(GPUS)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_predictions_side_by_side_are_those_of_each_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    predict: Callable[[Workload], Prediction] = partial(predict_row, PredictRequest())
+    workloads = [described(name, gpu) for gpu in GPUS[::2]]
+    alone = [predict(each) for each in workloads]
+    executed = executions(monkeypatch)
+    beside = predict_rows(predict, workloads)
+    assert [_timeless(each) for each in beside] == [_timeless(each) for each in alone]
+    capabilities = len({each.resolve_gpu().capability for each in workloads})
+    if name == "Liger":
+        assert len(executed) == len(workloads)
+    elif name == "sums that fewer blocks share":
+        assert capabilities < len(executed) < len(workloads)
+    else:
+        assert len(executed) == capabilities
+
+
+def _timeless(prediction: Any) -> Prediction:
+    assert isinstance(prediction, Prediction)
+    return replace(prediction, seconds_taken=0.0)
+
+
+def test_sizes_of_buffers_differ_between_gpus() -> None:
+    execution = execute(described("BERT", "l4"), find_gpu("l4"), others=[find_gpu("rtx-4090")])
+    found = [execution.on(described("BERT", gpu), find_gpu(gpu)) for gpu in ("l4", "rtx-4090", "t4")]
+    assert found[0] is not None and found[1] is not None and found[2] is None
+    assert found[0].trace.events != found[1].trace.events
+
+
+def test_an_allocator_does_not_change_what_is_executed() -> None:
+    workload = described("BERT", "l4").replace("allocator", "expandable_segments:True")
+    execution = execute(described("BERT", "l4"), find_gpu("l4"))
+    assert execution.on(workload, find_gpu("l4")) == simulate(workload, find_gpu("l4"))
+
+
+def process_on(name: str, *others: str) -> SimulatedProcess:
+    gpu = find_gpu(name)
+    processor = Processor(gpu.capability, gpu.multiprocessors, (2, 11), l2_bytes=gpu.l2_bytes)
+    return SimulatedProcess(
+        gpu.device_name, gpu.memory_bytes, processor, others=others_like(gpu, processor, list(map(find_gpu, others)))
+    )
+
+
+QUESTIONS: dict[str, tuple[Callable[[], object], set[str]]] = {
+    "nothing": (lambda: None, {"a10", "rtx-3060", "rtx-a5000"}),
+    "capability": (lambda: torch.cuda.get_device_capability(), {"a10", "rtx-3060", "rtx-a5000"}),
+    "major": (lambda: torch.cuda.get_device_properties(0).major, {"a10", "rtx-3060", "rtx-a5000"}),
+    "memory": (lambda: torch.cuda.get_device_properties(0).total_memory, set()),
+    "multiprocessors": (lambda: torch.cuda.get_device_properties(0).multi_processor_count, set()),
+    "name": (lambda: torch.cuda.get_device_name(), set()),
+    "allocated": (lambda: torch.cuda.memory_allocated(), set()),
+    "free": (lambda: torch.cuda.mem_get_info(), set()),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_gpus_that_differ_in_what_is_asked_are_not_served(question: str) -> None:
+    process = process_on("rtx-3090", "a10", "rtx-3060", "rtx-a5000", "h200")
+    ask, left = QUESTIONS[question]
+    with process.open():
+        ask()
+    assert {card.name for card in process.cards.others} == {find_gpu(each).device_name for each in left}
+
+
+def test_a_gpu_that_answers_the_same_is_served_further() -> None:
+    process = process_on("a10", "a10g", "rtx-3090")
+    with process.open():
+        assert torch.cuda.get_device_properties(0).total_memory == find_gpu("a10g").memory_bytes
+    assert [card.name for card in process.cards.others] == [find_gpu("a10g").device_name]
+
+
+def cards() -> Cards:
+    own, processor = Card("one", 1, 10, None), Processor((8, 6), 10, (2, 11))
+    return Cards(
+        own, processor, {Card(f"{n}", 1, n, None): replace(processor, multiprocessors=n) for n in (10, 20, 30)}
+    )
+
+
+def call_on(processor: Processor) -> KernelCall:
+    return KernelCall(torch.ops.aten.relu.default, (), {}, (), processor)
+
+
+def test_a_rule_plans_for_every_gpu() -> None:
+    def rule(call: KernelCall) -> Plan:
+        return [Scratch(call.processor.multiprocessors * 4, "sums"), Free("sums"), Out(0), Scratch(8, "fixed")]
+
+    found = cards()
+    plan = found.plan(rule, call_on(found.processor))
+    assert plan == [Scratch(40, "sums"), Free("sums"), Out(0), Scratch(8, "fixed")]
+    sums = plan[0]
+    assert isinstance(sums, Scratch) and isinstance(sums.bytes, CardBytes)
+    assert {card.name: size for card, size in sums.bytes.elsewhere.items()} == {"20": 80, "30": 120}
+    assert len(found.others) == 3
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda call: [Scratch(4, "sums")] if call.processor.multiprocessors < 30 else [],
+        lambda call: [Scratch(4 if call.processor.multiprocessors < 30 else 0, "sums")],
+        lambda call: [Scratch(4, "sums" if call.processor.multiprocessors < 30 else "others")],
+    ],
+    ids=("fewer", "empty", "others"),
+)
+def test_gpus_with_other_buffers_are_not_served(rule: Callable[[KernelCall], Plan]) -> None:
+    found = cards()
+    assert found.plan(rule, call_on(found.processor)) == [Scratch(4, "sums")]
+    assert {card.name for card in found.others} == {"10", "20"}
+
+
+def test_a_rule_that_reads_nothing_is_asked_once() -> None:
+    asked: list[Any] = []
+
+    def rule(call: KernelCall) -> Plan:
+        asked.append(call.processor.capability)
+        return [Scratch(4)]
+
+    found = cards()
+    assert found.plan(rule, call_on(found.processor)) == [Scratch(4)] and len(asked) == 1
+
+
+def test_gpus_of_other_capabilities_are_left_out() -> None:
+    gpu: GPU = find_gpu("l4")
+    processor = Processor(gpu.capability, gpu.multiprocessors, (2, 11))
+    others = others_like(gpu, processor, [find_gpu("rtx-4090"), find_gpu("a10"), gpu])
+    assert [card.name for card in others] == [find_gpu("rtx-4090").device_name]
