@@ -97,7 +97,7 @@ def _read(source: Path | str) -> tuple[str, str]:
         if not all(NEEDS_GPUS.search(line) for line in str(error).splitlines()):
             return "refused", str(error)
     except Exception:  # whatever it is, it is counted
-        return "crash", traceback.format_exc()
+        return "crash", " | ".join(traceback.format_exc().splitlines()[-3:])
     else:
         return "read", ""
     try:
@@ -105,7 +105,7 @@ def _read(source: Path | str) -> tuple[str, str]:
     except TrainatomyError as error:
         return "refused", str(error)
     except Exception:
-        return "crash", traceback.format_exc()
+        return "crash", " | ".join(traceback.format_exc().splitlines()[-3:])
     return f"read with --gpus {GPUS}", ""
 
 

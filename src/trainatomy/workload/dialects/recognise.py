@@ -14,7 +14,7 @@ import yaml
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.dialects.shell import LAUNCHERS, commands_in
-from trainatomy.workload.dialects.translation import DIALECTS, Dialect, Origin, Translation, dialect, find_file
+from trainatomy.workload.dialects.translation import DIALECTS, Dialect, Origin, Translation, dialect, find_file, visible_gpus
 from trainatomy.workload.document import Document, parse
 from trainatomy.workload.launch import read_launch
 from trainatomy.workload.overrides import RawWorkload
@@ -129,6 +129,8 @@ class Command:
             words = [str(find_file(word, folder) or word) if word.endswith(_FILES) else word for word in launcher]
             launch = read_launch(shlex.join([*words, "train.py"])).settings(settings.get("loop", "trainer"))
             settings |= {".".join(map(str, path)): value for path, value in launch.items()}
+        elif self.table.takes_all_gpus and (visible := visible_gpus(self.variables)) > 1:
+            settings["parallel.gpus"] = visible
         return settings | _of_variables(self.variables)
 
 
@@ -169,16 +171,13 @@ _COUNTS = {"parallel.gpus": "NPROC_PER_NODE", "parallel.nodes": "NNODES"}
 
 
 def _of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return what variables before a command say: GPUs, or those that it may use, machines, and the allocator."""
+    """Return what variables before a command say of processes, machines and the allocator."""
     settings: dict[str, Any] = {}
-    visible = variables.get("CUDA_VISIBLE_DEVICES", "").strip(",")
-    if "NPROC_PER_NODE" not in variables and visible.count(","):
-        settings["parallel.gpus"] = visible.count(",") + 1
     for path, name in _COUNTS.items():
         text = variables.get(name)
         if text is not None and not text.isdigit():
             raise WorkloadError(f"{name}: is {text!r}, which the script does not set: write a number")
-        if text is not None and int(text) > 1:
+        if text is not None:
             settings[path] = int(text)
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if name in variables:

@@ -17,8 +17,10 @@ LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 """Commands that start a module or a script of a framework."""
 _WRAPPERS = ("nohup", "time", "sudo", "exec", "env", "export")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-_END = re.compile(r"(&&?|\|\|?|;|\d?>.*|<.*|&>.*)")
-"""Words that end a command."""
+_SEPARATORS = ";<>|&"
+_QUOTED = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")""")
+_COMMENT = re.compile(r"(?<!\S)#.*")
+_REDIRECTION = re.compile(r"(?<!\S)(\d|&)?>>?(&\d|[ \t]*[^\s;|&]+)")
 _DEFAULT = re.compile(r"\$\{(\w+):?-([^}]*)\}")
 _NAME = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SUM = re.compile(r"\$\((?:expr\s+|\()([\d\s+\-*/%\\()]+?)\)?\)")
@@ -41,28 +43,57 @@ def commands_in(text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
     lines = re.sub(r"\\[ \t]*\n", " ", text).splitlines()
     index = 0
     while index < len(lines):
-        words, used = _words(lines[index:], variables)
+        if lines[index].lstrip().startswith("#"):
+            index += 1
+            continue
+        commands, used = _commands(lines[index:], variables)
         index += used
-        while words and (words[0] in _WRAPPERS or _ASSIGNMENT.fullmatch(words[0])):
-            name, equals, value = words.pop(0).partition("=")
-            if equals:
-                variables[name] = value
-        if words:
-            yield words, dict(variables)
+        for words in commands:
+            while words and (words[0] in _WRAPPERS or _ASSIGNMENT.fullmatch(words[0])):
+                name, equals, value = words.pop(0).partition("=")
+                if equals:
+                    variables[name] = value
+            if words:
+                yield words, dict(variables)
 
 
-def _words(lines: list[str], variables: Mapping[str, str]) -> tuple[list[str], int]:
-    """Return the words of the first command of some lines, and how many lines it takes: a quoted text may have many."""
+def _commands(lines: list[str], variables: Mapping[str, str]) -> tuple[list[list[str]], int]:
+    """Return the commands of the first of some lines, and how many lines they take: a quoted text may have many."""
     text = ""
     for count, line in enumerate(lines[:_MAX_LINES], start=1):
         text = f"{text}\n{line}" if text else line
         try:
-            words = shlex.split(_filled(text, variables), comments=True)
-        except ValueError:
+            return _split(_without_comments(_filled(text, variables))), count
+        except ValueError:  # a quotation that has no end yet
             continue
-        end = next((place for place, word in enumerate(words) if _END.fullmatch(word)), len(words))
-        return words[:end], count
     return [], 1
+
+
+def _split(text: str) -> list[list[str]]:
+    """Return the words of each command of a text.
+
+    Raises:
+        ValueError: A quotation has no end.
+    """
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=_SEPARATORS)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    commands: list[list[str]] = [[]]
+    is_file = False
+    for word in lexer:
+        if not word.strip(_SEPARATORS) and word:
+            is_file = word.strip("<>&") == "" and word not in ("&", "&&")
+            commands += [] if is_file else [[]]
+        elif is_file:
+            is_file = False
+        else:
+            commands[-1].append(word)
+    return [words for words in commands if words]
+
+
+def _without_comments(text: str) -> str:
+    """Return a text without comments and files for its output: a ``#`` in a word starts none."""
+    parts = _QUOTED.split(text)
+    return "".join(part if index % 2 else _REDIRECTION.sub("", _COMMENT.sub("", part)) for index, part in enumerate(parts))
 
 
 def _filled(text: str, variables: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.architectures import architecture
-from trainatomy.workload.dialects.translation import configuration_of, is_off, names_in
+from trainatomy.workload.dialects.translation import configuration_of, is_off, names_in, visible_gpus
 from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:
@@ -53,17 +53,17 @@ def translate(said: Translation) -> None:
 def _environment(said: Translation) -> None:
     """Read GPUs: a process for each of ``NPROC_PER_NODE``; without it, one process spreads the model over all."""
     env = said.take("ENV") or {}
-    variables = {**said.variables, **(env if isinstance(env, Mapping) else {})}
-    count = str(variables.get("NPROC_PER_NODE", ""))
-    if count.isdigit() and int(count) > 1:
+    variables = {**{str(name): str(value) for name, value in dict(env).items()}, **said.variables}
+    count = variables.get("NPROC_PER_NODE", "")
+    if count.isdigit():
         said.set("parallel.gpus", int(count), "ENV")
-    visible = str(variables.get("CUDA_VISIBLE_DEVICES", "")).strip(",").count(",") + 1
-    placement = said.take("device_map")
-    if not count and visible > 1 and not get_key(said.mapping, ("train", "fsdp")):
+    visible, placement = visible_gpus(variables), said.take("device_map")
+    processes = get_key(said.mapping, ("parallel", "gpus")) or 1
+    if visible > processes:
         said.refuse(
             "device_map",
-            f"not simulated: one process spreads the layers over {visible} GPUs (CUDA_VISIBLE_DEVICES): set "
-            f"NPROC_PER_NODE={visible} for a process on each. {_RUN}",
+            f"not simulated: {processes} process(es) would spread the layers over {visible} GPUs (CUDA_VISIBLE_DEVICES): "
+            f"set NPROC_PER_NODE={visible} for a process on each. {_RUN}",
         )
     elif not is_off(placement) and placement != "auto":
         said.refuse("device_map", f"{placement}: not simulated: a device map; {_RUN}")

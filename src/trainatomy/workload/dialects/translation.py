@@ -51,6 +51,7 @@ class Dialect:
         says: How a key of a workload is said: a key of the framework, or its keys and values by the workload's value.
         implied: Keys of a workload that follow from others, and are not said.
         options: How an option of its command looks: ``--key value`` or ``key=value``.
+        takes_all_gpus: Whether its command starts a process on each GPU that it may use.
         presets: Configurations of DeepSpeed and FSDP that it ships, by the names that stand for them.
     """
 
@@ -69,6 +70,7 @@ class Dialect:
     says: Mapping[str, str | Mapping[Any, Mapping[str, Any]]]
     implied: frozenset[str]
     options: str
+    takes_all_gpus: bool
     presets: Mapping[str, Mapping[str, Any]]
 
     def known(self) -> set[str]:
@@ -98,6 +100,7 @@ def dialect(name: str) -> Dialect:
         says={path: key for key, path in raw["keys"].items()} | raw["says"],
         implied=frozenset(raw["implied"]),
         options=raw["options"],
+        takes_all_gpus=raw.get("takes_all_gpus", True),
         presets=raw.get("presets", {}),
     )
 
@@ -105,6 +108,11 @@ def dialect(name: str) -> Dialect:
 @cache
 def _argument_names() -> set[str]:
     return {*TrainSpec.model_fields, *arguments().names(), *arguments().synonyms}
+
+
+def visible_gpus(variables: Mapping[str, str]) -> int:
+    """Return how many GPUs a command may use, as far as a variable says."""
+    return variables.get("CUDA_VISIBLE_DEVICES", "").strip(",").count(",") + 1
 
 
 def find_file(name: str, folder: FilePath) -> FilePath | None:
