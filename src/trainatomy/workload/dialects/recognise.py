@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from trainatomy.workload.dialects.translation import (
     Translation,
     dialect,
     find_file,
+    flattened,
     visible_gpus,
 )
 from trainatomy.workload.document import Document, parse
@@ -37,11 +38,17 @@ _FILES = (".yaml", ".yml", ".json")
 
 def dialect_of(content: Mapping[str, Any]) -> Dialect | None:
     """Return whose configuration a mapping is, None for a workload: the dialect most of whose own keys it has."""
-    if not isinstance(content.get("model", ""), str) or "rows" in content:
+    if "rows" in content:
         return None
-    shares = {name: len(dialect(name).marks.intersection(content)) for name in DIALECTS}
+    nests = not isinstance(content.get("model", ""), str)
+    shares = {name: _marks_in(content, dialect(name)) for name in DIALECTS if dialect(name).flat or not nests}
     best = max(shares, key=lambda name: shares[name])
     return dialect(best) if shares[best] else None
+
+
+def _marks_in(content: Mapping[str, Any], table: Dialect) -> int:
+    """Return how many of its own keys of a dialect a mapping has."""
+    return len(table.marks.intersection({*content, *flattened(content)} if table.flat else content))
 
 
 def read_configuration(document: Document, table: Dialect, folder: FilePath, text: str) -> RawWorkload:
@@ -60,9 +67,15 @@ def read_configuration(document: Document, table: Dialect, folder: FilePath, tex
         )
 
     def place(key: str) -> str:
-        return f"{document.source}:{document.line((key,))}: {key}"
+        return f"{document.source}:{document.line(_path(key, table))}: {key}"
 
-    return _read(table, content, _Source(document.source, text, folder), place)
+    given = flattened(content) if table.flat else content
+    return _read(table, given, _Source(document.source, text, folder), place)
+
+
+def _path(key: str, table: Dialect) -> Path:
+    """Return where a key of a dialect is in a file."""
+    return tuple(key.split(".")) if table.flat else (key,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,12 @@ def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Call
                 return f"{place(keys[path[:length]])}: {message}"
         return f"{source.name}: {Problem(path, message)}"
 
-    return RawWorkload(said.mapping, {path: place(key) for path, key in keys.items()}, describe=describe, origin=origin)
+    def again(counts: Mapping[str, Any]) -> RawWorkload:
+        """Translate for other numbers of GPUs and machines, on which a table may let other settings depend."""
+        return _read(table, given, replace(source, settings={**source.settings, **counts}), place)
+
+    places = {path: place(key) for path, key in keys.items()}
+    return RawWorkload(said.mapping, places, describe=describe, origin=origin, again=again if table.flat else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +241,13 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
     given, files = _options(words, folder, shown)
     options = frozenset(given)
     for file in files:
-        given = {**dict(file.value), **given}
+        given = {**(flattened(file.value) if command.table.flat else file.value), **given}
 
     def place(key: str) -> str:
         for file in files:
-            if (key,) in file.lines and key not in options:
-                return f"{file.source}:{file.line((key,))}: {key}"
+            path = _path(key, command.table)
+            if path in file.lines and key not in options:
+                return f"{file.source}:{file.line(path)}: {key}"
         return f"{shown}: --{key}"
 
     source = _Source(name or text, text, folder, is_command=True, settings=settings, variables=command.variables)
@@ -268,7 +287,7 @@ def _options(words: Sequence[str], folder: FilePath, source: str) -> tuple[dict[
         elif "=" in word:
             key, _, value = word.partition("=")
             given[key] = _value(value)
-        elif word not in ("train", "launcher") and word.strip():
+        elif word not in ("train", "launcher", "-c") and word.strip():
             raise WorkloadError(f"{source}: {word!r} is neither an option nor a configuration file")
     return given, files
 
