@@ -83,8 +83,8 @@ class Workload(Section):
     )
     keep_outputs: bool = Field(
         default=False,
-        description="with `loop: pytorch`: hold the model's outputs, such as logits, until the backward pass has ended, "
-        "as a loop that gives them a name does",
+        description="with `loop: pytorch`: hold the model's outputs, such as logits, until the backward pass has "
+        "ended, as a loop that gives them a name does",
     )
     ema_decay: Decay | None = Field(
         default=None,

@@ -96,7 +96,8 @@ def _spread(said: Translation) -> bool:
         if (_size(said, name) or 1) > 1:
             said.refuse(f"distributed.{name}", f"not simulated: {what}")
     contexts, ranks = _size(said, "cp_size") or 1, _size(said, "dp_size")
-    if said.gives("nproc_per_node"):
+    started = said.take("nproc_per_node")
+    if started is not None and "parallel.gpus" not in said.counts:
         said.set("parallel.gpus", said.count("nproc_per_node", 1), "nproc_per_node")
     elif get_key(said.mapping, ("parallel", "gpus")) is None:
         said.set("parallel.gpus", (ranks or 1) * contexts, "distributed.dp_size", "distributed.cp_size")
@@ -124,8 +125,8 @@ def _batch(said: Translation, ranks: int) -> None:
     if samples % (local * ranks):
         said.reject(
             whole,
-            f"{samples} is no multiple of {local} samples × {ranks} data-parallel ranks, as Automodel asks; give --gpus "
-            "for another number",
+            f"{samples} is no multiple of {local} samples × {ranks} data-parallel ranks, as Automodel asks; give the "
+            "number of GPUs with --gpus",
         )
     said.set("train.gradient_accumulation_steps", max(samples // (local * ranks), 1), whole)
     size = said.take("dataloader.batch_size")
@@ -296,7 +297,7 @@ def _adapters(said: Translation) -> None:
         said.assume("adapters are computed by PyTorch's kernels, not by Automodel's in Triton (peft.use_triton)")
     if not is_off(keys.get("use_memory_efficient_lora", True)):
         said.assume(
-            "adapters also keep what the first matrix computes, `dim` numbers a token and layer, which Automodel "
+            "adapters also keep what the first matrix computes, dim numbers a token and layer, which Automodel "
             "computes again (peft.use_memory_efficient_lora)"
         )
     known = {"dim", "alpha", "use_dora", "dropout", "dropout_position", "lora_dtype", "use_triton", "target_modules",

@@ -82,7 +82,8 @@ def _path(key: str, table: Dialect) -> Path:
 class _Source:
     """Where a configuration is from: its file or command, its text, the folder that its paths start from.
 
-    ``settings`` are keys of a workload that are said beside it, ``variables`` those of the shell.
+    ``settings`` are keys of a workload that are said beside it, ``variables`` those of the shell, and ``counts``
+    numbers of GPUs and machines that take their place.
     """
 
     name: str
@@ -91,11 +92,13 @@ class _Source:
     is_command: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Callable[[str], str]) -> RawWorkload:
     said = Translation(table, given, source.folder, source.variables)
-    for path, value in source.settings.items():
+    said.counts = source.counts
+    for path, value in {**source.settings, **source.counts}.items():
         said.set(path, value)
     import_module(f"{__package__}.{table.id}").translate(said)
     said.finish()
@@ -103,7 +106,7 @@ def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Call
         kind = WorkloadError if said.is_mistaken else NotSimulated
         raise kind("\n".join(f"{place(key)}: {reason}" for key, reason in said.problems))
     keys = said.keys
-    origin = Origin(table.id, source.name, source.is_command, source.text, keys, tuple(said.assumed))
+    origin = Origin(table.id, source.name, source.is_command, source.text, keys, tuple(said.assumed), source.counts)
 
     def describe(path: Path, message: str) -> str:
         """Name the key of the configuration that set a key of the workload."""
@@ -114,7 +117,7 @@ def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Call
 
     def again(counts: Mapping[str, Any]) -> RawWorkload:
         """Translate for other numbers of GPUs and machines, on which a table may let other settings depend."""
-        return _read(table, given, replace(source, settings={**source.settings, **counts}), place)
+        return _read(table, given, replace(source, counts=counts), place)
 
     places = {path: place(key) for path, key in keys.items()}
     return RawWorkload(said.mapping, places, describe=describe, origin=origin, again=again if table.flat else None)
@@ -257,9 +260,11 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
 def read_again(origin: Origin, text: str) -> RawWorkload:
     """Return the workload that a changed configuration says."""
     if origin.is_command:
-        return read_command(text, FilePath.cwd(), origin.source)
-    table = dialect(origin.dialect)
-    return read_configuration(parse(text, origin.source), table, FilePath(origin.source).parent, text)
+        raw = read_command(text, FilePath.cwd(), origin.source)
+    else:
+        table = dialect(origin.dialect)
+        raw = read_configuration(parse(text, origin.source), table, FilePath(origin.source).parent, text)
+    return raw if raw.again is None or not origin.counts else raw.again(origin.counts)
 
 
 def _options(words: Sequence[str], folder: FilePath, source: str) -> tuple[dict[str, Any], list[Document]]:

@@ -172,6 +172,7 @@ class Origin:
         text: Its text.
         keys: The key that set each key of the workload.
         assumed: What the framework does where the configuration says nothing.
+        counts: Numbers of GPUs and machines that were given beside it, by the keys of a workload.
     """
 
     dialect: str
@@ -180,6 +181,7 @@ class Origin:
     text: str = field(repr=False)
     keys: Mapping[Path, str] = field(repr=False)
     assumed: tuple[str, ...] = ()
+    counts: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -198,6 +200,7 @@ class Translation:
 
     Attributes:
         variables: Variables of the shell that are set for its command.
+        counts: Numbers of GPUs and machines that are given beside it, by the keys of a workload.
         mapping: The keys of a workload.
         keys: The key of the configuration that set each key of the workload.
         assumed: What the framework does where the configuration says nothing.
@@ -214,6 +217,7 @@ class Translation:
     ) -> None:
         self.table = table
         self.variables = variables
+        self.counts: Mapping[str, Any] = {}
         self._folder = folder
         self.mapping: dict[str, Any] = {}
         self.keys: dict[Path, str] = {}
@@ -236,7 +240,7 @@ class Translation:
         return self.value(key, default)
 
     def count(self, key: str, default: int) -> int:
-        """Return the whole number above 0 that a key has, refusing any other value; ``default`` where it is not given."""
+        """Return the whole number above 0 that a key has, or ``default``, and refuse any other value."""
         value = self.take(key, default)
         text = str(value).strip()
         if isinstance(value, bool) or not text.isdigit() or int(text) < 1:
