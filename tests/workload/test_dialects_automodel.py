@@ -224,3 +224,11 @@ def test_a_changed_workload_is_said_in_nested_keys(tmp_path: Path) -> None:
     assert answer.keys == {"step_scheduler.local_batch_size": 4} and not answer.unsaid
     made = settings_in(found.origin, {"train.per_device_train_batch_size": 4})
     assert made == {"train.per_device_train_batch_size": 4, "train.gradient_accumulation_steps": 8}
+
+
+def test_a_setting_that_the_recipe_does_otherwise_is_not_tried(tmp_path: Path) -> None:
+    checkpointing = {"train.gradient_checkpointing": True}
+    own, transformers = workload_of(tmp_path).origin, workload_of(tmp_path, MISTRAL).origin
+    assert own is not None and transformers is not None
+    assert settings_in(own, checkpointing) is None
+    assert settings_in(transformers, checkpointing) is not None

@@ -6,6 +6,7 @@ was.  ``settings_in`` is what the framework makes of settings, for a search to t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from yaml.nodes import MappingNode, ScalarNode
 
+from trainatomy.errors import WorkloadError
 from trainatomy.workload.dialects.recognise import read_again
 from trainatomy.workload.dialects.translation import Dialect, dialect
 from trainatomy.workload.model import LoraSpec
@@ -94,7 +96,8 @@ def _needed(origin: Origin, keys: dict[str, Any]) -> dict[str, Any]:
     wanted = meaning(keys)
     for key in list(keys):
         rest = {name: value for name, value in keys.items() if name != key}
-        keys = rest if meaning(rest) == wanted else keys
+        with contextlib.suppress(WorkloadError):  # the others need it
+            keys = rest if meaning(rest) == wanted else keys
     return keys
 
 
@@ -109,7 +112,8 @@ def settings_in(origin: Origin, settings: Mapping[str, object]) -> dict[str, obj
         settings: Keys of a workload with their values.
 
     Returns:
-        Keys of the workload with their values; None if the framework has no key for one of them.
+        Keys of the workload with their values; None if the framework has no key for one of them, or refuses or does
+        with it what is not simulated.
     """
     table = dialect(origin.dialect)
     keys, outside = dict[str, Any](), dict[str, object]()
@@ -124,7 +128,10 @@ def settings_in(origin: Origin, settings: Mapping[str, object]) -> dict[str, obj
     if not keys:
         return outside
     before = dict(_flat(read_again(origin, origin.text).mapping))
-    after = dict(_flat(read_again(origin, rewritten(origin, Answer(keys))).mapping))
+    try:
+        after = dict(_flat(read_again(origin, rewritten(origin, Answer(keys))).mapping))
+    except WorkloadError:
+        return None
     changed = {path: value for path, value in after.items() if before.get(path) != value}
     return {**outside, **changed, **dict.fromkeys(before.keys() - after.keys())}
 

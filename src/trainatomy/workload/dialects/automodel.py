@@ -31,6 +31,11 @@ _OF_MODEL = frozenset(
     "trust_remote_code load_base_model use_sdpa_patching use_cache backend revision cache_dir".split()
 )
 """Keys of ``model`` without effect on memory and time, and the section that ``_backend`` reads."""
+_OF_PEFT = frozenset(
+    "dim alpha use_dora dropout dropout_position lora_dtype use_triton target_modules exclude_modules match_all_linear "
+    "use_memory_efficient_lora lora_A_init moe_rank_scaling".split()
+)
+"""The keys of ``PeftConfig``."""
 _BACKEND: Mapping[str, tuple[Any, ...]] = {
     "rms_norm": (None, "torch_fp32", "torch"),
     "rope": (None, "torch"),
@@ -300,9 +305,7 @@ def _adapters(said: Translation) -> None:
             "adapters also keep what the first matrix computes, dim numbers a token and layer, which Automodel "
             "computes again (peft.use_memory_efficient_lora)"
         )
-    known = {"dim", "alpha", "use_dora", "dropout", "dropout_position", "lora_dtype", "use_triton", "target_modules",
-             "exclude_modules", "match_all_linear", "use_memory_efficient_lora", "lora_A_init", "moe_rank_scaling"}  # fmt: skip
-    for key in keys.keys() - known:
+    for key in keys.keys() - _OF_PEFT:
         said.refuse(f"peft.{key}", "is no key of PeftConfig")
 
 
