@@ -134,7 +134,9 @@ def test_layers_are_those_of_the_implementation(
 
 
 def test_adapters_are_on_the_layers_that_patterns_name(tmp_path: Path) -> None:
-    lora = workload_of(tmp_path, peft__dim=16, peft__target_modules="*_proj", peft__use_triton=True).model.lora
+    model = workload_of(tmp_path, peft__dim=16, peft__target_modules="*_proj", peft__use_triton=True).model
+    assert model.trainable_dtype == "bfloat16"  # that of the layers, where peft's would be float32
+    lora = model.lora
     assert lora is not None and (lora.r, lora.lora_alpha) == (16, 32)
     assert isinstance(lora.target_modules, str) and ".*_proj" in lora.target_modules
     every = workload_of(tmp_path, peft__exclude_modules=["lm_head", "*.out_proj"]).model.lora

@@ -27,9 +27,7 @@ _LENGTH = 512
 _NORMS = {"rms_norm": True, "rope": False, "swiglu": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
 _LAYERS = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 """Liger's layers without its losses: Automodel computes the loss outside of the model."""
-_OF_MODEL = frozenset(
-    "trust_remote_code load_base_model use_sdpa_patching use_cache backend revision cache_dir".split()
-)
+_OF_MODEL = frozenset("trust_remote_code load_base_model use_sdpa_patching backend revision cache_dir".split())
 """Keys of ``model`` without effect on memory and time, and the section that ``_backend`` reads."""
 _OF_PEFT = frozenset(
     "dim alpha use_dora dropout dropout_position lora_dtype use_triton target_modules exclude_modules match_all_linear "
@@ -208,6 +206,8 @@ def _model(said: Translation) -> str:
     said.set("model.dtype", chosen, "model.torch_dtype")
     forced, liger = not is_off(keys.pop("force_hf", False)), not is_off(keys.pop("use_liger_kernel", True))
     _attention(said, keys.pop("attn_implementation", None))
+    if (cache := keys.pop("use_cache", None)) is not None:
+        said.set("train.use_cache", cache, "model.use_cache")
     if not is_off(keys.pop("output_hidden_states", False)):
         said.refuse("model.output_hidden_states", "not simulated: hidden states of all layers that are kept")
     for key in keys:
@@ -294,9 +294,7 @@ def _adapters(said: Translation) -> None:
         said.set("model.lora.lora_dropout", dropout, "peft.dropout")
         if keys.get("dropout_position", "post") != "pre":
             said.refuse("peft.dropout", "not simulated: dropout after the adapters; peft.dropout_position: pre is")
-    # peft would cast adapters to float32; Automodel's have the dtype of the layer, or that which is named
-    wanted = keys.get("lora_dtype")
-    said.set("model.trainable_dtype", "auto" if wanted is None else _dtype(wanted), "peft.lora_dtype")
+    said.set("model.trainable_dtype", _dtype_of_adapters(said, keys.get("lora_dtype")), "peft.lora_dtype")
     _targets(said, keys)
     if not is_off(keys.get("use_triton")):
         said.assume("adapters are computed by PyTorch's kernels, not by Automodel's in Triton (peft.use_triton)")
@@ -307,6 +305,25 @@ def _adapters(said: Translation) -> None:
         )
     for key in keys.keys() - _OF_PEFT:
         said.refuse(f"peft.{key}", "is no key of PeftConfig")
+
+
+def _dtype_of_adapters(said: Translation, named: Any) -> str:
+    """Return the dtype of adapters, which peft would cast to float32: as named, or that of the layers.
+
+    Layers with quantised weights have the dtype in which they compute.
+    """
+    if named is not None:
+        return _dtype(named)
+    if said.gives("quantization.load_in_4bit"):
+        return _dtype(said.value("quantization.bnb_4bit_compute_dtype", "bfloat16"))
+    chosen = get_key(said.mapping, ("model", "dtype"))
+    if chosen not in (None, "auto"):
+        return str(chosen)
+    config = configuration_of(get_key(said.mapping, ("model", "id")))
+    stored = config.get("dtype") or config.get("torch_dtype")
+    if stored is None:
+        said.assume("adapters in bfloat16, as the weights are taken to be stored (peft.lora_dtype)")
+    return _dtype(stored or "bfloat16")
 
 
 def _targets(said: Translation, keys: Mapping[str, Any]) -> None:
