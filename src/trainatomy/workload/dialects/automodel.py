@@ -35,6 +35,7 @@ _OF_PEFT = frozenset(
 )
 """The keys of ``PeftConfig``."""
 _BACKEND: Mapping[str, tuple[Any, ...]] = {
+    "attn": (None, "te", "sdpa"),  # te is used for packs only
     "rms_norm": (None, "torch_fp32", "torch"),
     "rope": (None, "torch"),
     "linear": (None, "torch"),
@@ -331,6 +332,12 @@ def _targets(said: Translation, keys: Mapping[str, Any]) -> None:
     wanted = [] if is_off(keys.get("target_modules")) else names_in(keys["target_modules"])
     left_out = [] if is_off(keys.get("exclude_modules")) else names_in(keys["exclude_modules"])
     every = not is_off(keys.get("match_all_linear"))
+    for key, patterns in (("peft.target_modules", wanted), ("peft.exclude_modules", left_out)):
+        try:
+            re.compile(_matching(patterns))
+        except re.error as error:
+            said.reject(key, f"is no pattern: {error}")
+            return
     if wanted == ["*"]:
         said.refuse("peft.target_modules", "'*': not simulated: adapters on the output layer too; '*_proj' is")
     elif wanted or not (left_out or every):
@@ -427,7 +434,9 @@ def _optimizer(said: Translation) -> None:
     if options := ",".join(f"{key}={value}" for key, value in given.items() if value is not None):
         said.set("train.optim_args", options, "optimizer.fused", "optimizer.foreach")
     betas, epsilon = said.take("optimizer.betas"), said.take("optimizer.eps")
-    if isinstance(betas, list | tuple) and len(betas) == 2:
+    if betas is not None and (not isinstance(betas, list | tuple) or len(betas) != 2):
+        said.reject("optimizer.betas", f"must be two numbers, found {betas!r}")
+    elif betas is not None:
         for number, beta in enumerate(betas, start=1):
             said.set(f"train.adam_beta{number}", beta, "optimizer.betas")
     if epsilon is not None:
@@ -450,17 +459,22 @@ def _data(said: Translation) -> None:
     if not is_off(packs):
         said.refuse("packed_sequence.packed_sequence_size", f"{packs}: not simulated: packs of samples")
     keys = [f"dataset.{name}" for name in ("seq_length", "seq_len", "max_length")]
-    key = next((key for key in keys if said.gives(key)), None)
-    length = said.count(key, _LENGTH) if key is not None else _LENGTH
+    limit = next((key for key in keys if said.gives(key)), None)
+    length = said.count(limit, _LENGTH) if limit is not None else _LENGTH
     for each in keys:
         said.take(each)
+    key = "dataloader.collate_fn"  # a function by its name, or a section
+    key = f"{key}._target_" if said.gives(f"{key}._target_") else key
+    collate = str(said.take(key, "default_collater")).rpartition(".")[2]
+    if collate not in ("default_collater", "default_collate"):
+        said.refuse(key, f"{collate}: not simulated; batches of default_collater are")
     multiple = said.count("dataloader.collate_fn.pad_seq_len_divisible", 1)
     row = multiple * math.ceil(length / multiple)
     said.set("data.sequence_length", row, *keys)
     said.set("data.attention_mask", True)
-    if key is None:
+    if limit is None:
         said.assume(f"every sample has {row} tokens: the dataset cuts none; give --sequence-length or --lengths-file")
     else:
-        said.assume_length(row, key)
+        said.assume_length(row, limit)
     if not is_off(said.take("step_scheduler.val_every_steps")) and said.gives("validation_dataset._target_"):
         said.assume("validation between the steps is not counted (step_scheduler.val_every_steps)")
