@@ -245,3 +245,11 @@ def test_a_setting_that_the_recipe_does_otherwise_is_not_tried(tmp_path: Path) -
     assert own is not None and transformers is not None
     assert settings_in(own, checkpointing) is None
     assert settings_in(transformers, checkpointing) is not None
+
+
+def test_context_parallelism_is_that_of_accelerate(tmp_path: Path) -> None:
+    found = workload_of(tmp_path, flags={"gpus": 4}, distributed__cp_size=2)
+    assert (found.parallel.cp_size, found.parallel.strategy) == (2, "fsdp2")
+    assert found.train.gradient_accumulation_steps == 4  # two data-parallel ranks
+    with pytest.raises(WorkloadError, match="does not give the 3 GPUs"):
+        workload_of(tmp_path, flags={"gpus": 3}, distributed__cp_size=2)
