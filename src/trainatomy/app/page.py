@@ -15,10 +15,10 @@ from typing import Any
 
 from trainatomy.app.answers import Answer, Request
 from trainatomy.app.form import Form, form_fields, in_terms_of_the_page, suit, values_of
+from trainatomy.app.workers import Gate, Turns, Workers
 from trainatomy.errors import TrainatomyError
 from trainatomy.libraries import import_library
 from trainatomy.runs.worker import Limits
-from trainatomy.app.workers import Gate, Turns, Workers
 from trainatomy.units import human_bytes
 
 
