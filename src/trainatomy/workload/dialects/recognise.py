@@ -35,8 +35,14 @@ def dialect_of(content: Mapping[str, Any]) -> Dialect | None:
     return dialect(best) if shares[best] else None
 
 
-def read_configuration(document: Document, table: Dialect, folder: FilePath, text: str) -> RawWorkload:
+def read_configuration(document: Document, table: Dialect, folder: FilePath | None, text: str) -> RawWorkload:
     """Return the workload that a configuration file says.
+
+    Args:
+        document: The file.
+        table: The keys of its framework.
+        folder: Its folder, from which paths in it start; None where no files are read.
+        text: Its text.
 
     Raises:
         WorkloadError: One line for each key that is unknown or not simulated, with its line.
@@ -62,7 +68,7 @@ class _Source:
 
     name: str
     text: str
-    folder: FilePath
+    folder: FilePath | None
     is_command: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 

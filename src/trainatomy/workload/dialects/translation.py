@@ -131,7 +131,7 @@ class Translation:
     Args:
         table: The keys of its framework.
         given: The configuration, by its keys.
-        folder: Folder of its file, or the current one.
+        folder: Folder of its file, or the current one; None where no files are read.
 
     Attributes:
         mapping: The keys of a workload.
@@ -141,7 +141,7 @@ class Translation:
         is_mistaken: Whether one of them would be refused by the framework, too.
     """
 
-    def __init__(self, table: Dialect, given: Mapping[str, Any], folder: FilePath) -> None:
+    def __init__(self, table: Dialect, given: Mapping[str, Any], folder: FilePath | None) -> None:
         self.table = table
         self._folder = folder
         self.mapping: dict[str, Any] = {}
@@ -170,6 +170,9 @@ class Translation:
         """
         name = self.take(key)
         if not isinstance(name, str):
+            return None
+        if self._folder is None:
+            self.reject(key, f"names a file, which is not read here: {name}")
             return None
         places = (FilePath.cwd(), self._folder, *self._folder.resolve().parents)
         found = next((place / name for place in places if (place / name).is_file()), None)
