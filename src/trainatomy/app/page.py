@@ -198,7 +198,8 @@ def _of_configuration(workers: Workers) -> Any:
             asked = Request.of("bill", workload)
             yield notice("Executing the step without a GPU …"), ""
             bill = workers.ask(asked)
-            assumed = workload.origin.assumed if workload.origin is not None else ()
+            origin = workload.origin
+            assumed = () if origin is None else (in_terms_of_the_page(TrainatomyError(text)) for text in origin.assumed)
             shown = card(replace(bill, subject=(*bill.subject, *assumed)))
             yield shown, ""
             yield shown, framed(workers.ask(Request.of("report", workload)))
