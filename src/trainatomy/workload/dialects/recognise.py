@@ -71,6 +71,7 @@ class _Source:
     folder: FilePath | None
     is_command: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    is_launched: bool = False
 
 
 def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Callable[[str], str]) -> RawWorkload:
@@ -83,7 +84,8 @@ def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Call
         kind = WorkloadError if said.is_mistaken else NotSimulated
         raise kind("\n".join(f"{place(key)}: {reason}" for key, reason in said.problems))
     keys = said.keys
-    origin = Origin(table.id, source.name, source.is_command, source.text, keys, tuple(said.assumed))
+    several = {} if source.is_launched else table.several_gpus
+    origin = Origin(table.id, source.name, source.is_command, source.text, keys, tuple(said.assumed), several)
 
     def describe(path: Path, message: str) -> str:
         """Name the key of the configuration that set a key of the workload."""
@@ -198,7 +200,7 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
     if command.launcher:
         launch = read_launch(f"{command.launcher} train.py").settings(settings.get("loop", "trainer"))
         settings |= {".".join(map(str, path)): value for path, value in launch.items()}
-    source = _Source(name or text, text, folder, is_command=True, settings=settings)
+    source = _Source(name or text, text, folder, is_command=True, settings=settings, is_launched=bool(command.launcher))
     return _read(command.table, given, source, place)
 
 

@@ -43,6 +43,7 @@ class Dialect:
         says: How a key of a workload is said: a key of the framework, or its keys and values by the workload's value.
         implied: Keys of a workload that follow from others, and are not said.
         options: How an option of its command looks: ``--key value`` or ``key=value``.
+        several_gpus: Keys of a workload that its command sets on several GPUs.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Dialect:
     says: Mapping[str, str | Mapping[Any, Mapping[str, Any]]]
     implied: frozenset[str]
     options: str
+    several_gpus: Mapping[str, Any]
 
     def known(self) -> set[str]:
         """Return all keys that the framework has."""
@@ -86,6 +88,7 @@ def dialect(name: str) -> Dialect:
         says={path: key for key, path in raw["keys"].items()} | raw["says"],
         implied=frozenset(raw["implied"]),
         options=raw["options"],
+        several_gpus=raw.get("several_gpus", {}),
     )
 
 
@@ -110,6 +113,7 @@ class Origin:
         text: Its text.
         keys: The key that set each key of the workload.
         assumed: What the framework does where the configuration says nothing.
+        several_gpus: Keys of the workload that the framework's command sets on several GPUs.
     """
 
     dialect: str
@@ -118,6 +122,14 @@ class Origin:
     text: str = field(repr=False)
     keys: Mapping[Path, str] = field(repr=False)
     assumed: tuple[str, ...] = ()
+    several_gpus: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def completed(self, mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a workload with what the framework's command sets on several GPUs, where nothing else is said."""
+        parallel = mapping.get("parallel")
+        if not isinstance(parallel, Mapping) or parallel.get("gpus", 1) == parallel.get("nodes", 1) == 1:
+            return mapping
+        return {**self.several_gpus, **mapping}
 
     @property
     def name(self) -> str:
