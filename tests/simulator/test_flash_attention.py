@@ -101,7 +101,7 @@ def test_what_the_library_refuses_is_refused(sections: dict[str, Any], message: 
 
 
 def test_the_package_kernels_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers would take the kernel of the hub where that package is installed, which no simulation can run."""
+    """Transformers would take the kernel of the hub where that package is installed, which no simulation can run."""
     alone = run().trace.events
     monkeypatch.setattr(modeling_utils, "is_kernels_available", lambda *_: True)
     assert run().trace.events == alone
