@@ -14,7 +14,15 @@ import yaml
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.dialects.shell import LAUNCHERS, commands_in
-from trainatomy.workload.dialects.translation import DIALECTS, Dialect, Origin, Translation, dialect, find_file, visible_gpus
+from trainatomy.workload.dialects.translation import (
+    DIALECTS,
+    Dialect,
+    Origin,
+    Translation,
+    dialect,
+    find_file,
+    visible_gpus,
+)
 from trainatomy.workload.document import Document, parse
 from trainatomy.workload.launch import read_launch
 from trainatomy.workload.overrides import RawWorkload
@@ -28,12 +36,19 @@ _FILES = (".yaml", ".yml", ".json")
 
 
 def dialect_of(content: Mapping[str, Any]) -> Dialect | None:
-    """Return whose configuration a mapping is, None for a workload: the dialect most of whose own keys it has."""
+    """Return whose configuration a mapping is, None for a workload.
+
+    It is of the dialect most of whose own keys it has; of several such, of the one that knows most of its keys.
+    """
     if not isinstance(content.get("model", ""), str) or "rows" in content:
         return None
-    shares = {name: len(dialect(name).marks.intersection(content)) for name in DIALECTS}
-    best = max(shares, key=lambda name: shares[name])
-    return dialect(best) if shares[best] else None
+    tables = [dialect(name) for name in DIALECTS]
+    marked = [table for table in tables if table.marks.intersection(content)]
+
+    def share(table: Dialect) -> tuple[int, int]:
+        return len(table.marks.intersection(content)), len(table.known().intersection(content))
+
+    return max(marked, key=share, default=None)
 
 
 def read_configuration(document: Document, table: Dialect, folder: FilePath, text: str) -> RawWorkload:

@@ -220,7 +220,7 @@ class Translation:
         return self.value(key, default)
 
     def count(self, key: str, default: int) -> int:
-        """Return the whole number above 0 that a key has, refusing any other value; ``default`` where it is not given."""
+        """Return the whole number above 0 that a key has, refusing other values; ``default`` where it is not given."""
         value = self.take(key, default)
         text = str(value).strip()
         if isinstance(value, bool) or not text.isdigit() or int(text) < 1:
