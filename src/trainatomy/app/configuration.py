@@ -20,6 +20,8 @@ _OF_MODEL = frozenset({
 })  # fmt: skip
 _OF_DATA = frozenset({"sequence_length", "prompt_length", "attention_mask", "padding", "packing", "padding_free"})
 """Keys that a pasted configuration may set: none of them names a file, or code."""
+_MODELS = ("model_name_or_path", "base_model", "model")
+"""Keys that name a model, whose configuration is read where it is a folder."""
 _MOST_GPUS = 64
 
 
@@ -36,6 +38,9 @@ def workload_of(text: str, gpu: str) -> Workload:
     if table is None:
         known = ", ".join(dialect(name).name for name in DIALECTS)
         raise WorkloadError(f"This is no configuration of {known}: none of their keys is in it.")
+    for key in _MODELS:
+        if key in document.value:
+            hub_name(str(document.value[key]))
     raw = read_configuration(document, table, None, text)
     _check(raw.mapping)
     return raw.with_flags({"gpu": gpu}).validate()

@@ -86,7 +86,7 @@ def read_raw(path: str | FilePath) -> list[RawWorkload]:
     path = FilePath(path)
     text = _text(path)
     if path.suffix == ".sh":
-        return [read_command(text, FilePath.cwd(), str(path))]
+        return [read_command(text, path.parent, str(path))]
     document = parse(text, str(path))
     content = document.value
     if not isinstance(content, Mapping):

@@ -151,7 +151,9 @@ class TrainSpec(Section):
     save_strategy: Annotated[Literal["no", "steps", "epoch", "best"] | None, BeforeValidator(_saving)] = Field(
         default=None, description="save checkpoints: `no`, `steps`, `epoch` or `best`; one is counted (default: none)"
     )
-    save_total_limit: Count | None = Field(default=None, description="checkpoints to keep (default: all)")
+    save_total_limit: Annotated[Count | None, BeforeValidator(_unless_unlimited)] = Field(
+        default=None, description="checkpoints to keep (default: all)"
+    )
     save_only_model: bool = Field(default=False, description="save no optimizer states")
     load_best_model_at_end: Annotated[bool, BeforeValidator(_unless_none)] = Field(
         default=False, description="load the best checkpoint after the training; needs `eval_strategy`, and saves"

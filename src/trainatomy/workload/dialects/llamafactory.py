@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.deepspeed import read_deepspeed, zero_stage
-from trainatomy.workload.dialects.translation import is_off
+from trainatomy.workload.dialects.translation import is_off, names_in
 
 if TYPE_CHECKING:
     from trainatomy.workload.dialects.translation import Translation
@@ -28,7 +28,7 @@ def translate(said: Translation) -> None:
     """Read the method, the precision, checkpointing, quantisation, packing and evaluation."""
     for key in _VERSION_1:
         if said.gives(key):
-            said.refuse(key, f"is a key of LLaMA-Factory's v1 trainer, whose configurations are not read: {_RUN}")
+            said.abandon(key, f"is a key of LLaMA-Factory's v1 trainer, whose configurations are not read: {_RUN}")
             return
     stage = said.take("stage", "sft")
     if stage in _STAGES:
@@ -84,10 +84,10 @@ def _adapters(said: Translation) -> None:
     unused = said.take("ddp_find_unused_parameters", False)
     said.set("train.ddp_find_unused_parameters", unused, "ddp_find_unused_parameters")
     target = said.take("lora_target", "all")
-    names = _names(target)
+    names = names_in(target)
     said.set("model.lora.target_modules", "all-linear" if names == ["all"] else names, "lora_target")
     if saved := said.take("additional_target"):
-        said.set("model.lora.modules_to_save", _names(saved), "additional_target")
+        said.set("model.lora.modules_to_save", names_in(saved), "additional_target")
     if not said.gives("lora_rank"):
         said.assume("adapters of rank 8 (lora_rank)")
     if not said.gives("lora_target"):
@@ -166,11 +166,6 @@ def _evaluation(said: Translation) -> None:
     workers = said.take("ray_num_workers")
     if workers and _whole(workers) > 1:
         said.set("parallel.gpus", _whole(workers), "ray_num_workers")
-
-
-def _names(value: Any) -> list[str]:
-    parts = value.split(",") if isinstance(value, str) else list(value)
-    return [str(part).strip() for part in parts]
 
 
 def _whole(value: Any) -> int:

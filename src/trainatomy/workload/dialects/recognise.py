@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainatomy.errors import NotSimulated, WorkloadError
-from trainatomy.workload.dialects.translation import DIALECTS, Dialect, Origin, Translation, dialect
+from trainatomy.workload.dialects.shell import LAUNCHERS, commands_in
+from trainatomy.workload.dialects.translation import (
+    DIALECTS,
+    Dialect,
+    Origin,
+    Translation,
+    dialect,
+    find_file,
+    visible_gpus,
+)
 from trainatomy.workload.document import Document, parse
 from trainatomy.workload.launch import read_launch
 from trainatomy.workload.overrides import RawWorkload
@@ -23,16 +32,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _OF_A_WORKLOAD = frozenset({"model", "train", "data", "rows", "gpu", "loop", "trl", "parallel", "generation", "mode"})
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
+_FILES = (".yaml", ".yml", ".json")
 
 
 def dialect_of(content: Mapping[str, Any]) -> Dialect | None:
-    """Return whose configuration a mapping is, None for a workload: the dialect most of whose own keys it has."""
+    """Return whose configuration a mapping is, None for a workload.
+
+    It is of the dialect most of whose own keys it has; of several such, of the one that knows most of its keys.
+    """
     if not isinstance(content.get("model", ""), str) or "rows" in content:
         return None
-    shares = {name: len(dialect(name).marks.intersection(content)) for name in DIALECTS}
-    best = max(shares, key=lambda name: shares[name])
-    return dialect(best) if shares[best] else None
+    tables = [dialect(name) for name in DIALECTS]
+    marked = [table for table in tables if table.marks.intersection(content)]
+
+    def share(table: Dialect) -> tuple[int, int]:
+        return len(table.marks.intersection(content)), len(table.known().intersection(content))
+
+    return max(marked, key=share, default=None)
 
 
 def read_configuration(document: Document, table: Dialect, folder: FilePath | None, text: str) -> RawWorkload:
@@ -64,7 +80,10 @@ def read_configuration(document: Document, table: Dialect, folder: FilePath | No
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a configuration is from: its file or command, its text, and the folder that its paths start from."""
+    """Where a configuration is from: its file or command, its text, the folder that its paths start from.
+
+    ``settings`` are keys of a workload that are said beside it, ``variables`` those of the shell.
+    """
 
     name: str
     text: str
@@ -72,10 +91,11 @@ class _Source:
     is_command: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
     is_launched: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Callable[[str], str]) -> RawWorkload:
-    said = Translation(table, given, source.folder)
+    said = Translation(table, given, source.folder, source.variables)
     for path, value in source.settings.items():
         said.set(path, value)
     import_module(f"{__package__}.{table.id}").translate(said)
@@ -106,33 +126,46 @@ class Command:
         name: The command, as its table has it.
         words: Its options and files.
         launcher: The words of the launcher that starts it; empty without one.
-        settings: What variables before it say, as keys of a workload.
+        variables: Variables that are set before it.
     """
 
     table: Dialect
     name: str
     words: Sequence[str]
-    launcher: str
-    settings: Mapping[str, Any]
+    launcher: Sequence[str]
+    variables: Mapping[str, str]
+
+    def settings(self, folder: FilePath) -> dict[str, Any]:
+        """Return what the command, its launcher and the variables say, as keys of a workload.
+
+        Raises:
+            WorkloadError: The command is not simulated, the launcher is not, or a number of GPUs is not set.
+        """
+        own = self.table.commands[self.name]
+        if isinstance(own, str):
+            raise NotSimulated(f"not simulated: {own}")
+        launcher, settings = self.launcher, dict(own)
+        if "--" in self.words:  # `axolotl train FILE --launcher torchrun -- --nproc_per_node 4`
+            end = self.words.index("--")
+            named = ["torchrun"] if "torchrun" in self.words[:end] else ["accelerate", "launch"]
+            launcher = [*named, *self.words[end + 1 :]]
+        if launcher:
+            words = [str(find_file(word, folder) or word) if word.endswith(_FILES) else word for word in launcher]
+            launch = read_launch(shlex.join([*words, "train.py"])).settings(settings.get("loop", "trainer"))
+            settings |= {".".join(map(str, path)): value for path, value in launch.items()}
+        elif self.table.takes_all_gpus and (visible := visible_gpus(self.variables)) > 1:
+            settings["parallel.gpus"] = visible
+        return settings | _of_variables(self.variables)
 
 
 def command_in(text: str) -> Command | None:
     """Return the first command of a framework in a text: a line of the shell, or a script of it."""
-    variables: dict[str, str] = {}
-    for line in re.sub(r"\\\s*\n", " ", text).splitlines():
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:
-            continue
-        words = words[1:] if words[:1] == ["export"] else words
-        while words and _VARIABLE.fullmatch(words[0]):
-            name, _, value = words.pop(0).partition("=")
-            variables[name] = value
-        launcher, words = _launched(words)
+    for all_words, variables in commands_in(text):
+        launcher, words = _launched(all_words)
         for table in map(dialect, DIALECTS):
             for name in sorted(table.commands, key=len, reverse=True):
                 if rest := _after(name.split(), words):
-                    return Command(table, name, rest[1:], shlex.join(launcher), _gpus(variables))
+                    return Command(table, name, rest[1:], launcher, variables)
     return None
 
 
@@ -145,8 +178,11 @@ def _after(start: list[str], words: list[str]) -> list[str]:
 
 def _launched(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words of torchrun, accelerate launch or deepspeed, and those of what it launches."""
-    if not words or FilePath(words[0]).name not in ("torchrun", "accelerate", "deepspeed", "python", "python3"):
+    if not words or FilePath(words[0]).name not in LAUNCHERS:
         return [], words
+    module = "torch.distributed.run"
+    if words[1:3] == ["-m", module]:
+        words = ["torchrun", *words[3:]]
     for index, word in enumerate(words[1:], start=1):
         if word in ("-m", "--module") or word.endswith(".py"):
             inner = words[index:] if word.endswith(".py") else words[index + 1 :]
@@ -155,14 +191,22 @@ def _launched(words: list[str]) -> tuple[list[str], list[str]]:
     return [], words
 
 
-def _gpus(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return how many GPUs the variables before a command say."""
-    count = variables.get("NPROC_PER_NODE", "")
-    if not count.isdigit():
-        return {}
-    nodes = variables.get("NNODES", "1")
-    settings = {"parallel.gpus": int(count)} if int(count) > 1 else {}
-    return settings | ({"parallel.nodes": int(nodes)} if nodes.isdigit() and int(nodes) > 1 else {})
+_COUNTS = {"parallel.gpus": "NPROC_PER_NODE", "parallel.nodes": "NNODES"}
+
+
+def _of_variables(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return what variables before a command say of processes, machines and the allocator."""
+    settings: dict[str, Any] = {}
+    for path, name in _COUNTS.items():
+        text = variables.get(name)
+        if text is not None and not text.isdigit():
+            raise WorkloadError(f"{name}: is {text!r}, which the script does not set: write a number")
+        if text is not None:
+            settings[path] = int(text)
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if name in variables:
+            settings["allocator"] = variables[name]
+    return settings
 
 
 def usual_commands() -> list[str]:
@@ -175,7 +219,7 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
 
     Args:
         text: The command, or a script of the shell that holds it.
-        folder: The folder from which its paths start.
+        folder: The folder of the script, or the current one: its paths start from either, or from one above.
         name: Name of the script, for messages.
 
     Raises:
@@ -185,7 +229,13 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
     if command is None:
         known = ", ".join(f"`{command}`" for command in usual_commands())
         raise WorkloadError(f"{name or text}: holds none of the commands that are read, such as {known}")
-    given, files = _options(command.words, folder, name or command.name)
+    shown = name or command.name
+    try:
+        settings = command.settings(folder)
+    except WorkloadError as error:
+        raise type(error)(f"{shown}{f': {command.name}' if name else ''}: {error}") from None
+    words = command.words[: command.words.index("--")] if "--" in command.words else command.words
+    given, files = _options(words, folder, shown)
     options = frozenset(given)
     for file in files:
         given = {**dict(file.value), **given}
@@ -194,13 +244,17 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
         for file in files:
             if (key,) in file.lines and key not in options:
                 return f"{file.source}:{file.line((key,))}: {key}"
-        return f"{name or command.name}: --{key}"
+        return f"{shown}: --{key}"
 
-    settings = {**command.table.commands[command.name], **command.settings}
-    if command.launcher:
-        launch = read_launch(f"{command.launcher} train.py").settings(settings.get("loop", "trainer"))
-        settings |= {".".join(map(str, path)): value for path, value in launch.items()}
-    source = _Source(name or text, text, folder, is_command=True, settings=settings, is_launched=bool(command.launcher))
+    source = _Source(
+        name or text,
+        text,
+        folder,
+        is_command=True,
+        settings=settings,
+        is_launched=bool(command.launcher),
+        variables=command.variables,
+    )
     return _read(command.table, given, source, place)
 
 
@@ -228,21 +282,22 @@ def _options(words: Sequence[str], folder: FilePath, source: str) -> tuple[dict[
             while not equals and waiting and not waiting[0].startswith("--"):
                 values.append(waiting.pop(0))
             if key == "config":
-                files.append(_configuration(folder / values[0] if values else folder))
+                files.append(_configuration(values[0] if values else "", folder))
             else:
                 parsed = [_value(each) for each in values]
                 given[key.replace("-", "_")] = True if not parsed else parsed[0] if len(parsed) == 1 else parsed
-        elif word.endswith((".yaml", ".yml", ".json")):
-            files.append(_configuration(folder / word))
+        elif word.endswith(_FILES):
+            files.append(_configuration(word, folder))
         elif "=" in word:
             key, _, value = word.partition("=")
             given[key] = _value(value)
-        elif word not in ("train", "launcher"):
+        elif word not in ("train", "launcher") and word.strip():
             raise WorkloadError(f"{source}: {word!r} is neither an option nor a configuration file")
     return given, files
 
 
-def _configuration(path: FilePath) -> Document:
+def _configuration(name: str, folder: FilePath) -> Document:
+    path = find_file(name, folder) or FilePath(name)
     try:
         document = parse(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:

@@ -6,13 +6,17 @@ takes the keys that decide together, and the table the others.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path as FilePath
+from types import MappingProxyType
 from typing import Any
 
+from trainatomy.catalog.architectures import architecture
 from trainatomy.catalog.files import parse_yaml
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.document import suggestion
@@ -20,8 +24,10 @@ from trainatomy.workload.overlay import set_key
 from trainatomy.workload.section import Path
 from trainatomy.workload.train import TrainSpec
 
-DIALECTS = ("llamafactory", "trl")
+DIALECTS = ("llamafactory", "trl", "axolotl", "swift")
 """The tables, each a file of this folder."""
+_TEMPLATE = re.compile(r"\$[A-Za-z_{(]")
+"""A variable or a command of the shell, or of a template, whose value is not here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,10 @@ class Dialect:
         name: Name of the framework.
         release: Release whose sources were read.
         marks: Keys that only its configurations have.
-        commands: Words that start its command line, by what they set: ``trl sft`` sets the loop.
+        commands: Words that start its command line, by what they set: ``trl sft`` sets the loop.  Text instead is why
+            the command is not simulated.
         keys: Keys of a workload, by the keys that say the same.
+        together: Keys that the dialect's own function reads.
         renamed: Other spellings of keys.
         ignored: Keys that change neither memory nor time, with the reason.
         refused: Keys that are not simulated unless they are empty or false, with the reason.
@@ -44,14 +52,17 @@ class Dialect:
         implied: Keys of a workload that follow from others, and are not said.
         options: How an option of its command looks: ``--key value`` or ``key=value``.
         several_gpus: Keys of a workload that its command sets on several GPUs.
+        takes_all_gpus: Whether its command starts a process on each GPU that it may use.
+        presets: Configurations of DeepSpeed and FSDP that it ships, by the names that stand for them.
     """
 
     id: str
     name: str
     release: str
     marks: frozenset[str]
-    commands: Mapping[str, Mapping[str, Any]]
+    commands: Mapping[str, Mapping[str, Any] | str]
     keys: Mapping[str, Path]
+    together: frozenset[str]
     renamed: Mapping[str, str]
     ignored: Mapping[str, str]
     refused: Mapping[str, str]
@@ -61,10 +72,12 @@ class Dialect:
     implied: frozenset[str]
     options: str
     several_gpus: Mapping[str, Any]
+    takes_all_gpus: bool
+    presets: Mapping[str, Mapping[str, Any]]
 
     def known(self) -> set[str]:
         """Return all keys that the framework has."""
-        own = {*self.keys, *self.renamed, *self.ignored, *self.refused, *self.marks}
+        own = {*self.keys, *self.together, *self.renamed, *self.ignored, *self.refused, *self.marks}
         return own | (_argument_names() if self.takes_arguments else set())
 
 
@@ -80,6 +93,7 @@ def dialect(name: str) -> Dialect:
         marks=frozenset(raw["marks"]),
         commands=raw.get("commands", {}),
         keys={key: tuple(path.split(".")) for key, path in raw["keys"].items()},
+        together=frozenset(raw.get("together", ())),
         renamed=raw.get("renamed", {}),
         ignored={key: reason for reason, keys in raw.get("ignored", {}).items() for key in keys},
         refused={key: rule if isinstance(rule, str) else rule["reason"] for key, rule in refused.items()},
@@ -89,12 +103,46 @@ def dialect(name: str) -> Dialect:
         implied=frozenset(raw["implied"]),
         options=raw["options"],
         several_gpus=raw.get("several_gpus", {}),
+        takes_all_gpus=raw.get("takes_all_gpus", True),
+        presets=raw.get("presets", {}),
     )
 
 
 @cache
 def _argument_names() -> set[str]:
     return {*TrainSpec.model_fields, *arguments().names(), *arguments().synonyms}
+
+
+def visible_gpus(variables: Mapping[str, str]) -> int:
+    """Return how many GPUs a command may use, as far as a variable says."""
+    return variables.get("CUDA_VISIBLE_DEVICES", "").strip(",").count(",") + 1
+
+
+def find_file(name: str, folder: FilePath) -> FilePath | None:
+    """Return a file by its name: from the current folder, that of the configuration, or one above it.
+
+    The configurations that frameworks ship name files from the root of their repository.
+    """
+    places = (FilePath.cwd(), folder, *folder.resolve().parents)
+    return next((place / name for place in places if (place / name).is_file()), None)
+
+
+def configuration_of(model: Any) -> Mapping[str, Any]:
+    """Return the ``config.json`` of a model that ships with trainatomy or lies in a folder; empty for others."""
+    file = FilePath(str(model)) / "config.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (OSError, ValueError):
+        content = None
+    known = None if content is not None else architecture(str(model))
+    content = known.config if known is not None else content
+    return content if isinstance(content, Mapping) else {}
+
+
+def names_in(value: Any) -> list[str]:
+    """Return the names in a list, or in a text that separates them by commas."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    return [str(part).strip() for part in parts]
 
 
 def is_off(value: Any) -> bool:
@@ -144,8 +192,10 @@ class Translation:
         table: The keys of its framework.
         given: The configuration, by its keys.
         folder: Folder of its file, or the current one; None where no files are read.
+        variables: Variables of the shell that are set for its command.
 
     Attributes:
+        variables: Variables of the shell that are set for its command.
         mapping: The keys of a workload.
         keys: The key of the configuration that set each key of the workload.
         assumed: What the framework does where the configuration says nothing.
@@ -153,8 +203,15 @@ class Translation:
         is_mistaken: Whether one of them would be refused by the framework, too.
     """
 
-    def __init__(self, table: Dialect, given: Mapping[str, Any], folder: FilePath | None) -> None:
+    def __init__(
+        self,
+        table: Dialect,
+        given: Mapping[str, Any],
+        folder: FilePath | None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.table = table
+        self.variables = variables
         self._folder = folder
         self.mapping: dict[str, Any] = {}
         self.keys: dict[Path, str] = {}
@@ -164,6 +221,7 @@ class Translation:
         self._given = {table.renamed.get(key, key): value for key, value in given.items()}
         self._spelt = {table.renamed.get(key, key): key for key in given}
         self._taken: set[str] = set()
+        self._is_abandoned = False
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return the value of a key that the table reads; ``default`` where it is not given."""
@@ -175,19 +233,24 @@ class Translation:
         self._taken.add(key)
         return self.value(key, default)
 
-    def file(self, key: str) -> FilePath | None:
-        """Return the file that a key names: from the current folder, that of the configuration, or one above it.
+    def count(self, key: str, default: int) -> int:
+        """Return the whole number above 0 that a key has, refusing other values; ``default`` where it is not given."""
+        value = self.take(key, default)
+        text = str(value).strip()
+        if isinstance(value, bool) or not text.isdigit() or int(text) < 1:
+            self.refuse(key, f"must be a whole number above 0, found {value!r}")
+            return default
+        return int(text)
 
-        The configurations that frameworks ship name files from the root of their repository.
-        """
+    def file(self, key: str) -> FilePath | None:
+        """Return the file that a key names (see ``find_file``), refusing a name without a file."""
         name = self.take(key)
         if not isinstance(name, str):
             return None
         if self._folder is None:
             self.reject(key, f"names a file, which is not read here: {name}")
             return None
-        places = (FilePath.cwd(), self._folder, *self._folder.resolve().parents)
-        found = next((place / name for place in places if (place / name).is_file()), None)
+        found = find_file(name, self._folder)
         if found is None:
             self.reject(key, f"no such file: {name}, from {FilePath.cwd()} or a folder of the configuration")
         return found
@@ -225,10 +288,18 @@ class Translation:
         self.is_mistaken = True
         self.refuse(key, reason)
 
+    def abandon(self, key: str, reason: str) -> None:
+        """Refuse the whole configuration for one key: the others are not looked at."""
+        self.problems = [(self._spelt.get(key, key), reason)]
+        self._taken = {*self._given}
+        self._is_abandoned = True
+
     def finish(self) -> None:
         """Read the keys that the dialect's own function has left to the table."""
+        if self._is_abandoned:
+            return
         for key, value in self._given.items():
-            if isinstance(value, str) and "${" in value and key not in self.table.ignored:
+            if isinstance(value, str) and _TEMPLATE.search(value) and key not in self.table.ignored:
                 self.reject(key, f"is a template ({value}): give the value that it stands for")
             elif key not in self._taken:
                 self._read(key, value)
@@ -241,10 +312,12 @@ class Translation:
         elif key in table.keys:
             if value is not None:
                 self.set(".".join(map(str, table.keys[key])), value, key)
+        elif key in table.ignored:
+            return
         elif table.takes_arguments and key in _argument_names():
             if value is not None:
                 self.set(f"train.{key}", value, key)
-        elif key not in table.ignored and key not in table.marks:
+        elif key not in table.marks | table.together:
             hint = suggestion(key, table.known())
             self.refuse(
                 key, f"is no key of {table.name} {table.release}{hint}; keys that are not known may change memory"

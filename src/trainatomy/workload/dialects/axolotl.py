@@ -1,0 +1,434 @@
+"""axolotl: keys that decide together.
+
+Sources: ``loaders/model.py``, ``loaders/adapter.py``, ``core/builders``, ``utils/config``, ``utils/collators`` and
+``utils/schemas`` of ``src/axolotl``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.workload.dialects.translation import configuration_of, is_off, names_in
+
+if TYPE_CHECKING:
+    from trainatomy.workload.dialects.translation import Translation
+
+_RUN = "`trainatomy run axolotl train FILE` executes axolotl itself without a GPU"
+_OLD_ATTENTION = {
+    "xformers_attention": "xformers",
+    "sage_attention": "sage",
+    "flex_attention": "flex_attention",
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+}
+"""Keys of earlier releases, the strongest first, and what ``attn_implementation`` says instead."""
+_ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+_UNCAST = (None, "sdpa", "eager")
+"""Attention with which axolotl keeps embeddings and norms in float32 where all weights are trained."""
+_KERNELS: Mapping[str, tuple[frozenset[str], ...]] = {
+    "lora_qkv_kernel": (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"in_proj_qkv"})),
+    "lora_o_kernel": (frozenset({"o_proj"}), frozenset({"out_proj"})),
+    "lora_mlp_kernel": (frozenset({"gate_proj", "up_proj", "down_proj"}),),
+    "lora_embedding_kernel": (frozenset({"embed_tokens"}),),
+}
+"""Kernels of axolotl for adapters, and the layers of which all must have one (``monkeypatch/lora_kernels.py``)."""
+_PLUGINS = ("liger", "cut_cross_entropy", "swanlab", "lm_eval")
+_OPTIMIZERS = {
+    **dict.fromkeys(("optimi_adamw", "adopt_adamw", "came_pytorch", "muon", "dion", "sinkgd", "q_galore_adamw8bit")),
+    **dict.fromkeys(("flash_adamw", "flash_adam", "flash_sgd", "flash_sgdw", "flash_lion", "ao_adamw_fp8")),
+    "ao_adamw_4bit": "adamw_torch_4bit",
+    "ao_adamw_8bit": "adamw_torch_8bit",
+}
+"""Optimizers that axolotl makes itself, and the Trainer's name for the same."""
+_PLAIN = {
+    "lora_alpha": "lora_alpha",
+    "lora_fan_in_fan_out": "fan_in_fan_out",
+    "lora_target_parameters": "target_parameters",
+    "lora_modules_to_save": "modules_to_save",
+    "lora_exclude_modules": "exclude_modules",
+    "lora_rank_pattern": "rank_pattern",
+    "lora_alpha_pattern": "alpha_pattern",
+    "peft_layers_to_transform": "layers_to_transform",
+    "peft_layers_pattern": "layers_pattern",
+    "peft_use_dora": "use_dora",
+    "peft_use_rslora": "use_rslora",
+    "peft_layer_replication": "layer_replication",
+    "peft_init_lora_weights": "init_lora_weights",
+    "peft_trainable_token_indices": "trainable_token_indices",
+    "peft_ensure_weight_tying": "ensure_weight_tying",
+}
+"""Keys of adapters, and those of a workload."""
+_LIGER = {
+    "liger_rope": ("rope",),
+    "liger_rms_norm": ("rms_norm",),
+    "liger_layer_norm": ("layer_norm",),
+    "liger_glu_activation": ("swiglu", "geglu"),
+    "liger_cross_entropy": ("cross_entropy",),
+    "liger_fused_linear_cross_entropy": ("fused_linear_cross_entropy",),
+}
+_FSDP = {"offload_params": "cpu_offload"}
+_FSDP_KEYS = frozenset(
+    "activation_checkpointing offload_params sync_module_states cpu_ram_efficient_loading use_orig_params "
+    "state_dict_type auto_wrap_policy transformer_layer_cls_to_wrap reshard_after_forward min_num_params".split()
+)
+"""Settings of FSDP that axolotl reads; it leaves out others."""
+
+
+def translate(said: Translation) -> None:
+    """Read the model and its precision, adapters, packing, checkpointing, evaluation, kernels and sharding."""
+    for key in ("rl", "reward_model", "process_reward_model", "trainer_cls"):
+        if not is_off(said.value(key)):
+            kind = said.value(key) if key != "reward_model" else "a reward model"
+            said.abandon(key, f"{kind}: not simulated: the trainer of axolotl for it, which is not TRL's; {_RUN}")
+            return
+    _model(said)
+    dtype = _precision(said)
+    _adapters(said, dtype)
+    attention = _attention(said)
+    _uncast(said, dtype, attention)
+    _rows(said, attention)
+    _checkpointing(said)
+    _evaluation(said)
+    _optimizer(said)
+    _kernels(said)
+    _plugins(said)
+    _sharding(said)
+
+
+def _model(said: Translation) -> None:
+    kind, remote = said.take("model_type"), said.take("trust_remote_code")
+    if kind and not remote and kind != "AutoModelForCausalLM":
+        if str(kind).startswith("Auto"):
+            said.refuse("model_type", f"{kind}: not simulated: a head that the configuration does not name; {_RUN}")
+        else:
+            said.set("model.class", kind, "model_type")
+    if said.value("base_model_config") == said.value("base_model"):
+        said.take("base_model_config")
+    if config := said.take("model_config"):
+        said.set("model.config", config, "model_config")
+    stored, options = said.take("model_quantization_config"), said.take("model_quantization_config_kwargs") or {}
+    if not is_off(stored):
+        if isinstance(options, Mapping) and options.get("dequantize"):
+            methods = {"Mxfp4Config": "mxfp4", "FineGrainedFP8Config": "fp8"}
+            said.set("model.quantization.quant_method", methods.get(stored, stored), "model_quantization_config")
+            said.set("model.quantization.dequantize", True, "model_quantization_config_kwargs")
+        else:
+            said.refuse("model_quantization_config", f"{stored}: not simulated without dequantize: true; {_RUN}")
+    architecture = str(configuration_of(said.value("base_model")).get("model_type", ""))
+    if architecture.startswith("gemma4"):
+        said.refuse("base_model", f"{architecture}: not simulated: axolotl's own attention for this model; {_RUN}")
+    if said.take("freeze_mm_modules"):
+        said.set("model.freeze_vision_tower", True, "freeze_mm_modules")
+        said.set("model.freeze_multi_modal_projector", True, "freeze_mm_modules")
+    if "vision_config" in configuration_of(said.value("base_model")):
+        said.assume("each sample has an image, as the model sees; give --images and --image-size for yours")
+    if not is_off(said.take("tokens")) or not is_off(said.take("resize_token_embeddings_to_32x")):
+        said.assume("the model's vocabulary has room for further tokens (tokens)")
+    if not is_off(said.take("use_ray")):
+        said.set("parallel.gpus", said.count("ray_num_workers", 1), "ray_num_workers")
+    said.take("ray_num_workers")
+
+
+def _precision(said: Translation) -> str:
+    """Read the dtype of weights and of autocast (``resolve_dtype``), and return the first."""
+    bf16, fp16 = said.take("bf16", "auto"), not is_off(said.take("fp16"))
+    bfloat16, float16 = not is_off(said.take("bfloat16")), not is_off(said.take("float16"))
+    said.take("float32")
+    mixed = not is_off(bf16) and not (fp16 and bf16 == "auto")
+    if mixed or bfloat16:
+        dtype = "bfloat16"
+    elif fp16 or float16 or not is_off(said.value("load_in_8bit")):
+        dtype = "float16"
+    else:
+        dtype = "float32"
+    said.set("model.dtype", dtype, "bf16", "bfloat16", "fp16", "float16")
+    said.set("train.bf16", mixed or bfloat16, "bf16", "bfloat16")
+    said.set("train.fp16", fp16 and not mixed, "fp16")
+    tf32 = said.take("tf32", "auto")
+    said.set("train.tf32", tf32 == "auto" or not is_off(tf32), "tf32")
+    if not said.gives("bf16") and mixed:
+        said.assume("weights and autocast in bfloat16 (bf16: auto)")
+    return dtype
+
+
+def _adapters(said: Translation, dtype: str) -> None:
+    kind = said.take("adapter")
+    keys = ("lora_r", "lora_dropout", "lora_target_modules", "lora_target_linear", "bnb_config_kwargs", *_PLAIN)
+    given = {key: said.take(key) for key in keys}
+    four, eight = not is_off(said.take("load_in_4bit")), not is_off(said.take("load_in_8bit"))
+    cast = said.take("peft_autocast_adapter_dtype", True)
+    if is_off(kind):
+        if four or eight:
+            said.refuse("load_in_4bit" if four else "load_in_8bit", "needs an adapter, as axolotl says: set adapter")
+        return
+    if kind not in ("lora", "qlora"):
+        said.refuse("adapter", f"{kind}: not simulated; lora and qlora are. {_RUN}")
+        return
+    for key in ("lora_r", "lora_alpha"):
+        if given[key] is None:
+            said.refuse("adapter", f"{kind}: {key} is missing, for which axolotl has no default")
+        elif key == "lora_r":
+            said.set("model.lora.r", given[key], key)
+    for key, name in _PLAIN.items():
+        if given[key] not in (None, [], {}):
+            said.set(f"model.lora.{name}", given[key], key)
+    said.set("model.lora.lora_dropout", given["lora_dropout"] or 0.0, "lora_dropout")
+    said.set("model.lora.task_type", "CAUSAL_LM")
+    targets, every = given["lora_target_modules"], not is_off(given["lora_target_linear"])
+    if every:
+        said.set("model.lora.target_modules", "all-linear", "lora_target_linear")
+    elif not is_off(targets):
+        said.set("model.lora.target_modules", targets, "lora_target_modules")
+    elif is_off(given["lora_target_parameters"]):
+        said.refuse("adapter", f"{kind}: names no layers: set lora_target_linear or lora_target_modules")
+    if cast is False:
+        said.set("model.trainable_dtype", dtype, "peft_autocast_adapter_dtype")
+    _quantisation(said, kind, dtype, given["bnb_config_kwargs"] or {})
+
+
+def _quantisation(said: Translation, kind: str, dtype: str, options: Mapping[str, Any]) -> None:
+    """Read quantised weights; norms and embeddings end in the dtype of the others, whatever peft casts in between."""
+    four, eight = not is_off(said.value("load_in_4bit")), not is_off(said.value("load_in_8bit"))
+    if kind == "qlora" and not four:
+        said.refuse("adapter", "qlora: needs load_in_4bit: true, as axolotl says")
+    elif kind == "lora" and four:
+        said.refuse(
+            "load_in_4bit", "quantises with adapter: qlora only; with lora, axolotl casts all weights to float32"
+        )
+    elif four:
+        model = str(configuration_of(said.value("base_model")).get("model_type", ""))
+        wide = model in ("jamba", "qwen2_moe", "nemotron_h") and not said.value("deepspeed") and not _fsdp(said)
+        said.set("model.quantization.load_in_4bit", True, "load_in_4bit")
+        chosen = {
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": dtype,
+            "bnb_4bit_quant_storage": "float32" if wide else "bfloat16",
+        }
+        for name, value in {**chosen, **options}.items():
+            said.set(f"model.quantization.{name}", value, *(("bnb_config_kwargs",) if name in options else ()))
+    elif eight:
+        said.set("model.quantization.load_in_8bit", True, "load_in_8bit")
+    if four or eight:
+        said.set("model.quantization.prepare_model_for_kbit_training", False)
+
+
+def _attention(said: Translation) -> str | None:
+    """Read the attention; None for transformers' choice."""
+    old = {key: said.take(key) for key in _OLD_ATTENTION}
+    named = said.take("attn_implementation") or next((_OLD_ATTENTION[key] for key in old if not is_off(old[key])), None)
+    if named is None:
+        return None
+    key = next((key for key in ("attn_implementation", *_OLD_ATTENTION) if not is_off(said.value(key))), "")
+    if named not in _ATTENTION:
+        said.refuse(key, f"{named}: not simulated; {', '.join(_ATTENTION)} are. {_RUN}")
+        return None
+    said.set("model.attn_implementation", named, key)
+    return str(named)
+
+
+def _uncast(said: Translation, dtype: str, attention: str | None) -> None:
+    """Refuse weights of which axolotl keeps some in float32: embeddings and norms, where all are trained."""
+    if is_off(said.value("adapter")) and dtype != "float32" and attention in _UNCAST and not _fsdp(said):
+        key = "attn_implementation" if said.gives("attn_implementation") else "base_model"
+        said.refuse(
+            key,
+            "without an adapter and with sdpa, eager or no attention named, axolotl keeps embeddings, the output layer "
+            f"and norms in float32, which is not simulated; flash_attention_2 is. {_RUN}",
+        )
+
+
+def _rows(said: Translation, attention: str | None) -> None:
+    """Read the rows of a batch: packs of ``sequence_len`` tokens, or samples that are padded to a multiple."""
+    length, size = said.count("sequence_len", 512), said.count("micro_batch_size", 1)
+    packs = not is_off(said.take("sample_packing"))
+    padded, multiple = said.take("pad_to_sequence_len"), said.count("pad_to_multiple_of", 64)
+    rounds = padded is not False and (not packs or padded is not False)
+    row = multiple * math.ceil(length / multiple) if rounds else length
+    said.set("data.sequence_length", row, "sequence_len")
+    said.set("data.attention_mask", not packs or attention is None)
+    said.set("train.per_device_train_batch_size", size, "micro_batch_size")
+    said.set("train.average_tokens_across_devices", False)
+    if packs and attention == "sdpa":
+        said.refuse("sample_packing", f"with sdpa: not simulated: packs run PyTorch's varlen_attn; {_RUN}")
+    if not said.gives("micro_batch_size"):
+        said.assume("batches of 1 sample (micro_batch_size)")
+    if not is_off(said.take("include_tkps", True)) or not is_off(said.take("include_tokens_per_second")):
+        said.set("train.include_num_input_tokens_seen", "all", "include_tkps", "include_tokens_per_second")
+        if not said.gives("include_tkps"):
+            said.assume("the CPU waits in each micro-batch to count tokens (include_tkps)")
+    where = "sequence_len" if said.gives("sequence_len") else "sequence_len, its default"
+    tokens = f"{row:,} tokens ({where}{f', padded to a multiple of {multiple}' if row != length else ''})"
+    if packs and attention in _UNCAST:
+        said.assume(f"packs are full, of {tokens}")
+    elif packs:
+        rows = f"; the one row of a batch with {size} packs is computed as {size} rows" if size > 1 else ""
+        said.assume(f"packs are full, each of one sample of {tokens}{rows}")
+    else:
+        said.assume(f"every sample has {tokens}; give --lengths-file for those of your data")
+
+
+def _checkpointing(said: Translation) -> None:
+    """Read checkpointing: reentrant unless the file says otherwise (``normalize_config``)."""
+    wanted, options = said.take("gradient_checkpointing", False), said.take("gradient_checkpointing_kwargs")
+    if str(wanted).startswith("offload"):
+        said.refuse("gradient_checkpointing", f"{wanted}: not simulated: activations in host memory; {_RUN}")
+        return
+    said.set("train.gradient_checkpointing", not is_off(wanted), "gradient_checkpointing")
+    if not is_off(wanted):
+        said.set(
+            "train.gradient_checkpointing_kwargs", options or {"use_reentrant": True}, "gradient_checkpointing_kwargs"
+        )
+
+
+def _evaluation(said: Translation) -> None:
+    """Read evaluation, which needs data and an interval, and checkpoints."""
+    share, size = _number(said, "val_set_size"), said.take("eval_batch_size")
+    epochs = _number(said, "num_epochs") or 1.0
+    steps = _number(said, "eval_steps") or _interval(_number(said, "evals_per_epoch"), epochs)
+    strategy = said.take("eval_strategy")
+    said.take("eval_sample_packing")
+    has_data = share > 0 or not is_off(said.value("test_datasets"))
+    if has_data and (steps or strategy not in (None, "no", False)):
+        said.set(
+            "train.eval_strategy", "steps" if steps else strategy, "eval_steps", "evals_per_epoch", "eval_strategy"
+        )
+        said.set("train.eval_on_start", True, "eval_steps", "evals_per_epoch", "eval_strategy")
+        said.set("train.eval_accumulation_steps", said.value("gradient_accumulation_steps", 1))
+        said.set("train.per_device_eval_batch_size", size or said.count("micro_batch_size", 1), "eval_batch_size")
+        if said.take("eval_sequence_len") not in (None, said.value("sequence_len", 512)):
+            said.refuse("eval_sequence_len", "evaluation of samples of another length is not simulated")
+    said.take("eval_sequence_len")
+    saves = _number(said, "save_steps") or _interval(_number(said, "saves_per_epoch"), epochs)
+    if (kept := said.take("save_strategy")) is not None:
+        said.set("train.save_strategy", kept, "save_strategy")
+    best, multiple = said.take("load_best_model_at_end"), bool(steps and saves) and saves % steps == 0
+    if not is_off(best) and has_data and multiple:
+        said.set("train.load_best_model_at_end", True, "load_best_model_at_end")
+
+
+def _optimizer(said: Translation) -> None:
+    name, options = said.take("optimizer", "adamw_torch_fused"), said.take("optim_args")
+    if name in _OPTIMIZERS and _OPTIMIZERS[name] is None:
+        said.refuse("optimizer", f"{name}: not simulated: an optimizer that axolotl makes itself; {_RUN}")
+        return
+    said.set("train.optim", _OPTIMIZERS.get(name, name), "optimizer")
+    if options:
+        pairs = (
+            ",".join(f"{key}={value}" for key, value in options.items()) if isinstance(options, Mapping) else options
+        )
+        said.set("train.optim_args", pairs, "optim_args")
+    if not is_off(compiles := said.take("torch_compile")):
+        said.set("train.torch_compile", True, "torch_compile")
+        if compiles == "auto":
+            said.assume("the model is compiled (torch_compile: auto)")
+
+
+def _kernels(said: Translation) -> None:
+    """Refuse axolotl's kernels for adapters, which it switches on by itself, where they replace any layer."""
+    given = {key: said.take(key) for key in _KERNELS}
+    kind, eight = said.value("adapter"), not is_off(said.value("load_in_8bit"))
+    if kind not in ("lora", "qlora"):
+        return
+    automatic = all(value is None for value in given.values()) and not said.value("trust_remote_code")
+    automatic = automatic and not (kind == "lora" and eight) and not _fsdp(said)
+    for key, layers in _KERNELS.items():
+        if (automatic or not is_off(given[key])) and _replaces(said, layers):
+            by_itself = "axolotl switches on its kernels for adapters (lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel)"
+            reason = "its kernels for adapters" if not automatic else f"{by_itself}, which are not simulated"
+            without = (
+                "set lora_mlp_kernel: false to predict the training without them" if automatic else "set it to false"
+            )
+            said.refuse("adapter" if automatic else key, f"not simulated: {reason}: {without}. {_RUN}")
+            return
+
+
+def _replaces(said: Translation, groups: tuple[frozenset[str], ...]) -> bool:
+    """Return whether all layers of a group have adapters, as far as the names of targets say."""
+    targets = said.value("lora_target_modules")
+    if not is_off(said.value("lora_target_linear")):
+        return groups != _KERNELS["lora_embedding_kernel"]
+    if not isinstance(targets, list | tuple):
+        return not is_off(targets) and any(name.split("_")[0] in str(targets) for group in groups for name in group)
+    ends = {str(target).rpartition(".")[2] for target in targets}
+    return any(group <= ends for group in groups)
+
+
+def _plugins(said: Translation) -> None:
+    plugins = [] if is_off(said.value("plugins")) else names_in(said.value("plugins"))
+    said.take("plugins")
+    names = [plugin.removeprefix("axolotl.integrations.").partition(".")[0] for plugin in plugins]
+    if unknown := next((plugins[index] for index, name in enumerate(names) if name not in _PLUGINS), None):
+        said.refuse("plugins", f"{unknown}: not simulated; {_RUN}")
+    cuts = said.take("cut_cross_entropy", True)
+    if "cut_cross_entropy" in names and not is_off(cuts):
+        key = "cut_cross_entropy" if said.gives("cut_cross_entropy") else "plugins"
+        said.refuse(
+            key,
+            "not simulated: cut cross-entropy, which never stores logits: set cut_cross_entropy: false to predict the "
+            f"training with them. {_RUN}",
+        )
+    liger = {key: not is_off(said.take(key)) for key in _LIGER}
+    if "liger" in names:
+        chosen = {name: liger[key] for key, kernels in _LIGER.items() for name in kernels}
+        said.set("train.use_liger_kernel", any(chosen.values()), "plugins")
+        if any(chosen.values()):
+            said.set("train.liger_kernel_config", chosen, *_LIGER)
+    elif any(liger.values()):
+        said.assume("keys of Liger have no effect without its plugin (plugins)")
+
+
+def _fsdp(said: Translation) -> bool:
+    return not is_off(said.value("fsdp_config")) or not is_off(said.value("fsdp"))
+
+
+def _sharding(said: Translation) -> None:
+    """Read DDP, DeepSpeed and FSDP; axolotl prepares FSDP2 itself."""
+    unused = said.take("ddp_find_unused_parameters")
+    sharded = not is_off(said.take("deepspeed")) or _fsdp(said)
+    if not sharded:
+        said.set("train.ddp_find_unused_parameters", not is_off(unused), "ddp_find_unused_parameters")
+    if isinstance(said.value("deepspeed"), Mapping):
+        said.set("train.deepspeed", said.value("deepspeed"), "deepspeed")
+    elif not is_off(said.value("deepspeed")) and (file := said.file("deepspeed")) is not None:
+        said.set("train.deepspeed", str(file), "deepspeed")
+    config, version, switch = said.take("fsdp_config") or {}, said.take("fsdp_version"), said.take("fsdp")
+    if not isinstance(config, Mapping):
+        said.refuse("fsdp_config", f"must be a mapping of keys to values, found {config!r}")
+        return
+    settings = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
+    version = version or settings.get("version") or 1
+    if is_off(switch) and not settings:
+        return
+    if str(version) == "2":
+        said.refuse(
+            "fsdp_version" if said.gives("fsdp_version") else "fsdp_config",
+            "2: not simulated: axolotl's own preparation for FSDP2, which trains bfloat16 weights where accelerate "
+            f"casts them to float32. {_RUN}",
+        )
+        return
+    read = {_FSDP.get(key, key): value for key, value in settings.items() if key in _FSDP_KEYS and value is not None}
+    said.set("train.fsdp", True, "fsdp", "fsdp_config")
+    said.set("train.fsdp_config", {**read, "version": 1}, "fsdp_config")
+
+
+def _interval(times: float, epochs: float) -> float:
+    """Return the share of a training between so many events in each epoch; 0 for none before its end."""
+    share = 1 / (times * epochs) if times > 0 else 1.0
+    return share if share < 1 else 0.0
+
+
+def _number(said: Translation, key: str) -> float:
+    """Return the number that a key has, refusing other values; 0 where it is not given."""
+    value = said.value(key, 0)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        said.refuse(key, f"must be a number, found {value!r}")
+        return 0.0
+    if key != "num_epochs":  # which the table reads as well
+        said.take(key)
+    return number

@@ -1,0 +1,311 @@
+"""ms-swift: options that decide together.
+
+Sources: ``arguments``, ``trainers/mixin.py``, ``trainers/seq2seq_trainer.py``, ``pipelines/train/tuner.py`` and
+``template/base.py`` of ``swift``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainatomy.workload.dialects.translation import configuration_of, is_off, names_in, visible_gpus
+from trainatomy.workload.overlay import get_key
+
+if TYPE_CHECKING:
+    from trainatomy.workload.dialects.translation import Translation
+
+_RUN = "`trainatomy run swift sft …` executes ms-swift itself without a GPU"
+_ATTENTION = {
+    "flash_attn": "flash_attention_2",
+    **{name: name for name in ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")},
+}
+_JOINING = ("flash_attention_2", "flash_attention_3")
+"""Attention that rows with several samples need."""
+_WEIGHTS_OF_1 = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
+"""Parts of ``loss_scale`` that weigh a token with 0 or 1, for which the model computes the loss."""
+_OPTIMIZERS = ("lorap", "multimodal")
+"""Optimizers of ms-swift that only group parameters."""
+_FULL_BATCH = 16
+"""Samples of an optimizer step where ``gradient_accumulation_steps`` is not given."""
+
+
+def translate(said: Translation) -> None:
+    """Read the model and its precision, the tuner, the rows of a batch, checkpointing, evaluation and sharding."""
+    if get_key(said.mapping, ("loop",)) == "rlhf" or said.gives("rlhf_type"):
+        kind = said.value("rlhf_type", "dpo")
+        said.abandon("rlhf_type", f"{kind}: not simulated: the trainer of ms-swift for it, which is not TRL's; {_RUN}")
+        return
+    _environment(said)
+    dtype = _model(said)
+    _tuner(said)
+    _quantisation(said, dtype)
+    _rows(said)
+    _checkpointing(said, _sharding(said))
+    _evaluation(said)
+    _loss(said)
+
+
+def _environment(said: Translation) -> None:
+    """Read GPUs: a process for each of ``NPROC_PER_NODE``; without it, one process spreads the model over all."""
+    env = said.take("ENV") or {}
+    if not isinstance(env, Mapping):
+        said.refuse("ENV", f"must be a mapping of variables to values, found {env!r}")
+        env = {}
+    variables = {**{str(name): str(value) for name, value in env.items()}, **said.variables}
+    count = variables.get("NPROC_PER_NODE", "")
+    if count.isdigit():
+        said.set("parallel.gpus", int(count), "ENV")
+    visible, placement = visible_gpus(variables), said.take("device_map")
+    processes = get_key(said.mapping, ("parallel", "gpus")) or 1
+    if visible > processes:
+        said.refuse(
+            "device_map",
+            f"not simulated: {processes} process(es) would spread the layers over {visible} GPUs "
+            f"(CUDA_VISIBLE_DEVICES): set NPROC_PER_NODE={visible} for a process on each. {_RUN}",
+        )
+    elif not is_off(placement) and placement != "auto":
+        said.refuse("device_map", f"{placement}: not simulated: a device map; {_RUN}")
+
+
+def _model(said: Translation) -> str:
+    """Read the precision and the attention of the model; return the dtype of its weights."""
+    config = configuration_of(said.value("model"))
+    given = said.take("torch_dtype")
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = str(given or stored)
+    if given:
+        said.set("model.dtype", given, "torch_dtype")
+    elif not config:
+        said.assume("weights are stored in bfloat16 (torch_dtype)")
+    half = dtype == "bfloat16"
+    bf16, fp16 = said.take("bf16", half), said.take("fp16", not half)
+    said.set("train.bf16", not is_off(bf16), "bf16", "torch_dtype")
+    said.set("train.fp16", not is_off(fp16), "fp16", "torch_dtype")
+    attention = said.take("attn_impl")
+    if attention in _ATTENTION:
+        said.set("model.attn_implementation", _ATTENTION[attention], "attn_impl")
+    elif attention is not None:
+        said.refuse("attn_impl", f"{attention}: not simulated; {', '.join(_ATTENTION)} are. {_RUN}")
+    if "vision_config" in config:
+        said.assume("each sample has an image, as the model sees; give --images and --image-size for yours")
+    return dtype
+
+
+def _tuner(said: Translation) -> None:
+    """Read what is trained: all weights, or adapters on linear layers, by default without towers that see."""
+    kind, loaded = said.take("tuner_type", "lora"), said.take("adapters")
+    sees = said.take("freeze_vit", True), said.take("freeze_aligner", True)
+    said.set("model.freeze_vision_tower", not is_off(sees[0]), "freeze_vit")
+    said.set("model.freeze_multi_modal_projector", not is_off(sees[1]), "freeze_aligner")
+    if not is_off(said.take("freeze_llm")):
+        said.refuse("freeze_llm", f"not simulated: training of the tower alone; {_RUN}")
+    if not is_off(loaded):
+        said.refuse("adapters", f"not simulated: an adapter that is loaded; {_RUN}")
+    frozen = said.take("freeze_parameters")
+    if kind == "full":
+        if not is_off(frozen):
+            said.set("model.freeze", [f"{prefix}*" for prefix in names_in(frozen)], "freeze_parameters")
+    elif kind != "lora":
+        said.refuse("tuner_type", f"{kind}: not simulated; lora and full are. {_RUN}")
+    _adapters(said, wanted=kind == "lora")
+
+
+def _adapters(said: Translation, *, wanted: bool) -> None:
+    defaults = {"lora_rank": ("r", 8), "lora_alpha": ("lora_alpha", 32), "lora_dropout": ("lora_dropout", 0.05)}
+    others = {"lora_bias": "bias", "target_parameters": "target_parameters", "modules_to_save": "modules_to_save"}
+    values = {key: said.take(key) for key in (*defaults, *others)}
+    targets, pattern = names_in(said.take("target_modules", "all-linear")), said.take("target_regex")
+    dtype, start = said.take("lora_dtype"), str(said.take("init_weights", "true")).lower()
+    if not wanted:
+        said.take("use_dora"), said.take("use_rslora")
+        return
+    for key, (name, default) in defaults.items():
+        said.set(f"model.lora.{name}", default if values[key] is None else values[key], key)
+    for key, name in others.items():
+        if not is_off(values[key]):
+            listed = key != "lora_bias"
+            said.set(f"model.lora.{name}", names_in(values[key]) if listed else values[key], key)
+    said.set("model.lora.task_type", "CAUSAL_LM")
+    named = {"all-embedding", "all-router", "all-norm"}.intersection((*targets, *names_in(values["modules_to_save"])))
+    if named:
+        key = "target_modules" if named & {*targets} else "modules_to_save"
+        said.refuse(key, f"{min(named)}: not simulated: name the layers")
+    chosen: Any = pattern or ("all-linear" if "all-linear" in targets else targets)
+    said.set("model.lora.target_modules", chosen, "target_regex", "target_modules")
+    if dtype is not None:
+        said.set("model.trainable_dtype", dtype, "lora_dtype")
+    if start not in ("true", "false", "gaussian"):
+        said.refuse("init_weights", f"{start}: not simulated: an initialisation that keeps further copies; {_RUN}")
+    for key in ("lora_rank", "target_modules"):
+        if not said.gives(key) and not pattern:
+            said.assume(
+                {"lora_rank": "adapters of rank 8", "target_modules": "on all linear layers"}[key] + f" ({key})"
+            )
+
+
+def _quantisation(said: Translation, dtype: str) -> None:
+    method, bits = said.take("quant_method"), said.take("quant_bits")
+    kind, double = said.take("bnb_4bit_quant_type", "nf4"), said.take("bnb_4bit_use_double_quant", True)
+    compute, storage = said.take("bnb_4bit_compute_dtype"), said.take("bnb_4bit_quant_storage")
+    if is_off(method):
+        if not is_off(bits):
+            said.assume("quant_bits has no effect without quant_method")
+        return
+    config = configuration_of(said.value("model"))
+    if method != "bnb" or str(bits) not in ("4", "8"):
+        key = "quant_method" if method != "bnb" else "quant_bits"
+        said.refuse(key, f"{said.value(key)}: not simulated; bnb with 4 and 8 bits is. {_RUN}")
+        return
+    if "vision_config" in config:
+        said.refuse("quant_method", f"bnb: not simulated for models that see, whose towers stay whole; {_RUN}")
+    section: dict[str, Any] = {
+        "load_in_4bit" if str(bits) == "4" else "load_in_8bit": True,
+        "prepare_model_for_kbit_training": False,
+    }
+    if str(bits) == "4":
+        section |= {
+            "bnb_4bit_quant_type": kind,
+            "bnb_4bit_use_double_quant": not is_off(double),
+            "bnb_4bit_compute_dtype": compute or ("bfloat16" if dtype == "bfloat16" else "float32"),
+        }
+        section |= {"bnb_4bit_quant_storage": storage} if storage is not None else {}
+    if any("expert" in key for key in config):
+        section["llm_int8_skip_modules"] = ["mlp.gate", "mlp.shared_expert_gate", "lm_head"]
+    for name, value in section.items():
+        said.set(f"model.quantization.{name}", value, name, "quant_bits")
+
+
+def _rows(said: Translation) -> None:
+    """Read the rows of a batch: samples that are padded, or that are joined into one row (packing, padding_free)."""
+    size, length = said.count("per_device_train_batch_size", 1), said.take("max_length")
+    packs, joins = not is_off(said.take("packing")), not is_off(said.take("padding_free"))
+    long = said.take("packing_length") or length if packs else length
+    said.take("group_by_length")
+    said.set("train.per_device_train_batch_size", size, "per_device_train_batch_size")
+    said.set("data.attention_mask", not (packs or joins))
+    if (packs or joins) and get_key(said.mapping, ("model", "attn_implementation")) not in _JOINING:
+        key = "packing" if packs else "padding_free"
+        said.refuse(key, "needs attn_impl: flash_attn, as ms-swift says")
+    if long is None:
+        said.assume("samples of 512 tokens, as max_length is not given: give --sequence-length for yours")
+    else:
+        key = "packing_length" if packs and said.gives("packing_length") else "max_length"
+        said.set("data.sequence_length", long, key)
+        what = "packs are full, each of one sample of" if packs else "every sample has"
+        said.assume(f"{what} {long} tokens ({key}); give --lengths-file for those of your data")
+    if (packs or joins) and size > 1:
+        said.assume(f"the one row of a batch with {size} samples is computed as {size} rows")
+    ranks = math.prod(get_key(said.mapping, ("parallel", name)) or 1 for name in ("gpus", "nodes"))
+    steps = max(1, math.ceil(_FULL_BATCH / size / ranks))
+    said.set(
+        "train.gradient_accumulation_steps",
+        said.count("gradient_accumulation_steps", steps),
+        "gradient_accumulation_steps",
+    )
+    if not said.gives("gradient_accumulation_steps"):
+        said.assume(f"{steps} accumulation steps, for {_FULL_BATCH} samples (gradient_accumulation_steps)")
+
+
+def _sharding(said: Translation) -> str | None:
+    """Read DeepSpeed and FSDP, whose configurations have names; return which of them is used."""
+    deepspeed = said.take("deepspeed")
+    if not is_off(deepspeed):
+        config = _preset(said, "deepspeed", deepspeed)
+        if config is not None:
+            said.set("train.deepspeed", config, "deepspeed")
+        return "deepspeed"
+    fsdp = said.take("fsdp")
+    if is_off(fsdp):
+        return _launched(said)
+    config = _preset(said, "fsdp", fsdp) or {}
+    options = {str(key).removeprefix("fsdp_"): value for key, value in (config.get("fsdp_config") or {}).items()}
+    if not is_off(options.pop("activation_cpu_offload", None)):
+        said.refuse("fsdp", f"not simulated: activations in host memory (activation_cpu_offload); {_RUN}")
+    said.set("train.fsdp", str(config.get("fsdp", "full_shard auto_wrap")), "fsdp")
+    said.set("train.fsdp_config", {"version": 2, **options}, "fsdp")
+    return "checkpointed fsdp" if options.get("activation_checkpointing") else "fsdp"
+
+
+def _launched(said: Translation) -> str | None:
+    """Return what a launcher shards with; None for nothing."""
+    if get_key(said.mapping, ("train", "deepspeed")):
+        return "deepspeed"
+    if not get_key(said.mapping, ("train", "fsdp")):
+        return None
+    recomputes = get_key(said.mapping, ("train", "fsdp_config", "activation_checkpointing"))
+    return "checkpointed fsdp" if recomputes and not is_off(recomputes) else "fsdp"
+
+
+def _preset(said: Translation, key: str, value: Any) -> Mapping[str, Any] | None:
+    """Return a configuration by its name, by its file, or as it is written; refuse what is none of them."""
+    if isinstance(value, Mapping):
+        return value
+    if value in said.table.presets:
+        return said.table.presets[value]
+    if str(value).lstrip().startswith("{"):
+        text = str(value)
+    elif (file := said.file(key)) is not None:
+        text = file.read_text(encoding="utf-8")
+    else:
+        return None
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        said.refuse(key, f"is no JSON: {error}")
+        return None
+    return content if isinstance(content, Mapping) else None
+
+
+def _checkpointing(said: Translation, sharded: str | None) -> None:
+    """Read checkpointing, which is on; PyTorch's non-reentrant one with DDP only."""
+    wanted, options = not is_off(said.take("gradient_checkpointing", True)), said.take("gradient_checkpointing_kwargs")
+    towers = said.take("vit_gradient_checkpointing")
+    if towers is not None and is_off(towers) == wanted:
+        said.refuse(
+            "vit_gradient_checkpointing", f"not simulated: checkpointing of the tower alone, or not of it; {_RUN}"
+        )
+    on = wanted and sharded != "checkpointed fsdp"
+    said.set("train.gradient_checkpointing", on, "gradient_checkpointing")
+    if not on:
+        return
+    if isinstance(options, str):
+        try:
+            options = json.loads(options)
+        except ValueError:
+            said.refuse("gradient_checkpointing_kwargs", f"is no JSON: {options}")
+            return
+    is_ddp = (get_key(said.mapping, ("parallel", "gpus")) or 1) > 1 and sharded is None
+    chosen = options or {"use_reentrant": not is_ddp}
+    said.set("train.gradient_checkpointing_kwargs", chosen, "gradient_checkpointing_kwargs")
+    if not said.gives("gradient_checkpointing"):
+        said.assume("gradient checkpointing is on (gradient_checkpointing)")
+
+
+def _evaluation(said: Translation) -> None:
+    """Read evaluation: as often as checkpoints are written, where there is data for it."""
+    keys = ("val_dataset", "cached_val_dataset", "split_dataset_ratio", "eval_dataset")
+    data = [key for key in keys if not is_off(said.take(key))]
+    strategy, size = said.take("eval_strategy"), said.count("per_device_eval_batch_size", 1)
+    strategy = said.value("save_strategy", "steps") if strategy is None else strategy
+    if not is_off(said.take("predict_with_generate")) and data:
+        said.refuse("predict_with_generate", f"not simulated: evaluation that generates by ms-swift's engine; {_RUN}")
+    if data and strategy not in ("no", False):
+        said.set("train.eval_strategy", strategy, "eval_strategy", *data)
+        said.set("train.per_device_eval_batch_size", size, "per_device_eval_batch_size")
+
+
+def _loss(said: Translation) -> None:
+    """Read how tokens are weighed; the accuracy of each micro-batch is computed on the CPU, which waits for it."""
+    scale, factor = said.take("loss_scale"), said.take("router_aux_loss_coef")
+    if scale is not None and not _WEIGHTS_OF_1.issuperset(str(scale).split("+")):
+        said.refuse("loss_scale", f"{scale}: not simulated: a loss that weighs tokens; {_RUN}")
+    if not is_off(factor):
+        said.set("model.config.output_router_logits", True, "router_aux_loss_coef")
+    optimizer = said.take("optimizer")
+    if optimizer is not None and optimizer not in _OPTIMIZERS:
+        said.refuse("optimizer", f"{optimizer}: not simulated: an optimizer that ms-swift makes itself; {_RUN}")
+    said.set("train.include_num_input_tokens_seen", "all")
+    said.assume("every token is in the loss, and the CPU waits in each micro-batch for its accuracy")
