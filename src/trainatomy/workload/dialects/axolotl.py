@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.dialects.translation import configuration_of, is_off, names_in
+from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:
     from trainatomy.workload.dialects.translation import Translation
@@ -96,6 +97,8 @@ def translate(said: Translation) -> None:
     _kernels(said)
     _plugins(said)
     _sharding(said)
+    if get_key(said.mapping, ("allocator",)) is None:  # axolotl/utils/__init__.py, set_pytorch_cuda_alloc_conf
+        said.set("allocator", "expandable_segments:True")
 
 
 def _model(said: Translation) -> None:
@@ -250,6 +253,8 @@ def _rows(said: Translation, attention: str | None) -> None:
     row = multiple * math.ceil(length / multiple) if rounds else length
     said.set("data.sequence_length", row, "sequence_len")
     said.set("data.attention_mask", not packs or attention is None)
+    if padded and not packs:
+        said.set("data.padding", True, "pad_to_sequence_len")
     said.set("train.per_device_train_batch_size", size, "micro_batch_size")
     said.set("train.average_tokens_across_devices", False)
     if packs and attention == "sdpa":

@@ -309,3 +309,8 @@ def _loss(said: Translation) -> None:
         said.refuse("optimizer", f"{optimizer}: not simulated: an optimizer that ms-swift makes itself; {_RUN}")
     said.set("train.include_num_input_tokens_seen", "all")
     said.assume("every token is in the loss, and the CPU waits in each micro-batch for its accuracy")
+    if said.take("use_logits_to_keep", True):
+        said.assume(
+            "of prompts ms-swift computes no logits (use_logits_to_keep): where samples have them, less is allocated, "
+            "and more may be reserved, as the sizes of logits vary"
+        )
