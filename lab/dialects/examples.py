@@ -27,6 +27,7 @@ PATTERNS = {
     "axolotl": ["examples/**/*.y*ml"],
     "swift": ["examples/**/*.sh", "examples/**/*.yaml"],
     "llamafactory": ["examples/**/*.yaml"],
+    "automodel": ["examples/**/*.yaml"],
     "trl": ["examples/**/*.y*ml", "examples/**/*.sh", "examples/cli_configs/*"],
 }
 NEEDS_GPUS = re.compile(r"several GPUs|set parallel\.gpus|shards over")

@@ -221,7 +221,11 @@ def test_tables_name_keys_that_exist(name: str) -> None:
     assert not table.keys.keys() & table.ignored.keys()
     from trainatomy.workload.schema import Workload
 
-    known = {".".join(map(str, path)) for path, _ in leaves(Workload)} | {"model.lora", "model.quantization"}
+    known = {".".join(map(str, path)) for path, _ in leaves(Workload)} | {
+        "model.lora",
+        "model.quantization",
+        "parallel.mp_policy",
+    }
     named = {".".join(map(str, path)) for path in table.keys.values()} | table.says.keys() | table.implied
     assert {path for path in named if not path.startswith("trl.")} <= known
     assert not table.ignored.keys() & TrainSpec.model_fields.keys()

@@ -108,14 +108,16 @@ def _fsdp2(parallel: ParallelSpec, plan: Plan, start: tuple[str, ...]) -> Spread
     if parallel.offload_policy is not None:
         imports[0] += ", CPUOffloadPolicy"
         options.append('"offload_policy": CPUOffloadPolicy()')
-    if parallel.reshard_after_forward is not None:
+    keeps_last = parallel.reshard_after_forward == "all_but_last"
+    if parallel.reshard_after_forward is not None and not keeps_last:
         options.append(f'"reshard_after_forward": {parallel.reshard_after_forward!r}')
     keywords = ", **options" if options else ""
     spread = [
         *(["options = {", *(f"    {option}," for option in options), "}"] if options else []),
         "layers = [each for each in model.modules() if type(each).__name__ in model._no_split_modules]",
-        "for layer in layers:",
+        "for layer in layers:" if not keeps_last else "for layer in layers[:-1]:",
         f"    fully_shard(layer{keywords})",
+        *([f"fully_shard(layers[-1], reshard_after_forward=False{keywords})"] if keeps_last else []),
         f"fully_shard(model{keywords})",
         *([] if parallel.offload_policy else ["model.to(device)"]),
         "model.train()",
@@ -365,19 +367,21 @@ def _plain_micro_batch(workload: Workload, several: SpreadCode) -> list[str]:
     train = workload.train
     accumulation = train.gradient_accumulation_steps
     dtype = "float16" if train.fp16 else "bfloat16" if train.bf16 else None
-    loss = "loss = model(**batch).loss" + (".mean()" if several.devices > 1 else "")
+    mean = ".mean()" if several.devices > 1 else ""
+    called = ["outputs = model(**batch)", f"loss = outputs.loss{mean}"]
+    called = called if workload.keep_outputs else [f"loss = model(**batch).loss{mean}"]
     contexts = [f"torch.autocast(device, dtype=torch.{dtype})"] if dtype else []
     if workload.activation_offloading is not None:
         pinned = workload.activation_offloading == "pinned"
         contexts.append(f"torch.autograd.graph.save_on_cpu({'pin_memory=True' if pinned else ''})")
-    forward = [f"with {', '.join(contexts)}:", f"    {loss}"] if contexts else [loss]
+    forward = [f"with {', '.join(contexts)}:", *(f"    {line}" for line in called)] if contexts else called
     backward, step = _plain_update(workload, accumulation)
+    passes = [*forward, backward, *(["del outputs"] if workload.keep_outputs else [])]
     if accumulation == 1:
-        return [*forward, backward, *step]
+        return [*passes, *step]
     test = f"number % {accumulation} == 0"
     if not several.skips_sync and not several.syncs:
-        return [*forward, backward, f"if {test}:", *(f"    {line}" for line in step)]
-    passes = [*forward, backward]
+        return [*passes, f"if {test}:", *(f"    {line}" for line in step)]
     if several.skips_sync:
         context = f"with contextlib.nullcontext() if last else {several.skips_sync}:"
         passes = [context, *(f"    {line}" for line in passes)]

@@ -134,7 +134,7 @@ def _reset(parallel: ParallelSpec, strategy: str) -> dict[str, object]:
     return {f"parallel.{name}": defaults[name] for name in foreign if getattr(parallel, name) != defaults[name]}
 
 
-def _sharded_name(strategy: str, reshard: bool | int | None, replicas: int) -> str:
+def _sharded_name(strategy: str, reshard: bool | int | str | None, replicas: int) -> str:
     """Return ``fsdp2``, ``fsdp2_keep`` (gathered weights are kept until backward), ``hsdp_2`` (2 replicas)."""
     name = f"hsdp_{replicas}" if replicas > 1 else strategy
     if reshard is None:

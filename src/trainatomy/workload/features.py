@@ -147,6 +147,7 @@ FEATURES: Mapping[str, Callable[[Workload], bool]] = {
     "train.fsdp with FSDP2": lambda w: _fsdp_version(w) == "2",
     "4 bits by the Trainer's FSDP2": _shards_four_bits,
     "a number of ranks in parallel.reshard_after_forward": lambda w: type(w.parallel.reshard_after_forward) is int,
+    "all_but_last in parallel.reshard_after_forward": lambda w: w.parallel.reshard_after_forward == "all_but_last",
     "micro-batches without a reduction": _skips_reductions,
     "batches for each rank": _deals_out_lengths,
     "a MIG instance": lambda w: bool(w.resolve_gpu().slice_of),

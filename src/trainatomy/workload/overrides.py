@@ -178,6 +178,11 @@ def _plain(path: Path, message: str) -> str:
     return str(Problem(path, message))
 
 
+def _count(value: Any) -> int | None:
+    """Return a number of GPUs or machines as it is typed; None for what is none."""
+    return int(str(value)) if str(value).isdigit() and int(str(value)) else None
+
+
 @dataclass(frozen=True, slots=True)
 class RawWorkload:
     """A workload before validation.
@@ -189,6 +194,8 @@ class RawWorkload:
         problems: Messages about flags that could not be read.
         describe: Returns the message for a problem with a key that no flag set.
         origin: The configuration of another framework that it was read from.
+        again: Reads that configuration for other numbers of GPUs and machines, by the keys of a workload; None where
+            nothing else follows from them.
     """
 
     mapping: Mapping[str, Any]
@@ -197,6 +204,7 @@ class RawWorkload:
     problems: tuple[str, ...] = ()
     describe: Callable[[Path, str], str] = field(default=_plain, repr=False)
     origin: Origin | None = None
+    again: Callable[[Mapping[str, Any]], RawWorkload] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, workload: Workload | None) -> RawWorkload:
@@ -217,6 +225,9 @@ class RawWorkload:
         present = {
             _plain_name(name): value for name, value in flags.items() if value is not None and value not in ((), [])
         }
+        counts = {f"parallel.{name}": _count(present[name]) for name in ("gpus", "nodes") if name in present}
+        if self.again is not None and None not in counts.values() and counts:
+            return replace(self.again(counts), again=None).with_flags(flags)
         launch = present.pop("launch", None)
         mapping = overlay({}, self.mapping)
         problems, used = list(self.problems), dict(self.flags)

@@ -125,8 +125,10 @@ class ParallelSpec(Section):
     find_unused_parameters: bool = Field(default=False, description="DDP: look for parameters without a gradient")
     bucket_cap_mb: Amount | None = Field(default=None, description="DDP: size of a bucket in MiB (default: 25)")
     broadcast_buffers: bool = Field(default=True, description="DDP: send buffers from rank 0 in each forward pass")
-    reshard_after_forward: bool | Count | None = Field(
-        default=None, description="FSDP: free gathered weights after forward; a number: keep them sharded that far"
+    reshard_after_forward: bool | Count | Literal["all_but_last"] | None = Field(
+        default=None,
+        description="FSDP: free gathered weights after forward; a number: keep them sharded that far; FSDP2: "
+        "`all_but_last` keeps those of the last layer, which backward needs first",
     )
     mp_policy: MixedPrecisionSpec | None = Field(default=None, description="FSDP: mixed precision")
     transformer_layer_cls_to_wrap: Names = Field(

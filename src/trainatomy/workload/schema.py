@@ -81,6 +81,11 @@ class Workload(Section):
     zero_grad_set_to_none: bool = Field(
         default=True, description="release gradients after a step instead of filling them with zeros"
     )
+    keep_outputs: bool = Field(
+        default=False,
+        description="with `loop: pytorch`: hold the model's outputs, such as logits, until the backward pass has "
+        "ended, as a loop that gives them a name does",
+    )
     ema_decay: Decay | None = Field(
         default=None,
         description="with `loop: pytorch`: keep an exponential moving average of the weights with this decay, by "

@@ -64,6 +64,7 @@ def train(
     size = workload.batch_size * workload.parallel.devices
     dataset = build_dataset(workload, model, size * steps * accumulation, make_batch)
     batches = batches_of(dataset, size, device)
+    use_liger(model, settings)
     enable_training(model, workload)
     spread = spread_over_gpus(model, workload.parallel, device)
     observer.loaded(model)
@@ -97,9 +98,12 @@ def train(
             observer.micro_step_begin(micro_step)
             with spread.synchronizes(last=micro_step == accumulation - 1), spread.sharing(batch):
                 with autocast(settings, kind), offloading(workload):
-                    loss = spread.loss(module(**batch))
+                    outputs = module(**batch)
+                    loss = spread.loss(outputs)
+                outputs = outputs if workload.keep_outputs else None
                 observer.forward_end()
                 scaler.scale(loss / accumulation).backward()
+                outputs = None
             observer.loss_kept(loss)
             observer.micro_step_end(micro_step)
         update_weights(optimizers, scaler, spread, settings, observer)
@@ -145,6 +149,14 @@ def average_of(workload: Workload, model: nn.Module, observer: Observer) -> Any:
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(workload.ema_decay))
     observer.average_kept(average)
     return average
+
+
+def use_liger(model: nn.Module, settings: TrainSpec) -> None:
+    """Replace layers by Liger's, by the function that the Trainer calls."""
+    if settings.use_liger_kernel:
+        from transformers.integrations.liger import apply_liger_kernel
+
+        apply_liger_kernel(model, settings.liger_kernel_config)
 
 
 def enable_training(model: nn.Module, workload: Workload) -> None:
@@ -224,9 +236,12 @@ class ClosureSteps:
         for number, batch in enumerate(held):
             observer.micro_step_begin(self._evaluations * count + number)
             with autocast(self._workload.train, kind), offloading(self._workload):
-                loss = self._spread.loss(self._spread.module(**batch)) / count
+                outputs = self._spread.module(**batch)
+                loss = self._spread.loss(outputs) / count
+            outputs = outputs if self._workload.keep_outputs else None
             observer.forward_end()
             loss.backward()
+            outputs = None
             total += loss.detach()
             observer.micro_step_end(self._evaluations * count + number)
         if self._workload.train.max_grad_norm > 0:

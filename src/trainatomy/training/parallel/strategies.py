@@ -142,6 +142,10 @@ class ZeRO1(DDP):
         return inner
 
 
+ALL_BUT_LAST = "all_but_last"
+"""Value of ``parallel.reshard_after_forward`` that keeps the gathered weights of the last layer."""
+
+
 class FSDP2(Spread):
     """``fully_shard`` on each layer and on the model; with ``tp_size``, on layers that are sharded already."""
 
@@ -157,8 +161,10 @@ class FSDP2(Spread):
         if parallel.cp_size > 1:
             share_sequences(model, parallel)
         options = fsdp2_options(parallel, _data_mesh(mesh))
-        for layer in wrapped_layers(model, parallel):
-            fully_shard(layer, **options)
+        layers = wrapped_layers(model, parallel)
+        kept = layers[-1:] if parallel.reshard_after_forward == ALL_BUT_LAST else []
+        for layer in layers:
+            fully_shard(layer, **options | ({"reshard_after_forward": False} if layer in kept else {}))
         fully_shard(model, **options)
         offloads = parallel.offload_policy == "cpu"
         super().__init__(model if offloads else model.to(device))  # the buffers; the weights are there already
@@ -228,7 +234,7 @@ def fsdp2_options(parallel: ParallelSpec, mesh: DeviceMesh) -> dict[str, Any]:
         "mp_policy": MixedPrecisionPolicy(**_dtypes(parallel)),
         "offload_policy": CPUOffloadPolicy() if parallel.offload_policy == "cpu" else OffloadPolicy(),
     }
-    if parallel.reshard_after_forward is not None:
+    if parallel.reshard_after_forward not in (None, ALL_BUT_LAST):
         options["reshard_after_forward"] = parallel.reshard_after_forward
     return options
 

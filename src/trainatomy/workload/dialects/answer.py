@@ -6,6 +6,7 @@ was.  ``settings_in`` is what the framework makes of settings, for a search to t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from yaml.nodes import MappingNode, ScalarNode
 
+from trainatomy.errors import WorkloadError
 from trainatomy.workload.dialects.recognise import read_again
 from trainatomy.workload.dialects.translation import Dialect, dialect
 from trainatomy.workload.model import LoraSpec
@@ -94,7 +96,8 @@ def _needed(origin: Origin, keys: dict[str, Any]) -> dict[str, Any]:
     wanted = meaning(keys)
     for key in list(keys):
         rest = {name: value for name, value in keys.items() if name != key}
-        keys = rest if meaning(rest) == wanted else keys
+        with contextlib.suppress(WorkloadError):  # the others need it
+            keys = rest if meaning(rest) == wanted else keys
     return keys
 
 
@@ -109,7 +112,8 @@ def settings_in(origin: Origin, settings: Mapping[str, object]) -> dict[str, obj
         settings: Keys of a workload with their values.
 
     Returns:
-        Keys of the workload with their values; None if the framework has no key for one of them.
+        Keys of the workload with their values; None if the framework has no key for one of them, or refuses or does
+        with it what is not simulated.
     """
     table = dialect(origin.dialect)
     keys, outside = dict[str, Any](), dict[str, object]()
@@ -124,7 +128,10 @@ def settings_in(origin: Origin, settings: Mapping[str, object]) -> dict[str, obj
     if not keys:
         return outside
     before = dict(_flat(read_again(origin, origin.text).mapping))
-    after = dict(_flat(read_again(origin, rewritten(origin, Answer(keys))).mapping))
+    try:
+        after = dict(_flat(read_again(origin, rewritten(origin, Answer(keys))).mapping))
+    except WorkloadError:
+        return None
     changed = {path: value for path, value in after.items() if before.get(path) != value}
     return {**outside, **changed, **dict.fromkeys(before.keys() - after.keys())}
 
@@ -175,29 +182,87 @@ def rewritten(origin: Origin, change: Answer) -> str:
     """Return the text of a configuration with some keys changed, and comments and order as they were."""
     if origin.is_command:
         return _in_command(origin, change)
-    text = origin.text
+    text, is_flat = origin.text, dialect(origin.dialect).flat
     for key, value in change.keys.items():
-        text = _in_file(text, key, value)
+        text = _in_file(text, key.split(".") if is_flat else [key], value)
     return text
 
 
-def _in_file(text: str, key: str, value: Any) -> str:
-    node = yaml.compose(text, yaml.SafeLoader)
-    assert isinstance(node, MappingNode)
-    written = json.dumps(value) if node.flow_style else _flow(value)
-    for name, content in node.value:
-        if isinstance(name, ScalarNode) and name.value == key:
-            start, end = content.start_mark.index, content.end_mark.index
-            if value is not None:
-                return f"{text[:start]}{written}{_between(text, start, end)}{text[end:]}"
-            begin = text.rfind("\n", 0, name.start_mark.index) + 1
-            return text[:begin] + text[text.find("\n", end) + 1 :]
-    if value is None:
+def _in_file(text: str, path: list[str], value: Any) -> str:
+    """Return the text of a file with one key changed, taken out where ``value`` is None, or added to its section."""
+    root = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(root, MappingNode)
+    section, rest = root, path
+    while True:
+        found = next(
+            (pair for pair in section.value if isinstance(pair[0], ScalarNode) and pair[0].value == rest[0]), None
+        )
+        if found is None or len(rest) == 1 or not isinstance(found[1], MappingNode) or not found[1].value:
+            break
+        section, rest = found[1], rest[1:]
+    if found is None:
+        return text if value is None else _added(text, section, rest, value)
+    name, content = found
+    start, end = content.start_mark.index, content.end_mark.index
+    if value is None and len(rest) > 1:  # a section without the key
         return text
-    if node.flow_style:  # JSON
-        opening = node.start_mark.index + 1
-        return f'{text[:opening]}"{key}": {written}, {text[opening:].lstrip()}'
-    return f"{text.rstrip()}\n{key}: {written}\n"
+    if value is None:
+        return _without(text, name, end, flow=bool(section.flow_style))
+    if len(rest) > 1:  # the section is there, and empty
+        inner = _nested(rest[1:], value)
+        written = json.dumps(inner) if section.flow_style else _flow(inner)
+        return f"{text[:start]}{'' if end > start else ' '}{written}{_between(text, start, end)}{text[end:]}"
+    written = json.dumps(value) if section.flow_style else _flow(value)
+    blank = "" if end > start or text[start - 1 : start].isspace() else " "  # `key:` alone
+    return f"{text[:start]}{blank}{written}{_between(text, start, end)}{text[end:]}"
+
+
+def _without(text: str, name: ScalarNode, end: int, *, flow: bool) -> str:
+    """Return a text without a key whose value ends at ``end``: its lines, or of a list in braces the key alone."""
+    start = name.start_mark.index
+    begin = text.rfind("\n", 0, start) + 1
+    if not flow or not text[begin:start].strip():
+        return text[:begin] + text[text.find("\n", end) + 1 :]
+    after = re.match(r"\s*,\s*", text[end:])
+    before = re.search(r"\s*,\s*$", text[:start])
+    return (
+        text[:start] + text[end + after.end() :] if after else text[: before.start() if before else start] + text[end:]
+    )
+
+
+def _added(text: str, section: MappingNode, path: list[str], value: Any) -> str:
+    """Return a text with a new key at the end of a section, indented as the section is."""
+    if section.flow_style:  # JSON
+        opening = section.start_mark.index + 1
+        written = json.dumps(_nested(path[1:], value))
+        return f'{text[:opening]}"{path[0]}": {written}, {text[opening:].lstrip()}'
+    column = section.start_mark.column
+    lines = []
+    for depth, name in enumerate(path):
+        indent = " " * (column + 2 * depth)
+        lines.append(f"{indent}{name}: {_flow(value)}" if depth == len(path) - 1 else f"{indent}{name}:")
+    written = "\n".join(lines)
+    if column == 0:
+        return f"{text.rstrip()}\n{written}\n"
+    body = text[: section.end_mark.index]
+    body = body[: len(_content(body))]
+    rest = text[len(body) :]
+    return f"{body}\n{written}{rest or chr(10)}"
+
+
+def _content(text: str) -> str:
+    """Return a text without empty lines and lines of comments at its end; a comment beside its last value stays."""
+    lines = text.split("\n")
+    while lines and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
+        lines.pop()
+    return "\n".join(lines)
+
+
+def _nested(path: list[str], value: Any) -> Any:
+    """Return a value in mappings of the names that lead to it."""
+    for name in reversed(path):
+        value = {name: value}
+    return value
 
 
 def _between(text: str, start: int, end: int) -> str:

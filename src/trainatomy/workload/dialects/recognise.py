@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from trainatomy.workload.dialects.translation import (
     Translation,
     dialect,
     find_file,
+    flattened,
     visible_gpus,
 )
 from trainatomy.workload.document import Document, parse
@@ -40,15 +41,18 @@ def dialect_of(content: Mapping[str, Any]) -> Dialect | None:
 
     It is of the dialect most of whose own keys it has; of several such, of the one that knows most of its keys.
     """
-    if not isinstance(content.get("model", ""), str) or "rows" in content:
+    if "rows" in content:
         return None
-    tables = [dialect(name) for name in DIALECTS]
-    marked = [table for table in tables if table.marks.intersection(content)]
+    nests = not isinstance(content.get("model", ""), str)
+    shares = {name: _share(content, dialect(name)) for name in DIALECTS if dialect(name).flat or not nests}
+    best = max(shares, key=lambda name: shares[name])
+    return dialect(best) if shares[best][0] else None
 
-    def share(table: Dialect) -> tuple[int, int]:
-        return len(table.marks.intersection(content)), len(table.known().intersection(content))
 
-    return max(marked, key=share, default=None)
+def _share(content: Mapping[str, Any], table: Dialect) -> tuple[int, int]:
+    """Return how many of its own keys of a dialect a mapping has, and how many that the dialect knows."""
+    keys = {*content, *flattened(content)} if table.flat else {*content}
+    return len(table.marks & keys), len(table.known() & keys)
 
 
 def read_configuration(document: Document, table: Dialect, folder: FilePath | None, text: str) -> RawWorkload:
@@ -73,16 +77,23 @@ def read_configuration(document: Document, table: Dialect, folder: FilePath | No
         )
 
     def place(key: str) -> str:
-        return f"{document.source}:{document.line((key,))}: {key}"
+        return f"{document.source}:{document.line(_path(key, table))}: {key}"
 
-    return _read(table, content, _Source(document.source, text, folder), place)
+    given = flattened(content) if table.flat else content
+    return _read(table, given, _Source(document.source, text, folder), place)
+
+
+def _path(key: str, table: Dialect) -> Path:
+    """Return where a key of a dialect is in a file."""
+    return tuple(key.split(".")) if table.flat else (key,)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Where a configuration is from: its file or command, its text, the folder that its paths start from.
 
-    ``settings`` are keys of a workload that are said beside it, ``variables`` those of the shell.
+    ``settings`` are keys of a workload that are said beside it, ``variables`` those of the shell, and ``counts``
+    numbers of GPUs and machines that take their place.
     """
 
     name: str
@@ -92,11 +103,13 @@ class _Source:
     settings: Mapping[str, Any] = field(default_factory=dict)
     is_launched: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Callable[[str], str]) -> RawWorkload:
     said = Translation(table, given, source.folder, source.variables)
-    for path, value in source.settings.items():
+    said.counts = source.counts
+    for path, value in {**source.settings, **source.counts}.items():
         said.set(path, value)
     import_module(f"{__package__}.{table.id}").translate(said)
     said.finish()
@@ -105,7 +118,9 @@ def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Call
         raise kind("\n".join(f"{place(key)}: {reason}" for key, reason in said.problems))
     keys = said.keys
     several = {} if source.is_launched else table.several_gpus
-    origin = Origin(table.id, source.name, source.is_command, source.text, keys, tuple(said.assumed), several)
+    given_counts = source.counts
+    assumed = tuple(said.assumed)
+    origin = Origin(table.id, source.name, source.is_command, source.text, keys, assumed, several, given_counts)
 
     def describe(path: Path, message: str) -> str:
         """Name the key of the configuration that set a key of the workload."""
@@ -114,7 +129,12 @@ def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Call
                 return f"{place(keys[path[:length]])}: {message}"
         return f"{source.name}: {Problem(path, message)}"
 
-    return RawWorkload(said.mapping, {path: place(key) for path, key in keys.items()}, describe=describe, origin=origin)
+    def again(counts: Mapping[str, Any]) -> RawWorkload:
+        """Translate for other numbers of GPUs and machines, on which a table may let other settings depend."""
+        return _read(table, given, replace(source, counts=counts), place)
+
+    places = {path: place(key) for path, key in keys.items()}
+    return RawWorkload(said.mapping, places, describe=describe, origin=origin, again=again if table.flat else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +258,13 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
     given, files = _options(words, folder, shown)
     options = frozenset(given)
     for file in files:
-        given = {**dict(file.value), **given}
+        given = {**(flattened(file.value) if command.table.flat else file.value), **given}
 
     def place(key: str) -> str:
         for file in files:
-            if (key,) in file.lines and key not in options:
-                return f"{file.source}:{file.line((key,))}: {key}"
+            path = _path(key, command.table)
+            if path in file.lines and key not in options:
+                return f"{file.source}:{file.line(path)}: {key}"
         return f"{shown}: --{key}"
 
     source = _Source(
@@ -261,9 +282,11 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
 def read_again(origin: Origin, text: str) -> RawWorkload:
     """Return the workload that a changed configuration says."""
     if origin.is_command:
-        return read_command(text, FilePath.cwd(), origin.source)
-    table = dialect(origin.dialect)
-    return read_configuration(parse(text, origin.source), table, FilePath(origin.source).parent, text)
+        raw = read_command(text, FilePath.cwd(), origin.source)
+    else:
+        table = dialect(origin.dialect)
+        raw = read_configuration(parse(text, origin.source), table, FilePath(origin.source).parent, text)
+    return raw if raw.again is None or not origin.counts else raw.again(origin.counts)
 
 
 def _options(words: Sequence[str], folder: FilePath, source: str) -> tuple[dict[str, Any], list[Document]]:
@@ -291,7 +314,7 @@ def _options(words: Sequence[str], folder: FilePath, source: str) -> tuple[dict[
         elif "=" in word:
             key, _, value = word.partition("=")
             given[key] = _value(value)
-        elif word not in ("train", "launcher") and word.strip():
+        elif word not in ("train", "launcher", "-c") and word.strip():
             raise WorkloadError(f"{source}: {word!r} is neither an option nor a configuration file")
     return given, files
 

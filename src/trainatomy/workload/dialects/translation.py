@@ -24,7 +24,7 @@ from trainatomy.workload.overlay import set_key
 from trainatomy.workload.section import Path
 from trainatomy.workload.train import TrainSpec
 
-DIALECTS = ("llamafactory", "trl", "axolotl", "swift")
+DIALECTS = ("llamafactory", "trl", "axolotl", "swift", "automodel")
 """The tables, each a file of this folder."""
 _TEMPLATE = re.compile(r"\$[A-Za-z_{(]")
 """A variable or a command of the shell, or of a template, whose value is not here."""
@@ -50,6 +50,7 @@ class Dialect:
         takes_arguments: Whether every name of ``TrainingArguments`` is a key too.
         says: How a key of a workload is said: a key of the framework, or its keys and values by the workload's value.
         implied: Keys of a workload that follow from others, and are not said.
+        flat: Whether keys are nested in its files; the table has their dotted paths, or those of whole sections.
         options: How an option of its command looks: ``--key value`` or ``key=value``.
         several_gpus: Keys of a workload that its command sets on several GPUs.
         takes_all_gpus: Whether its command starts a process on each GPU that it may use.
@@ -73,11 +74,14 @@ class Dialect:
     options: str
     several_gpus: Mapping[str, Any]
     takes_all_gpus: bool
+    flat: bool
     presets: Mapping[str, Mapping[str, Any]]
 
     def known(self) -> set[str]:
         """Return all keys that the framework has."""
         own = {*self.keys, *self.together, *self.renamed, *self.ignored, *self.refused, *self.marks}
+        if self.flat:
+            own |= {key.partition(".")[0] for key in own}
         return own | (_argument_names() if self.takes_arguments else set())
 
 
@@ -104,8 +108,18 @@ def dialect(name: str) -> Dialect:
         options=raw["options"],
         several_gpus=raw.get("several_gpus", {}),
         takes_all_gpus=raw.get("takes_all_gpus", True),
+        flat=raw.get("flat", False),
         presets=raw.get("presets", {}),
     )
+
+
+def flattened(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested keys by their dotted paths; lists and empty mappings are values."""
+    found: dict[str, Any] = {}
+    for name, value in mapping.items():
+        path = f"{prefix}{name}"
+        found |= flattened(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+    return found
 
 
 @cache
@@ -162,6 +176,7 @@ class Origin:
         keys: The key that set each key of the workload.
         assumed: What the framework does where the configuration says nothing.
         several_gpus: Keys of the workload that the framework's command sets on several GPUs.
+        counts: Numbers of GPUs and machines that were given beside it, by the keys of a workload.
     """
 
     dialect: str
@@ -171,6 +186,7 @@ class Origin:
     keys: Mapping[Path, str] = field(repr=False)
     assumed: tuple[str, ...] = ()
     several_gpus: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    counts: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def completed(self, mapping: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a workload with what the framework's command sets on several GPUs, where nothing else is said."""
@@ -196,6 +212,7 @@ class Translation:
 
     Attributes:
         variables: Variables of the shell that are set for its command.
+        counts: Numbers of GPUs and machines that are given beside it, by the keys of a workload.
         mapping: The keys of a workload.
         keys: The key of the configuration that set each key of the workload.
         assumed: What the framework does where the configuration says nothing.
@@ -212,6 +229,7 @@ class Translation:
     ) -> None:
         self.table = table
         self.variables = variables
+        self.counts: Mapping[str, Any] = {}
         self._folder = folder
         self.mapping: dict[str, Any] = {}
         self.keys: dict[Path, str] = {}
@@ -254,6 +272,11 @@ class Translation:
         if found is None:
             self.reject(key, f"no such file: {name}, from {FilePath.cwd()} or a folder of the configuration")
         return found
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the values of all keys under a dotted path, which the table then leaves alone."""
+        keys = [key for key in self._given if key.startswith(f"{name}.")]
+        return {key.removeprefix(f"{name}."): self.take(key) for key in keys}
 
     def gives(self, key: str) -> bool:
         """Return whether the configuration has a key with a value."""
@@ -299,16 +322,24 @@ class Translation:
         if self._is_abandoned:
             return
         for key, value in self._given.items():
-            if isinstance(value, str) and _TEMPLATE.search(value) and key not in self.table.ignored:
+            if isinstance(value, str) and _TEMPLATE.search(value) and self._row(key) not in self.table.ignored:
                 self.reject(key, f"is a template ({value}): give the value that it stands for")
             elif key not in self._taken:
                 self._read(key, value)
 
+    def _row(self, key: str) -> str:
+        """Return the key of the table that a key belongs to: itself, or of nested keys the nearest section."""
+        rows = self.table.keys.keys() | self.table.ignored.keys() | self.table.refused.keys() | self.table.together
+        names = key.split(".") if self.table.flat else []
+        paths = (".".join(names[:length]) for length in range(len(names), 0, -1))
+        return next((path for path in paths if path in rows), key)
+
     def _read(self, key: str, value: Any) -> None:
         table = self.table
+        given, key = key, self._row(key)
         if key in table.refused:
             if not is_off(value) and value not in table.values.get(key, ()):
-                self.refuse(key, f"not simulated: {table.refused[key]}")
+                self.refuse(given, f"not simulated: {table.refused[key]}")
         elif key in table.keys:
             if value is not None:
                 self.set(".".join(map(str, table.keys[key])), value, key)
