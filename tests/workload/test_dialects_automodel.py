@@ -134,7 +134,9 @@ def test_layers_are_those_of_the_implementation(
 
 
 def test_adapters_are_on_the_layers_that_patterns_name(tmp_path: Path) -> None:
-    lora = workload_of(tmp_path, peft__dim=16, peft__target_modules="*_proj", peft__use_triton=True).model.lora
+    model = workload_of(tmp_path, peft__dim=16, peft__target_modules="*_proj", peft__use_triton=True).model
+    assert model.trainable_dtype == "bfloat16"  # that of the layers, where peft's would be float32
+    lora = model.lora
     assert lora is not None and (lora.r, lora.lora_alpha) == (16, 32)
     assert isinstance(lora.target_modules, str) and ".*_proj" in lora.target_modules
     every = workload_of(tmp_path, peft__exclude_modules=["lm_head", "*.out_proj"]).model.lora
@@ -166,6 +168,13 @@ def test_adapters_are_on_the_layers_that_patterns_name(tmp_path: Path) -> None:
         ({"step_scheduler__global_batch_size": 60}, "60 is no multiple of 8 samples"),
         ({"step_scheduler__local_batch_size": "many"}, "must be a whole number above 0"),
         ({"distributed__shards": 2}, "settings of parallelism that are not known"),
+        ({"clip_grad_norm": 2}, "clip_grad_norm: must be a mapping of keys to values, found 2"),
+        ({"peft": [1]}, "peft: must be a mapping"),
+        ({"peft__exclude_modules": "("}, "peft.exclude_modules: is no pattern"),
+        ({"dataloader__collate_fn": "a.packed_sequence_thd_collater"}, "packed_sequence_thd_collater: not simulated"),
+        ({"model__backend": {"attn": "magi"}}, "model.backend.attn: magi: not simulated"),
+        ({"optimizer__betas": 0.9}, "betas: must be two numbers"),
+        ({"model__pretrained_model_name_or_path": "${MODEL}"}, "is a template"),
         ({"optimiser": {"lr": 1}}, "is no key of NeMo Automodel"),
         ({"train": {"bf16": True}}, "it is one or the other"),
     ],
@@ -175,6 +184,10 @@ def test_what_differs_is_refused_by_name_and_line(tmp_path: Path, changes: dict[
         workload_of(tmp_path, **changes)
     assert message in str(raised.value)
     assert "recipe.yaml:" in str(raised.value)
+
+
+def test_a_collator_is_a_name_or_a_section(tmp_path: Path) -> None:
+    assert workload_of(tmp_path, dataloader__collate_fn="some.default_collater").data.sequence_length == 1000
 
 
 def test_checkpointing_of_transformers_layers_is_read(tmp_path: Path) -> None:

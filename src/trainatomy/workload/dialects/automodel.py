@@ -27,9 +27,7 @@ _LENGTH = 512
 _NORMS = {"rms_norm": True, "rope": False, "swiglu": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
 _LAYERS = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 """Liger's layers without its losses: Automodel computes the loss outside of the model."""
-_OF_MODEL = frozenset(
-    "trust_remote_code load_base_model use_sdpa_patching use_cache backend revision cache_dir".split()
-)
+_OF_MODEL = frozenset("trust_remote_code load_base_model use_sdpa_patching backend revision cache_dir".split())
 """Keys of ``model`` without effect on memory and time, and the section that ``_backend`` reads."""
 _OF_PEFT = frozenset(
     "dim alpha use_dora dropout dropout_position lora_dtype use_triton target_modules exclude_modules match_all_linear "
@@ -37,6 +35,7 @@ _OF_PEFT = frozenset(
 )
 """The keys of ``PeftConfig``."""
 _BACKEND: Mapping[str, tuple[Any, ...]] = {
+    "attn": (None, "te", "sdpa"),  # te is used for packs only
     "rms_norm": (None, "torch_fp32", "torch"),
     "rope": (None, "torch"),
     "linear": (None, "torch"),
@@ -208,6 +207,8 @@ def _model(said: Translation) -> str:
     said.set("model.dtype", chosen, "model.torch_dtype")
     forced, liger = not is_off(keys.pop("force_hf", False)), not is_off(keys.pop("use_liger_kernel", True))
     _attention(said, keys.pop("attn_implementation", None))
+    if (cache := keys.pop("use_cache", None)) is not None:
+        said.set("train.use_cache", cache, "model.use_cache")
     if not is_off(keys.pop("output_hidden_states", False)):
         said.refuse("model.output_hidden_states", "not simulated: hidden states of all layers that are kept")
     for key in keys:
@@ -294,9 +295,7 @@ def _adapters(said: Translation) -> None:
         said.set("model.lora.lora_dropout", dropout, "peft.dropout")
         if keys.get("dropout_position", "post") != "pre":
             said.refuse("peft.dropout", "not simulated: dropout after the adapters; peft.dropout_position: pre is")
-    # peft would cast adapters to float32; Automodel's have the dtype of the layer, or that which is named
-    wanted = keys.get("lora_dtype")
-    said.set("model.trainable_dtype", "auto" if wanted is None else _dtype(wanted), "peft.lora_dtype")
+    said.set("model.trainable_dtype", _dtype_of_adapters(said, keys.get("lora_dtype")), "peft.lora_dtype")
     _targets(said, keys)
     if not is_off(keys.get("use_triton")):
         said.assume("adapters are computed by PyTorch's kernels, not by Automodel's in Triton (peft.use_triton)")
@@ -309,11 +308,36 @@ def _adapters(said: Translation) -> None:
         said.refuse(f"peft.{key}", "is no key of PeftConfig")
 
 
+def _dtype_of_adapters(said: Translation, named: Any) -> str:
+    """Return the dtype of adapters, which peft would cast to float32: as named, or that of the layers.
+
+    Layers with quantised weights have the dtype in which they compute.
+    """
+    if named is not None:
+        return _dtype(named)
+    if said.gives("quantization.load_in_4bit"):
+        return _dtype(said.value("quantization.bnb_4bit_compute_dtype", "bfloat16"))
+    chosen = get_key(said.mapping, ("model", "dtype"))
+    if chosen not in (None, "auto"):
+        return str(chosen)
+    config = configuration_of(get_key(said.mapping, ("model", "id")))
+    stored = config.get("dtype") or config.get("torch_dtype")
+    if stored is None:
+        said.assume("adapters in bfloat16, as the weights are taken to be stored (peft.lora_dtype)")
+    return _dtype(stored or "bfloat16")
+
+
 def _targets(said: Translation, keys: Mapping[str, Any]) -> None:
     """Read which layers have adapters (``ModuleMatcher``): by patterns, or all but those that patterns name."""
     wanted = [] if is_off(keys.get("target_modules")) else names_in(keys["target_modules"])
     left_out = [] if is_off(keys.get("exclude_modules")) else names_in(keys["exclude_modules"])
     every = not is_off(keys.get("match_all_linear"))
+    for key, patterns in (("peft.target_modules", wanted), ("peft.exclude_modules", left_out)):
+        try:
+            re.compile(_matching(patterns))
+        except re.error as error:
+            said.reject(key, f"is no pattern: {error}")
+            return
     if wanted == ["*"]:
         said.refuse("peft.target_modules", "'*': not simulated: adapters on the output layer too; '*_proj' is")
     elif wanted or not (left_out or every):
@@ -410,7 +434,9 @@ def _optimizer(said: Translation) -> None:
     if options := ",".join(f"{key}={value}" for key, value in given.items() if value is not None):
         said.set("train.optim_args", options, "optimizer.fused", "optimizer.foreach")
     betas, epsilon = said.take("optimizer.betas"), said.take("optimizer.eps")
-    if isinstance(betas, list | tuple) and len(betas) == 2:
+    if betas is not None and (not isinstance(betas, list | tuple) or len(betas) != 2):
+        said.reject("optimizer.betas", f"must be two numbers, found {betas!r}")
+    elif betas is not None:
         for number, beta in enumerate(betas, start=1):
             said.set(f"train.adam_beta{number}", beta, "optimizer.betas")
     if epsilon is not None:
@@ -433,17 +459,22 @@ def _data(said: Translation) -> None:
     if not is_off(packs):
         said.refuse("packed_sequence.packed_sequence_size", f"{packs}: not simulated: packs of samples")
     keys = [f"dataset.{name}" for name in ("seq_length", "seq_len", "max_length")]
-    key = next((key for key in keys if said.gives(key)), None)
-    length = said.count(key, _LENGTH) if key is not None else _LENGTH
+    limit = next((key for key in keys if said.gives(key)), None)
+    length = said.count(limit, _LENGTH) if limit is not None else _LENGTH
     for each in keys:
         said.take(each)
+    key = "dataloader.collate_fn"  # a function by its name, or a section
+    key = f"{key}._target_" if said.gives(f"{key}._target_") else key
+    collate = str(said.take(key, "default_collater")).rpartition(".")[2]
+    if collate not in ("default_collater", "default_collate"):
+        said.refuse(key, f"{collate}: not simulated; batches of default_collater are")
     multiple = said.count("dataloader.collate_fn.pad_seq_len_divisible", 1)
     row = multiple * math.ceil(length / multiple)
     said.set("data.sequence_length", row, *keys)
     said.set("data.attention_mask", True)
-    if key is None:
+    if limit is None:
         said.assume(f"every sample has {row} tokens: the dataset cuts none; give --sequence-length or --lengths-file")
     else:
-        said.assume_length(row, key)
+        said.assume_length(row, limit)
     if not is_off(said.take("step_scheduler.val_every_steps")) and said.gives("validation_dataset._target_"):
         said.assume("validation between the steps is not counted (step_scheduler.val_every_steps)")

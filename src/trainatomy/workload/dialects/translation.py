@@ -327,6 +327,10 @@ class Translation:
             elif key not in self._taken:
                 self._read(key, value)
 
+    def _is_section(self, key: str) -> bool:
+        """Return whether the table has keys below one."""
+        return self.table.flat and any(other.startswith(f"{key}.") for other in self.table.known())
+
     def _row(self, key: str) -> str:
         """Return the key of the table that a key belongs to: itself, or of nested keys the nearest section."""
         rows = self.table.keys.keys() | self.table.ignored.keys() | self.table.refused.keys() | self.table.together
@@ -337,6 +341,9 @@ class Translation:
     def _read(self, key: str, value: Any) -> None:
         table = self.table
         given, key = key, self._row(key)
+        if self._is_section(given) and value not in (None, {}):
+            self.reject(given, f"must be a mapping of keys to values, found {value!r}")
+            return
         if key in table.refused:
             if not is_off(value) and value not in table.values.get(key, ()):
                 self.refuse(given, f"not simulated: {table.refused[key]}")
