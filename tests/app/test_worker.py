@@ -17,10 +17,10 @@ from trainatomy.app.answers import Answer, Answers, Request
 from trainatomy.app.form import Form
 from trainatomy.app.page import card, estimated_bytes, framed, notice, waiting
 from trainatomy.app.space import write_space
+from trainatomy.app.workers import Turns, Workers
 from trainatomy.errors import TrainatomyError
 from trainatomy.runs import worker as worker_module
 from trainatomy.runs.worker import Limits, Worker
-from trainatomy.app.workers import Turns, Workers
 
 TINY = '{"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 64}'
 

@@ -14,7 +14,7 @@ from trainatomy import api
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs import pools, predicting
-from trainatomy.runs.predicting import execution_key, jobs_for, predict_all
+from trainatomy.runs.predicting import _parts, execution_key, jobs_for, predict_all
 from trainatomy.workload.schema import Workload
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -76,11 +76,21 @@ def test_output_of_processes_goes_to_stderr(tmp_path: Path) -> None:
     assert sorted(completed.stderr.split()) == ["one", "other"]
 
 
-def test_trainings_share_an_execution_on_gpus_of_a_capability_and_with_any_allocator() -> None:
+def test_trainings_may_share_an_execution_on_any_gpu_and_with_any_allocator() -> None:
     plain = workload().replace("gpu", "l4")
-    same = (plain.replace("gpu", "rtx-4090"), plain.replace("allocator", "expandable_segments:True"))
-    others = (plain.replace("gpu", "a10"), plain.replace("train.optim", "sgd"))
+    same = (plain.replace("gpu", "a10"), plain.replace("allocator", "expandable_segments:True"))
     assert {execution_key(each) for each in same} == {execution_key(plain)}
-    assert execution_key(plain) not in {execution_key(each) for each in others}
+    assert execution_key(plain) != execution_key(plain.replace("train.optim", "sgd"))
     own_code = plain.replace("data.factory", "batches.py:make")
     assert execution_key(own_code) != execution_key(own_code.replace("gpu", "rtx-4090"))
+
+
+def test_rows_of_many_gpus_are_divided_among_processes_by_capability() -> None:
+    names = ("h200", "t4", "a10", "l4", "a100-40gb", "v100-16gb", "rtx-3090")
+    rows = [workload().replace("gpu", name) for name in names]
+    parts = _parts(list(range(len(rows))), rows, 2)
+    assert [[names[index] for index in part] for part in parts] == [
+        ["v100-16gb", "t4", "a100-40gb"],
+        ["a10", "rtx-3090", "l4", "h200"],
+    ]
+    assert _parts([0, 1, 2], rows, 2) == [[1, 2, 0]]

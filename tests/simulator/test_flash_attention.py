@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import modeling_flash_attention_utils as utilities
+from transformers import modeling_utils
 
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.simulate import Simulation, simulate
@@ -97,6 +98,13 @@ def test_samples_in_one_row_are_told_apart() -> None:
 def test_what_the_library_refuses_is_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(SimulationError, match=f"flash_attention_2 {message}"):
         run(**sections)
+
+
+def test_the_package_kernels_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers would take the kernel of the hub where that package is installed, which no simulation can run."""
+    alone = run().trace.events
+    monkeypatch.setattr(modeling_utils, "is_kernels_available", lambda *_: True)
+    assert run().trace.events == alone
 
 
 def test_transformers_is_left_as_it_was() -> None:

@@ -94,6 +94,17 @@ def test_the_nearest_points_are_those_of_a_search_through_all():
         assert every.mean == pytest.approx(sum(point.log_efficiency for point in every) / len(every))
 
 
+def test_points_are_searched_once_for_the_same_features(monkeypatch):
+    monkeypatch.setattr(efficiency, "_MOST_KEPT", 2)
+    points = FamilyPoints(EfficiencyPoint((float(size),), 0.5, 1) for size in range(8))
+    found = points.nearest((2.0,), 3)
+    assert points.nearest((2.0,), 3) is found
+    for size in (3.0, 4.0, 5.0):
+        points.nearest((size,), 3)
+    assert points.nearest((2.0,), 3) == found
+    assert len(points._found) <= 2
+
+
 def test_a_local_point_counts_for_sizes_near_its_own_only():
     usual = [EfficiencyPoint((float(size),), 0.5, 1) for size in range(8)]
     points = FamilyPoints((*usual, EfficiencyPoint((3.2,), 2.0, 4, local=True)))

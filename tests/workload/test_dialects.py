@@ -132,6 +132,14 @@ def test_a_command_says_what_its_file_and_its_options_say(tmp_path: Path) -> Non
         read(f"llamafactory-cli train {file} cutoff_len=abc")
 
 
+def test_the_command_sets_the_allocator_on_several_gpus(tmp_path: Path) -> None:
+    file = written(tmp_path, LORA)
+    assert read(file).allocator == ""
+    assert read(file, {"gpus": 2}).allocator == "expandable_segments:True"
+    assert read(file, {"gpus": 2, "allocator": "max_split_size_mb:64"}).allocator == "max_split_size_mb:64"
+    assert read(f"torchrun --nproc-per-node 2 src/train.py {file}").allocator == ""
+
+
 def test_a_script_of_the_shell_holds_a_command(tmp_path: Path) -> None:
     script = (
         "#!/bin/bash\n# trains\nexport NPROC_PER_NODE=2\ntrl sft \\\n  --model_name_or_path openai-community/gpt2 \\\n"

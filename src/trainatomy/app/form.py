@@ -194,7 +194,7 @@ class Form:
             WorkloadError: A value is not accepted by the page, or the settings contradict each other.
         """
         self._check()
-        model: dict[str, Any] = _of_config(self.config) if self.config.strip() else {"id": _hub_name(self.model)}
+        model: dict[str, Any] = _of_config(self.config) if self.config.strip() else {"id": hub_name(self.model)}
         if self.lora_rank:
             model["lora"] = {"r": self.lora_rank}
         if self.quantization != "none":
@@ -282,7 +282,8 @@ class Form:
                 )
 
 
-def _hub_name(text: str) -> str:
+def hub_name(text: str) -> str:
+    """Return the name of a model on the hub; raise ``WorkloadError`` if it is none, or a folder of the server."""
     name = text.strip()
     if not _HUB_NAME.fullmatch(name) or Path(name).exists():
         raise WorkloadError(

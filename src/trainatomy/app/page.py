@@ -14,11 +14,12 @@ from importlib import import_module
 from typing import Any
 
 from trainatomy.app.answers import Answer, Request
+from trainatomy.app.configuration import workload_of
 from trainatomy.app.form import Form, form_fields, in_terms_of_the_page, suit, values_of
+from trainatomy.app.workers import Gate, Turns, Workers
 from trainatomy.errors import TrainatomyError
 from trainatomy.libraries import import_library
 from trainatomy.runs.worker import Limits
-from trainatomy.app.workers import Gate, Turns, Workers
 from trainatomy.units import human_bytes
 
 
@@ -153,6 +154,7 @@ def build(workers: Workers) -> Any:
                     report = gr.HTML("", elem_id="ta-report")
                 used = _searches(gr, workers, inputs)
                 exports = _exports(gr)
+                _configurations(gr, workers, form["gpu"])
         shown = gr.State()
         predicts = _predicts(gr, workers, turns), inputs, [card, link, *exports, shown]
         reports = _reports(gr, workers, turns), shown, report
@@ -174,6 +176,37 @@ def _exports(gr: Any) -> list[Any]:
             gr.Code(label="Workload file", language="yaml"),
             gr.Code(label="Command line", language="shell"),
         ]
+
+
+def _configurations(gr: Any, workers: Workers, gpu: Any) -> None:
+    """Add the tab in which a framework's configuration is pasted and predicted."""
+    with gr.Tab("Paste a configuration"):
+        gr.Markdown(
+            "Predicts the YAML or JSON of a framework on the GPU of the form. Files that it names are not read."
+        )
+        text = gr.Code(value="", language="yaml", label="Configuration", lines=12, max_lines=30)
+        predict = gr.Button("Predict this configuration", variant="primary")
+        found, report = gr.HTML("", elem_id="ta-configuration"), gr.HTML("")
+        limits = {"show_progress": "hidden", "concurrency_limit": AT_ONCE, "concurrency_id": "predictions"}
+        predict.click(_of_configuration(workers), [text, gpu], [found, report], **limits)
+
+
+def _of_configuration(workers: Workers) -> Any:
+    def of_configuration(text: str, gpu: str) -> Iterator[tuple[str, str]]:
+        try:
+            workload = workload_of(text, gpu)
+            asked = Request.of("bill", workload)
+            yield notice("Executing the step without a GPU …"), ""
+            bill = workers.ask(asked)
+            origin = workload.origin
+            assumed = () if origin is None else (in_terms_of_the_page(TrainatomyError(text)) for text in origin.assumed)
+            shown = card(replace(bill, subject=(*bill.subject, *assumed)))
+            yield shown, ""
+            yield shown, framed(workers.ask(Request.of("report", workload)))
+        except TrainatomyError as error:
+            yield notice(str(error), "bad"), ""
+
+    return of_configuration
 
 
 def _searches(gr: Any, workers: Workers, inputs: list[Any]) -> Any:

@@ -1,6 +1,6 @@
 """Executed trainings that a process keeps, so that what several predictions have in common is executed once.
 
-An execution serves all GPUs of a compute capability on which the training does the same, whatever their allocator is
+An execution serves all GPUs on which the training does the same, whatever their allocator is
 set to (``simulator/cards.py``).
 """
 

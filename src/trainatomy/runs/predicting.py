@@ -254,6 +254,8 @@ def predict_rows(
     # The longest simulations first: the last ones then end at about the same time in all processes.
     ordered = list(groups.values())
     if jobs != 1:
+        wanted = jobs or _cores(len(workloads))
+        ordered = [part for group in ordered for part in _parts(group, workloads, wanted // len(ordered))]
         ordered.sort(key=lambda group: -_micro_steps(workloads[group[0]]))
     grouped = [[workloads[i] for i in group] for group in ordered]
     found = predict_all(partial(_predict_group, predict), grouped, jobs, executor)
@@ -261,6 +263,14 @@ def predict_rows(
     for group, predictions in zip(ordered, found, strict=True):
         results.update(zip(group, predictions, strict=True))
     return [results[index] for index in range(len(workloads))]
+
+
+def _parts(group: list[int], workloads: Sequence[Workload], most: int) -> list[list[int]]:
+    """Divide workloads that may share executions among processes: those whose GPUs are alike share most."""
+    count = max(1, min(most, len(group) // MAX_IN_ONE_PROCESS))
+    ordered = sorted(group, key=lambda index: workloads[index].resolve_gpu().capability)
+    cuts = [len(group) * part // count for part in range(count + 1)]
+    return [ordered[begin:end] for begin, end in itertools.pairwise(cuts)]
 
 
 def simulation_key(workload: Workload) -> str:
@@ -306,7 +316,7 @@ def recollections(workload: Workload) -> tuple[deque[Any], str] | None:
 def _kinship(workload: Workload, *, any_gpu: bool = False) -> str | None:
     """Return what is equal for training runs that may have the same micro-batches, None for one without relatives.
 
-    ``any_gpu``: on any GPU of a compute capability, where an execution may serve them.
+    ``any_gpu``: on any GPU, where an execution may serve several.
     """
     optim = workload.train.optim
     user_code = workload.model.factory or workload.data.factory or is_class_path(optim)
@@ -323,13 +333,13 @@ def _kinship(workload: Workload, *, any_gpu: bool = False) -> str | None:
 def _key_of(workload: Workload, mapping: dict[str, Any], *, any_gpu: bool = False) -> str:
     """Return a key of a mapping of a workload, without what does not change which operations run.
 
-    ``any_gpu``: it is the same on all GPUs of a compute capability.
+    ``any_gpu``: it is the same on all GPUs.
     """
     gpu = workload.resolve_gpu()
     for key in ("name", "allocator", "gpu"):
         mapping.pop(key, None)
     if any_gpu:
-        return repr((mapping, gpu.capability))
+        return repr(mapping)
     seen_by_user = (gpu.device_name, gpu.memory_bytes) if _has_user_code(workload) else ()
     return repr((mapping, gpu.capability, gpu.multiprocessors, seen_by_user))
 

@@ -154,7 +154,7 @@ class Session:
             gpu.memory_bytes,
             processor,
             allocation_rules(),
-            WorkspaceTracker(processor),
+            WorkspaceTracker,
             settings.topology,
             allocator=self._allocator_settings,
         )

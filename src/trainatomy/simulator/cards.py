@@ -1,42 +1,46 @@
-"""One execution for several GPUs of a compute capability: which of them it serves, and the sizes that differ.
+"""One execution for several GPUs: which of them it serves, and the sizes that differ.
 
-What a training executes depends on the GPU's compute capability.  Its other properties (multiprocessors, cache, memory,
-name) decide the sizes of some buffers that kernels take for themselves, and no more, unless something in the process
-asks for them.  So an execution on one GPU serves others: an allocation rule that reads such a property plans for each
-of them, and the trace keeps every size.  Where anything else reads a property, or a rule plans other buffers, the GPUs
-that differ are no longer served: they have to be executed themselves.
+The properties of a GPU (compute capability, multiprocessors, cache, memory, name) decide a few things in a training:
+the kernel of attention, and the sizes of some buffers that kernels and libraries take for themselves.  So an execution
+on one GPU serves others.  What decides by a property is asked for each of them: GPUs with another answer are no longer
+served, but if only sizes differ, the trace keeps every size.  Where anything else reads a property, the GPUs that
+differ in it are no longer served.  Those have to be executed themselves, and may serve others then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from trainatomy.catalog.gpus import GPU, level_factors
 from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Processor, Rule, Scratch, Trial
 from trainatomy.results.trace import AllocationTrace
 
+Answer = TypeVar("Answer")
+
 EVERYTHING = "everything"
 """What is asked where the answer follows from all that the process did so far, such as the memory that it holds."""
-_SAME = frozenset({"capability", "torch_version"})
+_SAME = frozenset({"torch_version"})
 """Properties of a processor in which the GPUs of an execution do not differ."""
 _DIFFERING = frozenset(each.name for each in fields(Processor)) - _SAME
 
 
 class Card(NamedTuple):
-    """Properties of a GPU that decide what a process on it is told, besides its compute capability."""
+    """Properties of a GPU that decide what a process on it is told."""
 
     name: str
     memory_bytes: int
+    capability: tuple[int, int]
     multiprocessors: int
     l2_bytes: int | None
 
 
 def card_of(gpu: GPU) -> Card:
     """Return the properties of a GPU."""
-    return Card(gpu.device_name, gpu.memory_bytes, gpu.multiprocessors, gpu.l2_bytes)
+    return Card(gpu.device_name, gpu.memory_bytes, gpu.capability, gpu.multiprocessors, gpu.l2_bytes)
 
 
 def others_like(gpu: GPU, processor: Processor, others: Collection[GPU]) -> dict[Card, Processor]:
@@ -44,13 +48,14 @@ def others_like(gpu: GPU, processor: Processor, others: Collection[GPU]) -> dict
     return {
         card_of(each): replace(
             processor,
+            capability=each.capability,
             multiprocessors=each.multiprocessors,
             cudnn=None,
             l2_bytes=each.l2_bytes,
             level_factors=level_factors(each),
         )
         for each in others
-        if each.capability == gpu.capability and each != gpu
+        if each != gpu
     }
 
 
@@ -100,6 +105,7 @@ class Cards:
     are_counters_read: bool = False
     _plain: Processor = field(init=False)
     _read: set[str] | None = None
+    _kinds: dict[frozenset[str], tuple[tuple[Processor, set[Card]], ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._plain = self.processor
@@ -112,7 +118,8 @@ class Cards:
     def asked(self, name: str) -> None:
         """Note that a property of the GPU was read: of its processor, ``name``, ``memory_bytes`` or ``EVERYTHING``."""
         if name == EVERYTHING:
-            self.others, self.are_counters_read = {}, True
+            self.are_counters_read = True
+            self.keep(())
         elif self._read is not None:
             self._read.add(name)
         elif self.others:
@@ -122,38 +129,81 @@ class Cards:
 
     def keep(self, served: Collection[Card]) -> None:
         """Serve only those others that an earlier execution, of which this one copies a part, served too."""
-        if self.others:
+        if not self.others.keys() <= set(served):
             self.others = {card: processor for card, processor in self.others.items() if card in served}
+            self._kinds.clear()
+
+    def decide(self, question: Callable[[Processor], Answer]) -> Answer:
+        """Return the answer of the GPU to a question; those with another one are no longer served."""
+        return self._ask(question, operator.eq)[0]
+
+    def size(self, question: Callable[[Processor], int]) -> int:
+        """Return a size that depends on the GPU, with that on all GPUs that the execution serves."""
+        own, elsewhere = self._ask(question, lambda one, other: bool(one) == bool(other))
+        return CardBytes.of(own, elsewhere) if elsewhere else own
 
     def plan(self, rule: Rule, call: KernelCall) -> Plan:
         """Return what a rule plans for a call, with the sizes on all GPUs that the execution serves."""
         if not self.others:
             return rule(call)
-        read = self._read = set[str]()
+
+        def planned(processor: Processor) -> Plan:
+            return rule(call if processor is self.processor else replace(call, processor=processor))
+
+        plan, elsewhere = self._ask(planned, _differ_in_sizes_only)
+        return _with_sizes(plan, elsewhere) if elsewhere else plan
+
+    def _ask(
+        self, question: Callable[[Processor], Answer], are_alike: Callable[[Answer, Answer], bool]
+    ) -> tuple[Answer, dict[Card, Answer]]:
+        """Return the answer of the GPU to a question, and others' answers that differ.
+
+        Those whose answer is not like that of the GPU, or who have none, are no longer served.
+        """
+        if not self.others or self._read is not None:  # or in a question, which is asked for each of them anyway
+            return question(self.processor), {}
+        self._read = set()
         try:
-            plan = rule(call)
+            own = question(self.processor)
+            read = frozenset(self._read)
         finally:
             self._read = None
         if not read:
-            return plan
+            return own, {}
         if self._plain.cudnn is not None and "cudnn" in read:
-            self.others = {}
-            return plan
-        planned: dict[Any, Plan | None] = {tuple(_value(self._plain, name) for name in sorted(read)): plan}
-        elsewhere: dict[Card, Plan] = {}
-        for card, processor in tuple(self.others.items()):
-            key = tuple(_value(processor, name) for name in sorted(read))
-            if key not in planned:
-                planned[key] = _planned_alike(plan, rule, replace(call, processor=processor))
-            if (found := planned[key]) is None:
-                del self.others[card]
-            else:
-                elsewhere[card] = found
-        return _with_sizes(plan, {card: other for card, other in elsewhere.items() if other is not plan})
+            self.keep(())
+        elsewhere: dict[Card, Answer] = {}
+        for processor, cards in tuple(self._differing(read)):
+            try:
+                other = question(processor)
+            except TrainatomyError:
+                self.keep(self.others.keys() - cards)
+                continue
+            if not are_alike(own, other):
+                self.keep(self.others.keys() - cards)
+            elif other != own:
+                elsewhere.update(dict.fromkeys(cards, other))
+        return own, elsewhere
+
+    def _differing(self, names: frozenset[str]) -> Collection[tuple[Processor, set[Card]]]:
+        """Return those of the others that differ from the GPU in these properties, by their values."""
+        if names not in self._kinds:
+            own = _values(self._plain, names)
+            kinds: dict[Any, tuple[Processor, set[Card]]] = {}
+            for card, processor in self.others.items():
+                if (key := _values(processor, names)) != own:
+                    kinds.setdefault(key, (processor, set()))[1].add(card)
+            self._kinds[names] = tuple(kinds.values())
+        return self._kinds[names]
 
     @staticmethod
     def _answer(card: Card, processor: Processor, name: str) -> Any:
         return _value(processor, name) if name in _DIFFERING else getattr(card, name)
+
+
+def _values(processor: Processor, names: Collection[str]) -> Any:
+    """Return several properties as a key."""
+    return tuple(_value(processor, name) for name in sorted(names))
 
 
 def _value(processor: Processor, name: str) -> Any:
@@ -162,13 +212,9 @@ def _value(processor: Processor, name: str) -> Any:
     return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
 
 
-def _planned_alike(plan: Plan, rule: Rule, call: KernelCall) -> Plan | None:
-    """Return what a rule plans for a call on another GPU; None if that differs from ``plan`` in more than sizes."""
-    try:
-        other = rule(call)
-    except TrainatomyError:
-        return None
-    return other if list(map(_but_for_size, other)) == list(map(_but_for_size, plan)) else None
+def _differ_in_sizes_only(plan: Plan, other: Plan) -> bool:
+    """Return whether two plans differ in sizes at most."""
+    return list(map(_but_for_size, plan)) == list(map(_but_for_size, other))
 
 
 def _but_for_size(item: Out | Scratch | Free | Trial) -> Any:

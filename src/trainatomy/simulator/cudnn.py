@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from functools import cache
 
 from trainatomy.catalog.gpus import GPU, device_text
@@ -36,6 +37,16 @@ def heuristics_of(workload: Workload, gpu: GPU) -> Heuristics | None:
         where = workload.where("software", "cudnn")
         message = f"{where}: cuDNN's library cannot choose for {gpu.name}: {error}; software.cudnn: rules can"
         raise WorkloadError(message, key="software.cudnn") from None
+
+
+def chosen_alike(own: Heuristics | None, gpu: GPU, others: Collection[GPU]) -> Collection[GPU]:
+    """Return those of several GPUs for which cuDNN's library chooses if it does for ``gpu``, else rules.
+
+    ``own``: the heuristics of ``gpu``.
+    """
+    if own is None and device_text(gpu) is not None:
+        return others  # for none: rules are wanted, or the library is not installed
+    return [each for each in others if (device_text(each) is None) == (own is None)]
 
 
 def installed_heuristics(gpu: GPU) -> Heuristics | None:

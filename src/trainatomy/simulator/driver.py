@@ -162,17 +162,34 @@ _PRIVATE_POOLS = {"CUDAGraph": "what is allocated while a graph is captured", "M
 class DeviceProperties:
     """Result of ``torch.cuda.get_device_properties``.
 
-    What differs between GPUs of one compute capability is looked up when it is asked for.
+    What differs between GPUs is looked up when it is asked for.
     """
 
     def __init__(self, cards: Cards) -> None:
-        processor = cards.processor
         self._cards = cards
-        self.major, self.minor = processor.capability
         self.warp_size = 32
-        self.max_threads_per_multi_processor = threads_per_multiprocessor(processor.capability)
         self.is_integrated = self.is_multi_gpu_board = False
         self.gcnArchName = ""
+
+    @property
+    def major(self) -> int:
+        """First number of the compute capability."""
+        return self._cards.decide(lambda processor: processor.capability[0])
+
+    @property
+    def minor(self) -> int:
+        """Second number of the compute capability."""
+        return self._cards.decide(lambda processor: processor.capability[1])
+
+    @property
+    def max_threads_per_multi_processor(self) -> int:
+        """Threads that a multiprocessor holds."""
+        return self._cards.decide(lambda processor: threads_per_multiprocessor(processor.capability))
+
+    @property
+    def computes_in_bfloat16(self) -> bool:
+        """Whether it has arithmetic units for bfloat16."""
+        return self._cards.decide(lambda processor: processor.capability >= (8, 0))
 
     @property
     def name(self) -> str:
@@ -301,7 +318,6 @@ def _always(value: Any) -> Callable[..., Any]:
 
 def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams, hooks: Hooks) -> dict[str, Any]:
     """Return the replacements for attributes of ``torch.cuda``."""
-    capability = (properties.major, properties.minor)
     state = torch.zeros(16, dtype=torch.uint8)
 
     def set_device(device: Any) -> None:
@@ -323,11 +339,11 @@ def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams
         "_exchange_device": current.exchange,
         "_maybe_exchange_device": current.exchange,
         "get_device_name": lambda device=None: properties.name,
-        "get_device_capability": _always(capability),
+        "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "get_device_properties": get_device_properties,
         "can_device_access_peer": _always(True),
-        "is_bf16_supported": lambda including_emulation=True: capability >= (8, 0) or including_emulation,
-        "get_arch_list": _always([f"sm_{properties.major}{properties.minor}"]),
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or properties.computes_in_bfloat16,
+        "get_arch_list": lambda: [f"sm_{properties.major}{properties.minor}"],
         "device": _device_class(current),
         "device_of": lambda obj: DeviceContext(current, obj),
         "_DeviceGuard": lambda index: DeviceContext(current, index),

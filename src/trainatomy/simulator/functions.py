@@ -20,11 +20,11 @@ from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation import above_autograd, recurrent
 from trainatomy.operators.allocation import recurrent as cells
 from trainatomy.operators.allocation.matmul import grouped_mm
-from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.sdpa import Attention, SdpFlags, sdpa
 from trainatomy.simulator.adapters.torchao import packed_function
 from trainatomy.simulator.autocast import Autocast, cross_entropy_loss
 from trainatomy.simulator.autograd import Handler
+from trainatomy.simulator.cards import Cards
 from trainatomy.simulator.placement import CPU, META, Placement, names_cuda
 from trainatomy.simulator.releases import functions_of
 from trainatomy.simulator.storages import NESTED
@@ -213,14 +213,17 @@ def dropout(input: torch.Tensor, p: float = 0.5, train: bool = True) -> torch.Te
     return torch.native_dropout(input, p, train)[0]
 
 
-def composites(processor: Processor, misses_a_mask: Callable[[], object]) -> dict[Any, Function]:
+def composites(cards: Cards, misses_a_mask: Callable[[], object]) -> dict[Any, Function]:
     """Return what CUDA runs in place of functions that differ above autograd, by the builtin that Python calls.
 
-    ``misses_a_mask`` is called where attention stores all its scores for want of a mask.
+    ``cards``: the GPU, and others that are served; ``misses_a_mask`` is called where attention stores all its scores
+    for want of a mask.
     """
+    processor = cards.processor
 
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return sdpa(Attention(*args, **kwargs, processor=processor, flags=SdpFlags.current()), misses_a_mask)
+        call = Attention(*args, **kwargs, processor=processor, flags=SdpFlags.current())
+        return sdpa(call, misses_a_mask, cards.decide)
 
     return {
         torch.dropout: dropout,

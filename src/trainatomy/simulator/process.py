@@ -47,6 +47,14 @@ from trainatomy.training.stored_weights import numbers
 _FEW = 1024
 """Numbers of a tensor such as a metric of each sample."""
 
+SizeOnGPUs = Callable[[Callable[[Processor], int]], int]
+TakenWorkspaces = Callable[[str, bool, int], list[Workspace]]
+
+
+def _no_workspaces(name: str, in_backward: bool, stream: int) -> list[Workspace]:
+    return []
+
+
 _REJECTION_ROUNDS = 3
 """Rounds of ``trunc_normal_``'s rejection sampling that are executed; more allocate nothing new."""
 
@@ -60,13 +68,13 @@ class SimulatedProcess:
         total_memory: Its memory in bytes.
         processor: Properties that the choice of kernels depends on.
         rules: Allocation rules by operator.
-        workspaces: Returns the workspaces that an operation makes its libraries take; called with
-            (operator, whether backward runs).
+        workspaces: Makes the function that returns the workspaces that an operation makes its libraries take (see
+            ``WorkspaceTracker``).
         topology: Place of the process in a training on several GPUs.
         notes: Sentences for the reader about what happened in the process.
         misses_a_mask: Whether attention stored all its scores, and would not have done so beside a mask.
         allocator: Returns the settings of the process's allocator, for what it says of its memory.
-        others: Other GPUs of the same compute capability that the execution is to serve.
+        others: Other GPUs that the execution is to serve.
         cards: The GPU, and those of the others that the execution serves so far.
     """
 
@@ -74,7 +82,7 @@ class SimulatedProcess:
     total_memory: int
     processor: Processor
     rules: dict[str, Rule] = field(default_factory=dict)
-    workspaces: Callable[[str, bool, int], list[Workspace]] = lambda name, backward, stream: []
+    workspaces: Callable[[Processor, SizeOnGPUs], TakenWorkspaces] = lambda processor, size: _no_workspaces
     topology: Topology = field(default_factory=Topology)
     notes: list[str] = field(default_factory=list)
     allocator: Callable[[], AllocatorSettings] = AllocatorSettings
@@ -82,14 +90,16 @@ class SimulatedProcess:
 
     def __post_init__(self) -> None:
         self.misses_a_mask = False
-        own = Card(self.name, self.total_memory, self.processor.multiprocessors, self.processor.l2_bytes)
+        plain = self.processor
+        own = Card(self.name, self.total_memory, plain.capability, plain.multiprocessors, plain.l2_bytes)
         self.cards = Cards(own, self.processor, dict(self.others))
         self.processor = self.cards.processor
         self.current = CurrentDevice(self.topology)
         self.tuning = Tuning(lambda: self.processor.l2_bytes)
         self.storages = Storages()
         self.modules = ModuleTracker(lambda begins: self.recorder.mark("recompute" if begins else "recompute end"))
-        parts = (self.storages, self.modules, self.rules, self.cards, self.workspaces, self.current.device)
+        workspaces = self.workspaces(plain, self.cards.size)
+        parts = (self.storages, self.modules, self.rules, self.cards, workspaces, self.current.device)
         self.recorder = self._recorder(parts)
         self.counters = MemoryCounters(self.recorder.trace, self.allocator, self.cards)
         self.autocast = Autocast(
@@ -263,7 +273,7 @@ class SimulatedProcess:
         return found
 
     def _composites(self) -> dict[Any, Callable[..., Any]]:
-        return {**composites(self.processor, self._attention_misses_a_mask), **grouped_mm_fallback()}
+        return {**composites(self.cards, self._attention_misses_a_mask), **grouped_mm_fallback()}
 
     def _attention_misses_a_mask(self) -> None:
         self.misses_a_mask = True

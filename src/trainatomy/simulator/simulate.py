@@ -29,7 +29,7 @@ from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.adapters.registry import adapters_of, opened
 from trainatomy.simulator.cards import Card, card_of, others_like, sizes_on, trace_on
 from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
-from trainatomy.simulator.cudnn import heuristics_of
+from trainatomy.simulator.cudnn import chosen_alike, heuristics_of
 from trainatomy.simulator.description import Description, describe
 from trainatomy.simulator.evaluation import CheckpointFiles, ExecutedRestoring, arrays_without_data, files_without_data
 from trainatomy.simulator.experts import masks_rows, share_rows
@@ -54,7 +54,7 @@ from trainatomy.simulator.releases import python_part_notes, software_of
 from trainatomy.simulator.steps import continued, with_further_steps, with_skipped_steps
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch, batch_shapes
-from trainatomy.training.model import build_model, cast_trained, is_quantised, unwrap
+from trainatomy.training.model import build_model, cast_trained, is_loaded_by_gpu, is_quantised, unwrap
 from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
 from trainatomy.training.process import preload, seed_host
 from trainatomy.training.quantization import load_on_device
@@ -138,8 +138,7 @@ class Execution:
     """An executed training, which serves every GPU on which it does the same.
 
     Attributes:
-        capability: Compute capability of the GPU that was executed.
-        own: That GPU.
+        own: The GPU that was executed.
         others: Others that it serves.
         heard: Settings of the allocator whose counters the training read; None: it read none.
         goes_on: Whether its last step may be repeated, as far as the peaks need it.
@@ -149,7 +148,6 @@ class Execution:
         finished: The trace that was asked for last, by what it depends on: GPUs may have the same.
     """
 
-    capability: tuple[int, int]
     own: Card
     others: frozenset[Card]
     heard: AllocatorSettings | None
@@ -162,7 +160,7 @@ class Execution:
     def serves(self, gpu: GPU) -> bool:
         """Return whether the training does the same on a GPU."""
         card = card_of(gpu)
-        return gpu.capability == self.capability and (card == self.own or card in self.others)
+        return card == self.own or card in self.others
 
     def on(self, workload: Workload, gpu: GPU) -> Simulation | None:
         """Return the simulation of the training on a GPU and with its allocator's settings; None: it is not served."""
@@ -290,6 +288,8 @@ def execute(
             opened(adapters_of(training, None), process, training),
         ):
             built = _build(training, model, trust_remote_code)
+            if is_loaded_by_gpu(built):
+                process.cards.keep(())
             described = describe(training, built) if _changes_when_spread(training, built) else None
             built = _execute(training, process, built, steps, make_batch, watch)
         if processor.cudnn is not None:
@@ -306,7 +306,6 @@ def execute(
     result = _result(process, described, steps, found_files, library)
     shapes = batch_shapes(built, training.batch_size * training.parallel.devices)
     return Execution(
-        capability=gpu.capability,
         own=process.cards.own,
         others=frozenset(process.cards.others),
         heard=process.allocator() if process.cards.are_counters_read else None,
@@ -337,10 +336,10 @@ def _process_on(
         gpu.memory_bytes,
         processor,
         allocation_rules(),
-        WorkspaceTracker(processor),
+        WorkspaceTracker,
         topology,
         allocator=partial(AllocatorSettings.parse, workload.allocator, processor.torch_version),
-        others=others_like(gpu, processor, others),
+        others=others_like(gpu, processor, chosen_alike(processor.cudnn, gpu, others)),
     )
 
 
@@ -429,9 +428,9 @@ def _notes(
     workload: Workload, process: SimulatedProcess, described: Description, library: str | None
 ) -> tuple[Note, ...]:
     """Return the notes on a run; ``library``: the version of cuDNN's library that chose for convolutions."""
-    recorder, processor = process.recorder, process.processor
+    recorder, version = process.recorder, process.processor.torch_version
     return (
-        *version_notes(processor.torch_version, processor.capability),
+        lambda on_gpu: version_notes(version, on_gpu.resolve_gpu().capability),
         *python_part_notes(workload),
         *described.notes,
         *trial_notes(recorder.trace.trials, known=library is not None),

@@ -61,6 +61,8 @@ _REACH_OF_PLAN = 1.0
 """The same for a local point of the same plans; chosen as the distances of plans were (``operators/cost/plans.py``)."""
 # The next three were chosen by leaving out points of an H200's calibration and predicting them from the others.
 _NEAREST_POINTS = 6
+_MOST_KEPT = 1024
+"""Answers that a family keeps."""
 _SOFTENING = 0.05
 """Added to squared distances (in doublings of size), so that a point at distance 0 does not hide measurement noise."""
 _FAMILY_MEAN_WEIGHT = 0.03
@@ -113,8 +115,23 @@ class FamilyPoints(tuple[EfficiencyPoint, ...]):
         """Return the points nearest to some features and plans with their squared distances, nearest first.
 
         Local points that are too far are left out.  Of equally near points the first of the calibration come first.
-        The search goes outwards from the first feature, until what follows is farther away by that feature alone.
+        What was found is kept: most features of a training are the same on all GPUs.
         """
+        key = features, count, plans
+        if key not in self._found:
+            if len(self._found) >= _MOST_KEPT:
+                self._found.clear()
+            self._found[key] = self._search(features, count, plans)
+        return self._found[key]
+
+    @cached_property
+    def _found(self) -> dict[tuple[object, ...], list[tuple[float, EfficiencyPoint]]]:
+        return {}
+
+    def _search(
+        self, features: tuple[float, ...], count: int, plans: tuple[Plan, ...]
+    ) -> list[tuple[float, EfficiencyPoint]]:
+        """Return the nearest points: outwards from the first feature, until it alone makes what follows farther."""
         firsts, order = self._by_first
         at = features[0] if features else 0.0
         above = bisect_left(firsts, at)

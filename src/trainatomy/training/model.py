@@ -224,6 +224,11 @@ def model_notes(model: nn.Module) -> tuple[str, ...]:
     return getattr(unwrap(model), _NOTES, ())
 
 
+def is_loaded_by_gpu(model: nn.Module) -> bool:
+    """Return whether the GPU decided how the weights of a built model are loaded."""
+    return getattr(unwrap(model), _LOADED_BY_GPU, False)
+
+
 def weights_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
     """Return the dtype of the weights of a built model: that of its first parameter if the checkpoint decides.
 
@@ -239,6 +244,7 @@ def weights_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
 
 
 _NOTES = "_trainatomy_notes"
+_LOADED_BY_GPU = "_trainatomy_loaded_by_gpu"
 
 
 def add_notes(model: nn.Module, notes: tuple[str, ...]) -> None:
@@ -281,6 +287,7 @@ def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTraine
     keep_in_float32(model, dtype)
     head = head_note(config, found, spec.class_) if workload.mode == "training" else None
     setattr(model, _NOTES, tuple(each for each in (head, note, dequantised) if each is not None))
+    setattr(model, _LOADED_BY_GPU, dequantised is not None)
     return model
 
 

@@ -257,10 +257,11 @@ class RawWorkload:
     def check(self) -> Workload | list[str]:
         """Validate, and return the workload or every message about what is wrong."""
         messages = list(self.problems)
+        mapping = self.mapping if self.origin is None else self.origin.completed(self.mapping)
         try:
-            workload = Workload.model_validate(self.mapping)
+            workload = Workload.model_validate(mapping)
         except ValidationError as error:
-            return messages + [self._message(*problem) for problem in explain(error, self.mapping, Workload)]
+            return messages + [self._message(*problem) for problem in explain(error, mapping, Workload)]
         return messages or workload.placed(self.places, self.origin)
 
     def validate(self) -> Workload:

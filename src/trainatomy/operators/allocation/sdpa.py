@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainatomy.operators.allocation.plan import Processor
+
+    Decide = Callable[[Callable[[Processor], Any]], Any]
+    """Returns the answer of a function on the GPU, where an execution may serve others with the same answer."""
 
 
 Backend = Literal["flash", "efficient", "cudnn", "math", "overrideable"]
@@ -304,22 +307,27 @@ _MASK_ALIGNMENT = 8
 _CUDNN_MINUS_INFINITY = -65504.0
 
 
-def sdpa(call: Attention, misses_a_mask: Callable[[], object] = lambda: None) -> torch.Tensor:
+def sdpa(
+    call: Attention, misses_a_mask: Callable[[], object] = lambda: None, decide: Decide | None = None
+) -> torch.Tensor:
     """Return attention [B, H, S, Dv].
 
     Without a batch, [H, S, D], tensors are given one for the fused kernels since torch 2.14, which take no others.
-    ``misses_a_mask`` is called where all scores are stored, and would not be beside a mask.
+    ``misses_a_mask`` is called where all scores are stored, and would not be beside a mask; ``decide`` asks for what
+    depends on the GPU.
     """
+    decide = decide or (lambda question: question(call.processor))
     tensors = query, key, value = call.query, call.key, call.value
     if any(t.is_nested for t in tensors):
         raise SimulationError("scaled_dot_product_attention of nested tensors cannot be simulated; use padded tensors")
     if all(t.dim() == 3 for t in tensors) and behaviour("fused_attention_batches", call.processor.torch_version):
         query, key, value = (t.unsqueeze(0) for t in tensors)
         batched = replace(call, query=query, key=key, value=value, attn_mask=_with_batch(call.attn_mask))
-        return sdpa(batched, misses_a_mask).squeeze(0)
+        return sdpa(batched, misses_a_mask, decide).squeeze(0)
     with_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    backend = choose_sdpa(replace(call, requires_grad=with_gradient))
-    if backend == "math" and call.enable_gqa and call.attn_mask is None and is_fused_beside_a_mask(call):
+    backend = decide(lambda gpu: choose_sdpa(replace(call, requires_grad=with_gradient, processor=gpu)))
+    stores_scores = backend == "math" and call.enable_gqa and call.attn_mask is None
+    if stores_scores and decide(lambda gpu: is_fused_beside_a_mask(replace(call, processor=gpu))):
         misses_a_mask()
     mask = _additive(call.attn_mask, query.dtype, backend)
     if backend == "flash":

@@ -12,10 +12,12 @@ aten/src/ATen/native/cuda/Blas.cpp, torch 2.9-2.14; ``CUDABlasHandleWithWorkspac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from trainatomy.catalog.versions import workspaces
+from trainatomy.catalog.versions import workspaces, workspaces_per_call
 from trainatomy.operators.registry import find
 
 if TYPE_CHECKING:
@@ -51,10 +53,15 @@ def product_of(name: str, arguments: Sequence[Any]) -> str:
 
 
 class WorkspaceTracker:
-    """The workspaces that a process has allocated so far on ``processor``."""
+    """The workspaces that a process has allocated so far on ``processor``.
 
-    def __init__(self, processor: Processor) -> None:
-        self._sizes = workspaces(processor.capability, processor.torch_version)
+    ``size`` returns the size that a function finds for a GPU, which may be another one on other GPUs.
+    """
+
+    def __init__(self, processor: Processor, size: Callable[[Callable[[Processor], int]], int] | None = None) -> None:
+        self._environment = dict(os.environ)
+        self._per_call = workspaces_per_call(processor.torch_version, self._environment)
+        self._size = size or (lambda size_on: size_on(processor))
         self._taken: set[tuple[str, Thread, int]] = set()
 
     def __call__(self, call_name: str, in_backward: bool, stream: int = 0) -> list[Workspace]:
@@ -65,14 +72,20 @@ class WorkspaceTracker:
         """Return the workspaces that a call of "aten::mm" on a stream allocates now."""
         operator = find(call_name)
         taken = () if operator is None else operator.workspaces
-        if self._sizes.per_call:
+        if self._per_call:
             taken = taken[-1:]  # cuBLASLt computes what takes both; only its handle is cuBLAS'
         found = []
         for library in taken:
-            size, name = getattr(self._sizes, f"{library}_bytes"), _NAMES[library]
-            if size and (self._sizes.per_call or self._first(name, thread, stream)):
-                found.append(Workspace(size, name, not self._sizes.per_call))
+            name = _NAMES[library]
+            if not self._per_call and not self._first(name, thread, stream):
+                continue
+            if size := self._size(partial(self._bytes_of, library)):
+                found.append(Workspace(size, name, not self._per_call))
         return found
+
+    def _bytes_of(self, library: str, processor: Processor) -> int:
+        sizes = workspaces(processor.capability, processor.torch_version, self._environment)
+        return int(getattr(sizes, f"{library}_bytes"))
 
     def _first(self, name: str, thread: Thread, stream: int) -> bool:
         key = name, thread, stream

@@ -50,7 +50,7 @@ def simulated_flash_attention(processor: Processor) -> Iterator[None]:
         SimulationError: The GPU is older than Ampere, which the library does not support.
     """
     check_gpu(processor)
-    from transformers import PreTrainedModel, modeling_flash_attention_utils
+    from transformers import PreTrainedModel, modeling_flash_attention_utils, modeling_utils
 
     dense, varlen = flash_functions(processor.multiprocessors)
     functions = (dense, varlen, None, pad_input, None)
@@ -62,6 +62,10 @@ def simulated_flash_attention(processor: Processor) -> Iterator[None]:
         stack.enter_context(imports)
         found = mock.patch.object(PreTrainedModel, "_flash_attn_import_error", lambda model, **keywords: None)
         stack.enter_context(found)
+        if hasattr(
+            modeling_utils, "is_kernels_available"
+        ):  # else the kernel comes from the hub where it can be fetched
+            stack.enter_context(mock.patch.object(modeling_utils, "is_kernels_available", lambda *_: False))
         yield
 
 

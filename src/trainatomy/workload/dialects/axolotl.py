@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.dialects.translation import configuration_of, is_off, names_in
+from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:
     from trainatomy.workload.dialects.translation import Translation
@@ -96,6 +97,8 @@ def translate(said: Translation) -> None:
     _kernels(said)
     _plugins(said)
     _sharding(said)
+    if get_key(said.mapping, ("allocator",)) is None:  # axolotl/utils/__init__.py, set_pytorch_cuda_alloc_conf
+        said.set("allocator", "expandable_segments:True")
 
 
 def _model(said: Translation) -> None:
@@ -250,6 +253,8 @@ def _rows(said: Translation, attention: str | None) -> None:
     row = multiple * math.ceil(length / multiple) if rounds else length
     said.set("data.sequence_length", row, "sequence_len")
     said.set("data.attention_mask", not packs or attention is None)
+    if padded and not packs:
+        said.set("data.padding", True, "pad_to_sequence_len")
     said.set("train.per_device_train_batch_size", size, "micro_batch_size")
     said.set("train.average_tokens_across_devices", False)
     if packs and attention == "sdpa":
@@ -286,12 +291,12 @@ def _checkpointing(said: Translation) -> None:
 
 def _evaluation(said: Translation) -> None:
     """Read evaluation, which needs data and an interval, and checkpoints."""
-    share, size = said.take("val_set_size", 0), said.take("eval_batch_size")
-    epochs = _number(said.value("num_epochs"), 1.0)
-    steps = said.take("eval_steps") or _interval(said.take("evals_per_epoch"), epochs)
+    share, size = _number(said, "val_set_size"), said.take("eval_batch_size")
+    epochs = _number(said, "num_epochs") or 1.0
+    steps = _number(said, "eval_steps") or _interval(_number(said, "evals_per_epoch"), epochs)
     strategy = said.take("eval_strategy")
-    said.take("evals_per_epoch"), said.take("eval_sample_packing")
-    has_data = not is_off(share) or not is_off(said.value("test_datasets"))
+    said.take("eval_sample_packing")
+    has_data = share > 0 or not is_off(said.value("test_datasets"))
     if has_data and (steps or strategy not in (None, "no", False)):
         said.set(
             "train.eval_strategy", "steps" if steps else strategy, "eval_steps", "evals_per_epoch", "eval_strategy"
@@ -302,11 +307,10 @@ def _evaluation(said: Translation) -> None:
         if said.take("eval_sequence_len") not in (None, said.value("sequence_len", 512)):
             said.refuse("eval_sequence_len", "evaluation of samples of another length is not simulated")
     said.take("eval_sequence_len")
-    saves = said.take("save_steps") or _interval(said.take("saves_per_epoch"), epochs)
-    said.take("saves_per_epoch")
+    saves = _number(said, "save_steps") or _interval(_number(said, "saves_per_epoch"), epochs)
     if (kept := said.take("save_strategy")) is not None:
         said.set("train.save_strategy", kept, "save_strategy")
-    best, multiple = said.take("load_best_model_at_end"), bool(steps and saves) and _remainder(saves, steps) == 0
+    best, multiple = said.take("load_best_model_at_end"), bool(steps and saves) and saves % steps == 0
     if not is_off(best) and has_data and multiple:
         said.set("train.load_best_model_at_end", True, "load_best_model_at_end")
 
@@ -407,8 +411,8 @@ def _sharding(said: Translation) -> None:
     if str(version) == "2":
         said.refuse(
             "fsdp_version" if said.gives("fsdp_version") else "fsdp_config",
-            "2: not simulated: axolotl's own preparation for FSDP2, which trains bfloat16 weights where accelerate casts "
-            f"them to float32. {_RUN}",
+            "2: not simulated: axolotl's own preparation for FSDP2, which trains bfloat16 weights where accelerate "
+            f"casts them to float32. {_RUN}",
         )
         return
     read = {_FSDP.get(key, key): value for key, value in settings.items() if key in _FSDP_KEYS and value is not None}
@@ -416,18 +420,20 @@ def _sharding(said: Translation) -> None:
     said.set("train.fsdp_config", {**read, "version": 1}, "fsdp_config")
 
 
-def _interval(times: Any, epochs: float) -> float:
+def _interval(times: float, epochs: float) -> float:
     """Return the share of a training between so many events in each epoch; 0 for none before its end."""
-    share = 1 / (float(times) * epochs) if str(times).replace(".", "", 1).isdigit() and float(times) else 1.0
+    share = 1 / (times * epochs) if times > 0 else 1.0
     return share if share < 1 else 0.0
 
 
-def _remainder(dividend: Any, divisor: Any) -> float:
-    return _number(dividend, 1.0) % _number(divisor, 1.0)
-
-
-def _number(value: Any, default: float) -> float:
+def _number(said: Translation, key: str) -> float:
+    """Return the number that a key has, refusing other values; 0 where it is not given."""
+    value = said.value(key, 0)
     try:
-        return float(value) or default
+        number = float(value)
     except (TypeError, ValueError):
-        return default
+        said.refuse(key, f"must be a number, found {value!r}")
+        return 0.0
+    if key != "num_epochs":  # which the table reads as well
+        said.take(key)
+    return number

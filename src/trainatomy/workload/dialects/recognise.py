@@ -37,22 +37,32 @@ _FILES = (".yaml", ".yml", ".json")
 
 
 def dialect_of(content: Mapping[str, Any]) -> Dialect | None:
-    """Return whose configuration a mapping is, None for a workload: the dialect most of whose own keys it has."""
+    """Return whose configuration a mapping is, None for a workload.
+
+    It is of the dialect most of whose own keys it has; of several such, of the one that knows most of its keys.
+    """
     if "rows" in content:
         return None
     nests = not isinstance(content.get("model", ""), str)
-    shares = {name: _marks_in(content, dialect(name)) for name in DIALECTS if dialect(name).flat or not nests}
+    shares = {name: _share(content, dialect(name)) for name in DIALECTS if dialect(name).flat or not nests}
     best = max(shares, key=lambda name: shares[name])
-    return dialect(best) if shares[best] else None
+    return dialect(best) if shares[best][0] else None
 
 
-def _marks_in(content: Mapping[str, Any], table: Dialect) -> int:
-    """Return how many of its own keys of a dialect a mapping has."""
-    return len(table.marks.intersection({*content, *flattened(content)} if table.flat else content))
+def _share(content: Mapping[str, Any], table: Dialect) -> tuple[int, int]:
+    """Return how many of its own keys of a dialect a mapping has, and how many that the dialect knows."""
+    keys = {*content, *flattened(content)} if table.flat else {*content}
+    return len(table.marks & keys), len(table.known() & keys)
 
 
-def read_configuration(document: Document, table: Dialect, folder: FilePath, text: str) -> RawWorkload:
+def read_configuration(document: Document, table: Dialect, folder: FilePath | None, text: str) -> RawWorkload:
     """Return the workload that a configuration file says.
+
+    Args:
+        document: The file.
+        table: The keys of its framework.
+        folder: Its folder, from which paths in it start; None where no files are read.
+        text: Its text.
 
     Raises:
         WorkloadError: One line for each key that is unknown or not simulated, with its line.
@@ -88,9 +98,10 @@ class _Source:
 
     name: str
     text: str
-    folder: FilePath
+    folder: FilePath | None
     is_command: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    is_launched: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     counts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -106,7 +117,10 @@ def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Call
         kind = WorkloadError if said.is_mistaken else NotSimulated
         raise kind("\n".join(f"{place(key)}: {reason}" for key, reason in said.problems))
     keys = said.keys
-    origin = Origin(table.id, source.name, source.is_command, source.text, keys, tuple(said.assumed), source.counts)
+    several = {} if source.is_launched else table.several_gpus
+    given_counts = source.counts
+    assumed = tuple(said.assumed)
+    origin = Origin(table.id, source.name, source.is_command, source.text, keys, assumed, several, given_counts)
 
     def describe(path: Path, message: str) -> str:
         """Name the key of the configuration that set a key of the workload."""
@@ -149,7 +163,7 @@ class Command:
         """
         own = self.table.commands[self.name]
         if isinstance(own, str):
-            raise WorkloadError(f"not simulated: {own}")
+            raise NotSimulated(f"not simulated: {own}")
         launcher, settings = self.launcher, dict(own)
         if "--" in self.words:  # `axolotl train FILE --launcher torchrun -- --nproc_per_node 4`
             end = self.words.index("--")
@@ -239,7 +253,7 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
     try:
         settings = command.settings(folder)
     except WorkloadError as error:
-        raise WorkloadError(f"{shown}{f': {command.name}' if name else ''}: {error}") from None
+        raise type(error)(f"{shown}{f': {command.name}' if name else ''}: {error}") from None
     words = command.words[: command.words.index("--")] if "--" in command.words else command.words
     given, files = _options(words, folder, shown)
     options = frozenset(given)
@@ -253,7 +267,15 @@ def read_command(text: str, folder: FilePath, name: str | None = None) -> RawWor
                 return f"{file.source}:{file.line(path)}: {key}"
         return f"{shown}: --{key}"
 
-    source = _Source(name or text, text, folder, is_command=True, settings=settings, variables=command.variables)
+    source = _Source(
+        name or text,
+        text,
+        folder,
+        is_command=True,
+        settings=settings,
+        is_launched=bool(command.launcher),
+        variables=command.variables,
+    )
     return _read(command.table, given, source, place)
 
 

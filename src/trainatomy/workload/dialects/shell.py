@@ -10,8 +10,7 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from pathlib import Path as FilePath
+from collections.abc import Callable, Iterator, Mapping
 
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 """Commands that start a module or a script of a framework."""
@@ -26,7 +25,7 @@ _NAME = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SUM = re.compile(r"\$\((?:expr\s+|\()([\d\s+\-*/%\\()]+?)\)?\)")
 _ARITHMETIC = re.compile(r"\$\(\(.*?\)\)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_OPERATORS = {
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.catalog.architectures import architecture
 from trainatomy.workload.dialects.translation import configuration_of, is_off, names_in, visible_gpus
 from trainatomy.workload.overlay import get_key
 
@@ -53,7 +51,10 @@ def translate(said: Translation) -> None:
 def _environment(said: Translation) -> None:
     """Read GPUs: a process for each of ``NPROC_PER_NODE``; without it, one process spreads the model over all."""
     env = said.take("ENV") or {}
-    variables = {**{str(name): str(value) for name, value in dict(env).items()}, **said.variables}
+    if not isinstance(env, Mapping):
+        said.refuse("ENV", f"must be a mapping of variables to values, found {env!r}")
+        env = {}
+    variables = {**{str(name): str(value) for name, value in env.items()}, **said.variables}
     count = variables.get("NPROC_PER_NODE", "")
     if count.isdigit():
         said.set("parallel.gpus", int(count), "ENV")
@@ -62,23 +63,16 @@ def _environment(said: Translation) -> None:
     if visible > processes:
         said.refuse(
             "device_map",
-            f"not simulated: {processes} process(es) would spread the layers over {visible} GPUs (CUDA_VISIBLE_DEVICES): "
-            f"set NPROC_PER_NODE={visible} for a process on each. {_RUN}",
+            f"not simulated: {processes} process(es) would spread the layers over {visible} GPUs "
+            f"(CUDA_VISIBLE_DEVICES): set NPROC_PER_NODE={visible} for a process on each. {_RUN}",
         )
     elif not is_off(placement) and placement != "auto":
         said.refuse("device_map", f"{placement}: not simulated: a device map; {_RUN}")
 
 
 def _model(said: Translation) -> str:
-    """Read the model, of the hub or of ModelScope, and its precision; return the dtype of its weights."""
-    name, config = said.value("model"), configuration_of(said.value("model"))
-    if isinstance(name, str) and not config and not FilePath(name).exists():
-        known = architecture(name.rpartition("/")[2])
-        if known is not None:
-            said.take("model")
-            said.set("model.id", known.hub_id, "model")
-            said.assume(f"{name} is {known.hub_id}")
-            config = known.config
+    """Read the precision and the attention of the model; return the dtype of its weights."""
+    config = configuration_of(said.value("model"))
     given = said.take("torch_dtype")
     stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = str(given or stored)
@@ -157,15 +151,20 @@ def _quantisation(said: Translation, dtype: str) -> None:
     kind, double = said.take("bnb_4bit_quant_type", "nf4"), said.take("bnb_4bit_use_double_quant", True)
     compute, storage = said.take("bnb_4bit_compute_dtype"), said.take("bnb_4bit_quant_storage")
     if is_off(method):
+        if not is_off(bits):
+            said.assume("quant_bits has no effect without quant_method")
         return
-    config = configuration_of(get_key(said.mapping, ("model", "id")) or said.value("model"))
+    config = configuration_of(said.value("model"))
     if method != "bnb" or str(bits) not in ("4", "8"):
         key = "quant_method" if method != "bnb" else "quant_bits"
         said.refuse(key, f"{said.value(key)}: not simulated; bnb with 4 and 8 bits is. {_RUN}")
         return
     if "vision_config" in config:
         said.refuse("quant_method", f"bnb: not simulated for models that see, whose towers stay whole; {_RUN}")
-    section = {"load_in_4bit" if str(bits) == "4" else "load_in_8bit": True, "prepare_model_for_kbit_training": False}
+    section: dict[str, Any] = {
+        "load_in_4bit" if str(bits) == "4" else "load_in_8bit": True,
+        "prepare_model_for_kbit_training": False,
+    }
     if str(bits) == "4":
         section |= {
             "bnb_4bit_quant_type": kind,
@@ -220,7 +219,7 @@ def _sharding(said: Translation) -> str | None:
         return "deepspeed"
     fsdp = said.take("fsdp")
     if is_off(fsdp):
-        return None
+        return _launched(said)
     config = _preset(said, "fsdp", fsdp) or {}
     options = {str(key).removeprefix("fsdp_"): value for key, value in (config.get("fsdp_config") or {}).items()}
     if not is_off(options.pop("activation_cpu_offload", None)):
@@ -228,6 +227,16 @@ def _sharding(said: Translation) -> str | None:
     said.set("train.fsdp", str(config.get("fsdp", "full_shard auto_wrap")), "fsdp")
     said.set("train.fsdp_config", {"version": 2, **options}, "fsdp")
     return "checkpointed fsdp" if options.get("activation_checkpointing") else "fsdp"
+
+
+def _launched(said: Translation) -> str | None:
+    """Return what a launcher shards with; None for nothing."""
+    if get_key(said.mapping, ("train", "deepspeed")):
+        return "deepspeed"
+    if not get_key(said.mapping, ("train", "fsdp")):
+        return None
+    recomputes = get_key(said.mapping, ("train", "fsdp_config", "activation_checkpointing"))
+    return "checkpointed fsdp" if recomputes and not is_off(recomputes) else "fsdp"
 
 
 def _preset(said: Translation, key: str, value: Any) -> Mapping[str, Any] | None:
@@ -254,7 +263,7 @@ def _checkpointing(said: Translation, sharded: str | None) -> None:
     """Read checkpointing, which is on; PyTorch's non-reentrant one with DDP only."""
     wanted, options = not is_off(said.take("gradient_checkpointing", True)), said.take("gradient_checkpointing_kwargs")
     towers = said.take("vit_gradient_checkpointing")
-    if towers is not None and not is_off(towers) != wanted:
+    if towers is not None and is_off(towers) == wanted:
         said.refuse(
             "vit_gradient_checkpointing", f"not simulated: checkpointing of the tower alone, or not of it; {_RUN}"
         )
@@ -300,3 +309,8 @@ def _loss(said: Translation) -> None:
         said.refuse("optimizer", f"{optimizer}: not simulated: an optimizer that ms-swift makes itself; {_RUN}")
     said.set("train.include_num_input_tokens_seen", "all")
     said.assume("every token is in the loss, and the CPU waits in each micro-batch for its accuracy")
+    if said.take("use_logits_to_keep", True):
+        said.assume(
+            "of prompts ms-swift computes no logits (use_logits_to_keep): where samples have them, less is allocated, "
+            "and more may be reserved, as the sizes of logits vary"
+        )

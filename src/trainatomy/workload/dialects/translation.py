@@ -52,6 +52,7 @@ class Dialect:
         implied: Keys of a workload that follow from others, and are not said.
         flat: Whether keys are nested in its files; the table has their dotted paths, or those of whole sections.
         options: How an option of its command looks: ``--key value`` or ``key=value``.
+        several_gpus: Keys of a workload that its command sets on several GPUs.
         takes_all_gpus: Whether its command starts a process on each GPU that it may use.
         presets: Configurations of DeepSpeed and FSDP that it ships, by the names that stand for them.
     """
@@ -71,6 +72,7 @@ class Dialect:
     says: Mapping[str, str | Mapping[Any, Mapping[str, Any]]]
     implied: frozenset[str]
     options: str
+    several_gpus: Mapping[str, Any]
     takes_all_gpus: bool
     flat: bool
     presets: Mapping[str, Mapping[str, Any]]
@@ -104,6 +106,7 @@ def dialect(name: str) -> Dialect:
         says={path: key for key, path in raw["keys"].items()} | raw["says"],
         implied=frozenset(raw["implied"]),
         options=raw["options"],
+        several_gpus=raw.get("several_gpus", {}),
         takes_all_gpus=raw.get("takes_all_gpus", True),
         flat=raw.get("flat", False),
         presets=raw.get("presets", {}),
@@ -172,6 +175,7 @@ class Origin:
         text: Its text.
         keys: The key that set each key of the workload.
         assumed: What the framework does where the configuration says nothing.
+        several_gpus: Keys of the workload that the framework's command sets on several GPUs.
         counts: Numbers of GPUs and machines that were given beside it, by the keys of a workload.
     """
 
@@ -181,7 +185,15 @@ class Origin:
     text: str = field(repr=False)
     keys: Mapping[Path, str] = field(repr=False)
     assumed: tuple[str, ...] = ()
+    several_gpus: Mapping[str, Any] = field(default_factory=dict, repr=False)
     counts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def completed(self, mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a workload with what the framework's command sets on several GPUs, where nothing else is said."""
+        parallel = mapping.get("parallel")
+        if not isinstance(parallel, Mapping) or parallel.get("gpus", 1) == parallel.get("nodes", 1) == 1:
+            return mapping
+        return {**self.several_gpus, **mapping}
 
     @property
     def name(self) -> str:
@@ -195,7 +207,7 @@ class Translation:
     Args:
         table: The keys of its framework.
         given: The configuration, by its keys.
-        folder: Folder of its file, or the current one.
+        folder: Folder of its file, or the current one; None where no files are read.
         variables: Variables of the shell that are set for its command.
 
     Attributes:
@@ -212,7 +224,7 @@ class Translation:
         self,
         table: Dialect,
         given: Mapping[str, Any],
-        folder: FilePath,
+        folder: FilePath | None,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.table = table
@@ -240,7 +252,7 @@ class Translation:
         return self.value(key, default)
 
     def count(self, key: str, default: int) -> int:
-        """Return the whole number above 0 that a key has, or ``default``, and refuse any other value."""
+        """Return the whole number above 0 that a key has, refusing other values; ``default`` where it is not given."""
         value = self.take(key, default)
         text = str(value).strip()
         if isinstance(value, bool) or not text.isdigit() or int(text) < 1:
@@ -252,6 +264,9 @@ class Translation:
         """Return the file that a key names (see ``find_file``), refusing a name without a file."""
         name = self.take(key)
         if not isinstance(name, str):
+            return None
+        if self._folder is None:
+            self.reject(key, f"names a file, which is not read here: {name}")
             return None
         found = find_file(name, self._folder)
         if found is None:

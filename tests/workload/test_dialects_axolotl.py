@@ -1,0 +1,189 @@
+"""Configurations of axolotl: what they say as workloads, what is assumed, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainatomy.errors import WorkloadError
+from trainatomy.workload.reading import read, read_raw
+
+LORA = """\
+base_model: Qwen/Qwen2.5-0.5B
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_linear: true
+lora_mlp_kernel: false
+datasets: [{path: mhenrichsen/alpaca_2k_test, type: alpaca}]
+sequence_len: 2000
+sample_packing: true
+attn_implementation: flash_attention_2
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+optimizer: adamw_bnb_8bit
+learning_rate: 2e-4
+bf16: auto
+"""
+
+
+def written(folder: Path, text: str, name: str = "config.yml") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def said(folder: Path, text: str) -> dict[str, Any]:
+    (raw,) = read_raw(written(folder, text))
+    return dict(raw.mapping)
+
+
+def problem(folder: Path, text: str) -> str:
+    with pytest.raises(WorkloadError) as caught:
+        read(written(folder, text))
+    return str(caught.value).replace(str(folder), "")
+
+
+def without(text: str, *keys: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if line.partition(":")[0] not in keys)
+
+
+def test_packed_adapters_are_trained_as_axolotl_does(tmp_path: Path) -> None:
+    workload = read(written(tmp_path, LORA))
+    model, train, data = workload.model, workload.train, workload.data
+    assert (model.dtype, model.attn_implementation) == ("bfloat16", "flash_attention_2")
+    assert model.lora is not None and (model.lora.r, model.lora.target_modules) == (16, "all-linear")
+    assert (data.sequence_length, data.attention_mask) == (2048, False)  # 2,000 tokens, padded to a multiple of 64
+    assert train.gradient_checkpointing_kwargs == {"use_reentrant": True}
+    assert (train.bf16, train.tf32, train.average_tokens_across_devices) == (True, True, False)
+    assert train.include_num_input_tokens_seen == "all" and train.ddp_find_unused_parameters is False
+    assert (train.optim, train.learning_rate) == ("adamw_bnb_8bit", 2e-4)
+    assert workload.origin is not None
+    assert workload.origin.assumed == (
+        "the CPU waits in each micro-batch to count tokens (include_tkps)",
+        "packs are full, each of one sample of 2,048 tokens (sequence_len, padded to a multiple of 64); the one row of "
+        "a batch with 2 packs is computed as 2 rows",
+    )
+
+
+def test_four_bits_end_in_the_dtype_of_the_training(tmp_path: Path) -> None:
+    text = LORA.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true")
+    assert said(tmp_path, text)["model"]["quantization"] == {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_quant_storage": "bfloat16",
+        "prepare_model_for_kbit_training": False,
+    }
+    assert "with adapter: qlora only" in problem(tmp_path, LORA + "load_in_4bit: true\n")
+
+
+def test_samples_are_padded_without_packing(tmp_path: Path) -> None:
+    plain = said(tmp_path, LORA.replace("sample_packing: true", "sample_packing: false"))["data"]
+    assert plain == {"sequence_length": 2048, "attention_mask": True}
+    loose = LORA.replace("sample_packing: true", "pad_to_sequence_len: false")
+    assert said(tmp_path, loose)["data"]["sequence_length"] == 2000
+
+
+def test_evaluation_needs_data_and_an_interval(tmp_path: Path) -> None:
+    assert "eval_strategy" not in said(tmp_path, LORA + "val_set_size: 0.1\n")["train"]
+    train = said(tmp_path, LORA + "val_set_size: 0.1\nevals_per_epoch: 4\n")["train"]
+    assert (train["eval_strategy"], train["eval_on_start"], train["eval_accumulation_steps"]) == ("steps", True, 4)
+    assert "eval_strategy" not in said(tmp_path, LORA + "val_set_size: 0.0\nevals_per_epoch: 4\n")["train"]
+
+
+def test_liger_has_the_kernels_that_are_named(tmp_path: Path) -> None:
+    plugin = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
+    train = said(tmp_path, LORA + plugin + "liger_rms_norm: true\nliger_glu_activation: true\n")["train"]
+    assert train["use_liger_kernel"] and train["liger_kernel_config"] == {
+        "rope": False,
+        "rms_norm": True,
+        "layer_norm": False,
+        "swiglu": True,
+        "geglu": True,
+        "cross_entropy": False,
+        "fused_linear_cross_entropy": False,
+    }
+    assert "use_liger_kernel" not in said(tmp_path, LORA + "liger_rms_norm: true\n")["train"]
+
+
+def test_fsdp_of_the_first_version_is_the_trainers(tmp_path: Path) -> None:
+    text = without(LORA, "adapter", "lora_r", "lora_alpha", "lora_target_linear", "lora_mlp_kernel")
+    sharded = text + "fsdp_config: {fsdp_offload_params: true, fsdp_limit_all_gathers: true}\n"
+    train = said(tmp_path, sharded)["train"]
+    assert train["fsdp"] is True and train["fsdp_config"] == {"cpu_offload": True, "version": 1}
+    assert "config.yml:13: fsdp_version: 2: not simulated" in problem(tmp_path, sharded + "fsdp_version: 2\n")
+
+
+@pytest.mark.parametrize("targets", ["lora_target_linear: true", "lora_target_modules: [q_proj, k_proj, v_proj]"])
+def test_kernels_that_axolotl_switches_on_by_itself_are_refused(tmp_path: Path, targets: str) -> None:
+    text = without(LORA, "lora_mlp_kernel").replace("lora_target_linear: true", targets)
+    assert "adapter: not simulated: axolotl switches on its kernels" in problem(tmp_path, text)
+    assert "set lora_mlp_kernel: false" in problem(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "line", ["trust_remote_code: true", "load_in_8bit: true", "lora_target_modules: [q_proj, v_proj]"]
+)
+def test_kernels_that_replace_nothing_are_no_reason_to_refuse(tmp_path: Path, line: str) -> None:
+    removed = ("lora_mlp_kernel", *(("lora_target_linear",) if "modules" in line else ()))
+    read(written(tmp_path, f"{without(LORA, *removed)}{line}\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("lora_rr: 8", "/config.yml:17: lora_rr: is no key of axolotl 0.18; did you mean lora_r"),
+        ("rl: dpo", "/config.yml:17: rl: dpo: not simulated: the trainer of axolotl"),
+        ("deepspeed: nowhere.json", "/config.yml:17: deepspeed: no such file: nowhere.json"),
+        ("lora_dropout: much", "/config.yml:17: lora_dropout: must be a number"),
+        ("sequence_len: long", "/config.yml:17: sequence_len: must be a whole number above 0, found 'long'"),
+        ("evals_per_epoch: often", "/config.yml:17: evals_per_epoch: must be a number, found 'often'"),
+        ("seed: ${SEED}", "/config.yml:17: seed: is a template (${SEED})"),
+        ("qat: {weight_dtype: int4}", "/config.yml:17: qat: not simulated: training for quantised weights"),
+        ("activation_offloading: true", "/config.yml:17: activation_offloading: not simulated"),
+        ("context_parallel_size: 2", "/config.yml:17: context_parallel_size: not simulated: ring attention"),
+        ("attn_implementation: xformers", "/config.yml:17: attn_implementation: xformers: not simulated"),
+        ("attn_implementation: sdpa", "sample_packing: with sdpa: not simulated: packs run PyTorch's varlen_attn"),
+        ("optimizer: muon", "/config.yml:17: optimizer: muon: not simulated"),
+        ("gpu: h100", "gpu: is a key of a workload, and the file is a configuration of axolotl"),
+        ("finetuning_type: lora", "finetuning_type: is no key of axolotl"),
+        ("plugins: [axolotl.integrations.kd.KDPlugin]", "plugins: axolotl.integrations.kd.KDPlugin: not simulated"),
+        (
+            "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]",
+            "/config.yml:17: plugins: not simulated: cut cross-entropy, which never stores logits",
+        ),
+    ],
+)
+def test_what_is_wrong_or_not_simulated_is_named_with_its_line(tmp_path: Path, line: str, message: str) -> None:
+    key = line.partition(":")[0]
+    text = without(LORA, key)
+    removed = len(LORA.splitlines()) - len(text.splitlines())
+    assert message.replace(":17:", f":{17 - removed}:") in problem(tmp_path, f"{text}{line}\n")
+
+
+def test_keys_that_are_off_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    off = "relora: false\nfp8: null\ncontext_parallel_size: 1\ngptq: false\nwandb_project:\ntest_datasets:\nrl:\n"
+    read(written(tmp_path, LORA + off))
+
+
+def test_weights_of_which_some_stay_in_float32_are_refused(tmp_path: Path) -> None:
+    full = without(LORA, "adapter", "lora_r", "lora_alpha", "lora_target_linear", "lora_mlp_kernel", "sample_packing")
+    read(written(tmp_path, full))
+    assert "axolotl keeps embeddings" in problem(tmp_path, full.replace("flash_attention_2", "sdpa"))
+
+
+def test_a_command_names_the_launcher_and_its_gpus(tmp_path: Path) -> None:
+    file = written(tmp_path, LORA)
+    assert read(f"CUDA_VISIBLE_DEVICES=0,1 axolotl train {file} --micro-batch-size 1").parallel.gpus == 2
+    workload = read(f"accelerate launch --num_processes 4 -m axolotl.cli.train {file}")
+    assert (workload.parallel.gpus, workload.origin is not None) == (4, True)
+    assert read(f"axolotl train {file} --launcher torchrun -- --nproc_per_node=2").parallel.gpus == 2
+    with pytest.raises(WorkloadError, match="axolotl train: --fast: is no key of axolotl"):
+        read(f"axolotl train {file} --fast")
+    with pytest.raises(WorkloadError, match=r"nowhere.yml: cannot be read: No such file"):
+        read("axolotl train nowhere.yml")
