@@ -253,3 +253,9 @@ def test_context_parallelism_is_that_of_accelerate(tmp_path: Path) -> None:
     assert found.train.gradient_accumulation_steps == 4  # two data-parallel ranks
     with pytest.raises(WorkloadError, match="does not give the 3 GPUs"):
         workload_of(tmp_path, flags={"gpus": 3}, distributed__cp_size=2)
+
+
+def test_a_launcher_does_not_say_the_number_of_gpus(tmp_path: Path) -> None:
+    """Accumulation follows from it, and the recipe would have to be read again."""
+    with pytest.raises(WorkloadError, match="--launch: does not go with a recipe"):
+        workload_of(tmp_path, flags={"launch": "torchrun --nproc-per-node 2 train.py"})

@@ -232,7 +232,11 @@ class RawWorkload:
         mapping = overlay({}, self.mapping)
         problems, used = list(self.problems), dict(self.flags)
         places = dict(self.places)
-        if launch is not None:
+        if launch is not None and self.again is not None:
+            problems.append(
+                "--launch: does not go with a recipe, whose accumulation follows from the GPUs: give --gpus"
+            )
+        elif launch is not None:
             launched = read_launch(launch).settings(present.get("loop") or mapping.get("loop") or "trainer")
             for path, value in launched.items():
                 set_key(mapping, path, value)
