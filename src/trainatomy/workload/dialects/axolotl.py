@@ -99,8 +99,6 @@ def translate(said: Translation) -> None:
     _kernels(said)
     _plugins(said)
     _sharding(said)
-    if get_key(said.mapping, ("allocator",)) is None:  # axolotl/utils/__init__.py, set_pytorch_cuda_alloc_conf
-        said.set("allocator", "expandable_segments:True")
 
 
 def _model(said: Translation) -> None:
