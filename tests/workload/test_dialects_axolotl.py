@@ -62,7 +62,9 @@ def test_packed_adapters_are_trained_as_axolotl_does(tmp_path: Path) -> None:
     assert train.include_num_input_tokens_seen == "all" and train.ddp_find_unused_parameters is False
     assert (train.optim, train.learning_rate) == ("adamw_bnb_8bit", 2e-4)
     assert workload.origin is not None
+    assert workload.allocator == "expandable_segments:True"
     assert workload.origin.assumed == (
+        "the allocator has expandable segments (PYTORCH_ALLOC_CONF)",
         "the CPU waits in each micro-batch to count tokens (include_tkps)",
         "packs are full, each of one sample of 2,048 tokens (sequence_len, padded to a multiple of 64); the one row of "
         "a batch with 2 packs is computed as 2 rows",
@@ -181,7 +183,8 @@ def test_a_command_names_the_launcher_and_its_gpus(tmp_path: Path) -> None:
     file = written(tmp_path, LORA)
     assert read(f"CUDA_VISIBLE_DEVICES=0,1 axolotl train {file} --micro-batch-size 1").parallel.gpus == 2
     workload = read(f"accelerate launch --num_processes 4 -m axolotl.cli.train {file}")
-    assert (workload.parallel.gpus, workload.origin is not None) == (4, True)
+    assert (workload.parallel.gpus, workload.allocator) == (4, "")
+    assert read(f"PYTORCH_ALLOC_CONF=max_split_size_mb:64 axolotl train {file}").allocator == "max_split_size_mb:64"
     assert read(f"axolotl train {file} --launcher torchrun -- --nproc_per_node=2").parallel.gpus == 2
     with pytest.raises(WorkloadError, match="axolotl train: --fast: is no key of axolotl"):
         read(f"axolotl train {file} --fast")

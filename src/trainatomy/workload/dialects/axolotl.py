@@ -85,6 +85,8 @@ def translate(said: Translation) -> None:
             kind = said.value(key) if key != "reward_model" else "a reward model"
             said.abandon(key, f"{kind}: not simulated: the trainer of axolotl for it, which is not TRL's; {_RUN}")
             return
+    if get_key(said.mapping, ("allocator",)) == said.table.always["allocator"]:
+        said.assume("the allocator has expandable segments (PYTORCH_ALLOC_CONF)")
     _model(said)
     dtype = _precision(said)
     _adapters(said, dtype)
@@ -97,8 +99,6 @@ def translate(said: Translation) -> None:
     _kernels(said)
     _plugins(said)
     _sharding(said)
-    if get_key(said.mapping, ("allocator",)) is None:  # axolotl/utils/__init__.py, set_pytorch_cuda_alloc_conf
-        said.set("allocator", "expandable_segments:True")
 
 
 def _model(said: Translation) -> None:

@@ -109,7 +109,8 @@ class _Source:
 def _read(table: Dialect, given: Mapping[str, Any], source: _Source, place: Callable[[str], str]) -> RawWorkload:
     said = Translation(table, given, source.folder, source.variables)
     said.counts = source.counts
-    for path, value in {**source.settings, **source.counts}.items():
+    always = {} if source.is_launched else table.always
+    for path, value in {**always, **source.settings, **source.counts}.items():
         said.set(path, value)
     import_module(f"{__package__}.{table.id}").translate(said)
     said.finish()

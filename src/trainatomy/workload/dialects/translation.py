@@ -52,6 +52,7 @@ class Dialect:
         implied: Keys of a workload that follow from others, and are not said.
         flat: Whether keys are nested in its files; the table has their dotted paths, or those of whole sections.
         options: How an option of its command looks: ``--key value`` or ``key=value``.
+        always: Keys of a workload that its command sets.
         several_gpus: Keys of a workload that its command sets on several GPUs.
         takes_all_gpus: Whether its command starts a process on each GPU that it may use.
         presets: Configurations of DeepSpeed and FSDP that it ships, by the names that stand for them.
@@ -72,6 +73,7 @@ class Dialect:
     says: Mapping[str, str | Mapping[Any, Mapping[str, Any]]]
     implied: frozenset[str]
     options: str
+    always: Mapping[str, Any]
     several_gpus: Mapping[str, Any]
     takes_all_gpus: bool
     flat: bool
@@ -106,6 +108,7 @@ def dialect(name: str) -> Dialect:
         says={path: key for key, path in raw["keys"].items()} | raw["says"],
         implied=frozenset(raw["implied"]),
         options=raw["options"],
+        always=raw.get("always", {}),
         several_gpus=raw.get("several_gpus", {}),
         takes_all_gpus=raw.get("takes_all_gpus", True),
         flat=raw.get("flat", False),
