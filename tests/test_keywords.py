@@ -111,16 +111,16 @@ def test_compare_ops_and_measure_take_settings_too(monkeypatch: pytest.MonkeyPat
             function(WORKLOAD, batch={})
 
 
-def test_equal_steps_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainatomy.simulator.simulate import simulate
+def test_equal_steps_are_executed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainatomy.simulator.simulate import execute
 
-    simulated: list[Workload] = []
+    executed: list[Workload] = []
 
     def counting(workload: Workload, *arguments: Any, **options: Any) -> Any:
-        simulated.append(workload)
-        return simulate(workload, *arguments, **options)
+        executed.append(workload)
+        return execute(workload, *arguments, **options)
 
-    monkeypatch.setattr("trainatomy.api.predicting.simulate", counting)
+    monkeypatch.setattr("trainatomy.api.predicting.execute", counting)
     rows = [
         WORKLOAD.replace({"name": name, "gpu": gpu, "allocator": allocator})
         for name, gpu, allocator in [
@@ -131,7 +131,7 @@ def test_equal_steps_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None
         ]
     ]
     found = trainatomy.compare(rows)
-    assert len(simulated) == 2
+    assert len(executed) == 1  # one serves all that differ in their GPU and its allocator
     assert [each.name for each in found.predictions] == ["a", "b", "c", "d"]
     for row, prediction in zip(rows, found.predictions, strict=True):
         alone = api.predict(row)

@@ -45,6 +45,8 @@ _QUANT_TYPE: Path = ("model", "quantization", "quant_type")
 """Its flag takes a name; what ``config.json`` says of it needs a file."""
 _IMAGE_SIZE: Path = ("data", "image_size")
 """Its flag takes one text."""
+_RESHARD: Path = ("parallel", "reshard_after_forward")
+"""Its flag is a switch; its other values need a file."""
 _PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory"), ("generation", "use_cache")}
 _FILE_ONLY = {
     ("gpu", "base"),
@@ -111,6 +113,8 @@ def _name(path: Path) -> str:
 
 def _kind(path: Path, field: FieldInfo) -> Kind:
     types = members(field.annotation)
+    if path == _RESHARD:
+        return "switch"
     if _choices(field):
         return "choice"
     if str(path[-1]).endswith("_bytes"):
@@ -154,7 +158,7 @@ def _flag(path: Path, field: FieldInfo) -> Flag:
         kind=_kind(path, field),
         help=field.description or "",
         panel=_panel(path),
-        choices=_choices(field),
+        choices=() if path == _RESHARD else _choices(field),
         aliases=_ALIASES.get(path, ()),
         default=_default(field.default),
     )
