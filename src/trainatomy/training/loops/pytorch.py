@@ -75,6 +75,7 @@ def train(
     kind = torch.device(device).type
     scaler = spread.scaler(kind, enabled=settings.fp16)
     module = compiled(spread.module, settings)
+    outputs = Outputs(workload)
 
     closure = None
     if needs_closure(settings):
@@ -98,12 +99,10 @@ def train(
             observer.micro_step_begin(micro_step)
             with spread.synchronizes(last=micro_step == accumulation - 1), spread.sharing(batch):
                 with autocast(settings, kind), offloading(workload):
-                    outputs = module(**batch)
-                    loss = spread.loss(outputs)
-                outputs = outputs if workload.keep_outputs else None
+                    loss = spread.loss(outputs.kept(module(**batch)))
                 observer.forward_end()
                 scaler.scale(loss / accumulation).backward()
-                outputs = None
+                outputs.release()
             observer.loss_kept(loss)
             observer.micro_step_end(micro_step)
         update_weights(optimizers, scaler, spread, settings, observer)
@@ -138,6 +137,27 @@ class _NoAverage:
 
     def update_parameters(self, model: nn.Module) -> None:
         """Do nothing."""
+
+
+class Outputs:
+    """What a model returned, held through backward by loops that keep it in a variable.
+
+    Args:
+        workload: The training, which says so (``keep_outputs``).
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._is_kept = workload.keep_outputs
+        self._held: Any = None
+
+    def kept(self, outputs: Any) -> Any:
+        """Return what a model returned, which dies in the loss unless it is kept."""
+        self._held = outputs if self._is_kept else None
+        return outputs
+
+    def release(self) -> None:
+        """Let go of it."""
+        self._held = None
 
 
 def average_of(workload: Workload, model: nn.Module, observer: Observer) -> Any:
@@ -233,15 +253,14 @@ class ClosureSteps:
         self._optimizer.zero_grad(set_to_none=self._workload.zero_grad_set_to_none)
         observer.zero_grad_end()
         total = torch.zeros((), device=kind)
+        outputs = Outputs(self._workload)
         for number, batch in enumerate(held):
             observer.micro_step_begin(self._evaluations * count + number)
             with autocast(self._workload.train, kind), offloading(self._workload):
-                outputs = self._spread.module(**batch)
-                loss = self._spread.loss(outputs) / count
-            outputs = outputs if self._workload.keep_outputs else None
+                loss = self._spread.loss(outputs.kept(self._spread.module(**batch))) / count
             observer.forward_end()
             loss.backward()
-            outputs = None
+            outputs.release()
             total += loss.detach()
             observer.micro_step_end(self._evaluations * count + number)
         if self._workload.train.max_grad_norm > 0:
