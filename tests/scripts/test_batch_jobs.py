@@ -41,6 +41,11 @@ def test_a_job_of_slurm(tmp_path: Path) -> None:
     assert read_job(["sbatch", "--gpus=16", "--nodes", "2", "--wrap", "python train.py"]).gpus == 8
 
 
+def test_where_output_goes_is_no_argument_of_the_script() -> None:
+    wrapped = "cd work; BS=8\npython train.py --batch $BS --name 'a > b' > log.txt 2>&1 & wait"
+    assert read_job(["sbatch", "--wrap", wrapped]).command == ("python", "train.py", "--batch", "8", "--name", "a > b")
+
+
 def test_a_task_of_skypilot(tmp_path: Path) -> None:
     file = tmp_path / "task.yaml"
     file.write_text(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.dialects.shell import commands_in
 from trainatomy.workload.reading import read
+from trainatomy.workload.shell import commands_in
 
 SFT = "swift sft --model Qwen/Qwen2.5-0.5B --dataset swift/self-cognition#500 --torch_dtype bfloat16 --max_length 1024"
 

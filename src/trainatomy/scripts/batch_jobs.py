@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainatomy.errors import WorkloadError
+from trainatomy.workload.dialects.recognise import usual_commands
 from trainatomy.workload.document import parse
+from trainatomy.workload.shell import LAUNCHERS, commands_in
 
-_LAUNCHERS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "llamafactory-cli", "trl", "axolotl", "swift")
-"""Words that start a training, unless a framework's table names others."""
 _WITH_VALUE = re.compile(
     r"-[A-Za-z]|--(?!exclusive\b|wait\b|hold\b|requeue\b|verbose\b|down\b|yes\b|detach-run\b)[\w-]+"
 )
 """Options of sbatch, srun and sky that take the next word."""
 _GPU_OPTIONS = ("--gres", "--gpus-per-node", "--gpus", "-G")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(\S.*)?")
+_VARIABLE = re.compile(r"\$(\{\w+\}|\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,37 +143,19 @@ def _with_command(job: BatchJob, text: str, variables: Mapping[str, str]) -> Bat
     Raises:
         WorkloadError: The script holds none, or one with a variable that is known on the machine only.
     """
-    commands = list(_commands(text, {**os.environ, **variables}))
-    trains = [words for words in commands if Path(words[0]).name in _LAUNCHERS]
-    if not trains:
-        raise WorkloadError(f"{job.source}: no command of it is known to train ({', '.join(_LAUNCHERS)} …)")
-    words = trains[-1]
-    unknown = [match for word in words for match in _VARIABLE.findall(word)]
-    if unknown:
-        name = next(part for part in unknown[0] if part)
-        raise WorkloadError(f"{job.source}: ${name} is not known here: set it before `trainatomy check`")
-    return replace(job, command=tuple(words))
+    found: list[str] | None = None
+    for words, _ in commands_in(text, {**os.environ, **variables}):
+        command = _own_options(words[1:])[1] if words[0] == "srun" else words
+        if command and Path(command[0]).name in _trainers():
+            found = command
+    if found is None:
+        raise WorkloadError(f"{job.source}: no command of it is known to train ({', '.join(_trainers())} …)")
+    unknown = next((match for word in found if (match := _VARIABLE.search(word))), None)
+    if unknown is not None:
+        raise WorkloadError(f"{job.source}: {unknown[0]} is not known here: set it before `trainatomy check`")
+    return replace(job, command=tuple(found))
 
 
-def _commands(text: str, variables: dict[str, str]) -> Iterator[list[str]]:
-    """Yield the commands of a script, with the variables in them that it sets or that are known."""
-    for line in re.sub(r"\\\s*\n", " ", text).splitlines():
-        if assigned := _ASSIGNED.fullmatch(line.strip()):
-            value = _expanded((assigned[2] or "").strip("\"'"), variables)
-            if not re.search(r"\s\S+\s", value) and "$(" not in value:
-                variables[assigned[1]] = value
-                continue
-        try:
-            words = shlex.split(_expanded(line, variables), comments=True)
-        except ValueError:
-            continue
-        if words[:1] == ["srun"]:
-            words = _own_options(words[1:])[1]
-        while words and _ASSIGNED.fullmatch(words[0]) and len(words) > 1:
-            words = words[1:]
-        if words:
-            yield words
-
-
-def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[0]), text)
+def _trainers() -> list[str]:
+    """Return the first words of commands that train: of launchers, and of frameworks."""
+    return [*LAUNCHERS, *dict.fromkeys(command.split()[0] for command in usual_commands())]

@@ -7,8 +7,6 @@ precision, FSDP, DeepSpeed and the degrees of parallelism.  Of the script's own 
 from __future__ import annotations
 
 import argparse
-import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any
@@ -17,6 +15,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.workload import launch_accelerate
 from trainatomy.workload.document import parse
 from trainatomy.workload.launch_accelerate import Launch, count, launch_of
+from trainatomy.workload.shell import commands_in
 
 
 def read_launch(text: str) -> Launch:
@@ -49,12 +48,7 @@ def _text(path: FilePath) -> str:
 
 def _command_in(text: str) -> list[str] | None:
     """Return the words of the first launch command in a text, from the launcher on; None if there is none."""
-    joined = re.sub(r"\\\s*\n", " ", text)
-    for line in joined.splitlines():
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:
-            continue
+    for words, _ in commands_in(text):
         for index, word in enumerate(words):
             if FilePath(word).name == "torchrun" or word == "torch.distributed.run":
                 return ["torchrun", *words[index + 1 :]]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainatomy.errors import NotSimulated, WorkloadError
-from trainatomy.workload.dialects.shell import LAUNCHERS, commands_in
 from trainatomy.workload.dialects.translation import (
     DIALECTS,
     Dialect,
@@ -28,6 +27,7 @@ from trainatomy.workload.document import Document, parse
 from trainatomy.workload.launch import read_launch
 from trainatomy.workload.overrides import RawWorkload
 from trainatomy.workload.section import Path, Problem
+from trainatomy.workload.shell import LAUNCHERS, commands_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,7 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "python", "python3")
 """Commands that start a module or a script of a framework."""
@@ -36,9 +37,16 @@ _MAX_LINES = 400
 """Lines that a quoted text may have; an apostrophe in a text that is no command opens one that never ends."""
 
 
-def commands_in(text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Yield the words of each command, with the variables that are set by then."""
-    variables: dict[str, str] = {}
+def commands_in(
+    text: str, known: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Yield the words of each command, with the variables that are set by then.
+
+    Args:
+        text: The script.
+        known: Variables that are set before it.
+    """
+    variables = dict(known)
     lines = re.sub(r"\\[ \t]*\n", " ", text).splitlines()
     index = 0
     while index < len(lines):
