@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import NotSimulated, WorkloadError
 from trainatomy.workload.dialects.answer import answer_in, rewritten, settings_in
 from trainatomy.workload.dialects.translation import DIALECTS, dialect
 from trainatomy.workload.reading import read, read_raw
@@ -34,6 +34,7 @@ gradient_accumulation_steps: 2
 learning_rate: 1.0e-4
 bf16: true
 """
+ZERO_3 = {"zero_optimization": {"stage": 3}}
 
 
 def written(folder: Path, text: str, name: str = "train.yaml") -> str:
@@ -77,9 +78,9 @@ def test_llamafactory_casts_what_it_trains_unless_it_is_told_not_to(tmp_path: Pa
         "trainable_dtype": "float32",
     }
     assert "trainable_dtype" not in said(tmp_path, full + "pure_bf16: true\n")["model"]
-    written(tmp_path, json.dumps({"zero_optimization": {"stage": 3}}), "ds.json")
+    written(tmp_path, json.dumps(ZERO_3), "ds.json")
     sharded = said(tmp_path, full + "deepspeed: ds.json\n")
-    assert "trainable_dtype" not in sharded["model"] and sharded["train"]["deepspeed"] == str(tmp_path / "ds.json")
+    assert "trainable_dtype" not in sharded["model"] and sharded["train"]["deepspeed"] == ZERO_3
 
 
 def test_llamafactory_quantises_with_the_dtype_of_the_training(tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_llamafactory_quantises_with_the_dtype_of_the_training(tmp_path: Path) -
         ("use_unsloth: true", "/train.yaml:17: use_unsloth: not simulated: Unsloth's kernels"),
         ("pissa_init: true", "/train.yaml:17: pissa_init: not simulated"),
         ("deepspeed: nowhere.json", "/train.yaml:17: deepspeed: no such file: nowhere.json"),
+        ("deepspeed: [zero3]", "/train.yaml:17: deepspeed: must name a file, found ['zero3']"),
         ("lora_dropout: much", "/train.yaml:17: lora_dropout: must be a number"),
         ("seed: ${SEED}", "/train.yaml:17: seed: is a template (${SEED})"),
         ("train_dataset: data/v1.yaml", "is a key of LLaMA-Factory's v1 trainer"),
@@ -109,6 +111,29 @@ def test_llamafactory_quantises_with_the_dtype_of_the_training(tmp_path: Path) -
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, line: str, message: str) -> None:
     assert message in problem(tmp_path, f"{LORA}{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "is_wrong"),
+    [
+        ("lora_rnk: 8", True),
+        ("flash_attn: fa9", True),
+        ("quantization_bit: 3", True),
+        ("deepspeed: train.yaml", True),
+        ("use_unsloth: true", False),
+    ],
+)
+def test_what_is_wrong_is_told_apart_from_what_is_not_simulated(tmp_path: Path, line: str, is_wrong: bool) -> None:
+    """A wrong value is wrong in the framework too, which need not be executed to learn it."""
+    with pytest.raises(WorkloadError) as caught:
+        read(written(tmp_path, f"{LORA}{line}\n"))
+    assert isinstance(caught.value, NotSimulated) is not is_wrong
+
+
+def test_a_broken_configuration_of_deepspeed_is_named_with_the_line_that_names_it(tmp_path: Path) -> None:
+    written(tmp_path, '{"zero_optimization": {', "ds.json")
+    message = problem(tmp_path, LORA + "deepspeed: ds.json\n")
+    assert message.startswith("/train.yaml:17: deepspeed:") and "/ds.json" in message and "\n" not in message
 
 
 @pytest.mark.parametrize("stage", ["dpo", "kto", "rm", "ppo"])

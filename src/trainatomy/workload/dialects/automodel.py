@@ -111,7 +111,7 @@ def _spread(said: Translation) -> bool:
     world = int(parallel["gpus"]) * int(parallel.get("nodes", 1))
     if world % contexts or (ranks is not None and ranks * contexts != world):
         key = "distributed.dp_size" if ranks is not None else "distributed.cp_size"
-        said.refuse(key, f"dp_size {ranks or 'none'} × cp_size {contexts} does not give the {world} GPUs")
+        said.reject(key, f"dp_size {ranks or 'none'} × cp_size {contexts} does not give the {world} GPUs")
     if contexts > 1:
         said.set("parallel.cp_size", contexts, "distributed.cp_size")
     _batch(said, max(world // contexts, 1))
@@ -305,7 +305,7 @@ def _adapters(said: Translation) -> None:
             "computes again (peft.use_memory_efficient_lora)"
         )
     for key in keys.keys() - _OF_PEFT:
-        said.refuse(f"peft.{key}", "is no key of PeftConfig")
+        said.reject(f"peft.{key}", "is no key of PeftConfig")
 
 
 def _dtype_of_adapters(said: Translation, named: Any) -> str:
@@ -417,7 +417,7 @@ def _loss(said: Translation) -> None:
     if is_off(keys.pop("fp32_upcast", True)):
         said.refuse("loss_fn.fp32_upcast", "false: not simulated: a loss in the dtype of the logits")
     for key in keys.keys() - {"ignore_index", "reduction"}:
-        said.refuse(f"loss_fn.{key}", "is no key of MaskedCrossEntropy")
+        said.reject(f"loss_fn.{key}", "is no key of MaskedCrossEntropy")
 
 
 def _optimizer(said: Translation) -> None:

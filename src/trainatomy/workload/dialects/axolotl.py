@@ -165,14 +165,14 @@ def _adapters(said: Translation, dtype: str) -> None:
     cast = said.take("peft_autocast_adapter_dtype", True)
     if is_off(kind):
         if four or eight:
-            said.refuse("load_in_4bit" if four else "load_in_8bit", "needs an adapter, as axolotl says: set adapter")
+            said.reject("load_in_4bit" if four else "load_in_8bit", "needs an adapter, as axolotl says: set adapter")
         return
     if kind not in ("lora", "qlora"):
         said.refuse("adapter", f"{kind}: not simulated; lora and qlora are. {_RUN}")
         return
     for key in ("lora_r", "lora_alpha"):
         if given[key] is None:
-            said.refuse("adapter", f"{kind}: {key} is missing, for which axolotl has no default")
+            said.reject("adapter", f"{kind}: {key} is missing, for which axolotl has no default")
         elif key == "lora_r":
             said.set("model.lora.r", given[key], key)
     for key, name in _PLAIN.items():
@@ -186,7 +186,7 @@ def _adapters(said: Translation, dtype: str) -> None:
     elif not is_off(targets):
         said.set("model.lora.target_modules", targets, "lora_target_modules")
     elif is_off(given["lora_target_parameters"]):
-        said.refuse("adapter", f"{kind}: names no layers: set lora_target_linear or lora_target_modules")
+        said.reject("adapter", f"{kind}: names no layers: set lora_target_linear or lora_target_modules")
     if cast is False:
         said.set("model.trainable_dtype", dtype, "peft_autocast_adapter_dtype")
     _quantisation(said, kind, dtype, given["bnb_config_kwargs"] or {})
@@ -196,7 +196,7 @@ def _quantisation(said: Translation, kind: str, dtype: str, options: Mapping[str
     """Read quantised weights; norms and embeddings end in the dtype of the others, whatever peft casts in between."""
     four, eight = not is_off(said.value("load_in_4bit")), not is_off(said.value("load_in_8bit"))
     if kind == "qlora" and not four:
-        said.refuse("adapter", "qlora: needs load_in_4bit: true, as axolotl says")
+        said.reject("adapter", "qlora: needs load_in_4bit: true, as axolotl says")
     elif kind == "lora" and four:
         said.refuse(
             "load_in_4bit", "quantises with adapter: qlora only; with lora, axolotl casts all weights to float32"
@@ -396,13 +396,11 @@ def _sharding(said: Translation) -> None:
     sharded = not is_off(said.take("deepspeed")) or _fsdp(said)
     if not sharded:
         said.set("train.ddp_find_unused_parameters", not is_off(unused), "ddp_find_unused_parameters")
-    if isinstance(said.value("deepspeed"), Mapping):
-        said.set("train.deepspeed", said.value("deepspeed"), "deepspeed")
-    elif not is_off(said.value("deepspeed")) and (file := said.file("deepspeed")) is not None:
-        said.set("train.deepspeed", str(file), "deepspeed")
+    if (deepspeed := said.configuration("deepspeed")) is not None:
+        said.set("train.deepspeed", deepspeed, "deepspeed")
     config, version, switch = said.take("fsdp_config") or {}, said.take("fsdp_version"), said.take("fsdp")
     if not isinstance(config, Mapping):
-        said.refuse("fsdp_config", f"must be a mapping of keys to values, found {config!r}")
+        said.reject("fsdp_config", f"must be a mapping of keys to values, found {config!r}")
         return
     settings = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
     version = version or settings.get("version") or 1
@@ -432,7 +430,7 @@ def _number(said: Translation, key: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        said.refuse(key, f"must be a number, found {value!r}")
+        said.reject(key, f"must be a number, found {value!r}")
         return 0.0
     if key != "num_epochs":  # which the table reads as well
         said.take(key)

@@ -5,9 +5,9 @@ Sources: ``hparams/parser.py``, ``model/adapter.py`` and ``model/patcher.py`` of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainatomy.workload.deepspeed import read_deepspeed, zero_stage
+from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.dialects.translation import is_off, names_in
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _STAGES = {
     "kto": "the KTO trainer of LLaMA-Factory, which is not TRL's",
 }
 _RUN = "`trainatomy run llamafactory-cli train FILE` executes LLaMA-Factory itself without a GPU"
+_OF_ADAPTERS = "lora_rank lora_alpha lora_target lora_dropout use_rslora use_dora additional_target".split()
 _VERSION_1 = ("train_dataset", "dist_config", "model_class")
 
 
@@ -34,7 +35,7 @@ def translate(said: Translation) -> None:
     if stage in _STAGES:
         said.refuse("stage", f"{stage}: not simulated: {_STAGES[stage]}; {_RUN}")
     if not said.take("do_train", False) and said.gives("do_train"):
-        said.refuse("do_train", "false: the file trains nothing")
+        said.reject("do_train", "false: the file trains nothing")
     _method(said)
     _precision(said)
     _quantisation(said)
@@ -45,7 +46,7 @@ def translate(said: Translation) -> None:
     if attention in _ATTENTION:
         said.set("model.attn_implementation", _ATTENTION[attention], "flash_attn")
     elif attention != "auto":
-        said.refuse("flash_attn", f"has no value {attention!r}; known: auto, {', '.join(_ATTENTION)}")
+        said.reject("flash_attn", f"has no value {attention!r}; known: auto, {', '.join(_ATTENTION)}")
 
 
 def _method(said: Translation) -> None:
@@ -56,15 +57,7 @@ def _method(said: Translation) -> None:
     if method == "lora":
         _adapters(said)
     else:
-        for key in (
-            "lora_rank",
-            "lora_alpha",
-            "lora_target",
-            "lora_dropout",
-            "use_rslora",
-            "use_dora",
-            "additional_target",
-        ):
+        for key in _OF_ADAPTERS:
             said.take(key)
     if method in ("freeze", "oft"):
         reason = "training of some layers" if method == "freeze" else "OFT's adapters"
@@ -77,14 +70,13 @@ def _method(said: Translation) -> None:
 
 
 def _adapters(said: Translation) -> None:
-    rank = said.take("lora_rank", 8)
+    rank = said.count("lora_rank", 8)
     said.set("model.lora.r", rank, "lora_rank")
-    said.set("model.lora.lora_alpha", said.take("lora_alpha", 2 * _whole(rank)), "lora_alpha")
+    said.set("model.lora.lora_alpha", said.take("lora_alpha", 2 * rank), "lora_alpha")
     said.set("model.lora.task_type", "CAUSAL_LM")
     unused = said.take("ddp_find_unused_parameters", False)
     said.set("train.ddp_find_unused_parameters", unused, "ddp_find_unused_parameters")
-    target = said.take("lora_target", "all")
-    names = names_in(target)
+    names = names_in(said.take("lora_target", "all"))
     said.set("model.lora.target_modules", "all-linear" if names == ["all"] else names, "lora_target")
     if saved := said.take("additional_target"):
         said.set("model.lora.modules_to_save", names_in(saved), "additional_target")
@@ -96,13 +88,10 @@ def _adapters(said: Translation) -> None:
 
 def _precision(said: Translation) -> None:
     """Read the dtype of weights: as stored; trained ones are cast to float32, except with pure_bf16 or ZeRO-3."""
-    zero3 = False
-    if isinstance(said.value("deepspeed"), dict):
-        zero3 = zero_stage(said.value("deepspeed")) == 3
-    elif file := said.file("deepspeed"):
-        zero3 = zero_stage(read_deepspeed(str(file))) == 3
-        said.set("train.deepspeed", str(file), "deepspeed")
-    if not said.take("pure_bf16", False) and (not zero3 or said.gives("quantization_bit")):
+    deepspeed = said.configuration("deepspeed")
+    if deepspeed is not None:
+        said.set("train.deepspeed", deepspeed, "deepspeed")
+    if not said.take("pure_bf16", False) and (zero_stage(deepspeed) != 3 or said.gives("quantization_bit")):
         said.set("model.trainable_dtype", "float32")
         said.assume("trained weights are cast to float32 (pure_bf16)")
 
@@ -126,7 +115,7 @@ def _quantisation(said: Translation) -> None:
     elif str(bits) == "8":
         said.set("model.quantization.load_in_8bit", True, "quantization_bit")
     else:
-        said.refuse("quantization_bit", f"{bits}: bitsandbytes has 4 and 8 bits")
+        said.reject("quantization_bit", f"{bits}: bitsandbytes has 4 and 8 bits")
 
 
 def _compute_dtype(said: Translation) -> str:
@@ -163,13 +152,5 @@ def _data(said: Translation) -> None:
 def _evaluation(said: Translation) -> None:
     """Read evaluation: it needs data, which ``val_size`` or ``eval_dataset`` give."""
     said.take("val_size")
-    workers = said.take("ray_num_workers")
-    if workers and _whole(workers) > 1:
-        said.set("parallel.gpus", _whole(workers), "ray_num_workers")
-
-
-def _whole(value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        return 0
+    if (workers := said.count("ray_num_workers", 1)) > 1:
+        said.set("parallel.gpus", workers, "ray_num_workers")

@@ -52,7 +52,7 @@ def _environment(said: Translation) -> None:
     """Read GPUs: a process for each of ``NPROC_PER_NODE``; without it, one process spreads the model over all."""
     env = said.take("ENV") or {}
     if not isinstance(env, Mapping):
-        said.refuse("ENV", f"must be a mapping of variables to values, found {env!r}")
+        said.reject("ENV", f"must be a mapping of variables to values, found {env!r}")
         env = {}
     variables = {**{str(name): str(value) for name, value in env.items()}, **said.variables}
     count = variables.get("NPROC_PER_NODE", "")
@@ -188,7 +188,7 @@ def _rows(said: Translation) -> None:
     said.set("data.attention_mask", not (packs or joins))
     if (packs or joins) and get_key(said.mapping, ("model", "attn_implementation")) not in _JOINING:
         key = "packing" if packs else "padding_free"
-        said.refuse(key, "needs attn_impl: flash_attn, as ms-swift says")
+        said.reject(key, "needs attn_impl: flash_attn, as ms-swift says")
     if long is None:
         said.assume("samples of 512 tokens, as max_length is not given: give --sequence-length for yours")
     else:
@@ -213,14 +213,14 @@ def _sharding(said: Translation) -> str | None:
     """Read DeepSpeed and FSDP, whose configurations have names; return which of them is used."""
     deepspeed = said.take("deepspeed")
     if not is_off(deepspeed):
-        config = _preset(said, "deepspeed", deepspeed)
+        config = said.configuration("deepspeed")
         if config is not None:
             said.set("train.deepspeed", config, "deepspeed")
         return "deepspeed"
     fsdp = said.take("fsdp")
     if is_off(fsdp):
         return _launched(said)
-    config = _preset(said, "fsdp", fsdp) or {}
+    config = said.configuration("fsdp") or {}
     options = {str(key).removeprefix("fsdp_"): value for key, value in (config.get("fsdp_config") or {}).items()}
     if not is_off(options.pop("activation_cpu_offload", None)):
         said.refuse("fsdp", f"not simulated: activations in host memory (activation_cpu_offload); {_RUN}")
@@ -239,26 +239,6 @@ def _launched(said: Translation) -> str | None:
     return "checkpointed fsdp" if recomputes and not is_off(recomputes) else "fsdp"
 
 
-def _preset(said: Translation, key: str, value: Any) -> Mapping[str, Any] | None:
-    """Return a configuration by its name, by its file, or as it is written; refuse what is none of them."""
-    if isinstance(value, Mapping):
-        return value
-    if value in said.table.presets:
-        return said.table.presets[value]
-    if str(value).lstrip().startswith("{"):
-        text = str(value)
-    elif (file := said.file(key)) is not None:
-        text = file.read_text(encoding="utf-8")
-    else:
-        return None
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        said.refuse(key, f"is no JSON: {error}")
-        return None
-    return content if isinstance(content, Mapping) else None
-
-
 def _checkpointing(said: Translation, sharded: str | None) -> None:
     """Read checkpointing, which is on; PyTorch's non-reentrant one with DDP only."""
     wanted, options = not is_off(said.take("gradient_checkpointing", True)), said.take("gradient_checkpointing_kwargs")
@@ -275,7 +255,7 @@ def _checkpointing(said: Translation, sharded: str | None) -> None:
         try:
             options = json.loads(options)
         except ValueError:
-            said.refuse("gradient_checkpointing_kwargs", f"is no JSON: {options}")
+            said.reject("gradient_checkpointing_kwargs", f"is no JSON: {options}")
             return
     is_ddp = (get_key(said.mapping, ("parallel", "gpus")) or 1) > 1 and sharded is None
     chosen = options or {"use_reentrant": not is_ddp}

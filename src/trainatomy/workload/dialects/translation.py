@@ -259,14 +259,17 @@ class Translation:
         value = self.take(key, default)
         text = str(value).strip()
         if isinstance(value, bool) or not text.isdigit() or int(text) < 1:
-            self.refuse(key, f"must be a whole number above 0, found {value!r}")
+            self.reject(key, f"must be a whole number above 0, found {value!r}")
             return default
         return int(text)
 
     def file(self, key: str) -> FilePath | None:
         """Return the file that a key names (see ``find_file``), refusing a name without a file."""
         name = self.take(key)
+        if name is None:
+            return None
         if not isinstance(name, str):
+            self.reject(key, f"must name a file, found {name!r}")
             return None
         if self._folder is None:
             self.reject(key, f"names a file, which is not read here: {name}")
@@ -275,6 +278,32 @@ class Translation:
         if found is None:
             self.reject(key, f"no such file: {name}, from {FilePath.cwd()} or a folder of the configuration")
         return found
+
+    def configuration(self, key: str) -> Mapping[str, Any] | None:
+        """Return a configuration that a key has: as it is written, by the name of one that ships, or by its file."""
+        value = self.take(key)
+        if is_off(value):
+            return None
+        if isinstance(value, Mapping):
+            return value
+        if str(value) in self.table.presets:
+            return self.table.presets[str(value)]
+        text, source = str(value), "the value"
+        try:
+            if not text.lstrip().startswith("{"):
+                file = self.file(key)
+                if file is None:
+                    return None
+                source = str(file)
+                text = file.read_text(encoding="utf-8")
+            content = json.loads(text)
+        except (OSError, ValueError) as error:
+            self.reject(key, f"{source} is no JSON: {error}")
+            return None
+        if not isinstance(content, Mapping):
+            self.reject(key, f"{source} is no mapping of keys to values")
+            return None
+        return content
 
     def section(self, name: str) -> dict[str, Any]:
         """Return the values of all keys under a dotted path, which the table then leaves alone."""
@@ -360,6 +389,6 @@ class Translation:
                 self.set(f"train.{key}", value, key)
         elif key not in table.marks | table.together:
             hint = suggestion(key, table.known())
-            self.refuse(
+            self.reject(
                 key, f"is no key of {table.name} {table.release}{hint}; keys that are not known may change memory"
             )
