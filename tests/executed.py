@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from trainatomy.api import predict
 from trainatomy.results.prediction import Prediction
-from trainatomy.simulator.simulate import Simulation, simulate, topology_of
+from trainatomy.simulator.simulate import simulate, topology_of
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 Result = TypeVar("Result")

@@ -20,7 +20,7 @@ from trainatomy import predict
 from trainatomy.errors import TrainatomyError
 from trainatomy.prediction.assemble import keep_executed
 from trainatomy.reporters.json import to_json
-from trainatomy.simulator.simulate import Simulation
+from trainatomy.simulator.simulation import Simulation
 
 HERE = Path(__file__).resolve().parent
 UNSTABLE = {"seconds_taken", "versions", "timeline", "schema", "name", "workload", "card", "trainer_state.json"}

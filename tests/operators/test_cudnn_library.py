@@ -41,7 +41,7 @@ from trainatomy.operators.allocation.plan import KernelCall, Processor, Scratch
 from trainatomy.results.operations import Call
 from trainatomy.results.prediction import Fact, Prediction
 from trainatomy.simulator import cudnn
-from trainatomy.simulator.notes import plan_notes
+from trainatomy.simulator.run_notes import plan_notes
 from trainatomy.workload.schema import Workload
 
 SWAPPED: dict[Kind, Kind] = {"forward": "input gradient", "input gradient": "forward"}

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainatomy.results.trace import AllocationTrace
-from trainatomy.simulator.simulate import Simulation
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
 
 LAYERS = 2

@@ -24,7 +24,8 @@ from trainatomy.reporters.text.rendering import render
 from trainatomy.results.prediction import GroupUse, Plan
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.parallel.data_parallel import take_tensors
-from trainatomy.simulator.simulate import Simulation, simulate, topology_of
+from trainatomy.simulator.simulate import simulate, topology_of
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.reading import read_all
 from trainatomy.workload.schema import Workload
 

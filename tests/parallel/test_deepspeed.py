@@ -15,7 +15,8 @@ from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, workload
 from trainatomy.analysis.outside_allocator import nccl_bytes
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.search.axes import axes_of
-from trainatomy.simulator.simulate import Simulation, simulate, topology_of
+from trainatomy.simulator.simulate import simulate, topology_of
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
 
 RANKS = 4

@@ -13,7 +13,8 @@ from trainatomy.errors import WorkloadError
 from trainatomy.measurement.process.job import Task
 from trainatomy.measurement.process.pool import TimeLimit
 from trainatomy.reporters.subject_sentences import checkpoint
-from trainatomy.simulator.simulate import Simulation, simulate, topology_of
+from trainatomy.simulator.simulate import simulate, topology_of
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from trainatomy.simulator import simulate as simulation
 from trainatomy.simulator.cards import Card, CardBytes, Cards, others_like
 from trainatomy.simulator.cudnn import chosen_alike
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.simulate import Simulation, execute, simulate
+from trainatomy.simulator.simulate import execute, simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 GPUS = (

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.simulator.simulate import Simulation, simulate, steps_needed
+from trainatomy.simulator.simulate import simulate, steps_needed
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.run import run

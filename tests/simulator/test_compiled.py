@@ -12,7 +12,8 @@ import torch
 from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.simulator.compiled import preload_compiler, simulated_compiler
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 Factory = Callable[..., Workload]

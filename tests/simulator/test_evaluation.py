@@ -9,7 +9,8 @@ from executed import predicted, simulated
 
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.evaluation import RepeatedBatches
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 VOCABULARY = 4096

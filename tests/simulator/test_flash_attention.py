@@ -10,7 +10,8 @@ from transformers import modeling_flash_attention_utils as utilities
 from transformers import modeling_utils
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.training.samples import PADDED_SHARE
 from trainatomy.workload import Workload
 

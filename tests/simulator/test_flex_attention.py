@@ -16,7 +16,8 @@ from trainatomy.simulator.flex.attention import Tuning
 from trainatomy.simulator.flex.block_mask import kept_share
 from trainatomy.simulator.flex.calls import MAY_SPILL, SPILLS
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 Factory = Callable[..., Workload]

@@ -7,7 +7,8 @@ import pytest
 from trainatomy.allocator.replay import replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.steps import with_further_steps
 from trainatomy.workload import Workload
 

@@ -8,7 +8,8 @@ import pytest
 from executed import predicted, simulated
 
 from trainatomy.errors import WorkloadError
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.workload import Workload
 

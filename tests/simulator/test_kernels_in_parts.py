@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainatomy.simulator.notes import run_notes
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.simulator.run_notes import run_notes
 
 ROWS, COLUMNS = 100, 1000
 LARGE = 4 * ROWS * COLUMNS

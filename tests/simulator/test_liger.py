@@ -10,7 +10,8 @@ import torch
 
 from trainatomy.errors import MissingLibrary
 from trainatomy.simulator.adapters import liger as simulated
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 LLAMA = {

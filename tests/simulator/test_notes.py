@@ -10,7 +10,7 @@ from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.catalog.instances import find_instance
 from trainatomy.catalog.versions import parse_version
 from trainatomy.results.prediction import LeadingNote
-from trainatomy.simulator.notes import _machine_notes, notes_of, notes_on, version_notes
+from trainatomy.simulator.notes import _link_notes, notes_of, notes_on, version_notes
 from trainatomy.workload import Workload
 
 GPT2 = {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50}}
@@ -83,6 +83,6 @@ def said_of(keys: dict[str, object]) -> tuple[str, ...]:
 @pytest.mark.parametrize(("gpu", "gpus", "noted"), [("l40s", 4, True), ("l40s", 1, False), ("h200", 4, False)])
 def test_the_speed_of_collectives_over_pcie_is_said_to_be_nominal(gpu: str, gpus: int, noted: bool) -> None:
     workload = Workload.from_mapping({"model": {"id": "gpt2"}, "gpu": gpu, "parallel": {"gpus": gpus}})
-    found = [note for note in _machine_notes(workload) if "collectives over PCIe" in note]
+    found = [note for note in _link_notes(workload) if "collectives over PCIe" in note]
     assert len(found) == noted
     assert not noted or f"calibrate --gpus {gpus}" in found[0]

@@ -16,7 +16,8 @@ from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.traffic import crosses, is_asynchronous
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 MODEL = """

@@ -16,7 +16,8 @@ import trainatomy
 from trainatomy.errors import WorkloadError
 from trainatomy.operators.counts import count
 from trainatomy.simulator.live import on_meta
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.quantization import load_on_device, scales

@@ -13,7 +13,8 @@ from trainatomy.runs.pools import KEPT_RUNS
 from trainatomy.runs.predicting import PredictionPool, prediction_pool, recollections
 from trainatomy.simulator.micro_batches import Recollections, RememberedRun
 from trainatomy.simulator.repetition import Repetition
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.workload import Workload
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from trainatomy.simulator.repetition import Repetition
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 Factory = Callable[..., Workload]

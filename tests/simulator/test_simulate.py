@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from trainatomy.errors import FactoryError, SimulationError
-from trainatomy.simulator.simulate import Simulation, simulate, steps_needed
+from trainatomy.simulator.simulate import simulate, steps_needed
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 Factory = Callable[..., Workload]

@@ -16,7 +16,8 @@ from trainatomy.api import predict
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.memory import SkippedSteps, totals_of_run
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.steps import BEGIN, END, makes_states, with_skipped_steps
 from trainatomy.training.run import CountedSteps
 from trainatomy.workload import Workload

@@ -13,7 +13,8 @@ import trainatomy
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import WorkloadError
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.quantization import load_on_device, scales

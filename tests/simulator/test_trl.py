@@ -11,7 +11,8 @@ from trainatomy import predict
 from trainatomy.allocator.replay import replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
 pytest.importorskip("trl")

@@ -10,7 +10,8 @@ from torch import nn
 
 from trainatomy.api import predict
 from trainatomy.errors import WorkloadError
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.training.optimizer import create_custom
 from trainatomy.workload import TrainSpec, Workload
 

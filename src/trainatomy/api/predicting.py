@@ -24,7 +24,8 @@ from trainatomy.runs.predicting import recollections, shared_epochs, shared_simu
 from trainatomy.simulator import live
 from trainatomy.simulator.lengths import simulate_lengths
 from trainatomy.simulator.micro_batches import Recollections
-from trainatomy.simulator.simulate import Simulation, execute, simulate, topology_of
+from trainatomy.simulator.simulate import execute, simulate, topology_of
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.factory import user_code
 from trainatomy.workload.arguments import path_of

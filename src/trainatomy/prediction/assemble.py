@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trainatomy.results.operations import Operations
     from trainatomy.results.time import Pipeline, Time
     from trainatomy.results.trace import AllocationTrace, DriverCall, TimedOperation
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.timing.step import RankStep
     from trainatomy.workload.schema import Workload
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.prediction.assemble import Executed
     from trainatomy.results.operations import OperationBreakdown, Operations
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.timing.cost_model import CostModel
     from trainatomy.workload.schema import Workload
 

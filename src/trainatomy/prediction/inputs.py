@@ -16,7 +16,7 @@ from trainatomy.results.prediction import Basis, Fact
 
 if TYPE_CHECKING:
     from trainatomy.catalog.links import Links
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
     from trainatomy.results.time import Bound, Communication, Time
     from trainatomy.simulator.lengths import Epochs
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.requests.predicting import PredictRequest
     from trainatomy.results.prediction import Prediction
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.parallel import ParallelSpec
     from trainatomy.workload.schema import Workload
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.results.operations import Padding
     from trainatomy.results.time import Time
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.model import ModelSpec
     from trainatomy.workload.schema import Workload
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainatomy.results.operations import Operations
     from trainatomy.results.time import Time
     from trainatomy.results.trace import DriverCall
-    from trainatomy.simulator.simulate import Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 
 

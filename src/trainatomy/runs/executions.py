@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
-    from trainatomy.simulator.simulate import Execution, Simulation
+    from trainatomy.simulator.simulation import Execution, Simulation
     from trainatomy.workload.schema import Workload
 
 Made = TypeVar("Made")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
     from trainatomy.requests.predicting import PredictRequest
     from trainatomy.results.prediction import Prediction
-    from trainatomy.simulator.simulate import Execution, Simulation
+    from trainatomy.simulator.simulation import Execution, Simulation
     from trainatomy.workload.schema import Workload
 
     Result = Prediction | TrainatomyError

@@ -21,9 +21,10 @@ from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of
 from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.script import MANY_STEPS, Ending, ScriptRun
-from trainatomy.simulator.notes import host_memory_notes, plan_notes, run_notes, trial_notes, version_notes
+from trainatomy.simulator.notes import version_notes
 from trainatomy.simulator.releases import part_notes
-from trainatomy.simulator.simulate import Simulation
+from trainatomy.simulator.run_notes import host_memory_notes, plan_notes, run_notes, trial_notes
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.steps import with_further_steps
 from trainatomy.workload.schema import Workload
 

@@ -18,7 +18,8 @@ from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.operations import Operations
 from trainatomy.simulator.pieces import Beginning, Piece, StepLibrary, StepShapes, Stitched, cut, same_events
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.simulate import Simulation, simulate
+from trainatomy.simulator.simulate import simulate
+from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.batch import BatchesOfLengths
 from trainatomy.training.labels import IGNORED

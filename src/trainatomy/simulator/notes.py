@@ -1,119 +1,29 @@
-"""Notes on what a simulation leaves out or does otherwise than the user may expect.
-
-Notes on what is assumed of the images and recordings of a sample, and on what becomes of images.
-"""
+"""Notes on the description of a training: what is left out, or done otherwise than the user may expect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import nn
 
-from trainatomy.catalog.gpus import find_gpu, has_recorded_engines
+from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.instances import find_instance
 from trainatomy.catalog.links import points_of
 from trainatomy.catalog.versions import behaviour, parse_version, version_note, version_text
 from trainatomy.libraries import version_of
-from trainatomy.operators.allocation.cudnn.backend import EXTRA
-from trainatomy.results.operations import Call
 from trainatomy.results.prediction import LeadingNote, fsdp_version
-from trainatomy.results.trace import PlansTried
 from trainatomy.simulator.adapters.registry import adapter_notes
-from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.storages import HostMemory
-from trainatomy.simulator.values import Values
-from trainatomy.training.image_layout import SEVERAL, rule_of
-from trainatomy.training.images import PIX2STRUCT_PATCHES, REGIONS, has_assumed_length
+from trainatomy.simulator.image_notes import sample_notes
 from trainatomy.training.lengths import drawn_lengths
 from trainatomy.training.model import unwrap, weights_dtype
 from trainatomy.training.optimizer import needs_closure
-from trainatomy.training.positions import Lengths, is_of_trl, lengths, sequence_note
-from trainatomy.training.samples import input_names
-from trainatomy.training.shape import Shape, shape_of
-from trainatomy.units import by, human_bytes, many
+from trainatomy.training.positions import lengths, sequence_note
+from trainatomy.units import human_bytes
 from trainatomy.workload.fsdp import SHARDING_STRATEGY
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import max_length, packing_strategy, steps_per_generation
-
-if TYPE_CHECKING:
-    from trainatomy.workload.data import DataSpec
-
-
-_OTHERS = "data.factory makes others"
-
-
-def sample_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
-    """Yield notes on the images and recordings of a sample; what was decided for the user leads."""
-    if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
-        return
-    shape = shape_of(model, Lengths(0, 0), workload.data)
-    names = input_names(shape)
-    if is_of_trl(workload):
-        if "pixel_values" in names:
-            yield LeadingNote("samples hold text only: the trainers of TRL are simulated without images")
-        return
-    if "pixel_values" in names or shape.main_input == "pixel_values_videos":
-        yield from _assumed_images(shape, workload.data)
-        yield from _changed_images(shape)
-    if "flattened_patches" in names:
-        yield LeadingNote(f"one image of {PIX2STRUCT_PATCHES:,} patches per sample, assumed; {_OTHERS}")
-    if {"visual_feats", "visual_embeds"}.intersection(names):
-        yield LeadingNote(f"{REGIONS} regions of an image per sample, assumed; {_OTHERS}")
-    if any(has_assumed_length(shape, name) for name in names):
-        yield LeadingNote(f"a recording of 10 seconds per sample, assumed; {_OTHERS}")
-
-
-def _assumed_images(shape: Shape, data: DataSpec) -> Iterator[str]:
-    """Yield which images a sample is taken to have, with the flags that change it."""
-    may_be_several = bool(shape.image_token) and getattr(shape.config, "model_type", "") in SEVERAL
-    changes = ["--image-size"] if data.image_size is None and _has_a_choice(shape) else []
-    changes += ["--images"] if data.images is None and may_be_several else []
-    is_unknown = data.images is None and shape.image_token is not None and rule_of(shape) is None
-    if data.image_size is not None or not (changes or is_unknown):
-        return
-    count = "one image" if shape.images == 1 else many(shape.images, "image")
-    whole = ", not cut into tiles" if _is_cut(shape) else ""
-    what = f"{count} of {by(shape.original_size)} per sample{whole}"
-    then = f"{' and '.join(changes)} change{'s' if len(changes) == 1 else ''} it" if changes else _OTHERS
-    yield LeadingNote(f"{what}, assumed; {then}")
-
-
-def _has_a_choice(shape: Shape) -> bool:
-    """Return whether images of different sizes become something else, in a way that is known."""
-    rule = rule_of(shape)
-    _, side, _ = shape.default_image_size
-    sizes = ((side, side), (side, 2 * side), (4 * side, 4 * side))
-    return rule is not None and len({rule(shape, *size) for size in sizes}) > 1
-
-
-def _is_cut(shape: Shape) -> bool:
-    """Return whether a processor cuts an image of the default size into tiles, which is taken whole here."""
-    rule = rule_of(shape)
-    return rule is not None and rule(shape, *shape.original_size).views > shape.layout.views
-
-
-def _changed_images(shape: Shape) -> Iterator[str]:
-    """Yield what becomes of images of a size that the user gave."""
-    if shape.asked_size is None:
-        return
-    layout, asked = shape.layout, by(shape.asked_size)
-    size = by((layout.height, layout.width))
-    tokens = f": {many(shape.image_tokens, 'token')} each" if shape.image_tokens else ""
-    if layout.rows:
-        grid = by((layout.rows, layout.columns))
-        beside = " beside the whole image" if layout.has_whole else ""
-        yield f"images of {asked} are cut into {grid} tiles of {size}{beside}{tokens}"
-    elif asked != size:
-        names_size = shape.vision is shape.config and hasattr(shape.config, "image_size")
-        other = "; --config image_size=… makes a model for others" if names_size else ""
-        yield f"images of {asked} are resized to {size}, which {shape.class_name} takes{tokens}{other}"
-
-
-_MAX_PLACES = 3
-"""Places that a note names."""
 
 _KINDS = {"float16": "fp16", "bfloat16": "bf16"}
 """Types of 16 bits, as dtypes and as settings of ``TrainingArguments``."""
@@ -138,108 +48,8 @@ def version_notes(torch_version: tuple[int, int], capability: tuple[int, int]) -
         yield f"the build of PyTorch {release} on PyPI has no kernels for {gpus}: install one from {known['index']}"
 
 
-def trial_notes(trials: Mapping[int, PlansTried], *, known: bool) -> Iterator[str]:
-    """Yield a note where convolutions tried cuDNN's algorithms; ``known``: its library names them."""
-    if not trials:
-        return
-    timed = max(each.timed for each in trials.values())
-    yield (
-        f"torch.backends.cudnn.benchmark is on: for {len(trials)} convolutions PyTorch tries cuDNN's algorithms in the "
-        f"first call, with the largest workspace of all, and keeps the fastest of the first {timed} (torch.backends."
-        "cudnn.benchmark_limit), here assumed to be the one that cuDNN's heuristics prefer; algorithms by FFT, which "
-        "need the most and are named on a GPU only, are counted where an H200 mostly tried them"
-    )
-    if not known:
-        yield f"without cuDNN's library only a few of these algorithms are known; the first step may need more: {EXTRA}"
-
-
-def plan_notes(calls: Sequence[Call], cudnn: str | None) -> Iterator[str]:
-    """Yield a note where a version of cuDNN chose convolutions' plans whose choices on a GPU were not recorded."""
-    if cudnn is None or has_recorded_engines(cudnn):
-        return
-    if any(call.name.startswith("aten::convolution") for call in calls):
-        yield (
-            f"cuDNN {cudnn} names the plans of convolutions as it does without a driver; which others run on a GPU was "
-            "recorded with 9.19 only (9.20 names the same), so that some workspaces may differ"
-        )
-
-
-def run_notes(recorder: Recorder) -> Iterator[str]:
-    """Yield notes on what the run assumes: choices that decide a size, comparisons of tokens, memory without a rule."""
-    yield from _choice_notes(recorder.values)
-    for name, what in recorder.uncounted.items():
-        yield f"{name} allocates more on a GPU than is counted: {what}"
-    if written := sorted(recorder.mixed.written):
-        yield (
-            f"computed values are written to tensors in host memory ({', '.join(written)}), where they count "
-            "as 0 and True, and as False if they say that something overflows"
-        )
-    if recorder.too_long_transcript is not None:
-        labels, frames = recorder.too_long_transcript
-        yield (
-            f"a transcript has {labels} labels and its sound {frames} frames, so that the loss of CTC is infinite and "
-            "its gradients are no numbers, for which some kernels are quicker (in bf16 up to 11 times): set "
-            "data.target_length to what is spoken, about 15 letters or 3.5 word pieces a second"
-        )
-    yield from _random_notes(recorder.host_draws & recorder.unseeded)
-    if recorder.scalar_reads.numbers_differ:
-        yield (
-            "Python code asks whether computed whole numbers, such as generated tokens, are equal: they are assumed to "
-            "differ, so that a loop that waits for a token runs to its limit"
-        )
-
-
-def _random_notes(unseeded: Set[str]) -> Iterator[str]:
-    """Yield a note where forward passes take random numbers, and do something else each time, that nobody seeds."""
-    if unseeded:
-        yield (
-            f"what the forward pass computes depends on random numbers of {' and '.join(sorted(unseeded))}, which the "
-            "script does not seed: every run differs, in memory and time, and this is one of them"
-        )
-
-
-def _choice_notes(values: Values) -> Iterator[str]:
-    """Yield a note where an assumed choice decided the size of something."""
-    if "draw" in values.deciding:
-        yield (
-            "what is computed, or how large some results are, depends on random numbers that the GPU draws; others are "
-            "drawn here, so that these sizes differ a little"
-        )
-    if "choice" in values.deciding:
-        yield (
-            "how large some results are, such as the rows that each expert gets, depends on values: topk, max, argmax, "
-            "multinomial and the like are assumed to pick all entries equally often, so what they pick is spread evenly"
-        )
-
-
-def selection_notes(places: tuple[str, ...]) -> Iterator[str]:
-    """Yield a note where operations select by values that do not exist; ``places``: these operations, each once."""
-    if not places:
-        return
-    named = ", ".join(places[:_MAX_PLACES])
-    more = f" and {len(places) - _MAX_PLACES} more" if len(places) > _MAX_PLACES else ""
-    yield (
-        f"what these operations select depends on computed values: {named}{more}; it is assumed to be everything, and "
-        "all values to differ: the most that they can return, so memory and time may be lower on a GPU"
-    )
-
-
-def host_memory_notes(host: HostMemory) -> Iterator[str]:
-    """Yield a note where autograd saves in host memory."""
-    if host.pinned:
-        yield (
-            f"{human_bytes(host.pinned)} of pinned host memory hold activations, in blocks that PyTorch rounds up to "
-            "powers of two"
-        )
-    if host.pageable:
-        yield (
-            f"{human_bytes(host.pageable)} of host memory hold activations; it is not pinned, so that copies take "
-            "several times as long"
-        )
-
-
 Note = str | Callable[["Workload"], Iterator[str]]
-"""A sentence, or what returns sentences on the GPU of a training, which is executed once for several GPUs."""
+"""A sentence, or what returns sentences on a training: one execution serves several GPUs."""
 
 
 def notes_of(notes: Iterable[Note], workload: Workload) -> Iterator[str]:
@@ -270,7 +80,9 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[Note, ...]:
         *_closure_notes(workload),
         *_sharding_notes(workload),
         _era_notes,
-        _machine_notes,
+        _unified_memory_notes,
+        _link_notes,
+        _instance_notes,
     )
 
 
@@ -281,16 +93,20 @@ def _origin_notes(workload: Workload) -> Iterator[str]:
         yield LeadingNote(f"{origin.name}: {'; '.join(origin.assumed)}")
 
 
-def _machine_notes(workload: Workload) -> Iterator[str]:
-    """Yield what shares the memory of the GPU, which links were not measured, and what a named machine is."""
-    gpu, gpus = workload.resolve_gpu(), workload.parallel.gpus
+def _unified_memory_notes(workload: Workload) -> Iterator[str]:
+    """Yield what shares the memory of the GPU."""
+    gpu = workload.resolve_gpu()
     if gpu.unified_memory:
         yield LeadingNote(
             f"the {gpu.name} has one memory of {human_bytes(gpu.memory_bytes)} for the CPU and the GPU, and only what "
             "the GPU holds is predicted: what the system, the processes and their data loaders hold, and what is "
             "offloaded to host memory, comes off the same budget. Compare with what `free` shows as available"
         )
-    links = workload.parallel.links(gpu)
+
+
+def _link_notes(workload: Workload) -> Iterator[str]:
+    """Yield which links between GPUs were not measured."""
+    gpus, links = workload.parallel.gpus, workload.parallel.links(workload.resolve_gpu())
     link = links.within(gpus) if links is not None and gpus > 1 else None
     if link is not None and link.kind == "pcie" and not points_of(link.id) and not points_of(link.like):
         yield (
@@ -298,8 +114,13 @@ def _machine_notes(workload: Workload) -> Iterator[str]:
             "times were published, one reached half of it from four GPUs on and one a tenth. `trainatomy calibrate "
             f"--gpus {gpus}` measures yours"
         )
+
+
+def _instance_notes(workload: Workload) -> Iterator[str]:
+    """Yield what a named machine is, and what it costs."""
     if workload.instance is None:
         return
+    gpu, gpus = workload.resolve_gpu(), workload.parallel.gpus
     machine = find_instance(workload.instance)
     price = "no list price is known"
     if machine.usd_per_hour is not None:

@@ -25,7 +25,8 @@ from trainatomy.simulator import sparse_tensors
 from trainatomy.simulator.autocast import Autocast
 from trainatomy.simulator.autograd import BackwardOrder, Handler
 from trainatomy.simulator.cards import Card, Cards
-from trainatomy.simulator.driver import CurrentDevice, DeviceProperties, Hooks, MemoryCounters, install_driver
+from trainatomy.simulator.device import DeviceProperties, MemoryCounters
+from trainatomy.simulator.driver import CurrentDevice, Hooks, install_driver
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.flex.attention import Tuning
 from trainatomy.simulator.flex.calls import FlexCalls

@@ -40,7 +40,7 @@ from trainatomy.catalog.gpus import GPU, gpu_of_driver
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.operators.allocation.convolution import memory_format
 from trainatomy.simulator.cards import Cards
-from trainatomy.simulator.driver import DeviceProperties
+from trainatomy.simulator.device import DeviceProperties
 from trainatomy.simulator.flex.attention import OPERATION
 
 _GPU = torch.device("cuda", 0)

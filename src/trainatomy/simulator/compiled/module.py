@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.simulator.compiled.device import CompilerProperties, Trials, install_compiler, on_gpu, put_on_gpu
-from trainatomy.simulator.driver import SimulatedGenerator
+from trainatomy.simulator.device import SimulatedGenerator
 from trainatomy.simulator.process import SimulatedProcess
 
 _aten: Any = torch.ops.aten
