@@ -11,7 +11,9 @@ from trainatomy.catalog.instances import find_instance
 from trainatomy.catalog.versions import parse_version
 from trainatomy.results.prediction import LeadingNote
 from trainatomy.simulator.notes import _link_notes, notes_of, notes_on, version_notes
+from trainatomy.simulator.simulate import execute
 from trainatomy.workload import Workload
+from trainatomy.workload.dialects.translation import Origin
 
 GPT2 = {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50}}
 
@@ -86,3 +88,18 @@ def test_the_speed_of_collectives_over_pcie_is_said_to_be_nominal(gpu: str, gpus
     found = [note for note in _link_notes(workload) if "collectives over PCIe" in note]
     assert len(found) == noted
     assert not noted or f"calibrate --gpus {gpus}" in found[0]
+
+
+def test_an_execution_says_the_assumptions_of_the_file_that_asks() -> None:
+    """What two frameworks' files ask for may be executed once."""
+    keys = {"model": GPT2, "data": {"sequence_length": 4}, "gpu": "h200"}
+    first, second = (
+        Workload.from_mapping(keys).placed({}, Origin(name, "file", False, "", {}, (f"{name} has this default",)))
+        for name in ("trl", "axolotl")
+    )
+    execution = execute(first, find_gpu("h200"))
+    for workload, name, other in ((first, "trl", "axolotl"), (second, "axolotl", "trl")):
+        served = execution.on(workload, find_gpu("h200"))
+        assert served is not None
+        assert any(f"{name} has this default" in note for note in served.notes)
+        assert not any(f"{other} has this default" in note for note in served.notes)

@@ -49,7 +49,7 @@ def version_notes(torch_version: tuple[int, int], capability: tuple[int, int]) -
 
 
 Note = str | Callable[["Workload"], Iterator[str]]
-"""A sentence, or what returns sentences on a training: one execution serves several GPUs."""
+"""A sentence, or what returns sentences on a training: one execution serves several GPUs and files."""
 
 
 def notes_of(notes: Iterable[Note], workload: Workload) -> Iterator[str]:
@@ -64,7 +64,7 @@ def notes_of(notes: Iterable[Note], workload: Workload) -> Iterator[str]:
 def notes_on(workload: Workload, model: nn.Module) -> tuple[Note, ...]:
     """Return notes on the description of the training."""
     return (
-        *_origin_notes(workload),
+        _origin_notes,
         *_batch_norm(workload, model),
         *_dropped_layers(workload, model),
         *_data_parallel(workload),
