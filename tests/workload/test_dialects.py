@@ -254,3 +254,9 @@ def test_tables_name_keys_that_exist(name: str) -> None:
     named = {".".join(map(str, path)) for path in table.keys.values()} | table.says.keys() | table.implied
     assert {path for path in named if not path.startswith("trl.")} <= known
     assert not table.ignored.keys() & TrainSpec.model_fields.keys()
+
+
+def test_a_key_of_our_own_is_none_of_a_frameworks(tmp_path: Path) -> None:
+    """It is spelled like one of ``TrainingArguments``, beside which it stands."""
+    message = problem(tmp_path, LORA + "gradient_checkpointing_every: 2\n")
+    assert "/train.yaml:17: gradient_checkpointing_every: is no key of LLaMA-Factory" in message

@@ -24,6 +24,7 @@ from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.quantization import QuantizationSpec
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.support import belongs_to
+from trainatomy.workload.train import OWN_KEYS
 from trainatomy.workload.trl import applied_settings
 
 
@@ -203,7 +204,7 @@ def _settings(candidate: Candidate, workload: Workload) -> dict[str, Any]:
         key.removeprefix("train.") for each in candidate.changes for key in each.settings if key.startswith("train.")
     ]
     written = dict.fromkeys((*_ALWAYS, *changed, *workload.to_mapping().get("train", {})))
-    left_out = {"gradient_checkpointing_every"}
+    left_out = set(OWN_KEYS)
     if is_own(workload.train.optim):
         left_out |= {"optim", "optim_args"}
     elif workload.train.optim in OF_TORCH:

@@ -71,7 +71,7 @@ class Arguments:
         """Return whether ``name`` is accepted without being applied: ignored, not simulated, or without effect."""
         if name in self.accepted_values:
             return self.accepted_values[name].accepts(value)
-        return name in self.ignored or name in self.not_simulated or (name in self.refused and _is_off(value))
+        return name in self.ignored or name in self.not_simulated or (name in self.refused and is_off(value))
 
     def refusal_of(self, name: str) -> str | None:
         """Return why a value of ``name`` that changes something is refused, or None if ``name`` is never refused."""
@@ -80,7 +80,7 @@ class Arguments:
 
     def is_missed(self, name: str, value: Any) -> bool:
         """Return whether ``name: value`` would change the memory or the time of a training, and is not simulated."""
-        return name in self.not_simulated and not _is_off(value)
+        return name in self.not_simulated and not is_off(value)
 
     def package_of(self, optim: str) -> str | None:
         """Return the package beside PyTorch that an optimizer needs, from its name or from the path of its class."""
@@ -122,8 +122,9 @@ def is_own(optim: str) -> bool:
     return is_class_path(optim) or is_factory(optim)
 
 
-def _is_off(value: Any) -> bool:
-    return not value or (isinstance(value, str) and value.lower() in {"false", "no", "none", "null"})
+def is_off(value: Any) -> bool:
+    """Return whether a value switches a setting off: empty, false, or a word for it."""
+    return not value or (isinstance(value, str) and value.lower() in {"false", "no", "none", "null", "off"})
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The ``train`` section: names, meaning and defaults of transformers' ``TrainingArguments`` (5.17).
 
-``gradient_checkpointing_every`` is the only name of our own.
+``OWN_KEYS`` are names of our own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from trainatomy.workload.section import (
     Text,
     refuse,
 )
+
+OWN_KEYS = frozenset({"gradient_checkpointing_every"})
+"""Keys that ``TrainingArguments`` does not have."""
 
 
 def _optimizer(name: str) -> str:

@@ -22,7 +22,7 @@ from trainatomy.workload.dialects.recognise import read_again
 from trainatomy.workload.dialects.translation import Dialect, dialect
 from trainatomy.workload.model import LoraSpec
 from trainatomy.workload.schema import Workload
-from trainatomy.workload.train import TrainSpec
+from trainatomy.workload.train import OWN_KEYS
 
 if TYPE_CHECKING:
     from trainatomy.workload.dialects.translation import Origin
@@ -34,8 +34,6 @@ _OUTSIDE = {
     "gpu": "",
 }
 """Keys of a workload that a launcher or the environment says, and how."""
-_OWN = frozenset({"gradient_checkpointing_every"})
-"""Keys in ``train`` that ``TrainingArguments`` does not have."""
 _LORA_DEFAULTS = {f"model.lora.{name}": value for name, value in LoraSpec().model_dump(mode="json").items()}
 _SECTIONS = ("model.lora", "model.quantization")
 """Sections that a dialect switches on and off by a key of their own."""
@@ -174,8 +172,8 @@ def _said(table: Dialect, path: str, value: Any) -> Mapping[str, Any] | None:
     if rule is not None:
         return rule.get(value) if isinstance(value, bool | str) else None
     section, _, name = path.partition(".")
-    is_argument = section == "train" and name in TrainSpec.model_fields.keys() - _OWN and table.takes_arguments
-    return {name: value} if is_argument or (section == "trl" and "trl" in table.id) else None
+    has_it = section in table.sections and "." not in name and name not in OWN_KEYS
+    return {name: value} if has_it else None
 
 
 def rewritten(origin: Origin, change: Answer) -> str:

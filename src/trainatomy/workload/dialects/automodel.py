@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.workload.dialects.translation import configuration_of, is_off, names_in
+from trainatomy.workload.arguments import is_off
+from trainatomy.workload.dialects.translation import configuration_of, names_in
 from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:

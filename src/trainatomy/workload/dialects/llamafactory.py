@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainatomy.workload.arguments import is_off
 from trainatomy.workload.deepspeed import zero_stage
-from trainatomy.workload.dialects.translation import is_off, names_in
+from trainatomy.workload.dialects.translation import names_in
 
 if TYPE_CHECKING:
     from trainatomy.workload.dialects.translation import Translation

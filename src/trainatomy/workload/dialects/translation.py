@@ -18,11 +18,11 @@ from typing import Any
 
 from trainatomy.catalog.architectures import architecture
 from trainatomy.catalog.files import parse_yaml
-from trainatomy.workload.arguments import arguments
+from trainatomy.workload.arguments import arguments, is_off
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.overlay import set_key
 from trainatomy.workload.section import Path
-from trainatomy.workload.train import TrainSpec
+from trainatomy.workload.train import OWN_KEYS, TrainSpec
 
 DIALECTS = ("llamafactory", "trl", "axolotl", "swift", "automodel")
 """The tables, each a file of this folder."""
@@ -47,7 +47,7 @@ class Dialect:
         ignored: Keys that change neither memory nor time, with the reason.
         refused: Keys that are not simulated unless they are empty or false, with the reason.
         values: Values of refused keys that change nothing.
-        takes_arguments: Whether every name of ``TrainingArguments`` is a key too.
+        sections: Sections of a workload whose keys it has by their names: ``train``, those of ``TrainingArguments``.
         says: How a key of a workload is said: a key of the framework, or its keys and values by the workload's value.
         implied: Keys of a workload that follow from others, and are not said.
         flat: Whether keys are nested in its files; the table has their dotted paths, or those of whole sections.
@@ -69,7 +69,7 @@ class Dialect:
     ignored: Mapping[str, str]
     refused: Mapping[str, str]
     values: Mapping[str, tuple[Any, ...]]
-    takes_arguments: bool
+    sections: frozenset[str]
     says: Mapping[str, str | Mapping[Any, Mapping[str, Any]]]
     implied: frozenset[str]
     options: str
@@ -84,7 +84,7 @@ class Dialect:
         own = {*self.keys, *self.together, *self.renamed, *self.ignored, *self.refused, *self.marks}
         if self.flat:
             own |= {key.partition(".")[0] for key in own}
-        return own | (_argument_names() if self.takes_arguments else set())
+        return own | (_argument_names() if "train" in self.sections else set())
 
 
 @cache
@@ -104,7 +104,7 @@ def dialect(name: str) -> Dialect:
         ignored={key: reason for reason, keys in raw.get("ignored", {}).items() for key in keys},
         refused={key: rule if isinstance(rule, str) else rule["reason"] for key, rule in refused.items()},
         values={key: tuple(rule["values"]) for key, rule in refused.items() if isinstance(rule, Mapping)},
-        takes_arguments=raw.get("takes_arguments", False),
+        sections=frozenset(raw.get("sections", ())),
         says={path: key for key, path in raw["keys"].items()} | raw["says"],
         implied=frozenset(raw["implied"]),
         options=raw["options"],
@@ -127,7 +127,7 @@ def flattened(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @cache
 def _argument_names() -> set[str]:
-    return {*TrainSpec.model_fields, *arguments().names(), *arguments().synonyms}
+    return {*TrainSpec.model_fields.keys() - OWN_KEYS, *arguments().names(), *arguments().synonyms}
 
 
 def visible_gpus(variables: Mapping[str, str]) -> int:
@@ -160,11 +160,6 @@ def names_in(value: Any) -> list[str]:
     """Return the names in a list, or in a text that separates them by commas."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
     return [str(part).strip() for part in parts]
-
-
-def is_off(value: Any) -> bool:
-    """Return whether a value switches a key off: empty, false, or a word for it."""
-    return not value or (isinstance(value, str) and value.lower() in {"false", "no", "none", "null", "off"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +379,7 @@ class Translation:
                 self.set(".".join(map(str, table.keys[key])), value, key)
         elif key in table.ignored:
             return
-        elif table.takes_arguments and key in _argument_names():
+        elif "train" in table.sections and key in _argument_names():
             if value is not None:
                 self.set(f"train.{key}", value, key)
         elif key not in table.marks | table.together:
