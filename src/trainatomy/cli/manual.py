@@ -65,7 +65,7 @@ def most_used(command: Any) -> list[Entry]:
 def usage(command: Any, path: str) -> str:
     """Return the usage line: ``trainatomy predict [WORKLOAD.yaml] [OPTIONS]``; some commands take options first."""
     arguments = [_usage(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
-    options_first = getattr(command, "options_first", False)
+    options_first = getattr(command, "options_first", False) or any(word.startswith("--") for word in arguments)
     return " ".join([path, "[OPTIONS]", *arguments] if options_first else [path, *arguments, "[OPTIONS]"])
 
 
