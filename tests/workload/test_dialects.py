@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from configurations import problem, said, written
 
 from trainatomy.errors import NotSimulated, WorkloadError
 from trainatomy.workload.dialects.answer import answer_in, rewritten, settings_in
 from trainatomy.workload.dialects.translation import DIALECTS, dialect
-from trainatomy.workload.reading import read, read_raw
+from trainatomy.workload.reading import read
 from trainatomy.workload.section import leaves
 from trainatomy.workload.train import TrainSpec
 
@@ -35,24 +35,6 @@ learning_rate: 1.0e-4
 bf16: true
 """
 ZERO_3 = {"zero_optimization": {"stage": 3}}
-
-
-def written(folder: Path, text: str, name: str = "train.yaml") -> str:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
-def said(folder: Path, text: str) -> dict[str, Any]:
-    """Return the workload that a configuration says, as a raw mapping."""
-    (raw,) = read_raw(written(folder, text))
-    return dict(raw.mapping)
-
-
-def problem(folder: Path, text: str) -> str:
-    with pytest.raises(WorkloadError) as caught:
-        read(written(folder, text))
-    return str(caught.value).replace(str(folder), "")
 
 
 def test_llamafactory_trains_adapters_with_its_own_defaults(tmp_path: Path) -> None:

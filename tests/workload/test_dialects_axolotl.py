@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from configurations import problem, said, written
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.reading import read, read_raw
+from trainatomy.workload.reading import read
 
 LORA = """\
 base_model: Qwen/Qwen2.5-0.5B
@@ -28,23 +28,6 @@ optimizer: adamw_bnb_8bit
 learning_rate: 2e-4
 bf16: auto
 """
-
-
-def written(folder: Path, text: str, name: str = "config.yml") -> str:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
-def said(folder: Path, text: str) -> dict[str, Any]:
-    (raw,) = read_raw(written(folder, text))
-    return dict(raw.mapping)
-
-
-def problem(folder: Path, text: str) -> str:
-    with pytest.raises(WorkloadError) as caught:
-        read(written(folder, text))
-    return str(caught.value).replace(str(folder), "")
 
 
 def without(text: str, *keys: str) -> str:
@@ -118,7 +101,7 @@ def test_fsdp_of_the_first_version_is_the_trainers(tmp_path: Path) -> None:
     sharded = text + "fsdp_config: {fsdp_offload_params: true, fsdp_limit_all_gathers: true}\n"
     train = said(tmp_path, sharded)["train"]
     assert train["fsdp"] is True and train["fsdp_config"] == {"cpu_offload": True, "version": 1}
-    assert "config.yml:13: fsdp_version: 2: not simulated" in problem(tmp_path, sharded + "fsdp_version: 2\n")
+    assert "train.yaml:13: fsdp_version: 2: not simulated" in problem(tmp_path, sharded + "fsdp_version: 2\n")
 
 
 @pytest.mark.parametrize("targets", ["lora_target_linear: true", "lora_target_modules: [q_proj, k_proj, v_proj]"])
@@ -139,25 +122,25 @@ def test_kernels_that_replace_nothing_are_no_reason_to_refuse(tmp_path: Path, li
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("lora_rr: 8", "/config.yml:17: lora_rr: is no key of axolotl 0.18; did you mean lora_r"),
-        ("rl: dpo", "/config.yml:17: rl: dpo: not simulated: the trainer of axolotl"),
-        ("deepspeed: nowhere.json", "/config.yml:17: deepspeed: no such file: nowhere.json"),
-        ("lora_dropout: much", "/config.yml:17: lora_dropout: must be a number"),
-        ("sequence_len: long", "/config.yml:17: sequence_len: must be a whole number above 0, found 'long'"),
-        ("evals_per_epoch: often", "/config.yml:17: evals_per_epoch: must be a number, found 'often'"),
-        ("seed: ${SEED}", "/config.yml:17: seed: is a template (${SEED})"),
-        ("qat: {weight_dtype: int4}", "/config.yml:17: qat: not simulated: training for quantised weights"),
-        ("activation_offloading: true", "/config.yml:17: activation_offloading: not simulated"),
-        ("context_parallel_size: 2", "/config.yml:17: context_parallel_size: not simulated: ring attention"),
-        ("attn_implementation: xformers", "/config.yml:17: attn_implementation: xformers: not simulated"),
+        ("lora_rr: 8", "/train.yaml:17: lora_rr: is no key of axolotl 0.18; did you mean lora_r"),
+        ("rl: dpo", "/train.yaml:17: rl: dpo: not simulated: the trainer of axolotl"),
+        ("deepspeed: nowhere.json", "/train.yaml:17: deepspeed: no such file: nowhere.json"),
+        ("lora_dropout: much", "/train.yaml:17: lora_dropout: must be a number"),
+        ("sequence_len: long", "/train.yaml:17: sequence_len: must be a whole number above 0, found 'long'"),
+        ("evals_per_epoch: often", "/train.yaml:17: evals_per_epoch: must be a number, found 'often'"),
+        ("seed: ${SEED}", "/train.yaml:17: seed: is a template (${SEED})"),
+        ("qat: {weight_dtype: int4}", "/train.yaml:17: qat: not simulated: training for quantised weights"),
+        ("activation_offloading: true", "/train.yaml:17: activation_offloading: not simulated"),
+        ("context_parallel_size: 2", "/train.yaml:17: context_parallel_size: not simulated: ring attention"),
+        ("attn_implementation: xformers", "/train.yaml:17: attn_implementation: xformers: not simulated"),
         ("attn_implementation: sdpa", "sample_packing: with sdpa: not simulated: packs run PyTorch's varlen_attn"),
-        ("optimizer: muon", "/config.yml:17: optimizer: muon: not simulated"),
+        ("optimizer: muon", "/train.yaml:17: optimizer: muon: not simulated"),
         ("gpu: h100", "gpu: is a key of a workload, and the file is a configuration of axolotl"),
         ("finetuning_type: lora", "finetuning_type: is no key of axolotl"),
         ("plugins: [axolotl.integrations.kd.KDPlugin]", "plugins: axolotl.integrations.kd.KDPlugin: not simulated"),
         (
             "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]",
-            "/config.yml:17: plugins: not simulated: cut cross-entropy, which never stores logits",
+            "/train.yaml:17: plugins: not simulated: cut cross-entropy, which never stores logits",
         ),
     ],
 )
