@@ -39,13 +39,7 @@ def read(path: str | FilePath, flags: Mapping[str, Any] | None = None) -> Worklo
     Raises:
         WorkloadError: One line for each problem, such as ``file.yaml:7: train.fp16: ...``.
     """
-    raw = read_raw(path)
-    if len(raw) != 1:
-        validate_all(raw)
-        raise WorkloadError(
-            f"{path}: describes {len(raw)} workloads, but one is needed here; `trainatomy compare` takes several"
-        )
-    return raw[0].with_flags(flags or {}).validate()
+    return _only(read_raw(path), str(path)).with_flags(flags or {}).validate()
 
 
 def read_text(text: str, flags: Mapping[str, Any] | None = None) -> Workload:
@@ -60,15 +54,22 @@ def read_text(text: str, flags: Mapping[str, Any] | None = None) -> Workload:
     """
     if "\n" not in text.strip() and ": " not in text:
         return read(text.strip(), flags)
-    document = parse(text, "the training")
-    if not isinstance(document.value, Mapping):
-        raise WorkloadError(document.error((), "a workload is a mapping of keys (model, data, train, …) to values"))
-    table = dialect_of(document.value)
-    if table is not None:
-        raw = read_configuration(document, table, FilePath.cwd(), text)
-    else:
-        raw = _raw_workload(document, document.value, (), FilePath.cwd())
-    return raw.with_flags(flags or {}).validate()
+    raw = _in_document(text, "the training", FilePath.cwd())
+    return _only(raw, "the training").with_flags(flags or {}).validate()
+
+
+def _only(raw: list[RawWorkload], source: str) -> RawWorkload:
+    """Return the one workload of a source.
+
+    Raises:
+        WorkloadError: There are several; or what is wrong with them.
+    """
+    if len(raw) != 1:
+        validate_all(raw)
+        raise WorkloadError(
+            f"{source}: describes {len(raw)} workloads, but one is needed here; `trainatomy compare` takes several"
+        )
+    return raw[0]
 
 
 def read_all(path: str | FilePath, flags: Mapping[str, Any] | None = None) -> tuple[Workload, ...]:
@@ -87,19 +88,24 @@ def read_raw(path: str | FilePath) -> list[RawWorkload]:
     text = _text(path)
     if path.suffix == ".sh":
         return [read_command(text, path.parent, str(path))]
-    document = parse(text, str(path))
+    return _in_document(text, str(path), path.parent)
+
+
+def _in_document(text: str, source: str, folder: FilePath) -> list[RawWorkload]:
+    """Read every workload that the content of a file describes; ``folder``: where paths in it start."""
+    document = parse(text, source)
     content = document.value
     if not isinstance(content, Mapping):
         raise WorkloadError(document.error((), "a workload is a mapping of keys (model, data, train, …) to values"))
     if table := dialect_of(content):
-        return [read_configuration(document, table, path.parent, text)]
+        return [read_configuration(document, table, folder, text)]
     if ROWS not in content:
-        return [_raw_workload(document, content, (), path.parent)]
+        return [_raw_workload(document, content, (), folder)]
     rows = content[ROWS]
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise WorkloadError(document.error((ROWS,), "must be a list of workloads, each a mapping of keys to values"))
     common = {key: value for key, value in content.items() if key != ROWS}
-    return [_raw_workload(document, overlay(common, row), (ROWS, index), path.parent) for index, row in enumerate(rows)]
+    return [_raw_workload(document, overlay(common, row), (ROWS, index), folder) for index, row in enumerate(rows)]
 
 
 def _model_hint(path: FilePath) -> str:
