@@ -63,9 +63,9 @@ def most_used(command: Any) -> list[Entry]:
 
 
 def usage(command: Any, path: str) -> str:
-    """Return the usage line: ``trainatomy predict [WORKLOAD.yaml] [OPTIONS]``; some commands take options first."""
+    """Return the usage line; options stand first where what follows a command belongs to that command."""
     arguments = [_usage(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
-    options_first = getattr(command, "options_first", False) or any(word.startswith("--") for word in arguments)
+    options_first = getattr(command, "options_first", False) or any("-- " in word for word in arguments)
     return " ".join([path, "[OPTIONS]", *arguments] if options_first else [path, *arguments, "[OPTIONS]"])
 
 
