@@ -139,6 +139,12 @@ class Pool:
         self.blocks: dict[int, Block] = {}
         self.unmapped: dict[int, Block] = {}
 
+    def empty_copy(self, search_count: SearchCount) -> Pool:
+        """Return a pool with the same keys, for copies of the blocks."""
+        other = Pool(self.is_small, self.stream, self.min_rest, self.page_bytes, search_count)
+        other.keys = list(self.keys)
+        return other
+
     def insert(self, block: Block) -> None:
         """Add a free block."""
         block.inserted_at = self.search_count.searches

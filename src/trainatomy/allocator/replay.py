@@ -30,6 +30,7 @@ from array import array
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -109,47 +110,6 @@ Moment = tuple[int, "Callable[[CachingAllocator], None]"]
 """An event of a trace, and what to call with the allocator before it."""
 
 
-class Player:
-    """Player of the events of one trace in their order.
-
-    Args:
-        trace: The trace; it may grow.
-        allocator: The allocator.
-        moments: Those at which libraries take memory of their own, on which addresses of segments depend
-            (``library_moments``).  Those of a trace that grows are not known.
-    """
-
-    def __init__(self, trace: AllocationTrace, allocator: CachingAllocator, moments: Sequence[Moment] = ()) -> None:
-        self.allocator = allocator
-        self._trace = trace
-        self._choices = Choices(trace.choices, allocator.malloc, trace.trials, allocator.largest_possible)
-        self._handles: dict[int, int] = {}
-        self._moments = deque(moments)
-        self._done = 0
-
-    def play(self, end: int) -> None:
-        """Allocate and release what the next events say, up to the event of that index."""
-        while self._moments and self._moments[0][0] <= end:
-            event, notify = self._moments.popleft()
-            self._play(self._trace.events[self._done : event])
-            notify(self.allocator)
-            self._done = event
-        self._play(self._trace.events[self._done : end])
-        self._done = end
-
-    def _play(self, events: Sequence[Event]) -> None:
-        allocator, choices, handles = self.allocator, self._choices, self._handles
-        for action, allocation, requested, stream in events:
-            if action == "alloc" and allocation in choices.of:
-                handles[allocation] = choices.take(allocation, requested, stream)
-            elif action == "alloc":
-                handles[allocation] = allocator.malloc(requested, stream)
-            elif action == "free":
-                allocator.free(handles.pop(allocation))
-            else:
-                allocator.empty_cache()
-
-
 BEFORE_THE_STEP: Final = ("load", "other")
 """Phases before the first step, in which its kernels are not loaded yet."""
 HANDLE_LABEL: Final = "cublas_workspace"
@@ -189,6 +149,125 @@ class Replay:
     driver_calls: tuple[DriverCall, ...] = ()
 
 
+class Player:
+    """Player of the events of one trace in their order.
+
+    Args:
+        trace: The trace; it may grow.
+        allocator: The allocator.
+        moments: Those at which libraries take memory of their own, on which addresses of segments depend
+            (``library_moments``).  Those of a trace that grows are not known.
+
+    Attributes:
+        allocator: The allocator.
+        handles: Handles of the allocations that are held, by their numbers.
+    """
+
+    def __init__(self, trace: AllocationTrace, allocator: CachingAllocator, moments: Sequence[Moment] = ()) -> None:
+        self.allocator = allocator
+        self.handles: dict[int, int] = {}
+        self._trace = trace
+        self._choices = Choices(trace.choices, allocator.malloc, trace.trials, allocator.largest_possible)
+        self._moments = deque(moments)
+        self._done = 0
+
+    def play(self, end: int) -> None:
+        """Allocate and release what the next events say, up to the event of that index."""
+        while self._moments and self._moments[0][0] <= end:
+            event, notify = self._moments.popleft()
+            self._play(self._trace.events[self._done : event])
+            notify(self.allocator)
+            self._done = event
+        self._play(self._trace.events[self._done : end])
+        self._done = end
+
+    def _play(self, events: Sequence[Event]) -> None:
+        allocator, choices, handles = self.allocator, self._choices, self.handles
+        for action, allocation, requested, stream in events:
+            if action == "alloc" and allocation in choices.of:
+                handles[allocation] = choices.take(allocation, requested, stream)
+            elif action == "alloc":
+                handles[allocation] = allocator.malloc(requested, stream)
+            elif action == "free":
+                allocator.free(handles.pop(allocation))
+            else:
+                allocator.empty_cache()
+
+
+class RecordingPlayer(Player):
+    """Player on a new allocator that records what each event does; the arguments are those of ``replay``."""
+
+    def __init__(
+        self,
+        trace: AllocationTrace,
+        settings: AllocatorSettings,
+        capacity_bytes: int | None = None,
+        *,
+        device_bytes: int | None = None,
+        addresses: AddressPolicy | None = None,
+    ) -> None:
+        allocator = CachingAllocator(
+            settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses, on_driver=self._note
+        )
+        super().__init__(trace, allocator, library_moments(trace))
+        count = 1 + max((event[1] for event in trace.events), default=-1)
+        self._sizes, self._allocated, self._reserved = array("q", bytes(8 * count)), array("q"), array("q")
+        self._driver_calls: list[DriverCall] = []
+
+    def _note(self, action: DriverAction, size: int) -> None:
+        self._driver_calls.append(DriverCall(len(self._allocated), action, size))
+
+    def _play(self, events: Sequence[Event]) -> None:
+        allocator, handles = self.allocator, self.handles
+        malloc, free, block_bytes = allocator.malloc, allocator.free, allocator.block_bytes
+        chosen, take = self._choices.of, self._choices.take
+        sizes, allocated, reserved = self._sizes, self._allocated, self._reserved
+        for action, allocation, requested, stream in events:
+            if action == "alloc":
+                if allocation in handles:
+                    raise ValueError(f"event {len(allocated)}: allocation {allocation} is allocated twice")
+                handle = take(allocation, requested, stream) if allocation in chosen else malloc(requested, stream)
+                handles[allocation] = handle
+                sizes[allocation] = block_bytes(handle)
+            elif action == "free":
+                if allocation not in handles:
+                    raise ValueError(f"event {len(allocated)}: allocation {allocation} is freed but not allocated")
+                free(handles.pop(allocation))
+            else:
+                allocator.empty_cache()
+            allocated.append(allocator.allocated_bytes)
+            reserved.append(allocator.reserved_bytes)
+
+    def to_end(self, on_event: Callable[[CachingAllocator, int], None] | None = None) -> Replay:
+        """Play what is left of the trace, up to the first OutOfMemory."""
+        events, allocator, failure = self._trace.events, self.allocator, None
+        allocated, reserved = self._allocated, self._reserved
+        try:
+            if on_event is not None:
+                for index in range(self._done, len(events)):
+                    self.play(index + 1)
+                    on_event(allocator, self.handles.get(events[index].allocation, 0))
+            self.play(len(events))
+        except OutOfMemory as error:
+            failure = error
+            allocated.append(allocator.allocated_bytes)
+            reserved.append(allocator.reserved_bytes)
+        return Replay(
+            block_bytes=self._sizes,
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+            peak_allocated_bytes=allocator.peak_allocated_bytes,
+            peak_allocated_at=_first_maximum(allocated),
+            peak_reserved_bytes=allocator.peak_reserved_bytes,
+            peak_reserved_at=_first_maximum(reserved),
+            num_alloc_retries=allocator.num_alloc_retries,
+            out_of_memory=failure,
+            out_of_memory_at=None if failure is None else len(allocated) - 1,
+            skipped_workspaces=tuple(self._choices.skipped),
+            driver_calls=tuple(self._driver_calls),
+        )
+
+
 def replay(
     trace: AllocationTrace,
     settings: AllocatorSettings,
@@ -214,80 +293,28 @@ def replay(
     Raises:
         ValueError: The trace frees an unallocated number, or allocates one twice.
     """
-    driver_calls: list[DriverCall] = []
+    player = RecordingPlayer(trace, settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses)
+    return player.to_end(on_event)
 
-    def on_driver(action: DriverAction, size: int) -> None:
-        driver_calls.append(DriverCall(len(allocated), action, size))
 
-    allocator = CachingAllocator(
-        settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses, on_driver=on_driver
+def unlimited_replay(
+    trace: AllocationTrace, settings: AllocatorSettings, device_bytes: int, player: RecordingPlayer | None = None
+) -> Replay:
+    """Return the replay of a finished trace without a limit, which the trace keeps.
+
+    Args:
+        trace: Allocations and releases.
+        settings: Settings of the allocator.
+        device_bytes: Memory of the GPU.
+        player: One that has played some of it on a GPU of that memory.
+    """
+    return kept(
+        trace,
+        "replay",
+        settings,
+        device_bytes,
+        lambda: (player or RecordingPlayer(trace, settings, device_bytes=device_bytes)).to_end(),
     )
-    choices = Choices(trace.choices, allocator.malloc, trace.trials, allocator.largest_possible)
-    count = 1 + max((event[1] for event in trace.events), default=-1)
-    sizes, allocated, reserved = array("q", bytes(8 * count)), array("q"), array("q")
-    handles: dict[int, int] = {}
-    failure: OutOfMemory | None = None
-    done = 0
-
-    def feed(events: Sequence[Event]) -> None:
-        for some in [events] if on_event is None else [[event] for event in events]:
-            _feed(allocator, choices, some, handles, sizes, allocated, reserved)
-            if on_event is not None:
-                on_event(allocator, handles.get(some[0].allocation, 0))
-
-    try:
-        for event, notify in library_moments(trace):
-            feed(trace.events[done:event])
-            notify(allocator)
-            done = event
-        feed(trace.events[done:])
-    except OutOfMemory as error:
-        failure = error
-        allocated.append(allocator.allocated_bytes)
-        reserved.append(allocator.reserved_bytes)
-    return Replay(
-        block_bytes=sizes,
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        peak_allocated_bytes=allocator.peak_allocated_bytes,
-        peak_allocated_at=_first_maximum(allocated),
-        peak_reserved_bytes=allocator.peak_reserved_bytes,
-        peak_reserved_at=_first_maximum(reserved),
-        num_alloc_retries=allocator.num_alloc_retries,
-        out_of_memory=failure,
-        out_of_memory_at=None if failure is None else len(allocated) - 1,
-        skipped_workspaces=tuple(choices.skipped),
-        driver_calls=tuple(driver_calls),
-    )
-
-
-def _feed(
-    allocator: CachingAllocator,
-    choices: Choices,
-    events: Sequence[Event],
-    handles: dict[int, int],
-    sizes: array[int],
-    allocated: array[int],
-    reserved: array[int],
-) -> None:
-    """Replay some events: the hot loop."""
-    malloc, free, block_bytes = allocator.malloc, allocator.free, allocator.block_bytes
-    chosen, take = choices.of, choices.take
-    for action, allocation, requested, stream in events:
-        if action == "alloc":
-            if allocation in handles:
-                raise ValueError(f"event {len(allocated)}: allocation {allocation} is allocated twice")
-            handle = take(allocation, requested, stream) if allocation in chosen else malloc(requested, stream)
-            handles[allocation] = handle
-            sizes[allocation] = block_bytes(handle)
-        elif action == "free":
-            if allocation not in handles:
-                raise ValueError(f"event {len(allocated)}: allocation {allocation} is freed but not allocated")
-            free(handles.pop(allocation))
-        else:
-            allocator.empty_cache()
-        allocated.append(allocator.allocated_bytes)
-        reserved.append(allocator.reserved_bytes)
 
 
 def kept(
@@ -304,8 +331,7 @@ def kept(
         device_bytes: Memory of the GPU.
         make: Makes it.
     """
-    refers = settings.expandable_segments or settings.per_process_memory_fraction < 1.0
-    key = name, len(trace.events), settings, device_bytes if refers else None
+    key = name, len(trace.events), settings, device_bytes if settings.refer_to_device else None
     if key not in trace.replayed:
         trace.replayed[key] = make()
     found: Kept = trace.replayed[key]
@@ -355,9 +381,10 @@ def _handles(trace: AllocationTrace, start: int) -> list[int]:
     workspaces = {allocation for allocation, label in trace.labels.items() if label == HANDLE_LABEL}
     if not workspaces:
         return [start]
-    return [
+    made = (
         index for index, event in enumerate(trace.events) if event.action == "alloc" and event.allocation in workspaces
-    ]
+    )
+    return list(islice(made, len(workspaces)))
 
 
 def _pinned(trace: AllocationTrace) -> list[tuple[int, int]]:
@@ -371,10 +398,10 @@ def _pinned(trace: AllocationTrace) -> list[tuple[int, int]]:
 
 def _end_of_loading(trace: AllocationTrace) -> int:
     """Return the index of the first event of a step; that of the end for a trace without origins."""
-    steps = array("b", (origin.phase not in BEFORE_THE_STEP for origin in trace.origins))
-    if 1 not in steps:
+    of_steps = (number for number, origin in enumerate(trace.origins) if origin.phase not in BEFORE_THE_STEP)
+    first = next(of_steps, None)
+    if first is None:
         return len(trace.events)
-    first = steps.index(1)
     return next(index for index, event in enumerate(trace.events) if event.allocation >= first)
 
 

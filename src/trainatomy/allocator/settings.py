@@ -60,6 +60,11 @@ class AllocatorSettings:
     torch_version: tuple[int, int] = (2, 13)
 
     @property
+    def refer_to_device(self) -> bool:
+        """True if what the allocator does depends on the memory of the GPU, where there is enough of it."""
+        return self.expandable_segments or self.per_process_memory_fraction < 1.0
+
+    @property
     def large_segment_bytes(self) -> int:
         """Size of the segment for requests of 1 to 10 MiB, and of the page of a large expandable segment."""
         return self.large_segment_size_mb * MIB

@@ -11,6 +11,7 @@ Out of memory: the prediction that a real run would stop here.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from copy import copy, deepcopy
 from typing import TYPE_CHECKING
 
 from trainatomy.allocator.blocks import (
@@ -242,9 +243,41 @@ class CachingAllocator:
         """Return the size of the block behind a live handle, with the rest that was not split off; 0 for handle 0."""
         return self._live[handle].size if handle else 0
 
-    def live_blocks(self) -> frozenset[tuple[int, int]]:
-        """Return (address, size) of all blocks in use, which with the segments determine the free ones."""
-        return frozenset((address, block.size) for address, block in self._live.items())
+    def state(self) -> tuple[int, frozenset[tuple[int, int]]]:
+        """Return the reserved bytes, and (address, size) of all blocks in use: they determine the free blocks."""
+        return self.reserved_bytes, frozenset((address, block.size) for address, block in self._live.items())
+
+    def copy(self) -> CachingAllocator:
+        """Return an allocator in the same state that goes on by itself, and tells nobody of its calls of the driver."""
+        other = copy(self)
+        other._on_driver = lambda action, size: None
+        other._addresses = deepcopy(self._addresses)
+        other._search_counts = {is_small: copy(count) for is_small, count in self._search_counts.items()}
+        pools = {
+            id(pool): pool.empty_copy(other._search_counts[pool.is_small])
+            for of_kind in (self._small, self._large)
+            for pool in of_kind.values()
+        }
+        other._small = {stream: pools[id(pool)] for stream, pool in self._small.items()}
+        other._large = {stream: pools[id(pool)] for stream, pool in self._large.items()}
+        blocks = {address: copy(block) for address, block in self._blocks()}
+        for block in blocks.values():
+            block.pool = pools[id(block.pool)]
+            block.prev = None if block.prev is None else blocks[block.prev.address]
+            block.next = None if block.next is None else blocks[block.next.address]
+            if block.state == FREE:
+                block.pool.blocks[block.address] = block
+            elif block.state == UNMAPPED:
+                block.pool.unmapped[block.address] = block
+        other._live = {address: blocks[address] for address in self._live}
+        return other
+
+    def _blocks(self) -> Iterator[tuple[int, Block]]:
+        """Yield all blocks with their addresses."""
+        yield from self._live.items()
+        for pool in (*self._small.values(), *self._large.values()):
+            yield from pool.blocks.items()
+            yield from pool.unmapped.items()
 
     def snapshot(self) -> tuple[SegmentView, ...]:
         """Return all segments by address, with their blocks."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from trainatomy.allocator.replay import Peaks, Replay, kept, peaks_of, replay, replay_on_least
+from trainatomy.allocator.replay import Peaks, Replay, peaks_of, replay, replay_on_least, unlimited_replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.variants import StepClock, layout_range, peak_range, plan_range, released_by_clock
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
@@ -179,7 +179,7 @@ def analyze_memory(
         clock: Predicted times, which releases that wait for streams or NCCL depend on (see ``late_releases``).
         layouts: Replay it with other addresses of segments, too (``Memory.layouts``; see ``are_wanted``).
     """
-    unlimited = kept(trace, "replay", settings, gpu_bytes, lambda: replay(trace, settings, device_bytes=gpu_bytes))
+    unlimited = unlimited_replay(trace, settings, gpu_bytes)
     capacity = gpu_bytes - context_bytes - nccl_bytes
     enough = unlimited.peak_reserved_bytes <= capacity
     bounded = unlimited if enough else replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)

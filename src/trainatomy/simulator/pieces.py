@@ -270,6 +270,11 @@ class Beginning:
         )
         return cls(begun, pieces.ends, pieces.kept, tuple(piece.signature for piece in pieces.steps[last]))
 
+    def check(self, library: StepLibrary) -> None:
+        """Raise ``SimulationError`` if the steps of a library cannot follow."""
+        if self.signatures != library.signature:
+            raise _unlike("the first step keeps other things than later ones")
+
 
 @dataclass(frozen=True, slots=True)
 class Stitched:
@@ -357,8 +362,7 @@ class StepLibrary:
 
     def stitched(self, first: Beginning, steps: Iterable[StepShapes], *, detailed: bool = False) -> Iterator[Stitched]:
         """Yield the trace of the first steps, and after each further one; it is the same trace, which grows."""
-        if first.signatures != self.signature:
-            raise _unlike("the first step keeps other things than later ones")
+        first.check(self)
         begun = first.trace
         trace = AllocationTrace(
             list(begun.events),

@@ -27,14 +27,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.allocator.replay import Player, kept, library_moments, peaks_of
+from trainatomy.allocator.replay import RecordingPlayer, kept, peaks_of, unlimited_replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.memory import MOST_SKIPPED_STEPS, SkippedSteps
 from trainatomy.results.trace import AllocationTrace, Event, Mark
 from trainatomy.simulator.evaluation import CheckpointFiles
-from trainatomy.simulator.pieces import Beginning, CutTrace, StepLibrary, Stitched, cut
+from trainatomy.simulator.pieces import Beginning, CutTrace, Piece, StepLibrary, Stitched, cut
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.stretches import OLDER, read, write
 from trainatomy.simulator.watcher import Watcher
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 COPIES = (4, 12)
 """Copies that are tried: a few, and more where they moved a peak and the cache is not stable after them."""
+MOST_EVENTS = 2_000_000
+"""Events of these copies: a step that generates text has a million, and a copy takes seconds.  What later copies add
+there is a segment of 2 MiB or two, for small blocks."""
 _SHAPE = BatchShape(0, 0, is_mixed=False)
 """Stands for the shape of all batches."""
 
@@ -64,12 +67,13 @@ def with_further_steps(trace: AllocationTrace, settings: AllocatorSettings) -> A
     try:
         pieces = cut(trace, steps - 1, is_kept=True)
         library, first = StepLibrary({_SHAPE: pieces.steps[-1]}), Beginning.of(trace, pieces)
-        needed = _steps_to_peaks(library.stitched(first, [(_SHAPE,)] * (1 + COPIES[-1])), settings, steps)
+        first.check(library)
     except SimulationError:  # the last step keeps other things than the one before it, or needs what earlier ones made
         return trace
-    if needed == steps:
+    copies = _copies_to_peaks(trace, pieces, settings)
+    if not copies:
         return trace
-    longer = library.stitch(first, [(_SHAPE,)] * (1 + needed - steps), detailed=True)
+    longer = library.stitch(first, [(_SHAPE,)] * (1 + copies), detailed=True)
     _append_rest(trace, pieces, longer)
     return longer.trace
 
@@ -104,34 +108,48 @@ def with_copies(trace: AllocationTrace, count: int) -> AllocationTrace:
     return library.stitch(first, [(_SHAPE,)] * (1 + count), detailed=True).trace
 
 
-def _steps_to_peaks(longer: Iterator[Stitched], settings: AllocatorSettings, executed: int) -> int:
-    """Return the number of steps after which neither peak grows any more.
+def _copies_to_peaks(trace: AllocationTrace, pieces: CutTrace, settings: AllocatorSettings) -> int:
+    """Return the number of copies of the last step after which neither peak grows any more.
 
-    Args:
-        longer: The trace, which grows by a step each time.
-        settings: Settings of the allocator.
-        executed: Steps of the run.
+    Where there are none, the replay of the trace is kept for its analysis.
     """
-    allocator = CachingAllocator(settings)
-    player: Player | None = None
-    needed, found, step = executed, (0, 0), 0
-    seen: set[tuple[int, frozenset[tuple[int, int]]]] = set()
-    for stitched in longer:
-        if len(stitched.step_ends) < executed:
-            continue
-        if player is None:
-            player = Player(stitched.trace, allocator, library_moments(stitched.trace))
-        for end in stitched.step_ends[step:]:
-            step += 1
-            player.play(end)
-            before, found = found, (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
-            if step > executed and found != before:
-                needed = step
-        blocks = allocator.reserved_bytes, allocator.live_blocks()
-        if blocks in seen or (step == executed + COPIES[0] and needed == executed):
-            break
-        seen.add(blocks)
+    player = RecordingPlayer(trace, settings)
+    player.play(pieces.ends[-1])
+    seen = {player.allocator.state()}
+    player.play(next(mark.event for mark in reversed(trace.marks) if mark.name == "step end"))
+    allocator, needed, copies = player.allocator.copy(), 0, 0
+    most = max(1, MOST_EVENTS // sum(len(piece.events) for piece in pieces.steps[-1]))
+    before = [tuple(player.handles.get(number, 0) for number in numbers) for numbers in pieces.kept_last]
+    while (state := allocator.state()) not in seen and copies < min(most, COPIES[bool(needed)]):
+        seen.add(state)
+        copies += 1
+        peaks = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+        before = _play(pieces.steps[-1], allocator, before)
+        if peaks != (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes):
+            needed = copies
+    if not needed and not settings.refer_to_device:
+        unlimited_replay(trace, settings, 0, player)
     return needed
+
+
+def _play(
+    step: Sequence[Piece], allocator: CachingAllocator, before: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """Allocate and release what a step says; takes and returns the handles of what the pieces of a step keep."""
+    kept: list[tuple[int, ...]] = []
+    for piece in step:
+        own: list[int] = []
+        for action, owner, other, place, size, stream in piece.events:
+            if action == "alloc":
+                own.append(allocator.malloc(size, stream))
+            elif action == "empty_cache":
+                allocator.empty_cache()
+            else:
+                allocator.free(
+                    own[place] if owner == "own" else (kept if owner == "this step" else before)[other][place]
+                )
+        kept.append(tuple(own[place] for place in piece.kept))
+    return kept
 
 
 BEGIN, END = "scaled step", "scaled step end"
