@@ -155,11 +155,11 @@ class Execution:
             while True:
                 while len(self._running) < self.executor.jobs and (point := choose()) is not None:
                     extra.discard(point)
-                    self._submit(point)
+                    self.begin(point)
                 if extra.issuperset(self._running.values()):
                     return
                 while len(self._running) < self.executor.jobs and (point := next(spare, None)) is not None:
-                    if self._submit(point):
+                    if self.begin(point):
                         extra.add(point)
                 self._collect()
         except KeyboardInterrupt:
@@ -172,7 +172,7 @@ class Execution:
         except TrainatomyError:
             return None  # reported when it is submitted
 
-    def _submit(self, point: Point) -> bool:
+    def begin(self, point: Point) -> bool:
         """Begin to execute a candidate, and return whether that was needed and possible."""
         if point in self.outcomes or point in self.errors or point in self._running.values():
             return False
@@ -223,6 +223,10 @@ class Exploration(Execution):
     def __post_init__(self) -> None:
         Execution.__post_init__(self)
         self.live = {axis.name: set(self.space.options(axis)) for axis in self.space.axes}
+
+    def of_space(self, space: Space, usable_bytes: int | None = None) -> Exploration:
+        """Return another search by the same processes, by default with the same limit of device memory."""
+        return Exploration(space, usable_bytes or self.usable_bytes, self.executor, self.observer)
 
     def explore(self) -> None:
         """Execute candidates until no other one can win.

@@ -12,8 +12,9 @@ alone would not fit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from trainatomy.catalog.gpus import GPU, gpus
 from trainatomy.errors import WorkloadError
@@ -35,8 +36,33 @@ _AXES = ("plan", "gpus")
 _SHARDED = frozenset({"weights", "optimizer_states", "gradients"})
 
 
-def more_gpus(exploration: Exploration, request: FitRequest, given: Outcome) -> Iterator[Remedy]:
-    """Yield a training that does not fit, spread over more GPUs, each executed.
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The training on more GPUs, or on a larger one.
+
+    Attributes:
+        exploration: A search of its own.
+        point: The training in it.
+        changes: What is changed.
+    """
+
+    exploration: Exploration
+    point: Point
+    changes: tuple[Change, ...] = ()
+
+    def begin(self) -> None:
+        """Begin to execute it, if other processes do."""
+        if self.exploration.executor.jobs > 1:
+            self.exploration.begin(self.point)
+
+    def outcome(self) -> Outcome | None:
+        """Execute it, unless that was begun; None if it cannot be predicted."""
+        self.exploration.execute([self.point])
+        return self.exploration.outcomes.get(self.point)
+
+
+def more_gpus(exploration: Exploration, request: FitRequest, given: Outcome) -> Iterator[Elsewhere]:
+    """Yield a training that does not fit, spread over more GPUs.
 
     The batch size of each GPU stays, or becomes the largest smaller one that divides the samples of a step.  Fewer
     samples than GPUs become one for each, and the effective batch size grows.
@@ -58,8 +84,8 @@ def more_gpus(exploration: Exploration, request: FitRequest, given: Outcome) -> 
                 continue
             changes = _changes(workload, count, checkpointed=checkpointed)
             settings = {key: value for change in changes for key, value in change.settings.items()}
-            if request.applies(settings):
-                yield from _executed(exploration, request, given, workload, changes)
+            if request.applies(settings) and (space := _spread(workload, settings, request)) is not None:
+                yield Elsewhere(exploration.of_space(space), space.point(), changes)
             break
 
 
@@ -90,30 +116,12 @@ def _changes(workload: Workload, count: int, *, checkpointed: bool) -> tuple[Cha
     return tuple(changes)
 
 
-def _executed(
-    exploration: Exploration,
-    request: FitRequest,
-    given: Outcome,
-    workload: Workload,
-    changes: tuple[Change, ...],
-) -> Iterator[Remedy]:
-    """Execute a training on more GPUs, and yield it if it can be predicted."""
-    settings = {key: value for change in changes for key, value in change.settings.items()}
+def _spread(workload: Workload, settings: Mapping[str, Any], request: FitRequest) -> Space | None:
+    """Return the space of a training with settings for more GPUs; None if it cannot have them."""
     try:
-        spread = workload.replace(settings)
-        space = space_of(spread, replace(request, effective_batch_size=None))
+        return space_of(workload.replace(settings), replace(request, effective_batch_size=None))
     except WorkloadError:
-        return
-    found = Exploration(space, exploration.usable_bytes, exploration.executor, exploration.observer)
-    found.execute([space.point()])
-    for outcome in found.outcomes.values():
-        yield Remedy(
-            kind="more GPUs",
-            changes=changes,
-            candidate=replace(candidate_of(found, outcome), changes=changes),
-            device_bytes=outcome.device_bytes - given.device_bytes,
-            step_seconds=outcome.seconds / given.seconds - 1,
-        )
+        return None
 
 
 _LARGER_GPUS = 2
@@ -205,9 +213,12 @@ def remedied(exploration: Exploration, request: FitRequest, point: Point) -> Sho
     interrupted = False
     try:
         if not search.given.fits:
+            spread = list(more_gpus(exploration, request, search.given))
+            for elsewhere in (*spread, *search.likely_gpus()):
+                elsewhere.begin()
             search.execute()
             remedies += search.remedies()
-            remedies += more_gpus(exploration, request, search.given)
+            remedies += search.spread(spread)
             remedies += search.larger_gpus()
     except KeyboardInterrupt:
         interrupted = True
@@ -223,6 +234,7 @@ class _Search:
     exploration: Exploration
     given: Outcome
     sets: list[Point] = field(default_factory=list)
+    _on_gpus: dict[str, Elsewhere] = field(default_factory=dict)
 
     @property
     def space(self) -> Space:
@@ -250,36 +262,69 @@ class _Search:
         found = [self._remedy(outcomes[point]) for point in dict.fromkeys([*singles, *self.sets])]
         return sorted((each for each in found if each.candidate.fits or each.device_bytes < 0), key=_order)
 
+    def spread(self, over_more: Iterable[Elsewhere]) -> Iterator[Remedy]:
+        """Yield what can be predicted of the training on more GPUs."""
+        for elsewhere in over_more:
+            if (outcome := elsewhere.outcome()) is not None:
+                yield Remedy(
+                    kind="more GPUs",
+                    changes=elsewhere.changes,
+                    candidate=replace(candidate_of(elsewhere.exploration, outcome), changes=elsewhere.changes),
+                    device_bytes=outcome.device_bytes - self.given.device_bytes,
+                    step_seconds=outcome.seconds / self.given.seconds - 1,
+                )
+
+    def likely_gpus(self) -> list[Elsewhere]:
+        """Return the training on the GPUs that will be named if it fits on those that should suffice."""
+        found: list[GPU] = []
+        while len(found) < _LARGER_GPUS and (gpu := next(self._larger_than(found), None)) is not None:
+            found.append(gpu)
+        return [self._on(gpu) for gpu in found]
+
     def larger_gpus(self) -> Iterator[Remedy]:
         """Yield the smallest known GPUs on which the training fits as it is."""
         found: list[GPU] = []
-        for gpu in sorted(gpus(), key=_size):
-            if len(found) == _LARGER_GPUS:
+        tried = set[str]()
+        while len(found) < _LARGER_GPUS:
+            gpu = next((gpu for gpu in self._larger_than(found) if gpu.id not in tried), None)
+            if gpu is None:
                 return
-            usable = int(gpu.memory_bytes * (self.exploration.usable_bytes / self._gpu.memory_bytes))
-            smallest = found[-1].memory_bytes * _LARGER if found else self._gpu.memory_bytes + 1
-            if gpu.memory_bytes < smallest or usable < _NEEDED * self.given.device_bytes:
-                continue
-            if (remedy := self._on(gpu, usable)) is not None:
+            tried.add(gpu.id)
+            if (remedy := self._fitting(self._on(gpu))) is not None:
                 found.append(gpu)
                 yield remedy
+
+    def _larger_than(self, found: Sequence[GPU]) -> Iterator[GPU]:
+        """Yield GPUs that are larger than those that are named already and may suffice, the smallest first."""
+        smallest = found[-1].memory_bytes * _LARGER if found else self._gpu.memory_bytes + 1
+        for gpu in sorted(gpus(), key=_size):
+            if gpu.memory_bytes >= smallest and self._usable(gpu) >= _NEEDED * self.given.device_bytes:
+                yield gpu
 
     @property
     def _gpu(self) -> GPU:
         return self.space.workload.resolve_gpu()
 
-    def _on(self, gpu: GPU, usable: int) -> Remedy | None:
+    def _usable(self, gpu: GPU) -> int:
+        return int(gpu.memory_bytes * (self.exploration.usable_bytes / self._gpu.memory_bytes))
+
+    def _on(self, gpu: GPU) -> Elsewhere:
+        """Return the training on another GPU."""
+        if gpu.id not in self._on_gpus:
+            workload = self.space.workload.replace("gpu", gpu.id)
+            space = Space(workload, self.space.axes, self.space.allowed, self.space.kept)
+            exploration = self.exploration.of_space(space, self._usable(gpu))
+            self._on_gpus[gpu.id] = Elsewhere(exploration, self.given.point)
+        return self._on_gpus[gpu.id]
+
+    def _fitting(self, elsewhere: Elsewhere) -> Remedy | None:
         """Return the training on another GPU if it fits there, be it because the allocator frees its cache."""
-        workload = self.space.workload.replace("gpu", gpu.id)
-        space = Space(workload, self.space.axes, self.space.allowed, self.space.kept)
-        exploration = Exploration(space, usable, self.exploration.executor, self.exploration.observer)
-        exploration.execute([self.given.point])
-        outcome = exploration.outcomes.get(self.given.point)
+        outcome = elsewhere.outcome()
         if outcome is None or not outcome.prediction.fits:
             return None
-        if min(outcome.device_bytes, self.given.device_bytes) > usable:
+        if min(outcome.device_bytes, self.given.device_bytes) > elsewhere.exploration.usable_bytes:
             return None
-        candidate = candidate_of(exploration, replace(outcome, fits=True))
+        candidate = candidate_of(elsewhere.exploration, replace(outcome, fits=True))
         return Remedy("larger GPU", (), candidate, outcome.device_bytes - self.given.device_bytes, None)
 
     def _helpful_axes(self) -> Iterator[Axis]:
