@@ -134,6 +134,8 @@ def test_a_model_moves_as_a_whole(process: SimulatedProcess) -> None:
         lambda m: m.to(device="cuda", dtype=torch.bfloat16),
         lambda m: m.to(device=torch.device("cuda"), dtype=torch.bfloat16),
         lambda m: m.to(torch.device(0), torch.bfloat16),
+        lambda m: m.to(0, torch.bfloat16),
+        lambda m: m.to(device=0, dtype=torch.bfloat16),
         lambda m: m.to(torch.bfloat16).to(device="cuda"),
     ],
 )

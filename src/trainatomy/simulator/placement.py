@@ -92,7 +92,7 @@ class Placement:
             t.__setitem__: self._at,
             torch.device: self._torch_device,
             **assignments(self.keep_on_host),
-            torch._C._nn._parse_to: lambda f, a, k: f(*a, **k),  # nn.Module.to: returns a device, makes nothing
+            torch._C._nn._parse_to: self._parse_to,
         }
 
     def is_device(self, tensor: torch.Tensor) -> bool:
@@ -123,6 +123,14 @@ class Placement:
     def gpu_of(self, tensor: torch.Tensor) -> torch.device:
         """Return the GPU that holds a tensor."""
         return self.gpu
+
+    def _parse_to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Read the arguments of ``nn.Module.to``; C++ finds no accelerator for a device that is a number."""
+        if args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        if type(kwargs.get("device")) is int:
+            kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
+        return func(*args, **kwargs)
 
     def _torch_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Return ``torch.device(0)`` as a GPU; C++ finds no accelerator."""
