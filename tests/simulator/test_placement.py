@@ -107,6 +107,14 @@ def test_a_cpu_copy_stays_on_the_cpu(process: SimulatedProcess) -> None:
     assert taken(process) == [1024, 1024, 1024]
 
 
+def test_the_meta_device_takes_no_memory_and_releases_that_of_the_gpu(process: SimulatedProcess) -> None:
+    model = nn.Linear(8, 8).to("cuda")
+    model.to("meta", dtype=torch.bfloat16)
+    assert model.weight.dtype == torch.bfloat16 and not model.weight.is_cuda
+    assert not torch.ones(4).to("meta").is_cuda
+    assert [event.action for event in process.recorder.trace.events] == ["alloc", "alloc", "free", "free"]
+
+
 def test_a_release_is_in_the_trace(process: SimulatedProcess) -> None:
     first = torch.empty(256, device="cuda")
     view = first.view(16, 16)

@@ -259,13 +259,22 @@ class Placement:
         if named is None:
             return func(*args, **kwargs)
         device = self.check(named) if names_cuda(named) else torch.device(named)
-        if device.type == "meta":
-            return func(*args, **kwargs)
         options = {k: v for k, v in kwargs.items() if k != "device"}
         names = ("dtype", "non_blocking", "copy") if "dtype" not in options else ("non_blocking", "copy")
         options.update(zip(names, rest, strict=False))
         dtype = options.pop("dtype", None)
+        if device.type == "meta":
+            return self._without_data(tensor, dtype or tensor.dtype)
         return self.move(tensor, device, dtype, **options)
+
+    def _without_data(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of the meta device, which counts as one in host memory; it takes no memory."""
+        if tensor.is_meta and tensor.dtype == dtype and not self.is_device(tensor):
+            return tensor
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
+        self.keep_on_host(made)
+        return made
 
     def move(
         self,
