@@ -104,6 +104,22 @@ def test_fsdp_of_the_first_version_is_the_trainers(tmp_path: Path) -> None:
     assert "train.yaml:13: fsdp_version: 2: not simulated" in problem(tmp_path, sharded + "fsdp_version: 2\n")
 
 
+CUT = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
+
+
+def test_cut_cross_entropy_is_switched_on_by_its_plugin(tmp_path: Path) -> None:
+    assert said(tmp_path, LORA + CUT)["model"]["kernels"] == ["cut_cross_entropy"]
+    assert "kernels" not in said(tmp_path, LORA + CUT + "cut_cross_entropy: false\n")["model"]
+    assert "kernels" not in said(tmp_path, LORA + "cut_cross_entropy: true\n")["model"]
+
+
+def test_with_cut_cross_entropy_no_weights_stay_in_float32(tmp_path: Path) -> None:
+    text = without(LORA, "adapter", "lora_r", "lora_alpha", "lora_target_linear", "lora_mlp_kernel", "sample_packing")
+    sdpa = text.replace("flash_attention_2", "sdpa")
+    assert "keeps embeddings" in problem(tmp_path, sdpa)
+    read(written(tmp_path, sdpa + CUT))
+
+
 @pytest.mark.parametrize("targets", ["lora_target_linear: true", "lora_target_modules: [q_proj, k_proj, v_proj]"])
 def test_kernels_that_axolotl_switches_on_by_itself_are_refused(tmp_path: Path, targets: str) -> None:
     text = without(LORA, "lora_mlp_kernel").replace("lora_target_linear: true", targets)
@@ -138,10 +154,6 @@ def test_kernels_that_replace_nothing_are_no_reason_to_refuse(tmp_path: Path, li
         ("gpu: h100", "gpu: is a key of a workload, and the file is a configuration of axolotl"),
         ("finetuning_type: lora", "finetuning_type: is no key of axolotl"),
         ("plugins: [axolotl.integrations.kd.KDPlugin]", "plugins: axolotl.integrations.kd.KDPlugin: not simulated"),
-        (
-            "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]",
-            "/train.yaml:17: plugins: not simulated: cut cross-entropy, which never stores logits",
-        ),
     ],
 )
 def test_what_is_wrong_or_not_simulated_is_named_with_its_line(tmp_path: Path, line: str, message: str) -> None:

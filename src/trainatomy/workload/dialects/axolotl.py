@@ -236,7 +236,8 @@ def _attention(said: Translation) -> str | None:
 
 def _uncast(said: Translation, dtype: str, attention: str | None) -> None:
     """Refuse weights of which axolotl keeps some in float32: embeddings and norms, where all are trained."""
-    if is_off(said.value("adapter")) and dtype != "float32" and attention in _UNCAST and not _fsdp(said):
+    cast = attention not in _UNCAST or _fsdp(said) or _cuts(said)
+    if is_off(said.value("adapter")) and dtype != "float32" and not cast:
         key = "attn_implementation" if said.gives("attn_implementation") else "base_model"
         said.refuse(
             key,
@@ -363,20 +364,26 @@ def _replaces(said: Translation, groups: tuple[frozenset[str], ...]) -> bool:
     return any(group <= ends for group in groups)
 
 
-def _plugins(said: Translation) -> None:
+def _plugin_names(said: Translation) -> dict[str, str]:
+    """Return the plugins of a file by the names of their packages."""
     plugins = [] if is_off(said.value("plugins")) else names_in(said.value("plugins"))
+    return {plugin.removeprefix("axolotl.integrations.").partition(".")[0]: plugin for plugin in plugins}
+
+
+def _cuts(said: Translation) -> bool:
+    """Return whether the loss is cut cross-entropy, which its plugin switches on."""
+    return "cut_cross_entropy" in _plugin_names(said) and not is_off(said.value("cut_cross_entropy", True))
+
+
+def _plugins(said: Translation) -> None:
+    names = _plugin_names(said)
     said.take("plugins")
-    names = [plugin.removeprefix("axolotl.integrations.").partition(".")[0] for plugin in plugins]
-    if unknown := next((plugins[index] for index, name in enumerate(names) if name not in _PLUGINS), None):
+    if unknown := next((plugin for name, plugin in names.items() if name not in _PLUGINS), None):
         said.refuse("plugins", f"{unknown}: not simulated; {_RUN}")
-    cuts = said.take("cut_cross_entropy", True)
-    if "cut_cross_entropy" in names and not is_off(cuts):
-        key = "cut_cross_entropy" if said.gives("cut_cross_entropy") else "plugins"
-        said.refuse(
-            key,
-            "not simulated: cut cross-entropy, which never stores logits: set cut_cross_entropy: false to predict the "
-            f"training with them. {_RUN}",
-        )
+    if _cuts(said):
+        kernels = get_key(said.mapping, ("model", "kernels")) or []
+        said.set("model.kernels", [*kernels, "cut_cross_entropy"], "cut_cross_entropy", "plugins")
+    said.take("cut_cross_entropy")
     liger = {key: not is_off(said.take(key)) for key in _LIGER}
     if "liger" in names:
         chosen = {name: liger[key] for key, kernels in _LIGER.items() for name in kernels}
