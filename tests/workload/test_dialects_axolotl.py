@@ -120,19 +120,34 @@ def test_with_cut_cross_entropy_no_weights_stay_in_float32(tmp_path: Path) -> No
     read(written(tmp_path, sdpa + CUT))
 
 
-@pytest.mark.parametrize("targets", ["lora_target_linear: true", "lora_target_modules: [q_proj, k_proj, v_proj]"])
-def test_kernels_that_axolotl_switches_on_by_itself_are_refused(tmp_path: Path, targets: str) -> None:
-    text = without(LORA, "lora_mlp_kernel").replace("lora_target_linear: true", targets)
-    assert "adapter: not simulated: axolotl switches on its kernels" in problem(tmp_path, text)
-    assert "set lora_mlp_kernel: false" in problem(tmp_path, text)
+def test_axolotl_switches_on_its_kernels_for_adapters_by_itself(tmp_path: Path) -> None:
+    text = without(LORA, "lora_mlp_kernel")
+    workload = read(written(tmp_path, text))
+    assert workload.model.kernels == ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+    assert workload.origin is not None and any("switches on its kernels" in each for each in workload.origin.assumed)
+    assert read(written(tmp_path, text + "lora_o_kernel: true\n")).model.kernels == ("lora_o_kernel",)
+
+
+@pytest.mark.parametrize("line", ["trust_remote_code: true", "load_in_8bit: true", "lora_qkv_kernel: false"])
+def test_kernels_that_axolotl_leaves_off(tmp_path: Path, line: str) -> None:
+    assert not read(written(tmp_path, f"{without(LORA, 'lora_mlp_kernel')}{line}\n")).model.kernels
 
 
 @pytest.mark.parametrize(
-    "line", ["trust_remote_code: true", "load_in_8bit: true", "lora_target_modules: [q_proj, v_proj]"]
+    ("lines", "message"),
+    [
+        ("lora_o_kernel: true\nload_in_8bit: true", "lora_o_kernel: does not go with adapter: lora and load_in_8bit"),
+        ("lora_o_kernel: true\ntrust_remote_code: true", "lora_o_kernel: does not go with trust_remote_code"),
+        ("lora_o_kernel: true\nfsdp_config: {offload_params: false}", "lora_o_kernel: not simulated with FSDP"),
+        (
+            "peft_use_dora: true",
+            "peft_use_dora: not simulated with axolotl's kernels for adapters: set lora_mlp_kernel",
+        ),
+        ("lora_target_modules: [q_proj, embed_tokens]", "lora_target_modules: embed_tokens: not simulated"),
+    ],
 )
-def test_kernels_that_replace_nothing_are_no_reason_to_refuse(tmp_path: Path, line: str) -> None:
-    removed = ("lora_mlp_kernel", *(("lora_target_linear",) if "modules" in line else ()))
-    read(written(tmp_path, f"{without(LORA, *removed)}{line}\n"))
+def test_kernels_for_adapters_that_are_not_simulated(tmp_path: Path, lines: str, message: str) -> None:
+    assert message in problem(tmp_path, f"{without(LORA, 'lora_mlp_kernel')}{lines}\n")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ EXAMPLES: Mapping[str, Settings] = {
     "quantised weights": FOUR_BITS,
     "model.kernels": CUTS,
     "cut cross-entropy": CUTS,
+    "kernels for adapters": {"model.kernels": ["lora_o_kernel"]},
+    "adapters with magnitudes or a bias": {"model.lora": {"use_dora": True}},
+    "weights quantised otherwise than in 4 bits": {"model.quantization": {"load_in_8bit": True}},
     "Liger's losses": {"train.use_liger_kernel": True},
     "ZeRO-3": {"train.deepspeed": {"zero_optimization": {"stage": 3}, "train_batch_size": "auto"}},
     "another library than bitsandbytes": {
@@ -133,6 +136,7 @@ CANDIDATES += ("all", "float16", {"version": 2}, 0.5, "max_length")
 
 SURROUNDINGS: tuple[Settings, ...] = (
     {},
+    {"model.lora": {"r": 4}},
     LENGTHS,
     {**LENGTHS, "data.sequence_length": 128},
     {"loop": "pytorch"},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.workload.arguments import is_class_path, is_factory
 from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.loops import LOOPS
-from trainatomy.workload.model import CUT_CROSS_ENTROPY
+from trainatomy.workload.model import CUT_CROSS_ENTROPY, LORA_KERNELS
 from trainatomy.workload.parallel import LOOPED
 from trainatomy.workload.section import spell_dtype
 from trainatomy.workload.trl import max_length, packing_strategy
@@ -118,6 +118,13 @@ FEATURES: Mapping[str, Callable[[Workload], bool]] = {
     "model.config.dtype": lambda w: _has_other_dtype(w, "dtype"),
     "model.config.torch_dtype": lambda w: _has_other_dtype(w, "torch_dtype"),
     "quantised weights": lambda w: w.model.is_quantised,
+    "weights quantised otherwise than in 4 bits": lambda w: (
+        w.model.is_quantised and w.model.quantization is not None and not w.model.quantization.load_in_4bit
+    ),
+    "adapters with magnitudes or a bias": lambda w: (
+        w.model.lora is not None and (w.model.lora.use_dora or w.model.lora.lora_bias)
+    ),
+    "kernels for adapters": lambda w: not set(LORA_KERNELS).isdisjoint(w.model.kernels),
     "cut cross-entropy": lambda w: CUT_CROSS_ENTROPY in w.model.kernels,
     "Liger's losses": lambda w: (
         w.train.use_liger_kernel

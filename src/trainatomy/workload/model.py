@@ -75,7 +75,8 @@ class SoftwareSpec(Section):
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CUT_CROSS_ENTROPY: Final = "cut_cross_entropy"
-Kernel = Literal["cut_cross_entropy"]
+LORA_KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+Kernel = Literal["cut_cross_entropy", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"]
 """Layers of a model that are replaced by a library's."""
 
 
@@ -165,7 +166,7 @@ class ModelSpec(Section):
     kernels: Annotated[tuple[Kernel, ...], BeforeValidator(listed)] = Field(
         default=(),
         description="layers that are replaced as axolotl replaces them: `cut_cross_entropy`, a loss that never stores "
-        "logits",
+        "logits; `lora_mlp_kernel`, `lora_qkv_kernel`, `lora_o_kernel`, layers with adapters that keep less",
     )
     factory: Factory | None = Field(
         default=None,

@@ -93,7 +93,7 @@ class _Loss(torch.autograd.Function):
             losses = results[0]
         losses.add_(sums)
         ctx.save_for_backward(e, c, bias, sums, targets, places, means)
-        ctx.reduction = reduction
+        ctx.places = places  # which so live as long as the graph
         return losses.mean() if reduction == "mean" else losses.sum()
 
     @staticmethod

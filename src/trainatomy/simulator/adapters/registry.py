@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from trainatomy.simulator.adapters import (
+    axolotl,
     bitsandbytes,
     cut_cross_entropy,
     deepspeed,
@@ -37,6 +38,7 @@ _OWN = (
     deepspeed.ADAPTER,
     liger.ADAPTER,
     cut_cross_entropy.ADAPTER,
+    axolotl.ADAPTER,
     trl.ADAPTER,
 )
 """In the order in which they are opened."""

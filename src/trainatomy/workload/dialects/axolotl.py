@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.arguments import is_off
 from trainatomy.workload.dialects.translation import configuration_of, names_in
+from trainatomy.workload.model import LORA_KERNELS
 from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:
@@ -30,13 +31,8 @@ _OLD_ATTENTION = {
 _ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 _UNCAST = (None, "sdpa", "eager")
 """Attention with which axolotl keeps embeddings and norms in float32 where all weights are trained."""
-_KERNELS: Mapping[str, tuple[frozenset[str], ...]] = {
-    "lora_qkv_kernel": (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"in_proj_qkv"})),
-    "lora_o_kernel": (frozenset({"o_proj"}), frozenset({"out_proj"})),
-    "lora_mlp_kernel": (frozenset({"gate_proj", "up_proj", "down_proj"}),),
-    "lora_embedding_kernel": (frozenset({"embed_tokens"}),),
-}
-"""Kernels of axolotl for adapters, and the layers of which all must have one (``monkeypatch/lora_kernels.py``)."""
+_EMBEDDING = "lora_embedding_kernel"
+_WITHOUT = "set lora_mlp_kernel: false to predict the training without them"
 _PLUGINS = ("liger", "cut_cross_entropy", "swanlab", "lm_eval")
 _OPTIMIZERS = {
     **dict.fromkeys(("optimi_adamw", "adopt_adamw", "came_pytorch", "muon", "dion", "sinkgd", "q_galore_adamw8bit")),
@@ -335,33 +331,35 @@ def _optimizer(said: Translation) -> None:
 
 
 def _kernels(said: Translation) -> None:
-    """Refuse axolotl's kernels for adapters, which it switches on by itself, where they replace any layer."""
-    given = {key: said.take(key) for key in _KERNELS}
+    """Read axolotl's functions for adapters, which it switches on by itself (``check_auto_enable_lora_kernels``)."""
+    given = {key: said.take(key) for key in (*LORA_KERNELS, _EMBEDDING)}
     kind, eight = said.value("adapter"), not is_off(said.value("load_in_8bit"))
     if kind not in ("lora", "qlora"):
         return
-    automatic = all(value is None for value in given.values()) and not said.value("trust_remote_code")
-    automatic = automatic and not (kind == "lora" and eight) and not _fsdp(said)
-    for key, layers in _KERNELS.items():
-        if (automatic or not is_off(given[key])) and _replaces(said, layers):
-            by_itself = "axolotl switches on its kernels for adapters (lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel)"
-            reason = "its kernels for adapters" if not automatic else f"{by_itself}, which are not simulated"
-            without = (
-                "set lora_mlp_kernel: false to predict the training without them" if automatic else "set it to false"
-            )
-            said.refuse("adapter" if automatic else key, f"not simulated: {reason}: {without}. {_RUN}")
-            return
+    automatic = all(value is None for value in given.values()) and is_off(said.value("trust_remote_code"))
+    automatic = automatic and is_off(said.value("rl")) and not (kind == "lora" and eight) and not _fsdp(said)
+    used = [key for key in given if automatic or not is_off(given[key])]
+    chosen = [key for key in LORA_KERNELS if key in used]
+    if chosen and not automatic:
+        _check_kernels(said, chosen[0], eight=kind == "lora" and eight)
+    if chosen and not is_off(said.value("peft_use_dora")):
+        said.refuse("peft_use_dora", f"not simulated with axolotl's kernels for adapters: {_WITHOUT}. {_RUN}")
+    if _EMBEDDING in used and chosen and "embed_tokens" in str(said.value("lora_target_modules")):
+        said.refuse("lora_target_modules", f"embed_tokens: not simulated: axolotl's kernel for it: {_WITHOUT}. {_RUN}")
+    if chosen:
+        said.set("model.kernels", chosen, *chosen)
+    if automatic:
+        said.assume("axolotl switches on its kernels for adapters (lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel)")
 
 
-def _replaces(said: Translation, groups: tuple[frozenset[str], ...]) -> bool:
-    """Return whether all layers of a group have adapters, as far as the names of targets say."""
-    targets = said.value("lora_target_modules")
-    if not is_off(said.value("lora_target_linear")):
-        return groups != _KERNELS["lora_embedding_kernel"]
-    if not isinstance(targets, list | tuple):
-        return not is_off(targets) and any(name.split("_")[0] in str(targets) for group in groups for name in group)
-    ends = {str(target).rpartition(".")[2] for target in targets}
-    return any(group <= ends for group in groups)
+def _check_kernels(said: Translation, key: str, *, eight: bool) -> None:
+    """Reject functions for adapters that axolotl rejects."""
+    if eight:
+        said.reject(key, "does not go with adapter: lora and load_in_8bit, as axolotl says: set it to false")
+    elif not is_off(said.value("trust_remote_code")):
+        said.reject(key, "does not go with trust_remote_code, as axolotl says: set it to false")
+    elif _fsdp(said):
+        said.refuse(key, f"not simulated with FSDP: set it to false. {_RUN}")
 
 
 def _plugin_names(said: Translation) -> dict[str, str]:
