@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from trainatomy.workload.dialects.translation import Translation
 
 _RUN = "`trainatomy run axolotl train FILE` executes axolotl itself without a GPU"
+_TRAINERS = {
+    **dict.fromkeys(("dpo", "ipo"), "which empties the allocator's cache after each micro-batch"),
+    "kto": "which is that of TRL 1.9; loop: kto of a workload is that of TRL 1.16 and newer",
+    "a reward model": "which is that of TRL 1.9; loop: reward of a workload is that of TRL 1.16 and newer",
+}
+"""What keeps a trainer of axolotl from being a loop (``core/trainers`` of axolotl 0.19, and the TRL that it pins)."""
 _OLD_ATTENTION = {
     "xformers_attention": "xformers",
     "sage_attention": "sage",
@@ -80,7 +86,8 @@ def translate(said: Translation) -> None:
     for key in ("rl", "reward_model", "process_reward_model", "trainer_cls"):
         if not is_off(said.value(key)):
             kind = said.value(key) if key != "reward_model" else "a reward model"
-            said.abandon(key, f"{kind}: not simulated: the trainer of axolotl for it, which is not TRL's; {_RUN}")
+            reason = _TRAINERS.get(str(kind), "which is none of a workload's loops")
+            said.abandon(key, f"{kind}: not simulated: the trainer of axolotl for it, {reason}; {_RUN}")
             return
     if get_key(said.mapping, ("allocator",)) == said.table.always["allocator"]:
         said.assume("the allocator has expandable segments (PYTORCH_ALLOC_CONF)")
