@@ -104,19 +104,50 @@ def test_fsdp_of_the_first_version_is_the_trainers(tmp_path: Path) -> None:
     assert "train.yaml:13: fsdp_version: 2: not simulated" in problem(tmp_path, sharded + "fsdp_version: 2\n")
 
 
-@pytest.mark.parametrize("targets", ["lora_target_linear: true", "lora_target_modules: [q_proj, k_proj, v_proj]"])
-def test_kernels_that_axolotl_switches_on_by_itself_are_refused(tmp_path: Path, targets: str) -> None:
-    text = without(LORA, "lora_mlp_kernel").replace("lora_target_linear: true", targets)
-    assert "adapter: not simulated: axolotl switches on its kernels" in problem(tmp_path, text)
-    assert "set lora_mlp_kernel: false" in problem(tmp_path, text)
+CUT = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
+
+
+def test_cut_cross_entropy_is_switched_on_by_its_plugin(tmp_path: Path) -> None:
+    assert said(tmp_path, LORA + CUT)["model"]["kernels"] == ["cut_cross_entropy"]
+    assert "kernels" not in said(tmp_path, LORA + CUT + "cut_cross_entropy: false\n")["model"]
+    assert "kernels" not in said(tmp_path, LORA + "cut_cross_entropy: true\n")["model"]
+
+
+def test_with_cut_cross_entropy_no_weights_stay_in_float32(tmp_path: Path) -> None:
+    text = without(LORA, "adapter", "lora_r", "lora_alpha", "lora_target_linear", "lora_mlp_kernel", "sample_packing")
+    sdpa = text.replace("flash_attention_2", "sdpa")
+    assert "keeps embeddings" in problem(tmp_path, sdpa)
+    read(written(tmp_path, sdpa + CUT))
+
+
+def test_axolotl_switches_on_its_kernels_for_adapters_by_itself(tmp_path: Path) -> None:
+    text = without(LORA, "lora_mlp_kernel")
+    workload = read(written(tmp_path, text))
+    assert workload.model.kernels == ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+    assert workload.origin is not None and any("switches on its kernels" in each for each in workload.origin.assumed)
+    assert read(written(tmp_path, text + "lora_o_kernel: true\n")).model.kernels == ("lora_o_kernel",)
+
+
+@pytest.mark.parametrize("line", ["trust_remote_code: true", "load_in_8bit: true", "lora_qkv_kernel: false"])
+def test_kernels_that_axolotl_leaves_off(tmp_path: Path, line: str) -> None:
+    assert not read(written(tmp_path, f"{without(LORA, 'lora_mlp_kernel')}{line}\n")).model.kernels
 
 
 @pytest.mark.parametrize(
-    "line", ["trust_remote_code: true", "load_in_8bit: true", "lora_target_modules: [q_proj, v_proj]"]
+    ("lines", "message"),
+    [
+        ("lora_o_kernel: true\nload_in_8bit: true", "lora_o_kernel: does not go with adapter: lora and load_in_8bit"),
+        ("lora_o_kernel: true\ntrust_remote_code: true", "lora_o_kernel: does not go with trust_remote_code"),
+        ("lora_o_kernel: true\nfsdp_config: {offload_params: false}", "lora_o_kernel: not simulated with FSDP"),
+        (
+            "peft_use_dora: true",
+            "peft_use_dora: not simulated with axolotl's kernels for adapters: set lora_mlp_kernel",
+        ),
+        ("lora_target_modules: [q_proj, embed_tokens]", "lora_target_modules: embed_tokens: not simulated"),
+    ],
 )
-def test_kernels_that_replace_nothing_are_no_reason_to_refuse(tmp_path: Path, line: str) -> None:
-    removed = ("lora_mlp_kernel", *(("lora_target_linear",) if "modules" in line else ()))
-    read(written(tmp_path, f"{without(LORA, *removed)}{line}\n"))
+def test_kernels_for_adapters_that_are_not_simulated(tmp_path: Path, lines: str, message: str) -> None:
+    assert message in problem(tmp_path, f"{without(LORA, 'lora_mlp_kernel')}{lines}\n")
 
 
 @pytest.mark.parametrize(
@@ -138,10 +169,6 @@ def test_kernels_that_replace_nothing_are_no_reason_to_refuse(tmp_path: Path, li
         ("gpu: h100", "gpu: is a key of a workload, and the file is a configuration of axolotl"),
         ("finetuning_type: lora", "finetuning_type: is no key of axolotl"),
         ("plugins: [axolotl.integrations.kd.KDPlugin]", "plugins: axolotl.integrations.kd.KDPlugin: not simulated"),
-        (
-            "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]",
-            "/train.yaml:17: plugins: not simulated: cut cross-entropy, which never stores logits",
-        ),
     ],
 )
 def test_what_is_wrong_or_not_simulated_is_named_with_its_line(tmp_path: Path, line: str, message: str) -> None:

@@ -23,6 +23,7 @@ Settings = dict[str, Any]
 TWO, EIGHT = {"parallel.gpus": 2}, {"parallel.gpus": 8}
 LENGTHS = {"data.lengths": {"distribution": "uniform", "minimum": 16, "maximum": 128, "samples": 64}}
 FOUR_BITS = {"model.quantization": {"load_in_4bit": True}}
+CUTS = {"model.kernels": ["cut_cross_entropy"]}
 EXAMPLES: Mapping[str, Settings] = {
     "data.lengths": LENGTHS,
     "model.quantization": FOUR_BITS,
@@ -44,6 +45,13 @@ EXAMPLES: Mapping[str, Settings] = {
     "model.config.dtype": {"model.config": {"dtype": "bfloat16"}},
     "model.config.torch_dtype": {"model.config": {"torch_dtype": "bfloat16"}},
     "quantised weights": FOUR_BITS,
+    "model.kernels": CUTS,
+    "cut cross-entropy": CUTS,
+    "kernels for adapters": {"model.kernels": ["lora_o_kernel"]},
+    "adapters with magnitudes or a bias": {"model.lora": {"use_dora": True}},
+    "weights quantised otherwise than in 4 bits": {"model.quantization": {"load_in_8bit": True}},
+    "Liger's losses": {"train.use_liger_kernel": True},
+    "ZeRO-3": {"train.deepspeed": {"zero_optimization": {"stage": 3}, "train_batch_size": "auto"}},
     "another library than bitsandbytes": {
         "model.quantization": {"quant_method": "torchao", "quant_type": "Int8WeightOnlyConfig"}
     },
@@ -128,6 +136,7 @@ CANDIDATES += ("all", "float16", {"version": 2}, 0.5, "max_length")
 
 SURROUNDINGS: tuple[Settings, ...] = (
     {},
+    {"model.lora": {"r": 4}},
     LENGTHS,
     {**LENGTHS, "data.sequence_length": 128},
     {"loop": "pytorch"},

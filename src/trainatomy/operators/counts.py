@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainatomy.operators.cost.attention import flex_flop
+from trainatomy.operators.cost.fused_loss import fused_loss_flop
 from trainatomy.operators.operator import Group, Operator
 from trainatomy.operators.registry import operator_of
 from trainatomy.operators.traffic import crosses, traffic
@@ -66,7 +67,8 @@ def flop_of(call: Call, operator: Operator) -> int | None:
 
     PyTorch's registry of formulas comes first; then the grouped product, for which it has none: 2·S·K·N, where each of
     the S rows meets the [K, N] of its group; then products with quantised weights, 2·M·K·N; else the operator's count
-    per element.  FlexAttention's are those of the blocks of scores that its mask keeps.
+    per element.  FlexAttention's are those of the blocks of scores that its mask keeps; those of a loss without
+    logits, of all its products.
     """
     if call.flop is not None:
         return call.flop
@@ -74,6 +76,8 @@ def flop_of(call: Call, operator: Operator) -> int | None:
         return _grouped_flop(call) // int(dict(call.numbers).get("shared_by", "1"))
     if operator.name.startswith("flex::"):
         return round(flex_flop(call))
+    if operator.name.startswith("cut_cross_entropy::"):
+        return fused_loss_flop(call)
     if operator.name in _QUANTISED_PRODUCTS:
         return 2 * call.inputs[0].elements * call.inputs[call.written[0]].shape[-1]
     return None if operator.flop is None else operator.flop * _elements(call)

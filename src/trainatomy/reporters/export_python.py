@@ -246,6 +246,8 @@ def _model(workload: Workload) -> list[Section]:
         sections.append(("the model's configuration", [f"configuration = {_literal(dict(spec.config))}"]))
     if spec.freeze:
         sections.append((f"the workload does not train {', '.join(spec.freeze)}", []))
+    if spec.kernels:
+        sections.append((f"the workload replaces layers as axolotl does: {', '.join(spec.kernels)}", []))
     if spec.lora is not None:
         sections.append(("adapters, after loading the model", _prepared(workload) + _adapters(spec.lora)))
     if (length := workload.data.sequence_length) is not None:

@@ -26,6 +26,7 @@ from trainatomy.results.prediction import LeadingNote
 from trainatomy.training import factory
 from trainatomy.training.configuration import DTYPES, build_configuration, dtype_note, dtype_to_load
 from trainatomy.training.host_values import call_with_values
+from trainatomy.training.kernels import replace_layers
 from trainatomy.training.parts import frozen_parts, without
 from trainatomy.training.positions import lengths
 from trainatomy.training.stored_weights import check_stored, stored_quantization
@@ -204,6 +205,8 @@ def adapt_and_freeze(model: nn.Module, workload: Workload) -> nn.Module:
     for name, parameter in model.named_parameters():
         if any(name.startswith(f"{part}.") for part in frozen):
             parameter.requires_grad_(False)
+    if workload.mode == "training":
+        replace_layers(model, unwrap(model), spec.kernels)
     return model
 
 

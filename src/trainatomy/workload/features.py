@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.arguments import is_class_path, is_factory
+from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.loops import LOOPS
+from trainatomy.workload.model import CUT_CROSS_ENTROPY, LORA_KERNELS
 from trainatomy.workload.parallel import LOOPED
 from trainatomy.workload.section import spell_dtype
 from trainatomy.workload.trl import max_length, packing_strategy
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trainatomy.workload.schema import Workload
+
+
+_LIGER_LOSSES = (("fused_linear_cross_entropy", True), ("cross_entropy", False))
+"""Losses of Liger, and whether it uses them by itself."""
 
 
 def strategy_of(workload: Workload) -> str:
@@ -112,6 +118,18 @@ FEATURES: Mapping[str, Callable[[Workload], bool]] = {
     "model.config.dtype": lambda w: _has_other_dtype(w, "dtype"),
     "model.config.torch_dtype": lambda w: _has_other_dtype(w, "torch_dtype"),
     "quantised weights": lambda w: w.model.is_quantised,
+    "weights quantised otherwise than in 4 bits": lambda w: (
+        w.model.is_quantised and w.model.quantization is not None and not w.model.quantization.load_in_4bit
+    ),
+    "adapters with magnitudes or a bias": lambda w: (
+        w.model.lora is not None and (w.model.lora.use_dora or w.model.lora.lora_bias)
+    ),
+    "kernels for adapters": lambda w: not set(LORA_KERNELS).isdisjoint(w.model.kernels),
+    "cut cross-entropy": lambda w: CUT_CROSS_ENTROPY in w.model.kernels,
+    "Liger's losses": lambda w: (
+        w.train.use_liger_kernel
+        and any((w.train.liger_kernel_config or {}).get(name, on) for name, on in _LIGER_LOSSES)
+    ),
     "another library than bitsandbytes": lambda w: (
         w.model.quantization is not None and w.model.quantization.quant_method != "bitsandbytes"
     ),
@@ -141,6 +159,7 @@ FEATURES: Mapping[str, Callable[[Workload], bool]] = {
     "replicas": lambda w: w.parallel.replicas > 1,
     "fewer replicas than ranks": lambda w: w.parallel.dp_replicate_size not in (None, w.parallel.data_parallel_size),
     "whole weights on each rank": lambda w: not strategy_of(w).startswith("fsdp"),
+    "ZeRO-3": lambda w: zero_stage(w.train.deepspeed) == 3,
     "DDP": lambda w: w.parallel.strategy in (None, "ddp", "zero1"),
     "DDP alone": _is_plain_ddp,
     "DataParallel": lambda w: w.parallel.strategy == "dp",

@@ -6,7 +6,7 @@ The software of a workload: PyTorch's version, the settings of its allocator, th
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -15,7 +15,18 @@ from trainatomy.catalog.versions import parse_version, version_note
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
 from trainatomy.workload.quantization import QuantizationSpec
-from trainatomy.workload.section import Count, Fraction, Integer, Names, Problem, Section, Settings, Text, spell_dtype
+from trainatomy.workload.section import (
+    Count,
+    Fraction,
+    Integer,
+    Names,
+    Problem,
+    Section,
+    Settings,
+    Text,
+    listed,
+    spell_dtype,
+)
 
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)?([a-z+.-]\S*)?")
 _SETTING = re.compile(r"\s*\w+\s*:\s*(\[[^\[\]]*\]|[^,\[\]\s]+)\s*")
@@ -63,6 +74,10 @@ class SoftwareSpec(Section):
 
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+CUT_CROSS_ENTROPY: Final = "cut_cross_entropy"
+LORA_KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+Kernel = Literal["cut_cross_entropy", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"]
+"""Layers of a model that are replaced by a library's."""
 
 
 class LoraSpec(Section):
@@ -147,6 +162,11 @@ class ModelSpec(Section):
     )
     trainable_dtype: Annotated[Dtype, BeforeValidator(spell_dtype)] | None = Field(
         default=None, description="dtype to which the weights that are trained are cast (default: they keep theirs)"
+    )
+    kernels: Annotated[tuple[Kernel, ...], BeforeValidator(listed)] = Field(
+        default=(),
+        description="layers that are replaced as axolotl replaces them: `cut_cross_entropy`, a loss that never stores "
+        "logits; `lora_mlp_kernel`, `lora_qkv_kernel`, `lora_o_kernel`, layers with adapters that keep less",
     )
     factory: Factory | None = Field(
         default=None,

@@ -61,7 +61,7 @@ def number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """Return a single name as a tuple of one."""
     return (value,) if isinstance(value, str) else value
 
@@ -91,7 +91,7 @@ Decay = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
 Text = Annotated[str, BeforeValidator(number_as_text), Field(min_length=1)]
 """A string that is not empty."""
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 """A list of names; a single name is a list of one."""
 
 Settings = Annotated[dict[str, Any], BeforeValidator(_plain)]

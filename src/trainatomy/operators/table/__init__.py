@@ -15,7 +15,7 @@ from __future__ import annotations
 from trainatomy.operators.operator import Operator
 from trainatomy.operators.table.contractions import CONTRACTIONS
 from trainatomy.operators.table.elementwise import ELEMENTWISE, LISTS, LOSS_FUNCTIONS
-from trainatomy.operators.table.libraries import COMMUNICATION, QUANTISED_WEIGHTS, TRITON, VISION
+from trainatomy.operators.table.libraries import COMMUNICATION, LOSSES, QUANTISED_WEIGHTS, TRITON, VISION
 from trainatomy.operators.table.moves import HOST, MOVES
 from trainatomy.operators.table.normalisations import NORMALISATIONS
 
@@ -31,6 +31,7 @@ _ROWS = (
     LISTS,
     QUANTISED_WEIGHTS,
     TRITON,
+    LOSSES,
     VISION,
     HOST,
     COMMUNICATION,

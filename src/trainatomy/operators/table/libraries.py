@@ -1,10 +1,12 @@
-"""Operators of libraries: NCCL, bitsandbytes, Triton, torchvision.
+"""Operators of libraries: NCCL, bitsandbytes, Triton, cut-cross-entropy, torchvision.
 
 Collectives, as the simulation writes them: ``nccl::<kind>``.
 
 bitsandbytes' kernels for quantised weights; ``simulator.bitsandbytes_kernels`` names them.
 
 Triton kernels, which ``simulator.triton`` and ``simulator.compiled`` write as operations.
+
+cut-cross-entropy's kernels, which ``simulator.adapters.cut_cross_entropy`` writes.
 
 torchvision's operators on boxes; ``simulator.torchvision_kernels`` runs some of them in parts.
 """
@@ -60,6 +62,12 @@ TRITON = family(
     row("triton::kernel"),
     row("inductor::kernel", cost="elementwise:fused"),
     row("inductor::tuning", cost="elementwise:fused"),
+)
+
+
+LOSSES = family(
+    Operator("", "contraction", why="matrix products", launch="library", cost="fused_loss:fused_loss"),
+    row("cut_cross_entropy::forward cut_cross_entropy::backward"),
 )
 
 

@@ -8,7 +8,17 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from trainatomy.simulator.adapters import bitsandbytes, deepspeed, flash_attention, liger, torchao, triton, trl
+from trainatomy.simulator.adapters import (
+    axolotl,
+    bitsandbytes,
+    cut_cross_entropy,
+    deepspeed,
+    flash_attention,
+    liger,
+    torchao,
+    triton,
+    trl,
+)
 from trainatomy.simulator.adapters.adapter import Adapter
 
 if TYPE_CHECKING:
@@ -27,6 +37,8 @@ _OWN = (
     bitsandbytes.LAYERS,
     deepspeed.ADAPTER,
     liger.ADAPTER,
+    cut_cross_entropy.ADAPTER,
+    axolotl.ADAPTER,
     trl.ADAPTER,
 )
 """In the order in which they are opened."""

@@ -19,6 +19,7 @@ import torch
 from trainatomy.libraries import import_library
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.simulator.adapters.adapter import Adapter
+from trainatomy.simulator.adapters.cut_cross_entropy import KERNELS
 from trainatomy.workload.arguments import arguments, is_factory
 
 if TYPE_CHECKING:
@@ -44,7 +45,13 @@ def simulated_triton() -> Iterator[None]:
 
 
 def _launch(kernel: Any, *arguments: Any, **keywords: Any) -> None:
-    """Write a launch as an operation."""
+    """Write a launch as an operation: as a library describes its kernel, or as a move of all tensors."""
+    function = kernel
+    while hasattr(function, "fn"):
+        function = function.fn
+    if (described := KERNELS.get(function.__name__)) is not None:
+        described({**dict(zip(kernel.arg_names, arguments, strict=False)), **keywords})
+        return
     tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, torch.Tensor)]
     with one_operation("triton::kernel", *tensors):
         pass

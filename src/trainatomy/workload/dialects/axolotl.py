@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.arguments import is_off
 from trainatomy.workload.dialects.translation import configuration_of, names_in
+from trainatomy.workload.model import LORA_KERNELS
 from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:
     from trainatomy.workload.dialects.translation import Translation
 
 _RUN = "`trainatomy run axolotl train FILE` executes axolotl itself without a GPU"
+_TRAINERS = {
+    **dict.fromkeys(("dpo", "ipo"), "which empties the allocator's cache after each micro-batch"),
+    "kto": "which is that of TRL 1.9; loop: kto of a workload is that of TRL 1.16 and newer",
+    "a reward model": "which is that of TRL 1.9; loop: reward of a workload is that of TRL 1.16 and newer",
+}
+"""What keeps a trainer of axolotl from being a loop (``core/trainers`` of axolotl 0.19, and the TRL that it pins)."""
 _OLD_ATTENTION = {
     "xformers_attention": "xformers",
     "sage_attention": "sage",
@@ -30,13 +37,8 @@ _OLD_ATTENTION = {
 _ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 _UNCAST = (None, "sdpa", "eager")
 """Attention with which axolotl keeps embeddings and norms in float32 where all weights are trained."""
-_KERNELS: Mapping[str, tuple[frozenset[str], ...]] = {
-    "lora_qkv_kernel": (frozenset({"q_proj", "k_proj", "v_proj"}), frozenset({"in_proj_qkv"})),
-    "lora_o_kernel": (frozenset({"o_proj"}), frozenset({"out_proj"})),
-    "lora_mlp_kernel": (frozenset({"gate_proj", "up_proj", "down_proj"}),),
-    "lora_embedding_kernel": (frozenset({"embed_tokens"}),),
-}
-"""Kernels of axolotl for adapters, and the layers of which all must have one (``monkeypatch/lora_kernels.py``)."""
+_EMBEDDING = "lora_embedding_kernel"
+_WITHOUT = "set lora_mlp_kernel: false to predict the training without them"
 _PLUGINS = ("liger", "cut_cross_entropy", "swanlab", "lm_eval")
 _OPTIMIZERS = {
     **dict.fromkeys(("optimi_adamw", "adopt_adamw", "came_pytorch", "muon", "dion", "sinkgd", "q_galore_adamw8bit")),
@@ -84,7 +86,8 @@ def translate(said: Translation) -> None:
     for key in ("rl", "reward_model", "process_reward_model", "trainer_cls"):
         if not is_off(said.value(key)):
             kind = said.value(key) if key != "reward_model" else "a reward model"
-            said.abandon(key, f"{kind}: not simulated: the trainer of axolotl for it, which is not TRL's; {_RUN}")
+            reason = _TRAINERS.get(str(kind), "which is none of a workload's loops")
+            said.abandon(key, f"{kind}: not simulated: the trainer of axolotl for it, {reason}; {_RUN}")
             return
     if get_key(said.mapping, ("allocator",)) == said.table.always["allocator"]:
         said.assume("the allocator has expandable segments (PYTORCH_ALLOC_CONF)")
@@ -236,7 +239,8 @@ def _attention(said: Translation) -> str | None:
 
 def _uncast(said: Translation, dtype: str, attention: str | None) -> None:
     """Refuse weights of which axolotl keeps some in float32: embeddings and norms, where all are trained."""
-    if is_off(said.value("adapter")) and dtype != "float32" and attention in _UNCAST and not _fsdp(said):
+    cast = attention not in _UNCAST or _fsdp(said) or _cuts(said)
+    if is_off(said.value("adapter")) and dtype != "float32" and not cast:
         key = "attn_implementation" if said.gives("attn_implementation") else "base_model"
         said.refuse(
             key,
@@ -334,49 +338,57 @@ def _optimizer(said: Translation) -> None:
 
 
 def _kernels(said: Translation) -> None:
-    """Refuse axolotl's kernels for adapters, which it switches on by itself, where they replace any layer."""
-    given = {key: said.take(key) for key in _KERNELS}
+    """Read axolotl's functions for adapters, which it switches on by itself (``check_auto_enable_lora_kernels``)."""
+    given = {key: said.take(key) for key in (*LORA_KERNELS, _EMBEDDING)}
     kind, eight = said.value("adapter"), not is_off(said.value("load_in_8bit"))
     if kind not in ("lora", "qlora"):
         return
-    automatic = all(value is None for value in given.values()) and not said.value("trust_remote_code")
-    automatic = automatic and not (kind == "lora" and eight) and not _fsdp(said)
-    for key, layers in _KERNELS.items():
-        if (automatic or not is_off(given[key])) and _replaces(said, layers):
-            by_itself = "axolotl switches on its kernels for adapters (lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel)"
-            reason = "its kernels for adapters" if not automatic else f"{by_itself}, which are not simulated"
-            without = (
-                "set lora_mlp_kernel: false to predict the training without them" if automatic else "set it to false"
-            )
-            said.refuse("adapter" if automatic else key, f"not simulated: {reason}: {without}. {_RUN}")
-            return
+    automatic = all(value is None for value in given.values()) and is_off(said.value("trust_remote_code"))
+    automatic = automatic and is_off(said.value("rl")) and not (kind == "lora" and eight) and not _fsdp(said)
+    used = [key for key in given if automatic or not is_off(given[key])]
+    chosen = [key for key in LORA_KERNELS if key in used]
+    if chosen and not automatic:
+        _check_kernels(said, chosen[0], eight=kind == "lora" and eight)
+    if chosen and not is_off(said.value("peft_use_dora")):
+        said.refuse("peft_use_dora", f"not simulated with axolotl's kernels for adapters: {_WITHOUT}. {_RUN}")
+    if _EMBEDDING in used and chosen and "embed_tokens" in str(said.value("lora_target_modules")):
+        said.refuse("lora_target_modules", f"embed_tokens: not simulated: axolotl's kernel for it: {_WITHOUT}. {_RUN}")
+    if chosen:
+        said.set("model.kernels", chosen, *chosen)
+    if automatic:
+        said.assume("axolotl switches on its kernels for adapters (lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel)")
 
 
-def _replaces(said: Translation, groups: tuple[frozenset[str], ...]) -> bool:
-    """Return whether all layers of a group have adapters, as far as the names of targets say."""
-    targets = said.value("lora_target_modules")
-    if not is_off(said.value("lora_target_linear")):
-        return groups != _KERNELS["lora_embedding_kernel"]
-    if not isinstance(targets, list | tuple):
-        return not is_off(targets) and any(name.split("_")[0] in str(targets) for group in groups for name in group)
-    ends = {str(target).rpartition(".")[2] for target in targets}
-    return any(group <= ends for group in groups)
+def _check_kernels(said: Translation, key: str, *, eight: bool) -> None:
+    """Reject functions for adapters that axolotl rejects."""
+    if eight:
+        said.reject(key, "does not go with adapter: lora and load_in_8bit, as axolotl says: set it to false")
+    elif not is_off(said.value("trust_remote_code")):
+        said.reject(key, "does not go with trust_remote_code, as axolotl says: set it to false")
+    elif _fsdp(said):
+        said.refuse(key, f"not simulated with FSDP: set it to false. {_RUN}")
+
+
+def _plugin_names(said: Translation) -> dict[str, str]:
+    """Return the plugins of a file by the names of their packages."""
+    plugins = [] if is_off(said.value("plugins")) else names_in(said.value("plugins"))
+    return {plugin.removeprefix("axolotl.integrations.").partition(".")[0]: plugin for plugin in plugins}
+
+
+def _cuts(said: Translation) -> bool:
+    """Return whether the loss is cut cross-entropy, which its plugin switches on."""
+    return "cut_cross_entropy" in _plugin_names(said) and not is_off(said.value("cut_cross_entropy", True))
 
 
 def _plugins(said: Translation) -> None:
-    plugins = [] if is_off(said.value("plugins")) else names_in(said.value("plugins"))
+    names = _plugin_names(said)
     said.take("plugins")
-    names = [plugin.removeprefix("axolotl.integrations.").partition(".")[0] for plugin in plugins]
-    if unknown := next((plugins[index] for index, name in enumerate(names) if name not in _PLUGINS), None):
+    if unknown := next((plugin for name, plugin in names.items() if name not in _PLUGINS), None):
         said.refuse("plugins", f"{unknown}: not simulated; {_RUN}")
-    cuts = said.take("cut_cross_entropy", True)
-    if "cut_cross_entropy" in names and not is_off(cuts):
-        key = "cut_cross_entropy" if said.gives("cut_cross_entropy") else "plugins"
-        said.refuse(
-            key,
-            "not simulated: cut cross-entropy, which never stores logits: set cut_cross_entropy: false to predict the "
-            f"training with them. {_RUN}",
-        )
+    if _cuts(said):
+        kernels = get_key(said.mapping, ("model", "kernels")) or []
+        said.set("model.kernels", [*kernels, "cut_cross_entropy"], "cut_cross_entropy", "plugins")
+    said.take("cut_cross_entropy")
     liger = {key: not is_off(said.take(key)) for key in _LIGER}
     if "liger" in names:
         chosen = {name: liger[key] for key, kernels in _LIGER.items() for name in kernels}

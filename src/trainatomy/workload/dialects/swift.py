@@ -37,7 +37,9 @@ def translate(said: Translation) -> None:
     """Read the model and its precision, the tuner, the rows of a batch, checkpointing, evaluation and sharding."""
     if get_key(said.mapping, ("loop",)) == "rlhf" or said.gives("rlhf_type"):
         kind = said.value("rlhf_type", "dpo")
-        said.abandon("rlhf_type", f"{kind}: not simulated: the trainer of ms-swift for it, which is not TRL's; {_RUN}")
+        said.abandon(
+            "rlhf_type", f"{kind}: not simulated: the trainer of ms-swift for it, whose step is its own; {_RUN}"
+        )
         return
     _environment(said)
     dtype = _model(said)
