@@ -107,6 +107,7 @@ class EpochTimes:
             model_flop_utilisation=self._utilisation({s: one.model_flop_utilisation for s, one in times.items()}),
             attainable_utilisation=self._utilisation({s: one.attainable_utilisation for s, one in times.items()}),
             launches=round(self._mean({shape: float(one.launches) for shape, one in times.items()})),
+            first_step_extra_seconds=0.0,
             first_epoch_extra_seconds=self._new_shape_seconds * new / len(self._epochs.orders[0].steps),
             power=None,  # it differs from batch to batch
             general_rule_only=tuple(sorted({name for one in times.values() for name in one.general_rule_only})),

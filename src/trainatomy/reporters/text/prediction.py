@@ -94,14 +94,14 @@ def _answer(prediction: Prediction, cost_per_hour: float | None, price: str) -> 
     yield subject_of([prediction])
     if prediction.out_of_memory is not None:
         yield Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True))
+    runs = prediction.fits or prediction.out_of_memory is None
     if prediction.time is not None:
-        runs = prediction.fits or prediction.out_of_memory is None
         counted = "samples" if prediction.script is None else prediction.script.counted
         yield Text(sentences.step_time(prediction.time, fits=runs, step=_step(prediction), counted=counted))
         if prediction.time.communication is not None:
             yield Text(sentences.all_ranks(prediction.time.communication))
     if (duration := prediction.duration) is not None:
-        yield Text(sentences.duration(duration, cost_per_hour, price))
+        yield Text(sentences.duration(duration, cost_per_hour, price, fits=runs))
 
 
 def _parts(prediction: Prediction, with_sources: bool) -> Iterator[Part]:
