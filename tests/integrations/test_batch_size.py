@@ -313,9 +313,9 @@ def test_a_search_varies_nothing_that_a_module_or_a_batch_keeps() -> None:
     assert space_of(workload, without_batch).axis("sequence_length")
     with pytest.raises(WorkloadError, match="lora"):
         api.fit(tiny(), gpu="t4", allow=("lora",))
-    for goal in ("model-size", "sequence-length"):
+    for goal in ("model-size", "sequence-length", "data.image_size"):
         with pytest.raises(WorkloadError, match=f"maximize: {goal} needs the configuration"):
-            api.fit(tiny(), gpu="t4", maximize=goal)  # type: ignore[arg-type]
+            api.fit(tiny(), gpu="t4", maximize=goal)
     with pytest.raises(WorkloadError, match=r"measure: .* cannot be handed a module"):
         api.fit(tiny(), gpu="t4", measure=1)
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from note_taker import differences, run
 
+from trainatomy.analysis.logits import logits_and_loss
 from trainatomy.analysis.memory import lifetimes, purposes
 from trainatomy.measurement.traces import breakdown
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
@@ -177,3 +178,28 @@ def test_an_interrupted_pass_is_labelled_up_to_its_end() -> None:
     trace.marks = [mark for mark in trace.marks if mark.event <= again]
     assert breakdown.attribute_repeated_passes(trace, [0]) == ()
     assert trace.origins[6].module == "layer" and trace.labels[6] == "weight_copy"
+
+
+GPT2 = {"class": "GPT2LMHeadModel", "config": {"n_layer": 1, "n_embd": 64, "n_head": 2, "vocab_size": 2000}}
+PRETRAINING = {**BERT, "class": "BertForPreTraining"}
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {"model": LLAMA, "train": {"bf16": True, "gradient_checkpointing": True}},
+        {"model": {**LLAMA, "lora": {"r": 4}, "dtype": "bfloat16"}},
+        {"model": T5},
+        {"model": PRETRAINING},
+        {"model": GPT2, "loop": "pytorch", "train": {"gradient_accumulation_steps": 2}},
+        {"model": GPT2, "train": {"label_smoothing_factor": 0.1}},
+        {"model": GPT2, "mode": "inference"},
+    ],
+    ids=["checkpointed", "adapters", "encoder-decoder", "two heads", "accumulated", "smoothed", "inference"],
+)
+def test_a_measured_trace_has_the_logits_of_a_simulated_one(
+    monkeypatch: pytest.MonkeyPatch, mapping: dict[str, object]
+) -> None:
+    train = {"per_device_train_batch_size": 2, **mapping.get("train", {})}  # type: ignore[dict-item]
+    simulated, real = run(monkeypatch, {**mapping, "data": {"sequence_length": 24}, "train": train})
+    assert logits_and_loss(simulated) == logits_and_loss(real) != set()

@@ -8,10 +8,10 @@ import pytest
 from typer import BadParameter
 
 from trainatomy.catalog.gpus import find_gpu, gpus
-from trainatomy.catalog.instances import instances
+from trainatomy.catalog.instances import find_instance, instances
 from trainatomy.catalog.mig import mig_profiles
 from trainatomy.cli import main
-from trainatomy.cli.predict import _cost_per_hour
+from trainatomy.cli.prices import cost_per_hour
 from trainatomy.workload import Workload
 
 
@@ -52,17 +52,22 @@ def test_the_mig_instances_of_a_card_are_named_and_shown(capsys: pytest.CaptureF
     assert "assumed: " in shown(capsys, "gpus", "h200:3g.71gb")
 
 
+def cost_of(workload: Workload, prices: dict[str, float]) -> tuple[float | None, str]:
+    parallel, machine = workload.parallel, find_instance(str(workload.instance))
+    return cost_per_hour(prices, workload.resolve_gpu().id, parallel.world_size, machine, parallel.nodes)
+
+
 @pytest.mark.parametrize("one", instances().values(), ids=lambda one: one.id)
 def test_the_list_price_counts_unless_another_is_given(one: object) -> None:
     workload = on(one.id, 2)
-    cost, price = _cost_per_hour(workload, {})
+    cost, price = cost_of(workload, {})
     assert cost == (None if one.usd_per_hour is None else 2 * one.usd_per_hour)
     assert (one.price_date in price) == (cost is not None)
-    assert _cost_per_hour(workload, {one.id: 7.0}) == (14.0, "the given price")
-    assert _cost_per_hour(workload, {one.gpu: 3.0}) == (3.0 * 2 * one.gpus, "the given price")
+    assert cost_of(workload, {one.id: 7.0}) == (14.0, "the given price")
+    assert cost_of(workload, {one.gpu: 3.0}) == (3.0 * 2 * one.gpus, "the given price")
 
 
 def test_the_price_of_another_machine_or_gpu_is_refused() -> None:
     for name in ("g6.xlarge", "l4"):
         with pytest.raises(BadParameter, match=r"the prediction is for h100-sxm on p5\.48xlarge"):
-            _cost_per_hour(on("p5.48xlarge"), {name: 1.0})
+            cost_of(on("p5.48xlarge"), {name: 1.0})

@@ -4,6 +4,8 @@ import pytest
 
 from trainatomy.api import predict
 from trainatomy.reporters import subject_sentences
+from trainatomy.reporters.text.prediction import prediction_page
+from trainatomy.reporters.text.rendering import render
 from trainatomy.workload.schema import Workload
 
 EPOCH = {
@@ -26,6 +28,20 @@ def test_lengths_that_are_new_to_cudnn_cost_a_plan_each() -> None:
     assert found is not None
     assert found.startswith("A step takes about 88 ms longer")
     assert f"2 lengths in an epoch of {lengths.steps} steps, 176 ms" in found
+
+
+def test_the_fullest_batch_of_the_worst_order_is_named() -> None:
+    histogram = {**dict.fromkeys(range(40, 61), 1), 200: 3, 50: 3}
+    data = {"lengths": {"histogram": histogram, "orders": 1}, "pad_to_multiple_of": 8}
+    train = {"per_device_train_batch_size": 3, "train_sampling_strategy": "sequential"}
+    prediction = predict(Workload.from_mapping({**EPOCH, "data": data, "train": train}))
+    assert prediction.lengths is not None and prediction.lengths.fullest is not None
+    found = prediction.lengths.fullest  # 23 samples come before those of 200 tokens
+    assert (found.step, found.rows, found.row_tokens, found.samples) == (7, 3, 200, (200, 60, 59))
+    said = "The fullest batch of that order has 3 rows of 200 tokens (samples of 200, 60, 59), in step 8."
+    assert said in render(prediction_page(prediction), 300)
+    many = subject_sentences.fullest_batch(replace(found, samples=tuple(range(200, 188, -1))))
+    assert "(samples of 200, 199, 198, 197, 196, 195, 194, 193 and 4 shorter ones)" in many
 
 
 def test_attention_of_pytorch_itself_needs_no_plan() -> None:

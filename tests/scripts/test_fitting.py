@@ -11,9 +11,10 @@ from trainatomy.cli import main
 from trainatomy.errors import WorkloadError
 from trainatomy.reporters.text.rendering import render
 from trainatomy.reporters.text.script import script_fit_page
+from trainatomy.requests.fitting import Wanted
 from trainatomy.scripts import launch
 from trainatomy.scripts.command import Command, read_command
-from trainatomy.scripts.fitting import read_flags, search_flags, with_flags
+from trainatomy.scripts.fitting import largest_flag, read_flags, search_flags, with_flags
 from trainatomy.scripts.job import Job, Outcome
 
 SCRIPT = """
@@ -114,3 +115,26 @@ def test_flags_replace_those_of_the_command() -> None:
 def test_wrong_flags_are_refused(text: str) -> None:
     with pytest.raises(WorkloadError, match="--flag"):
         read_flags([text])
+
+
+def test_the_largest_value_of_a_flag_is_found_past_those_that_fail(run_script: RunScript) -> None:
+    script = SCRIPT.replace("model =", "assert arguments.width % 20000, 'a width of a kind'\nmodel =", 1)
+
+    def run(command: Command) -> Outcome:
+        return run_script(script, *command.arguments)
+
+    command = read_command(["train.py", "--batch-size", "4", "--width=30000"])
+    found = largest_flag(command, Wanted.of("width:10000"), "h100-sxm", run)
+    widths = {int(each.flags["--width"]): each for each in found.candidates}
+    assert found.best is widths[90000] and list(widths) == sorted(widths)
+    assert widths[110000].prediction is not None and not widths[110000].fits
+    assert all(each.failed == (not width % 20000) for width, each in widths.items())
+    page = render(script_fit_page(found), width=200)
+    assert "Largest --width that fits: 90000 (110000 would not fit): train.py --batch-size 4 --width=90000" in page
+    assert "a width of a kind" in page
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["train.py", "--width", "wide"]])
+def test_a_flag_needs_a_value_to_begin_with(words: list[str]) -> None:
+    with pytest.raises(WorkloadError, match="give a whole number to begin with"):
+        largest_flag(read_command(words), Wanted.of("width"), "t4", pytest.fail)

@@ -8,6 +8,8 @@ import pytest
 from script_types import RunScript
 
 from trainatomy.reporters.script_sentences import not_reached, script_sentences
+from trainatomy.reporters.text.prediction import prediction_page
+from trainatomy.reporters.text.rendering import render
 from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.job import Outcome
 
@@ -72,6 +74,24 @@ def test_what_the_trainer_plans_is_executed_after_the_last_step(
     assert outcome.prediction.script.total_steps == (16 if "max_steps" in keywords else 30)
     left = {kind for kind, after in expected if after is None}
     assert not_reached(outcome.prediction.script) == ("evaluation after the training" if left else "")
+
+
+def test_the_whole_training_of_a_script_takes_its_steps(run_script: RunScript) -> None:
+    outcome = run_script(f"{TRAINER}train(eval_strategy='epoch', save_strategy='no')\n")
+    assert outcome.prediction is not None and outcome.prediction.time is not None
+    found, time = outcome.prediction.duration, outcome.prediction.time
+    assert found is not None and (found.steps, found.epochs, found.made_up_samples) == (30, None, False)
+    assert found.seconds == pytest.approx(30 * time.step_seconds + time.first_step_extra_seconds)
+    assert found.left_out == ("starting up", "waiting for data", "evaluations")
+
+
+def test_rows_that_were_made_up_do_not_pass_for_the_data_set(run_script: RunScript) -> None:
+    load = "from datasets import load_dataset\nload_dataset('imdb')\n"
+    outcome = run_script(f"{TRAINER}{load}train(eval_strategy='no', save_strategy='no')\n")
+    assert outcome.prediction is not None
+    assert "(its data set was made up: --samples says how many rows it has)" in render(
+        prediction_page(outcome.prediction), 300
+    )
 
 
 @pytest.mark.parametrize(

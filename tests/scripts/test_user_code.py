@@ -602,3 +602,37 @@ with open("model.pt", "rb") as file:
 for _ in range(5): step(x, y)
 """
     assert prediction(run_script(LOOP + text)).script is not None
+
+
+LANGUAGE_MODEL = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.body, self.head = nn.Embedding(9000, 16), nn.Linear(16, 16), nn.Linear(16, 9000, bias=False)
+
+    def forward(self, x):
+        return self.head(self.body(self.tokens(x)))
+
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(3):
+    x = torch.zeros(4, 33, dtype=torch.long, device="cuda")
+    logits = net(x)
+    loss = F.cross_entropy(logits[:, :-1].reshape(-1, 9000), x[:, 1:].reshape(-1))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_logits_of_a_models_own_head_and_their_shifted_copy_are_a_line(run_script: RunScript) -> None:
+    found = run_script(LANGUAGE_MODEL).prediction
+    assert found is not None and found.memory.peak.phase == "backward"
+    logits, shifted = 4 * 33 * 9000 * 4, 4 * 32 * 9000 * 4
+    counted = found.memory.logits_and_loss
+    assert counted["activations"] == pytest.approx(logits + shifted, rel=0.02)  # made in forward, and its log_softmax
+    assert counted["temporary"] >= 2 * shifted

@@ -5,10 +5,14 @@ from statistics import fmean
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModel,
     BartConfig,
     BartForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
 )
@@ -118,6 +122,18 @@ def test_too_few_samples_and_too_long_ones_are_refused(gpt2: GPT2LMHeadModel) ->
     build_dataset(described({"lengths": [65, 5], "sequence_length": 64}), gpt2, 2)
 
 
+def test_packs_of_samples_with_images_are_refused_by_name() -> None:
+    """A pack would have the images of one sample only."""
+    tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    text = {**tiny, "model_type": "llama", "num_key_value_heads": 2, "vocab_size": 200}
+    vision = {**tiny, "model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}
+    with torch.device("meta"):
+        model = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text))
+    packs = {"lengths": [64] * 400, "packing": True, "sequence_length": 1024}
+    with pytest.raises(WorkloadError, match="packs of LlavaForConditionalGeneration would hold the images"):
+        build_dataset(described(packs), model, 2)
+
+
 def test_models_whose_lengths_are_not_simulated_are_refused_by_name() -> None:
     with torch.device("meta"):
         images = ViTForImageClassification(ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
@@ -133,6 +149,11 @@ def test_models_whose_lengths_are_not_simulated_are_refused_by_name() -> None:
         )
     with pytest.raises(WorkloadError, match="ViTForImageClassification reads images or audio"):
         build_dataset(described({"lengths": [5, 6]}), images, 2)
+    for kind in ("whisper", "wav2vec2"):
+        with torch.device("meta"):
+            model = AutoModel.from_config(AutoConfig.for_model(kind))
+        with pytest.raises(WorkloadError, match="reads images or audio; lengths are simulated for text only"):
+            build_dataset(described({"lengths": [5, 6]}), model, 2)
     with pytest.raises(WorkloadError, match=r"give all targets one data\.target_length"):
         build_dataset(described({"lengths": [5, 6]}), pair, 2)
     with pytest.raises(WorkloadError, match="is no causal language model"):

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 from trainatomy.allocator.replay import Peaks, Replay, peaks_of, replay, replay_on_least, unlimited_replay
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.logits import logits_and_loss
 from trainatomy.analysis.variants import StepClock, layout_range, peak_range, plan_range, released_by_clock
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint, Verdict
 from trainatomy.results.trace import AllocationTrace, DriverCall
@@ -278,6 +279,14 @@ def breakdown_lines(held: Sequence[int], purposes: Sequence[Purpose], sizes: Seq
     return tuple(sorted(found, key=lambda line: (_ORDER.index(line.component), -line.bytes)))
 
 
+def bytes_of_logits(
+    trace: AllocationTrace, held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]
+) -> dict[str, int]:
+    """Sum the block sizes of the held allocations that hold logits or belong to the loss, by component."""
+    found = bytes_by_component(sorted(logits_and_loss(trace).intersection(held)), purposes, sizes)
+    return {name: size for name, size in found.items() if size}
+
+
 def activations_by_module(
     trace: AllocationTrace, held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]
 ) -> tuple[ModuleActivations, ...]:
@@ -326,6 +335,7 @@ def _memory(
         model_bytes=replayed.allocated_bytes[loaded - 1] if loaded else 0,
         components=Components.from_dict({**parts, **outside, "cache": cache, "context": context_bytes}),
         lines=breakdown_lines(held, kinds, replayed.block_bytes),
+        logits_and_loss=bytes_of_logits(trace, held, kinds, replayed.block_bytes),
         peak=_instant(trace, replayed.peak_allocated_at),
         num_alloc_retries=replayed.num_alloc_retries,
     )

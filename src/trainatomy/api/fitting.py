@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 def search_settings(training: Training, request: FitRequest, observer: Observer | None = None) -> Fit:
     """Search for the settings that fit a GPU and train fastest, or for the largest size (see ``fit``)."""
     goal, what = request.maximize, training.what
-    if not isinstance(what, Workload) and goal in ("sequence-length", "model-size"):
+    is_of_model = goal in ("sequence-length", "model-size") or goal.startswith(("model.", "data."))
+    if not isinstance(what, Workload) and is_of_model:
         raise WorkloadError(f"maximize: {goal} needs the configuration of the model; give a workload")
     with _candidates(training, request) as (workload, restricted, pool):
         found = run(workload, goal, restricted, pool, observer)
@@ -173,7 +174,8 @@ def fit(
         headroom: Share of the GPU's memory that must stay free.
         keep: Settings that the search may not vary, such as "gradient_checkpointing" or "attention"
             (``trainatomy.search.axes`` lists them).
-        maximize: "throughput", or "batch", "sequence-length", "model-size": the largest one that fits.
+        maximize: "throughput", or "batch", "sequence-length", "model-size", or a key of the workload with a whole
+            number ("data.image_size", "data.image_size:14" in steps): the largest one that fits.
         measure: Run this many of the best candidates on this machine's GPU, which is then the default of ``gpu``.
         exhaustive: Execute every candidate instead of leaving out those that cannot win.
         can_apply: A function that gets the settings of an option, keys of the workload with their values, and returns

@@ -44,14 +44,14 @@ from trainatomy.reporters.text.fit import fit_page, shortage_page
 from trainatomy.reporters.text.gpus import gpus_fit_page
 from trainatomy.reporters.text.script import script_fit_page
 from trainatomy.requests.comparing import CompareRequest
-from trainatomy.requests.fitting import MANY_CANDIDATES, PERMISSIONS, FitRequest
+from trainatomy.requests.fitting import GOALS, MANY_CANDIDATES, PERMISSIONS, FitRequest, Wanted
 from trainatomy.requests.measuring import Records, time_limit
 from trainatomy.requests.predicting import Training
 from trainatomy.results.fit import Fit, FitAcross, ScriptFit, Shortage
 from trainatomy.runs.pools import start_importing
 from trainatomy.scripts import launch
 from trainatomy.scripts.command import Command, check_gpu, read_command
-from trainatomy.scripts.fitting import read_flags, search_flags
+from trainatomy.scripts.fitting import largest_flag, read_flags, search_flags
 from trainatomy.scripts.job import Job, Outcome
 from trainatomy.search.axes import AXES
 from trainatomy.workload.dialects.answer import answer_in, rewritten
@@ -76,7 +76,9 @@ def fit_script(script: str, request: FitCommand) -> None:
     gpu = request.flags.get("gpu")
     if several_gpus(gpu) is not None:
         raise typer.BadParameter(f"--gpu {gpu}: the flags of a script are searched for one GPU")
-    command, wanted = read_command(shlex.split(script)), read_flags(request.flag)
+    command, is_maximized = read_command(shlex.split(script)), request.maximize != "throughput"
+    refuse_together({"--flag": bool(request.flag), "--maximize": is_maximized})
+    wanted = () if is_maximized else read_flags(request.flag)
     if gpu is None:
         check_gpu(command, DEFAULT_GPU, "trainatomy fit --gpu {gpu} --script '{script}'")
     card = find_gpu(gpu or DEFAULT_GPU)
@@ -85,7 +87,10 @@ def fit_script(script: str, request: FitCommand) -> None:
         return launch.run_script(Job(one, (card.id,)))[0]
 
     with progress(f"running {command.name} without a GPU") as tell:
-        found = search_flags(command, wanted, card.id, run, tell)
+        if is_maximized:
+            found = largest_flag(command, Wanted.of(request.maximize), card.id, run, tell)
+        else:
+            found = search_flags(command, wanted, card.id, run, tell)
     if request.json:
         show_json(script_fit_to_json(found))
     else:
@@ -111,7 +116,8 @@ def script_fit_to_json(found: ScriptFit) -> dict[str, Any]:
         for each in found.candidates
     ]
     best = None if found.best is None else found.candidates.index(found.best)
-    return {"schema": SCHEMA, "name": found.name, "gpu": found.gpu, "best": best, "candidates": candidates}
+    said = {"maximized": found.maximized} if found.maximized else {}
+    return {"schema": SCHEMA, "name": found.name, "gpu": found.gpu, "best": best, **said, "candidates": candidates}
 
 
 _EXCLUSIVE = (
@@ -123,7 +129,7 @@ _EXCLUSIVE = (
 """Options of which only one can be given."""
 _VARIED = ("peft", "bitsandbytes")
 """Libraries of settings that a search tries, if only for the price list."""
-_WITH_SCRIPT = frozenset({"script", "flag", "gpu", "json", "check", "debug"})
+_WITH_SCRIPT = frozenset({"script", "flag", "maximize", "gpu", "json", "check", "debug"})
 """Parameters that a search over the flags of a script uses."""
 
 
@@ -222,6 +228,8 @@ def fit(request: FitCommand) -> None:
         return
     if request.flag:
         raise typer.BadParameter("--flag names a flag of a script, which --script gives")
+    if request.maximize != "throughput" and "." not in request.maximize:
+        refuse_unknown("--maximize", [request.maximize], GOALS)
     if request.time_limit is not None:
         stop_after(request.time_limit)
     page = check_report(request.html, request.open_report)

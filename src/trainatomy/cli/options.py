@@ -172,7 +172,7 @@ Price = Annotated[
     Option(
         "--price",
         "Price of a GPU per hour, such as h100=2.9 (`predict`: or of a machine, p5.48xlarge=55); repeatable. Adds the "
-        "cost of training.",
+        "cost of training; of a prediction where the length of the whole training is known.",
         metavar="GPU=PRICE",
         words=list[str] | None,
         read=prices,

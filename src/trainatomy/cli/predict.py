@@ -10,13 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import BadParameter
-
 from trainatomy import api
-from trainatomy.catalog.gpus import find_gpu
-from trainatomy.catalog.instances import find_instance, is_instance
+from trainatomy.catalog.instances import find_instance
 from trainatomy.cli.options import Debug, File, Json, Price, Sources, file_or_command
 from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.prices import cost_per_hour
 from trainatomy.cli.report import (
     Html,
     Open,
@@ -33,7 +31,7 @@ from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
 from trainatomy.cli.workloads import one_workload, refuse_misspelt, workload_command
 from trainatomy.errors import DoesNotFit
 from trainatomy.option import Option, in_output
-from trainatomy.reporters.json import to_json
+from trainatomy.reporters.json import cost_to_json, to_json
 from trainatomy.reporters.text.fit import shortage_page
 from trainatomy.reporters.text.operations import operations_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
@@ -85,7 +83,8 @@ def predict(request: PredictCommand) -> None:
     """
     skip_collections()
     workload = one_workload(request.file, request.flags)
-    cost = _cost_per_hour(workload, request.price)
+    machine, parallel = None if workload.instance is None else find_instance(workload.instance), workload.parallel
+    cost = cost_per_hour(request.price, workload.resolve_gpu().id, parallel.world_size, machine, parallel.nodes)
     if not request.why_oom:
         skip_unused_imports([workload], trust_remote_code=request.trust_remote_code)
     files = check_plots([request.plot] if request.plot is not None else [])
@@ -101,7 +100,7 @@ def predict(request: PredictCommand) -> None:
     is_searched = request.why_oom and not prediction.fits and refused is None
     shortage = _shortage(workload, whole, request) if is_searched else None
     if request.json:
-        found = to_json(prediction, version=request.json_version)
+        found = to_json(prediction, version=request.json_version) | cost_to_json(prediction, cost[0])
         show_json(found if shortage is None else {**found, "shortage": to_json(shortage)})
     else:
         show(prediction_page(prediction, *cost, with_sources=request.sources))
@@ -123,27 +122,6 @@ def _predicted(workload: Workload, request: PredictCommand, *, in_detail: bool) 
         if in_detail:
             return api.predict_training_in_detail(Training(workload), asked, tell)
         return api.predict_training(Training(workload), asked, tell), None
-
-
-def _cost_per_hour(workload: Workload, prices: Mapping[str, float]) -> tuple[float | None, str]:
-    """Return the price of all GPUs of a training and what it is: as given, or as listed for its machine.
-
-    Prices that are given for others are refused.
-    """
-    machine = None if workload.instance is None else find_instance(workload.instance)
-    parallel, gpu = workload.parallel, workload.resolve_gpu().id
-    costs = {find_instance(name).id if is_instance(name) else find_gpu(name).id: cost for name, cost in prices.items()}
-    if machine is not None and machine.id in costs:
-        return costs[machine.id] * parallel.nodes, "the given price"
-    if gpu in costs:
-        return costs[gpu] * parallel.world_size, "the given price"
-    if costs:
-        wanted = gpu if machine is None else f"{gpu} on {machine.id}"
-        raise BadParameter(f"--price: names {', '.join(costs)}, and the prediction is for {wanted}")
-    if machine is None or machine.usd_per_hour is None:
-        return None, ""
-    listed = f"{machine.usd_per_hour:,.2f} USD an hour for {machine.id} ({machine.price_region}, {machine.price_date})"
-    return machine.usd_per_hour * parallel.nodes, listed
 
 
 def hint(workload: Workload) -> str:

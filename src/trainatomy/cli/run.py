@@ -5,7 +5,7 @@ Words of ``trainatomy run``: its own options stand before the script; the rest i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,15 +15,16 @@ from rich.text import Text
 from trainatomy.catalog.gpus import find_gpu, gpu_of_driver
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.app import Command
-from trainatomy.cli.options import Debug, Json, Sources, command, command_line, several_gpus
+from trainatomy.cli.options import Debug, Json, Price, Sources, command, command_line, several_gpus
 from trainatomy.cli.output import note, progress, show, show_json
+from trainatomy.cli.prices import cost_per_hour
 from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_report, write_exports, write_report
 from trainatomy.errors import DoesNotFit, TrainatomyError, WorkloadError
 from trainatomy.measurement.device.nvml import require_gpu
 from trainatomy.option import Option, in_output, output_file, shared_fields
 from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
-from trainatomy.reporters.json import measurement_to_json, to_json
+from trainatomy.reporters.json import cost_to_json, measurement_to_json, to_json
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
@@ -33,7 +34,7 @@ from trainatomy.requests.predicting import CALIBRATION
 from trainatomy.requests.scripts import ScriptRequest
 from trainatomy.results.comparison import Comparison, ComparisonRow
 from trainatomy.results.measurement import Measurement
-from trainatomy.results.prediction import Prediction
+from trainatomy.results.prediction import Plan, Prediction
 from trainatomy.scripts import launch
 from trainatomy.scripts.command import Command as Script
 from trainatomy.scripts.command import check_gpu, read_command, with_gpus
@@ -104,7 +105,7 @@ COMMAND = ScriptCommand
 class RunCommand(ScriptRequest):
     """A dry run that is shown."""
 
-    FIRST = ("gpu", "gpus", "timeline", "sources", "html", "open_report", "trace", "snapshot", "check", "json")
+    FIRST = ("gpu", "gpus", "price", "timeline", "sources", "html", "open_report", "trace", "snapshot", "check", "json")
 
     script: Annotated[
         tuple[str, ...],
@@ -128,6 +129,7 @@ class RunCommand(ScriptRequest):
             min=1,
         ),
     ] = None
+    price: Price = field(default_factory=dict)
     sources: Sources = False
     html: Html = None
     open_report: Open = False
@@ -164,6 +166,7 @@ def run(request: RunCommand) -> None:
         debug=request.debug,
         **shared_fields(ScriptRequest, request),
     )
+    price = _price(request, job.gpus)
     if request.measure:
         job = replace(job, looks_ahead=False)
         _check_measured(job)
@@ -181,7 +184,7 @@ def run(request: RunCommand) -> None:
     _report(outcomes, page, is_opened=request.open_report)
     if caution and not request.json:
         show(Text(f"note: {caution}"))
-    _show(outcomes, json=request.json, with_sources=request.sources)
+    _show(outcomes, price, json=request.json, with_sources=request.sources)
     _raise(outcomes, check=request.check)
 
 
@@ -191,6 +194,17 @@ def _gpus(text: str) -> tuple[str, ...]:
     if names is None:
         return (find_gpu(text).id,)
     return tuple(find_gpu(name).id for name in names) or tuple(each.id for each in all_gpus())
+
+
+def _price(request: RunCommand, gpus: tuple[str, ...]) -> float | None:
+    """Return the price of one GPU, where it is given.
+
+    Raises:
+        WorkloadError: The dry run is of several kinds of GPUs, or is measured.
+    """
+    if request.price and (len(gpus) > 1 or request.measure):
+        raise WorkloadError("--price adds the cost to the prediction of one GPU: name it with --gpu, without --measure")
+    return cost_per_hour(request.price, gpus[0])[0]
 
 
 def this_gpu() -> str:
@@ -239,14 +253,16 @@ def _measure(job: Job, outcome: Outcome, request: RunCommand, page: Path | None)
     return measured
 
 
-def _show(outcomes: tuple[Outcome, ...], *, json: bool, with_sources: bool) -> None:
+def _show(outcomes: tuple[Outcome, ...], price: float | None, *, json: bool, with_sources: bool) -> None:
     found = [outcome.prediction for outcome in outcomes if outcome.prediction is not None]
+    cost = None if price is None or not found else price * Plan.of(found[0].workload).world_size
     if json and len(outcomes) == 1 and found:
-        show_json(to_json(found[0]))
+        show_json(to_json(found[0]) | cost_to_json(found[0], cost))
     elif json and found:
         show_json({"predictions": [to_json(each) for each in found]})
     elif found:
-        show(prediction_page(found[0], with_sources=with_sources) if len(outcomes) == 1 else scripts_page(found))
+        one = len(outcomes) == 1
+        show(prediction_page(found[0], cost, with_sources=with_sources) if one else scripts_page(found))
         if any(not each.fits for each in found) and len(outcomes) == 1:
             note("`trainatomy fit --script` searches over the script's own flags for settings that fit")
 

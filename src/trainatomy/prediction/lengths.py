@@ -20,7 +20,14 @@ from trainatomy.analysis.epochs import Room, replay_order, steps_to_replay, wors
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of, rank_prediction_of, time_of
 from trainatomy.prediction.inputs import context_bytes
-from trainatomy.results.lengths import Batching, Distribution, LengthsPrediction, OrderPrediction, SampleLengths
+from trainatomy.results.lengths import (
+    Batching,
+    Distribution,
+    FullestBatch,
+    LengthsPrediction,
+    OrderPrediction,
+    SampleLengths,
+)
 from trainatomy.training.lengths import (
     BatchShape,
     Order,
@@ -107,6 +114,7 @@ class EpochTimes:
             model_flop_utilisation=self._utilisation({s: one.model_flop_utilisation for s, one in times.items()}),
             attainable_utilisation=self._utilisation({s: one.attainable_utilisation for s, one in times.items()}),
             launches=round(self._mean({shape: float(one.launches) for shape, one in times.items()})),
+            first_step_extra_seconds=0.0,
             first_epoch_extra_seconds=self._new_shape_seconds * new / len(self._epochs.orders[0].steps),
             power=None,  # it differs from batch to batch
             general_rule_only=tuple(sorted({name for one in times.values() for name in one.general_rule_only})),
@@ -381,8 +389,18 @@ def _summary(
         new_shape_seconds=times.new_shape_seconds(),
         new_shapes=first_occurrences(epochs.orders),
         worst_rank=worst.rank,
+        fullest=_fullest(epochs, worst),
         waiting_share=times.waiting_share(),
     )
+
+
+def _fullest(epochs: Epochs, worst: OrderPrediction) -> FullestBatch:
+    """Return the fullest batch of an order that was replayed."""
+    order = next(each for each in epochs.orders if (each.seed, each.rank) == (worst.seed, worst.rank))
+    batches = ((number, batch) for number, step in enumerate(order.steps) for batch in step)
+    number, batch = max(batches, key=lambda each: each[1].shape.size)
+    samples = tuple(sorted(batch.lengths, reverse=True))
+    return FullestBatch(number, batch.sequences * batch.shape.rows, batch.shape.length, samples)
 
 
 def _samples(lengths: Sequence[int]) -> SampleLengths:

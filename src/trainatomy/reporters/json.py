@@ -393,6 +393,12 @@ def to_json(value: Result, *, version: int = 1) -> dict[str, Any]:
     return FORMATS[_OF_RESULTS[type(value)]].write(value)
 
 
+def cost_to_json(prediction: Prediction, cost_per_hour: float | None) -> dict[str, Any]:
+    """Return the key ``cost`` of a prediction at the price of all its GPUs, where that and its duration are known."""
+    duration = prediction.duration
+    return {} if duration is None or cost_per_hour is None else {"cost": to_plain(duration.cost(cost_per_hour))}
+
+
 def gpus_to_json(gpus: Sequence[GPU]) -> dict[str, Any]:
     """Return GPUs under ``rows``, each with its sources and assumptions by field."""
     return FORMATS["gpus"].write(GPURows(tuple(gpus)))

@@ -58,6 +58,7 @@ SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "cyan"
 BASIS_STYLES = {"measured": "green", "computed": "", "assumed": "yellow"}
 
 DEVICE_TOTAL = "total (as in nvidia-smi)"
+LOGITS_AND_LOSS = "  of which logits and loss"
 LOADED_TOTAL = "  in nvidia-smi (with context)"
 
 SECTIONS = {

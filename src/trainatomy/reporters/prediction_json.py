@@ -12,13 +12,14 @@ from typing import Any, Self
 from trainatomy.reporters.json_format import ABSENT, Format, view
 from trainatomy.reporters.sentences import fact_source, fact_value, reasons
 from trainatomy.reporters.subject_sentences import subject_line
+from trainatomy.results.duration import Duration, TrainingCost
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Verdict
 from trainatomy.results.operations import Padding
 from trainatomy.results.prediction import BytesPerParameter, Fact, GPUSummary, Prediction, RankPrediction, Subject
 from trainatomy.results.script import ScriptRun
 from trainatomy.results.tasks import Checkpoint, Evaluation, Generation, RestoredCheckpoint
-from trainatomy.results.time import Duration, Time
+from trainatomy.results.time import Time
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,13 @@ class WrittenPrediction(SaidPrediction):
 
 @dataclass(frozen=True, slots=True)
 class PredictionDocument(WrittenPrediction):
-    """A predicted training; with `--why-oom`, `shortage` is what `fit --why-oom --json` prints."""
+    """A predicted training.
 
+    With `--why-oom`, `shortage` is what `fit --why-oom --json` prints. Where the duration and a price are known, `cost`
+    is that of the whole training.
+    """
+
+    cost: TrainingCost = ABSENT
     shortage: dict[str, Any] = ABSENT
 
 

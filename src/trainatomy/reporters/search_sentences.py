@@ -48,16 +48,28 @@ def much_faster(prices: Sequence[Price]) -> str:
 
 def _largest(maximum: Maximum) -> str:
     """Return ``at most 48 samples per batch``, or ``at most 36 layers (1.24 B parameters)``."""
+    if "." in maximum.goal:
+        return f"{maximum.goal.partition(':')[0]} of at most {maximum.value:,}"
     size = f" ({count_of(maximum.parameters)} parameters)" if maximum.goal == "model-size" else ""
     return f"at most {maximum.value:,} {GOALS.get(maximum.goal, maximum.goal)}{size}"
 
 
 def maximum(largest: Maximum) -> str:
     """Return the largest value that fits, and what ended the search for a larger one."""
-    text = f"The largest that fits: {_largest(largest).removeprefix('at most ')}"
+    text = f"The largest that fits: {_largest(largest).removeprefix('at most ').replace(' of at most ', ' ')}"
     if largest.beyond is not None:
         return f"{text}; {largest.beyond:,} would need {human_bytes(largest.beyond_bytes)}."
+    if largest.bounded_by == "values that were tried":
+        return f"{text}; no larger value was tried."
     return f"{text}; limited by the {largest.bounded_by}, not by memory." if largest.bounded_by else f"{text}."
+
+
+def passed_over(largest: Maximum) -> list[str]:
+    """Return the values that could not be tried, by the reason."""
+    values: dict[str, list[str]] = {}
+    for value, reason in largest.failed.items():
+        values.setdefault(reason, []).append(f"{value:,}")
+    return [f"Passed over: {', '.join(each)}: {reason}" for reason, each in values.items()]
 
 
 def shortage(value: Shortage) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from trainatomy.reporters.labels import BOUNDS, FACTS
 from trainatomy.reporters.script_sentences import fills_later, not_reached
+from trainatomy.results.duration import Duration
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant, Memory, OutOfMemoryPoint, PeakRange
 from trainatomy.results.operations import Claim, Padding
 from trainatomy.results.prediction import BytesPerParameter, Fact, Prediction
-from trainatomy.results.time import Communication, Duration, Pipeline, Power, Time
+from trainatomy.results.time import Communication, Pipeline, Power, Time
 from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds, times
 
 NVML = (
@@ -122,18 +123,38 @@ def step_time(time: Time, *, fits: bool = True, step: str = "", counted: str = "
     )
 
 
-def duration(whole: Duration, cost_per_hour: float | None = None, price: str = "the given price") -> str:
-    """Return how long the whole training takes in one line, and what that costs at a price."""
+def duration(
+    whole: Duration, cost_per_hour: float | None = None, price: str = "the given price", *, fits: bool = True
+) -> str:
+    """Return how long the whole training takes in one line, what that costs at a price, and what is not in it."""
     low, high = whole.interval_seconds
+    takes = "takes" if fits else "would take"
+    text = (
+        f"the whole training, {_course(whole)}, {takes} {seconds(whole.seconds)} (90 % interval: {seconds(low)} to "
+        f"{seconds(high)})"
+    )
+    if cost_per_hour is not None:
+        cost = whole.cost(cost_per_hour)
+        text += f"; at {price} it costs {cost.total:,.2f} ({cost.interval[0]:,.2f} to {cost.interval[1]:,.2f})"
+    return f"{text}; not included: {', '.join(whole.left_out)}" if whole.left_out else text
+
+
+def _course(whole: Duration) -> str:
+    """Return ``3 epochs of 52,002 samples = 4,875 steps with 9 evaluations of 1,000 samples (6 min 02 s)``."""
     steps = many(whole.steps, "step")
-    others = "" if whole.evaluations == 0 else f" and {many(whole.evaluations or 0, 'evaluation')}"
-    if whole.evaluations is None:
-        others = " (evaluations come after each epoch, whose steps are not known, and are left out)"
-    text = f"{steps}{others} take {seconds(whole.seconds)} (90 % interval: {seconds(low)} to {seconds(high)})"
-    if cost_per_hour is None:
-        return text
-    costs = (f"{length * cost_per_hour / 3600:,.2f}" for length in (whole.seconds, low, high))
-    return "{}; at {} it costs {} ({} to {})".format(text, price, *costs)
+    if whole.epochs is not None and whole.samples is not None:
+        epochs = "1 epoch" if whole.epochs == 1 else f"{whole.epochs:g} epochs"
+        steps = f"{epochs} of {many(whole.samples, 'sample')} = {steps}"
+    if whole.made_up_samples:
+        steps += " (its data set was made up: --samples says how many rows it has)"
+    tasks = []
+    if whole.evaluations:
+        size = "a few batches" if whole.evaluation_samples is None else many(whole.evaluation_samples, "sample")
+        unsaid = "" if whole.evaluation_samples is not None else "; data.eval_samples says how many samples they have"
+        tasks.append(f"{many(whole.evaluations, 'evaluation')} of {size} ({seconds(whole.evaluation_seconds)}{unsaid})")
+    if whole.checkpoints:
+        tasks.append(many(whole.checkpoints, "checkpoint"))
+    return f"{steps} with {' and '.join(tasks)}" if tasks else steps
 
 
 def _samples(time: Time) -> str:

@@ -196,6 +196,8 @@ def option(change: Change) -> str:
                 return f"effective batch size {number}"
     if axis == "plan":
         return _plan_option(name)
+    if "." in axis:
+        return f"{axis} {name}"
     words = name.replace("_", " ")
     return f"{words} attention" if axis == "attention" else f"{VARIED.get(axis, axis.replace('_', ' '))}: {words}"
 

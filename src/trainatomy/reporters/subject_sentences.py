@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainatomy.reporters.settings import plan_name
-from trainatomy.results.lengths import LengthsPrediction
+from trainatomy.results.lengths import FullestBatch, LengthsPrediction
 from trainatomy.results.prediction import Plan, Prediction, Subject
 from trainatomy.results.tasks import Checkpoint, Evaluation, Experts, Generation, RestoredCheckpoint
 from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds
@@ -330,6 +330,21 @@ def worst_order(lengths: LengthsPrediction) -> str:
     orders = f"{found}, {lengths.sampling}" + ("" if fitting == len(lengths.orders) else f" ({fitting} of them fit)")
     worst = f"seed {lengths.worst_seed}" + (f", rank {lengths.worst_rank}" if ranks > 1 else "")
     return f"{orders}; memory above is that of the worst, {worst}.{replayed}"
+
+
+_MOST_SAMPLES = 8
+"""Samples of a batch that are listed."""
+
+
+def fullest_batch(batch: FullestBatch) -> str:
+    """Return which batch of the worst order is the fullest, and what to do with it."""
+    shown = ", ".join(f"{length:,}" for length in batch.samples[:_MOST_SAMPLES])
+    more = f" and {len(batch.samples) - _MOST_SAMPLES} shorter ones" if len(batch.samples) > _MOST_SAMPLES else ""
+    rows = f"{many(batch.rows, 'row')} of {many(batch.row_tokens, 'token')}"
+    return (
+        f"The fullest batch of that order has {rows} (samples of {shown}{more}), in step {batch.step + 1:,}. To see "
+        "early whether the training fits, put it into the second step: in the first there are no optimizer states yet."
+    )
 
 
 def padding_of_lengths(lengths: LengthsPrediction) -> str:

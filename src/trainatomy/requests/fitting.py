@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, cast
+from typing import Annotated, NamedTuple
 
 from trainatomy.errors import WorkloadError
 from trainatomy.option import Option, keys, names, share
 from trainatomy.requests.predicting import CalibrationFile, Executor, Jobs, PredictRequest, TrustRemoteCode
 from trainatomy.results.fit import Goal, Permission
-from trainatomy.workload.document import refuse_unknown, suggestion
+from trainatomy.workload.document import suggestion
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import effective_batch_size_of
 
@@ -36,9 +36,28 @@ Translated = Callable[[Mapping[str, object]], Mapping[str, object] | None]
 
 
 def _goal(text: str) -> Goal:
+    """Return a goal as it is named, a key of the workload, or a flag of a script, as they are."""
     goal = text.strip().replace("_", "-")
-    refuse_unknown("--maximize", [goal], GOALS)
-    return cast("Goal", goal)
+    return goal if goal in GOALS else text.strip()
+
+
+class Wanted(NamedTuple):
+    """A key or a flag whose largest value is wanted, and the distance of the values to try; None: not said."""
+
+    name: str
+    step: int | None
+
+    @classmethod
+    def of(cls, goal: Goal) -> Wanted:
+        """Read ``data.image_size:32``.
+
+        Raises:
+            WorkloadError: The step is no number.
+        """
+        name, colon, step = goal.partition(":")
+        if colon and (not step.isdigit() or int(step) < 1):
+            raise WorkloadError(f"--maximize {goal}: the step after the colon must be a whole number of at least 1")
+        return cls(name, int(step) if colon else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +133,9 @@ class FitRequest:
         Goal,
         Option(
             "--maximize",
-            "Find the largest one that fits instead of the fastest.",
-            metavar="|".join(GOALS),
+            "Find the largest one that fits instead of the fastest: also of a whole number of the workload by its key "
+            "(data.image_size), or with --script of a flag; `:STEP` is the distance of the values to try.",
+            metavar="|".join((*GOALS, "KEY[:STEP]")),
             words=str | None,
             read=_goal,
         ),

@@ -8,7 +8,7 @@ A search over a script's own flags.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from trainatomy.results.comparison import Comparison
@@ -16,7 +16,7 @@ from trainatomy.results.prediction import GPUSummary, Plan, Prediction
 
 Permission = Literal["", "precision", "optimizer", "lora", "quantization", "sequence-length", "evaluation"]
 """What a user has to allow for a change: empty for changes after which the same is trained in the same way."""
-Goal = Literal["throughput", "batch", "sequence-length", "model-size"]
+Goal = Literal["throughput", "batch", "sequence-length", "model-size"] | str
 SAME_TIME = 0.005
 """Share by which the times of two candidates must differ before they count as different."""
 RemedyKind = Literal["same training", "changes training", "more GPUs", "larger GPU"]
@@ -187,12 +187,13 @@ class Maximum:
 
     Attributes:
         goal: What was maximised.
-        value: Samples per batch, tokens per sample, or layers.
+        value: Samples per batch, tokens per sample, layers, or the value of a key of the workload.
         parameters: Parameters of the model at that size.
         beyond: The smallest value that was executed and does not fit; ``None`` if every value tried fits.
         beyond_bytes: Device memory that it would need.
-        bounded_by: What ended the search where every value fits: ``effective batch size`` or ``positions of the
-            model``; empty if memory did.
+        bounded_by: What ended the search where every value fits: ``effective batch size``, ``positions of the model``
+            or ``values that were tried``; empty if memory did.
+        failed: Values that could not be predicted, with the reasons.
     """
 
     goal: Goal
@@ -201,6 +202,7 @@ class Maximum:
     beyond: int | None = None
     beyond_bytes: int = 0
     bounded_by: str = ""
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,11 +394,16 @@ class ScriptCandidate:
 
 @dataclass(frozen=True, slots=True)
 class ScriptFit:
-    """Candidates in the order in which they were run; ``best`` is the fastest that fits."""
+    """Candidates in the order in which they were run; ``best`` is the fastest that fits.
+
+    Where the largest value of a flag was looked for, ``maximized`` is its name, candidates are in the order of its
+    values, and ``best`` is the largest that fits.
+    """
 
     name: str
     gpu: str
     candidates: tuple[ScriptCandidate, ...]
+    maximized: str = ""
 
     @property
     def failed(self) -> tuple[ScriptCandidate, ...]:
@@ -405,6 +412,8 @@ class ScriptFit:
 
     @property
     def best(self) -> ScriptCandidate | None:
-        """The candidate that fits and trains most samples per second."""
+        """The candidate that fits and trains most samples per second, or has the largest value."""
         fitting = [each for each in self.candidates if each.fits]
+        if self.maximized:
+            return fitting[-1] if fitting else None
         return max(fitting, key=lambda each: each.samples_per_second, default=None)

@@ -75,6 +75,23 @@ class OrderPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class FullestBatch:
+    """The batch of an order that computes the most tokens, with padding; the first one of several.
+
+    Attributes:
+        step: Number of its optimizer step, from 0.
+        rows: Rows of it.
+        row_tokens: Tokens of each row, with padding.
+        samples: Tokens of each of its samples, longest first.
+    """
+
+    step: int
+    rows: int
+    row_tokens: int
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LengthsPrediction:
     """Epochs of samples that differ in length.
 
@@ -104,6 +121,7 @@ class LengthsPrediction:
         padded_tokens_per_second: The same with padding.
         new_shape_seconds: What a step takes longer whose shapes have not occurred before, in the mean of the executed
             shapes; not part of ``step_seconds``.  None if no time was predicted.
+        fullest: The fullest batch of the order that memory is of; None where all batches have one length.
         new_shapes: Shapes that occur in an epoch, in the mean of the orders; None where all batches have one length.
     """
 
@@ -126,6 +144,7 @@ class LengthsPrediction:
     new_shape_seconds: float | None = None
     new_shapes: float | None = None
     worst_rank: int = 0
+    fullest: FullestBatch | None = None
     waiting_share: float = 0.0
 
     @property

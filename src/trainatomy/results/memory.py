@@ -128,7 +128,9 @@ class Memory:
     the allocator frees its cache when memory is short.
 
     ``peak_requested_bytes`` is before rounding to the allocator's blocks; ``model_bytes`` is allocated once the model
-    is loaded; ``lines`` are the parts of the components.  ``range`` is given where memory waits for other streams,
+    is loaded; ``lines`` are the parts of the components.  ``logits_and_loss`` are the bytes of each component that hold
+    logits or belong to the loss: what the output layer allocates, and what is allocated outside of the model's other
+    layers from then on until the gradient reaches it.  ``range`` is given where memory waits for other streams,
     and depends on timing; reserved memory is then as predicted times say, or without them its low end, and the other
     figures are the low end, where memory is free as soon as its tensor dies.
     ``plans`` is given where the peaks depend on which plans ``cudnn.benchmark`` finds the fastest; the other figures
@@ -153,6 +155,7 @@ class Memory:
     plans: PeakRange | None = None
     layouts: PeakRange | None = None
     skipped_steps: tuple[SkippedSteps, ...] = ()
+    logits_and_loss: dict[str, int] = field(default_factory=dict)
 
     @property
     def worst_device_bytes(self) -> int:

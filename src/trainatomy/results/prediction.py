@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from trainatomy.results.duration import Duration, duration_of
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
 from trainatomy.results.operations import Padding
 from trainatomy.results.script import ScriptRun
 from trainatomy.results.tasks import Checkpoint, Evaluation, Experts, Generation, RestoredCheckpoint
-from trainatomy.results.time import Duration, Time, duration_of
+from trainatomy.results.time import Time
 
 
 class LeadingNote(str):
@@ -376,7 +377,7 @@ class Prediction:
     @property
     def duration(self) -> Duration | None:
         """How long the whole training takes, where its steps are known."""
-        return duration_of(self)
+        return duration_of(self, Plan.of(self.workload).data_parallel_size)
 
     @property
     def ranks(self) -> dict[int, RankPrediction]:

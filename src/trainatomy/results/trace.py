@@ -159,6 +159,8 @@ class AllocationTrace:
         trials: Plans that were tried, by the number of the allocation for them; its number in ``choices`` is that of
             the workspaces of the plan that is kept.
         rank: Rank of the process in a training on several GPUs.
+        output_layers: Paths of the modules that make logits.
+        around_output_layers: Paths of the modules that these lie in.
         stream_uses: Calls of ``Tensor.record_stream``.  The simulated allocator does not wait for these streams.
         cpu_waits: Waits of the CPU for streams, where memory depends on them.
         collectives: Asynchronous collectives.
@@ -173,6 +175,8 @@ class AllocationTrace:
     choices: dict[int, int] = field(default_factory=dict)
     trials: dict[int, PlansTried] = field(default_factory=dict)
     rank: int = 0
+    output_layers: set[str] = field(default_factory=set)
+    around_output_layers: set[str] = field(default_factory=set)
     stream_uses: list[StreamUse] = field(default_factory=list)
     cpu_waits: list[CPUWait] = field(default_factory=list)
     collectives: list[CollectiveUse] = field(default_factory=list)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
+from trainatomy.bisection import largest, multiples
 from trainatomy.errors import WorkloadError
+from trainatomy.requests.fitting import Wanted
 from trainatomy.results.fit import ScriptCandidate, ScriptFit
 from trainatomy.scripts.command import Command
 from trainatomy.scripts.job import Outcome
@@ -107,6 +109,55 @@ def search_flags(
                 found[-1] = replace(found[-1], message=_NO_EFFECT.format(f"{rising.name} {setting[rising.name]}"))
                 break
     return ScriptFit(command.name, gpu, tuple(found))
+
+
+def largest_flag(
+    command: Command,
+    wanted: Wanted,
+    gpu: str,
+    run: Callable[[Command], Outcome],
+    tell: Callable[[str], None] = lambda message: None,
+) -> ScriptFit:
+    """Run a script with values of one flag until the largest that fits is known; values that fail are passed over.
+
+    Raises:
+        WorkloadError: The command does not give the flag a whole number to begin with.
+    """
+    name = wanted.name if wanted.name.startswith("-") else f"--{wanted.name}"
+    start = _value_of(command, name)
+    found: dict[int, ScriptCandidate] = {}
+
+    def holds(value: int) -> bool | None:
+        return None if found[value].failed else found[value].fits
+
+    def guess() -> int:
+        fitting = [value for value in found if holds(value)]
+        beyond = [value for value in found if holds(value) is False]
+        low = max(fitting, default=0)
+        return (low + min(beyond)) // 2 if beyond else 2 * low
+
+    for value in largest(multiples(start, wanted.step), start, holds, guess):
+        tell(f"{name} {value}")
+        one = with_flags(command, {name: str(value)})
+        outcome = run(one)
+        flags = {name: str(value)}
+        found[value] = ScriptCandidate(flags, one.typed, outcome.prediction, outcome.message, outcome.exit_code)
+        if value == start and found[value].failed:
+            break
+    return ScriptFit(command.name, gpu, tuple(found[value] for value in sorted(found)), maximized=name)
+
+
+def _value_of(command: Command, name: str) -> int:
+    """Return the whole number that a command gives a flag."""
+    words = command.arguments
+    given = [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
+    given += [after for word, after in pairwise(words) if word == name]
+    if not given or not given[0].isdigit() or int(given[0]) < 1:
+        raise WorkloadError(
+            f"--maximize {name}: the command gives it {given[0] if given else 'no value'}; give a whole number to "
+            f"begin with: --script '{' '.join(command.typed)} {name} 8'"
+        )
+    return int(given[0])
 
 
 def _is_same(one: ScriptCandidate, other: ScriptCandidate) -> bool:

@@ -1,4 +1,4 @@
-"""The largest batch, sequence or model that fits, found by executing sizes on both sides of the limit.
+"""The largest batch, sequence, model or number of a workload that fits, by executing sizes on both sides of the limit.
 
 The size is searched for several settings that keep what is trained: gradient checkpointing off and on, each with the
 allocator as given and with expandable segments.
@@ -7,15 +7,16 @@ allocator as given and with expandable segments.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from itertools import product
 
+from trainatomy.bisection import largest, multiples
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.requests.fitting import (
     FitRequest,
+    Wanted,
     check,
     check_precision,
     effective_batch_size,
@@ -29,6 +30,7 @@ from trainatomy.search.explore import Executor, Observer
 from trainatomy.search.plans import Axis, Option
 from trainatomy.workload.contradictions import MAX_BATCH_ELEMENTS
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
+from trainatomy.workload.overlay import get_key
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import effective_batch_size_of
 
@@ -107,6 +109,8 @@ def sizes_of(workload: Workload, goal: Goal, request: FitRequest) -> Sizes:
     """Return the sizes that a goal chooses from."""
     if goal == "batch":
         return _batches(workload, request)
+    if "." in goal:
+        return _values_of(workload, *Wanted.of(goal))
     samples = samples_per_rank(workload, request)
     single = {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": samples}
     if goal == "model-size":
@@ -144,6 +148,22 @@ def _batches(workload: Workload, request: FitRequest) -> Sizes:
         }
 
     return Sizes("batch", start, divisors(samples), settings, "effective batch size")
+
+
+def _values_of(workload: Workload, key: str, step: int | None) -> Sizes:
+    """Return the values of a whole number of the workload around the one that it has."""
+    section, _, name = key.rpartition(".")
+    if section == "model.config" and workload.model.factory is None:
+        start = _configuration(workload).get(name)
+    else:
+        start = get_key(workload.model_dump(by_alias=True), tuple(key.split(".")))
+    if isinstance(start, bool) or not isinstance(start, int) or start < 1:
+        workload.replace(key, 1)  # refuses an unknown key, with the nearest one
+        raise WorkloadError(
+            f"maximize {key}: its value is {start if start is not None else 'not given'}; give a whole number to begin "
+            "with"
+        )
+    return Sizes(key, start, multiples(start, step), lambda size: {key: size}, "values that were tried")
 
 
 def _configuration(workload: Workload) -> Mapping[str, object]:
@@ -200,6 +220,7 @@ class _Family:
     usable_bytes: int
     changes: tuple[Change, ...]
     executed: dict[int, Prediction] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
     error: TrainatomyError | None = None
 
     def fits(self, size: int) -> bool:
@@ -223,23 +244,22 @@ class _Family:
         return Candidate((self.sizes.change(size), *self.changes), prediction.workload, prediction, self.fits(size))
 
     def search(self) -> Generator[int, None, None]:
-        """Yield the sizes to execute, until two neighbours are known of which one fits and the other does not.
+        """Yield the sizes to execute; the next one is where the line through the two nearest ones meets the limit."""
+        return largest(self.sizes.values, self.sizes.start, self._holds, self._guess)
 
-        The next size is where the line through the two nearest executed sizes meets the limit.
-        """
-        values = self.sizes.values
-        low, high = -1, len(values)  # indices: everything up to low fits, high and beyond do not
-        index = _nearest(values, self.sizes.start)
-        while low + 1 < high:
-            yield values[index]
-            if values[index] not in self.executed:
-                return
-            low, high = (index, high) if self.fits(values[index]) else (low, index)
-            index = min(max(self._guess(), low + 1), high - 1)
+    def _holds(self, size: int) -> bool | None:
+        """Return whether a size fits, None if it cannot be predicted."""
+        return self.fits(size) if size in self.executed else None
+
+    def fail(self, size: int, error: TrainatomyError) -> bool:
+        """Note that a size cannot be predicted; return whether another one may be, of a key that has other limits."""
+        self.failed[size] = str(error).partition("\n")[0]
+        passes = "." in self.sizes.axis and bool(self.executed)
+        self.error = self.error if passes else error
+        return passes
 
     def _guess(self) -> int:
-        """Return the index of the largest size that should fit: the line through the two nearest sizes says so."""
-        values = self.sizes.values
+        """Return the largest size that should fit: the line through the two nearest sizes says so."""
         known = {size: each.memory.device_bytes for size, each in self.executed.items()}
         near = sorted(known, key=lambda size: abs(known[size] - self.usable_bytes))[:2]
         if len(near) == 1:
@@ -250,13 +270,8 @@ class _Family:
             size, other = near
             slope = (known[size] - known[other]) / (size - other)
         if slope <= 0:
-            return _nearest(values, 2 * size)
-        return _nearest(values, int(size + (self.usable_bytes - known[size]) / slope))
-
-
-def _nearest(values: Sequence[int], size: int) -> int:
-    """Return the index of the largest value that is not above a size, or 0."""
-    return max(bisect_right(values, size) - 1, 0)
+            return 2 * size
+        return int(size + (self.usable_bytes - known[size]) / slope)
 
 
 def _run(families: Sequence[_Family], executor: Executor, observer: Observer) -> None:
@@ -274,14 +289,16 @@ def _run(families: Sequence[_Family], executor: Executor, observer: Observer) ->
             try:
                 running[executor.submit(family.workload_of(size))] = family, size
             except TrainatomyError as error:
-                family.error = error
+                if family.fail(size, error):
+                    waiting.append(family)
         if not running:
             continue
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             family, size = running.pop(future)
             result = future.result()
             if isinstance(result, TrainatomyError):
-                family.error = result
+                if family.fail(size, result):
+                    waiting.append(family)
                 continue
             family.executed[size] = result
             count += 1
@@ -338,4 +355,5 @@ def _maximum(goal: Goal, sizes: Sizes, family: _Family, size: int) -> Maximum:
         beyond=beyond,
         beyond_bytes=family.executed[beyond].memory.device_bytes if beyond else 0,
         bounded_by=sizes.bounded_by if beyond is None else "",
+        failed=dict(sorted(family.failed.items())),
     )

@@ -43,7 +43,7 @@ def run(
     """
     began, observer = time.perf_counter(), observer or Observer()
     if goal != "throughput":
-        if goal not in GOALS:
+        if goal not in GOALS and "." not in goal:
             raise WorkloadError(f"maximize: unknown value {goal!r}{suggestion(goal, GOALS)}")
         return maximize(workload, goal, request, executor, observer)
     if workload.parallel.world_size > 1 and "gpus" not in request.keep and workload.train.deepspeed is None:

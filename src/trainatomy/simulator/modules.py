@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from trainatomy.training.checkpointing import Recomputation
+from trainatomy.training.output_layer import around, output_layers
 
 
 class ModuleTracker:
@@ -33,11 +34,14 @@ class ModuleTracker:
         on_recomputation: Called with True when a forward begins to run again in backward, with False when it ends.
 
     Attributes:
+        output_layers: Paths of the modules that make logits.
+        around_output_layers: Paths of the modules that these lie in.
         on_call: Called for every call of a module, where it is set.
     """
 
     def __init__(self, on_recomputation: Callable[[bool], None]) -> None:
         self._recomputation = Recomputation(on_recomputation)
+        self.output_layers, self.around_output_layers = set[str](), set[str]()
         self.on_call: Callable[[], None] | None = None
         self._paths: dict[int, str] = {}
         self._stack: list[str] = []
@@ -46,8 +50,12 @@ class ModuleTracker:
 
     def learn(self, model: nn.Module) -> None:
         """Take the names of a model's modules; the model itself goes by its class."""
-        for name, module in _plain(model).named_modules():
+        plain = _plain(model)
+        for name, module in plain.named_modules():
             self._paths.setdefault(id(module), name or type(module).__name__)
+        for layer in output_layers(plain):
+            self.output_layers.add(self.path(plain.get_submodule(layer)))
+            self.around_output_layers.update(self.path(plain.get_submodule(name)) for name in around(layer))
 
     def learn_copy(self, copy: nn.Module, module: nn.Module) -> None:
         """Let a copy of a module that is made for one step (``DataParallel``) go by the name of the original."""

@@ -148,10 +148,12 @@ def _era_notes(workload: Workload) -> Iterator[str]:
 
 def _duration_notes(workload: Workload) -> Iterator[str]:
     """Yield a note where the length of the whole training was given and is not known in steps."""
-    if workload.train.num_train_epochs is not None and workload.train.max_steps is None and not workload.data.varies:
+    data, train = workload.data, workload.train
+    known = train.max_steps is not None or data.lengths is not None or data.train_samples is not None
+    if train.num_train_epochs is not None and not known:
         yield (
             "train.num_train_epochs has no effect on memory or the time of a step; how long all steps take is said "
-            "with train.max_steps, or with the lengths of the samples (data.lengths)"
+            "with the number of samples (data.train_samples), their lengths (data.lengths), or train.max_steps"
         )
 
 

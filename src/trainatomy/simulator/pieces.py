@@ -267,6 +267,8 @@ class Beginning:
             choices={number: choice for number, choice in trace.choices.items() if number < count},
             trials={number: tried for number, tried in trace.trials.items() if number < count},
             rank=trace.rank,
+            output_layers=trace.output_layers,
+            around_output_layers=trace.around_output_layers,
         )
         return cls(begun, pieces.ends, pieces.kept, tuple(piece.signature for piece in pieces.steps[last]))
 
@@ -372,7 +374,8 @@ class StepLibrary:
             dict(begun.choices),
             dict(begun.trials),
         )
-        trace.rank = begun.rank
+        trace.rank, trace.output_layers = begun.rank, begun.output_layers
+        trace.around_output_layers = begun.around_output_layers
         kept, ends = list(first.kept), list(first.ends)
         yield Stitched(trace, tuple(ends), tuple(kept))
         for number, shapes in enumerate(steps, start=len(ends)):

@@ -102,6 +102,8 @@ class SimulatedProcess:
         workspaces = self.workspaces(plain, self.cards.size)
         parts = (self.storages, self.modules, self.rules, self.cards, workspaces, self.current.device)
         self.recorder = self._recorder(parts)
+        trace = self.recorder.trace
+        trace.output_layers, trace.around_output_layers = self.modules.output_layers, self.modules.around_output_layers
         self.counters = MemoryCounters(self.recorder.trace, self.allocator, self.cards)
         self.autocast = Autocast(
             self.storages,

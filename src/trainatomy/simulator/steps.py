@@ -289,6 +289,7 @@ def _rewritten(trace: AllocationTrace, ranges: Sequence[Sequence[range]]) -> All
                 write(event)
         if index not in left_out and index < len(trace.events):
             write(trace.events[index])
+    found.output_layers, found.around_output_layers = trace.output_layers, trace.around_output_layers
     found.marks = [Mark(places[mark.event], mark.name, mark.step) for mark in trace.marks]
     found.labels = {numbers[number]: label for number, label in trace.labels.items() if number in numbers}
     found.choices = {numbers[number]: choice for number, choice in trace.choices.items() if number in numbers}

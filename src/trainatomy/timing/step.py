@@ -40,6 +40,7 @@ from trainatomy.timing.host_costs import (
     cpu_costs,
     driver_costs,
     driver_work,
+    first_call_seconds,
     not_collating,
 )
 from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
@@ -255,6 +256,7 @@ def predict_step_time(
         ),
         slow_host=slow_host,
         calibrated=calibrated,
+        first_step_extra_seconds=first_call_seconds(operations.calls),
     )
 
 

@@ -30,6 +30,7 @@ from trainatomy.training.positions import lengths
 from trainatomy.training.samples import PADDED_SHARE, draw_inputs
 from trainatomy.training.shape import (
     Shape,
+    refuse_packed_images,
     refuse_unused_images,
     refuse_unused_lengths,
     refuse_varying_lengths,
@@ -140,6 +141,7 @@ def _dataset_of(
     shape = shape_of(model, lengths(workload, unwrap(model)), workload.data)
     refuse_unused_lengths(workload.data, shape)
     refuse_unused_images(workload.data, shape)
+    refuse_packed_images(workload.data, shape)
     if workload.data.varies:
         first = orders(workload, count=1)[_rank()]
         return _of_lengths(workload, model, size, [batch for step in first.steps for batch in step])

@@ -368,11 +368,17 @@ def refuse_unused_images(data: DataSpec, shape: Shape) -> None:
         raise WorkloadError(f"{message}: leave it out, or name a function that makes the batch", key="data.images")
 
 
+_MEDIA = ("pixel_values", "input_features", "input_values")
+"""Beginnings of the names of arguments for images and recordings."""
+
+
 def refuse_varying_lengths(data: DataSpec, shape: Shape) -> None:
     """Raise ``WorkloadError`` where batches of different lengths cannot be made for a model."""
-    images = any(name.startswith(("pixel_values", "input_features", "input_values")) for name in shape.parameters)
-    if shape.main_input != "input_ids" or images:
-        raise _no_lengths(f"{shape.class_name} reads images or audio; lengths are simulated for text only")
+    if shape.main_input != "input_ids" or any(name.startswith(_MEDIA) for name in shape.parameters):
+        raise _no_lengths(
+            f"{shape.class_name} reads images or audio; lengths are simulated for text only: leave them out, and "
+            "predict the largest sample (data.sequence_length, data.images, data.image_size)"
+        )
     if shape.is_encoder_decoder and data.target_length is None:
         raise _no_lengths(
             f"those of the decoder of {shape.class_name} are not simulated: give all targets one data.target_length"
@@ -381,6 +387,13 @@ def refuse_varying_lengths(data: DataSpec, shape: Shape) -> None:
     if data.padding_free and not (is_causal and "position_ids" in shape.parameters):
         key = "data.padding_free"
         raise WorkloadError(f"{key}: {shape.class_name} is no causal language model with position_ids", key=key)
+
+
+def refuse_packed_images(data: DataSpec, shape: Shape) -> None:
+    """Raise ``WorkloadError`` for packs of samples of which each has images or a recording of its own."""
+    if data.packing and any(name.startswith(_MEDIA) for name in shape.parameters):
+        message = f"data.packing: packs of {shape.class_name} would hold the images or recordings of several samples"
+        raise WorkloadError(f"{message}, which is not simulated: leave it out", key="data.packing")
 
 
 def _no_lengths(message: str) -> WorkloadError:

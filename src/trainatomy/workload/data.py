@@ -340,6 +340,10 @@ class DataSpec(Section):
         "and returns a dict of tensors",
     )
 
+    train_samples: Count | None = Field(
+        default=None,
+        description="samples of the data set, for how long the whole training takes (of `lengths`: `lengths.samples`)",
+    )
     eval_samples: Count | None = Field(
         default=None,
         description="samples of one evaluation (default: two batches, or two rounds of `eval_accumulation_steps`)",

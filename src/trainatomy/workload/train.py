@@ -132,7 +132,9 @@ class TrainSpec(Section):
         default=None, description="steps of the whole training, for how long it takes; a few of them are executed"
     )
     num_train_epochs: Amount | None = Field(
-        default=None, description="the same in epochs, whose number of samples `data.lengths` says"
+        default=None,
+        description="the same in epochs, whose samples `data.train_samples` or `data.lengths` says (default with them: "
+        "3)",
     )
     eval_accumulation_steps: Count | None = Field(
         default=None, description="batches whose outputs evaluation gathers on the GPU (default: all of them)"
@@ -153,6 +155,10 @@ class TrainSpec(Section):
     )
     save_strategy: Annotated[Literal["no", "steps", "epoch", "best"] | None, BeforeValidator(_saving)] = Field(
         default=None, description="save checkpoints: `no`, `steps`, `epoch` or `best`; one is counted (default: none)"
+    )
+    save_steps: Amount = Field(
+        default=500,
+        description="steps from one checkpoint to the next, or their share of all, for how many there are",
     )
     save_total_limit: Annotated[Count | None, BeforeValidator(_unless_unlimited)] = Field(
         default=None, description="checkpoints to keep (default: all)"

@@ -22,10 +22,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 
 from trainatomy.measurement.process.job import WARM_UP_STEPS
-from trainatomy.measurement.traces.history import BUCKETS, COMMUNICATION, Note
+from trainatomy.measurement.traces.history import AROUND_OUTPUT_LAYER, BUCKETS, COMMUNICATION, OUTPUT_LAYER, Note
 from trainatomy.training.checkpointing import Recomputation
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
+from trainatomy.training.output_layer import around, output_layers
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
 from trainatomy.training.stored_weights import numbers
@@ -62,6 +63,10 @@ class ModuleTracker:
         for name, module in self._model.named_modules():
             path = name or type(module).__name__
             self._known.setdefault(id(module), (path, weight_copies(module)))
+        for layer in output_layers(self._model):
+            self._report(OUTPUT_LAYER, None, layer)
+            for name in around(layer):
+                self._report(AROUND_OUTPUT_LAYER, None, name or type(self._model).__name__)
         for handle in (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),

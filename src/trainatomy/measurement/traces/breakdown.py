@@ -20,6 +20,7 @@ from trainatomy.analysis.memory import (
     analyze_replay,
     breakdown_lines,
     bytes_by_component,
+    bytes_of_logits,
     held_after,
     lifetimes,
 )
@@ -280,6 +281,7 @@ def _breakdown_at_failure(
         device_bytes=reserved + totals.context_bytes,
         components=Components.from_dict({**parts, "cache": reserved - allocated, "context": totals.context_bytes}),
         lines=breakdown_lines(held, analyzed.purposes, analyzed.sizes),
+        logits_and_loss=bytes_of_logits(trace, held, analyzed.purposes, analyzed.sizes),
         peak=failure.instant,
         num_alloc_retries=totals.num_alloc_retries,
     )

@@ -31,6 +31,8 @@ COUNTED_ACTIONS = frozenset({"alloc", "free_requested"})
 
 COMMUNICATION, BUCKETS = "communication", "buckets"
 """Names of notes on collectives and gathered weights, and on the begin of buckets being allocated (``buckets end``)."""
+OUTPUT_LAYER, AROUND_OUTPUT_LAYER = "output layer", "around output layer"
+"""Names of notes on a module that makes logits, and on those that it lies in."""
 
 MAX_FRAMES = 8
 MAX_NAME_LENGTH = 110

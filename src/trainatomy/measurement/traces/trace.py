@@ -14,7 +14,14 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainatomy.measurement.traces.history import BUCKETS, COMMUNICATION, HistoryEvent, Note
+from trainatomy.measurement.traces.history import (
+    AROUND_OUTPUT_LAYER,
+    BUCKETS,
+    COMMUNICATION,
+    OUTPUT_LAYER,
+    HistoryEvent,
+    Note,
+)
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 
 if TYPE_CHECKING:
@@ -238,6 +245,10 @@ class _TraceBuilder:
             return
         if note.name == "return":
             self._calls = self._calls[:-1]
+            return
+        if note.name in (OUTPUT_LAYER, AROUND_OUTPUT_LAYER):
+            layers = self.trace.output_layers if note.name == OUTPUT_LAYER else self.trace.around_output_layers
+            layers.add(note.module)
             return
         if note.name in (COMMUNICATION, BUCKETS, f"{BUCKETS} end"):
             self._are_buckets = self._are_buckets if note.name == COMMUNICATION else note.name == BUCKETS

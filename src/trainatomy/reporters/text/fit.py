@@ -338,7 +338,7 @@ def _limits(fit: Fit) -> list[str]:
     kept = f"{human_bytes(total - fit.usable_bytes)} are kept free"
     lines = [f"{fit.gpu.name} has {human_bytes(total)}; {kept}, {human_bytes(fit.usable_bytes)} are usable."]
     if fit.maximum is not None:
-        lines.append(search_sentences.maximum(fit.maximum))
+        lines += [search_sentences.maximum(fit.maximum), *search_sentences.passed_over(fit.maximum)]
     elif fit.too_large:
         nearest = fit.too_large[0]
         needed = f"needs {human_bytes(nearest.device_bytes)}"

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from trainatomy.reporters.document import Bar, Cell, Column, Swatch, Table, grid, styled, words
-from trainatomy.reporters.labels import COLUMNS, COUNTERS, DEVICE_TOTAL, LOADED_TOTAL, ROOT_MODULE, component
+from trainatomy.reporters.labels import (
+    COLUMNS,
+    COUNTERS,
+    DEVICE_TOTAL,
+    LOADED_TOTAL,
+    LOGITS_AND_LOSS,
+    ROOT_MODULE,
+    component,
+)
 from trainatomy.reporters.text.rendering import bar
 from trainatomy.results.memory import Line, Memory, ModuleActivations, TimelinePoint
 from trainatomy.units import difference, exact_bytes, human_bytes, many, percent, signed_percent
@@ -43,6 +51,8 @@ def _breakdown_rows(memory: Memory) -> Iterator[tuple[Cell, ...] | None]:
             yield styled("dim", f"  {line.name}", human_bytes(line.bytes), exact_bytes(line.bytes))
     yield None
     yield (*styled("bold", DEVICE_TOTAL, human_bytes(total)), exact_bytes(total), "100.0 %")
+    if logits := sum(memory.logits_and_loss.values()):
+        yield (*styled("dim", LOGITS_AND_LOSS, human_bytes(logits), exact_bytes(logits)), percent(logits, total))
 
 
 def _named(name: str) -> Swatch:
@@ -89,6 +99,9 @@ def _measured_rows(measured: Memory, predicted: Memory | None) -> Iterator[tuple
             yield styled("dim", f"  {title}", *cells(*(side.get(title, 0) for side in sides)))
     yield None
     yield styled("bold", DEVICE_TOTAL, *cells(total, predicted.components.total_bytes if predicted else 0))
+    logits = [sum(side.logits_and_loss.values()) if side else 0 for side in (measured, predicted)]
+    if any(logits):
+        yield styled("dim", LOGITS_AND_LOSS, *cells(*logits))
 
 
 def _lines(memory: Memory | None, name: str) -> list[Line]:

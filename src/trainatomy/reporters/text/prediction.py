@@ -42,6 +42,8 @@ def _lengths(lengths: LengthsPrediction) -> Iterator[Part]:
     if lengths.orders:
         yield _distributions(lengths)
         yield Text(subject_sentences.worst_order(lengths))
+    if lengths.fullest is not None:
+        yield Text(subject_sentences.fullest_batch(lengths.fullest))
     yield Text(subject_sentences.padding_of_lengths(lengths))
     if (first := subject_sentences.new_lengths(lengths)) is not None:
         yield Text(first)
@@ -94,14 +96,14 @@ def _answer(prediction: Prediction, cost_per_hour: float | None, price: str) -> 
     yield subject_of([prediction])
     if prediction.out_of_memory is not None:
         yield Text(sentences.out_of_memory(prediction.out_of_memory, predicted=True))
+    runs = prediction.fits or prediction.out_of_memory is None
     if prediction.time is not None:
-        runs = prediction.fits or prediction.out_of_memory is None
         counted = "samples" if prediction.script is None else prediction.script.counted
         yield Text(sentences.step_time(prediction.time, fits=runs, step=_step(prediction), counted=counted))
         if prediction.time.communication is not None:
             yield Text(sentences.all_ranks(prediction.time.communication))
     if (duration := prediction.duration) is not None:
-        yield Text(sentences.duration(duration, cost_per_hour, price))
+        yield Text(sentences.duration(duration, cost_per_hour, price, fits=runs))
 
 
 def _parts(prediction: Prediction, with_sources: bool) -> Iterator[Part]:

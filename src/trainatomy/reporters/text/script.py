@@ -65,6 +65,11 @@ def _outcome(candidate: ScriptCandidate) -> tuple[str | Text, ...]:
 def _answer(found: ScriptFit) -> str:
     """Return which command is the fastest that fits, or why there is none."""
     failed, others = len(found.failed), len(found.candidates) - len(found.failed)
+    if found.best is not None and found.maximized:
+        value, command = found.best.flags[found.maximized], " ".join(found.best.command)
+        larger = [each for each in found.candidates[found.candidates.index(found.best) :] if not each.failed][1:2]
+        beyond = f"{larger[0].flags[found.maximized]} would not fit" if larger else "no larger value could be tried"
+        return f"Largest {found.maximized} that fits: {value} ({beyond}): {command}"
     if found.best is not None:
         return f"Fastest that fits: {' '.join(found.best.command)}"
     if not others:

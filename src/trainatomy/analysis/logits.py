@@ -1,0 +1,73 @@
+"""Which allocations hold logits, or belong to the loss that is computed from them.
+
+They are what the output layer allocates in a forward pass, and what is allocated after it outside of the model's other
+layers: casts, shifted copies and probabilities.  In the backward pass they are what is allocated before the gradient
+reaches the output layer.  Where a backward pass has no modules, as in a measured trace, it is taken to have reached it
+with the first allocation whose size is not that of an allocation in the loss, in the same precision, half or twice of
+it; a 16-bit gradient of the output layer's weight counts too then if it happens to have such a size.
+
+A loss that never makes logits, as Liger's, has none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainatomy.results.trace import AllocationTrace, Origin
+
+_BEGINS = frozenset({"forward", "evaluation forward", "generation", "token"})
+"""Marks at which a forward pass begins."""
+_FORWARD = frozenset({"forward", "evaluation", "prefill", "decode"})
+_BACKWARD = frozenset({"backward", "other"})
+"""Phases of a backward pass; where accumulated losses are divided is in none."""
+_PRECISIONS = (0.5, 1, 2)
+"""Sizes of elements of other precisions, relative to those of a tensor."""
+
+
+def logits_and_loss(trace: AllocationTrace) -> set[int]:
+    """Return the numbers of the allocations that hold logits or belong to the loss."""
+    if not trace.output_layers:
+        return set()
+    begins = {mark.event for mark in trace.marks if mark.name in _BEGINS}
+    found, follower = set[int](), _Pass(trace)
+    for index, event in enumerate(trace.events):
+        if index in begins:
+            follower = _Pass(trace)
+        is_unknown = event.action == "alloc" and event.allocation not in trace.labels
+        if is_unknown and follower.has(trace.origins[event.allocation], event.bytes):
+            found.add(event.allocation)
+    return found
+
+
+class _Pass:
+    """Follows one forward pass from its output layer on, and the backward pass back to it."""
+
+    def __init__(self, trace: AllocationTrace) -> None:
+        self._trace = trace
+        self._is_after, self._is_back = False, False
+        self._sizes = set[float]()
+
+    def has(self, origin: Origin, size: int) -> bool:
+        """Return whether the next allocation holds logits or belongs to the loss."""
+        if origin.phase in _FORWARD:
+            is_layer = self._is_in_layer(origin.module)
+            self._is_after = self._is_after or is_layer
+            if is_layer or not self._is_after or not self._is_outside(origin.module):
+                return is_layer
+            self._sizes.update(scale * size for scale in _PRECISIONS)
+            return True
+        if origin.phase not in _BACKWARD or not self._is_after or self._is_back:
+            return False
+        knows = bool(origin.module)
+        self._is_back = not self._is_outside(origin.module) if knows else size not in self._sizes
+        return not self._is_back
+
+    def _is_in_layer(self, module: str) -> bool:
+        layers = self._trace.output_layers
+        return module in layers or any(module.startswith(f"{layer}.") for layer in layers)
+
+    def _is_outside(self, module: str) -> bool:
+        """Return whether code at work lies around the output layer, in no module, or in one for a loss."""
+        is_loss = "." not in module and module.endswith("Loss")
+        return not module or module in self._trace.around_output_layers or is_loss
