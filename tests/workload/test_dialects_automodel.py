@@ -74,7 +74,7 @@ def workload_of(folder: Path, model: str = LLAMA, flags: dict[str, Any] | None =
 
 def test_a_recipe_is_a_plain_loop(tmp_path: Path) -> None:
     found = workload_of(tmp_path, validation_dataset___target_="some.dataset")
-    assert found.loop == "pytorch" and found.keep_outputs
+    assert found.loop == "pytorch"
     assert found.model.id == LLAMA and found.model.attn_implementation == "sdpa"
     train = found.train
     assert (train.per_device_train_batch_size, train.gradient_accumulation_steps) == (8, 8)

@@ -68,6 +68,9 @@ class _Pass:
         return module in layers or any(module.startswith(f"{layer}.") for layer in layers)
 
     def _is_outside(self, module: str) -> bool:
-        """Return whether code at work lies around the output layer, in no module, or in one for a loss."""
-        is_loss = "." not in module and module.endswith("Loss")
-        return not module or module in self._trace.around_output_layers or is_loss
+        """Return whether code at work lies around the output layer, in no module, or in another than the model.
+
+        Those are named by their class, such as that of a loss; a part of the model by the attribute that holds it.
+        """
+        is_another = "." not in module and module[:1].isupper()
+        return not module or module in self._trace.around_output_layers or is_another

@@ -52,7 +52,6 @@ def translate(said: Translation) -> None:
     if not _is_simulated(said):
         return
     said.set("loop", "pytorch")
-    said.set("keep_outputs", True)
     several = _spread(said)
     implementation = _model(said)
     _precision(said, several)
