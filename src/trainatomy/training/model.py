@@ -14,7 +14,7 @@ import fnmatch
 import inspect
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import loop_of
+from trainatomy.workload.sentence_transformers import is_of_sentence_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -199,7 +200,8 @@ def adapt_and_freeze(model: nn.Module, workload: Workload) -> nn.Module:
     if spec.lora is not None:
         # TRL's trainers keep adapters in the dtype of the weights with ZeRO-3, which gathers both into one buffer.
         in_float32 = not (by_trl and zero_stage(workload.train.deepspeed) == 3)
-        model = _adapt(model, without(frozen, spec.lora), in_float32=in_float32)
+        in_place = is_of_sentence_transformers(workload)
+        model = _adapt(model, without(frozen, spec.lora), in_float32=in_float32, in_place=in_place)
     _freeze(model, spec.freeze)
     for name, parameter in model.named_parameters():
         if any(name.startswith(f"{part}.") for part in frozen):
@@ -270,7 +272,8 @@ def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTraine
     config = build_configuration(spec, trust_remote_code=trust_remote_code)
     dtype, note = dtype_to_load(workload, config), dtype_note(workload, config)
     dequantised = check_stored(workload, config)
-    found = model_class(config, spec.class_, trust_remote_code=trust_remote_code)
+    name = spec.class_ or ("AutoModel" if is_of_sentence_transformers(workload) else None)
+    found = model_class(config, name, trust_remote_code=trust_remote_code)
     _complete(config, found.__name__)
     _check_gradient_scaling(workload, dtype)
     _check_attention(spec.attn_implementation)
@@ -364,10 +367,20 @@ def keep_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def _adapt(model: nn.Module, lora: LoraSpec, *, in_float32: bool) -> nn.Module:
-    """Add peft's low-rank adapters, which are in float32 by default even if the weights are in 16 bits."""
+def _adapt(model: nn.Module, lora: LoraSpec, *, in_float32: bool, in_place: bool = False) -> nn.Module:
+    """Add peft's low-rank adapters, which are in float32 by default even if the weights are in 16 bits.
+
+    Args:
+        model: The model.
+        lora: Settings of the adapters.
+        in_float32: Whether they are in float32.
+        in_place: Whether transformers adds them, by ``add_adapter``, which leaves them in the dtype of the weights.
+    """
     peft = import_library("peft", "model.lora")
     try:
+        if in_place:
+            cast("PreTrainedModel", model).add_adapter(peft.LoraConfig(**lora.arguments()))
+            return model
         return peft.get_peft_model(model, peft.LoraConfig(**lora.arguments()), autocast_adapter_dtype=in_float32)
     except ImportError as error:
         raise MissingLibrary(f"model.lora: peft needs a library for this: {error}") from error
