@@ -96,6 +96,23 @@ def model_class(config: PreTrainedConfig, name: str | None, *, trust_remote_code
     return _class_with_head(config)
 
 
+def embedding_class(config: PreTrainedConfig, name: str | None) -> Any:
+    """Return the class that sentence-transformers loads, the model without a head; ``name`` must be such a one."""
+    import transformers
+
+    found = _checked(getattr(transformers, "AutoModel") if name is None else transformers_class(name), config, "AutoModel")
+    if _has_loss(found):
+        instead = "leave model.class out"
+        raise WorkloadError(f"model.class: {name} has a head, which embedding models do not have: {instead}", key="model.class")
+    if getattr(config, "is_encoder_decoder", False) and "Encoder" not in found.__name__:
+        encoder = found.__name__.removesuffix("Model") + "EncoderModel"
+        instead = f"set model.class: {encoder}" if hasattr(transformers, encoder) else "it has no class of the encoder alone"
+        raise WorkloadError(
+            f"model.class: sentence-transformers trains the encoder of {found.__name__} alone: {instead}", key="model.class"
+        )
+    return found
+
+
 _OF_PRETRAINING = ("ForMaskedLM", "ForPreTraining")
 _FINE_TUNED = {
     "input_ids": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "classification"),
@@ -272,8 +289,10 @@ def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTraine
     config = build_configuration(spec, trust_remote_code=trust_remote_code)
     dtype, note = dtype_to_load(workload, config), dtype_note(workload, config)
     dequantised = check_stored(workload, config)
-    name = spec.class_ or ("AutoModel" if is_of_sentence_transformers(workload) else None)
-    found = model_class(config, name, trust_remote_code=trust_remote_code)
+    if is_of_sentence_transformers(workload):
+        found = embedding_class(config, spec.class_)
+    else:
+        found = model_class(config, spec.class_, trust_remote_code=trust_remote_code)
     _complete(config, found.__name__)
     _check_gradient_scaling(workload, dtype)
     _check_attention(spec.attn_implementation)

@@ -8,14 +8,13 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from trainatomy.catalog.embedding_models import embedding_model
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
 from trainatomy.training.trl import check_size, make_tokenizer, vocabulary
 from trainatomy.workload.document import suggestion
-from trainatomy.workload.sentence_transformers import LOOP
+from trainatomy.workload.sentence_transformers import LOOP, model_on_hub
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,16 +54,17 @@ def pooling_of(workload: Workload, model: nn.Module) -> str:
 
     Source of the default: sentence-transformers 6.2, sentence_transformer/model.py (``_load_default_modules``).
     """
-    asked, known, config = workload.sentence_transformers.pooling, embedding_model(workload.model.id), unwrap(model).config
+    asked, known = workload.sentence_transformers.pooling, model_on_hub(workload)
     if asked is not None or known is not None:
         return asked or known.pooling
+    config = unwrap(model).config
     is_causal = (config.architectures or [""])[0].endswith("ForCausalLM") and getattr(config, "is_causal", True)
     return "lasttoken" if is_causal else "mean"
 
 
 def normalizes(workload: Workload) -> bool:
     """Return whether embeddings are normalised."""
-    asked, known = workload.sentence_transformers.normalize, embedding_model(workload.model.id)
+    asked, known = workload.sentence_transformers.normalize, model_on_hub(workload)
     return asked if asked is not None else known is not None and known.normalize
 
 

@@ -225,6 +225,7 @@ LOOPS: Mapping[str, Loop] = {
                 "accelerate": "the Trainer",
                 "sentence_transformers": "loop: sentence_transformers",
                 "datasets": "loop: sentence_transformers",
+                "sklearn": "loop: sentence_transformers",
             },
             extra="'trainatomy[sentence-transformers]'",
             imports=("transformers.trainer",),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from trainatomy.catalog.embedding_models import EmbeddingModel, embedding_model
 from trainatomy.catalog.files import parse_yaml
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import loop_of
@@ -151,6 +152,11 @@ class SentenceTransformersSpec(Section):
 def is_of_sentence_transformers(workload: Workload) -> bool:
     """Return whether sentence-transformers' trainer runs the training."""
     return workload.mode == "training" and workload.loop == LOOP
+
+
+def model_on_hub(workload: Workload) -> EmbeddingModel | None:
+    """Return what is known of the embedding model that is trained, by its name on the hub."""
+    return embedding_model(workload.model.id) if is_of_sentence_transformers(workload) else None
 
 
 def sequences_of(workload: Workload) -> int:
