@@ -1,7 +1,8 @@
 """Work that a command of one prediction can leave out: optional libraries that it cannot need, and Python's garbage.
 
-transformers imports peft, datasets, torchao and sklearn wherever they are installed, and peft imports bitsandbytes; together
-they take a third of the time of a small prediction.  To search what was imported for garbage takes another seventh.
+transformers imports peft, datasets, torchao and sklearn wherever they are installed, and peft imports bitsandbytes;
+together they take a third of the time of a small prediction.  To search what was imported for garbage takes another
+seventh.
 """
 
 from __future__ import annotations

@@ -160,9 +160,8 @@ FIT_NOTES = {
         "Every figure is of a few orders and lengths of the samples; trainatomy predict executes all of them."
     ),
     "compared_in_batch": (
-        "The loss compares each sample with the others of its batch, so the batch of each GPU and the accumulation steps "
-        "stay as they are: more, smaller batches would train otherwise. Mini-batches of a cached loss divide a batch "
-        "and train the same."
+        "The loss compares each sample with the others of its batch, so that more accumulation steps of smaller "
+        "batches would train something else: both stay as they are. Mini-batches of a cached loss train the same."
     ),
     "batch_norm": (
         "The model has BatchNorm, which takes its statistics from each GPU's own batch: the number of GPUs and the "
@@ -188,7 +187,8 @@ def option(change: Change) -> str:
             case "gradient_checkpointing":
                 return f"gradient checkpointing of every {_ordinal(int(number))} layer"
             case "mini_batch":
-                return f"{change.settings.get('sentence_transformers.loss', 'a cached loss')} with mini_batch_size {number}"
+                loss = change.settings.get("sentence_transformers.loss", "a cached loss")
+                return f"{loss} with mini_batch_size {number}"
             case "torch_empty_cache_steps":
                 return f"cache emptied every {number} steps"
             case "lora":

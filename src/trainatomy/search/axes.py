@@ -142,9 +142,8 @@ def batch_sizes(workload: Workload, samples: int) -> tuple[int, ...]:
     if compares_in_batch(workload):
         if samples % steps:
             raise WorkloadError(
-                f"{samples} samples of an optimizer step cannot be divided into the {steps} accumulation steps that "
-                f"stay as they are, because {workload.sentence_transformers.loss} compares the samples of a batch: give "
-                f"a multiple of {steps}",
+                f"{workload.sentence_transformers.loss} compares the samples of a batch, so that the {steps} "
+                f"accumulation steps stay, which do not divide {samples} samples: give a multiple of {steps}",
                 key="train.gradient_accumulation_steps",
             )
         return (samples // steps,)
@@ -183,8 +182,8 @@ def _mini_batch(workload: Workload, samples: int) -> Axis:
     batch = samples // workload.train.gradient_accumulation_steps
     key = "sentence_transformers"
     options = [Option("off", {f"{key}.loss": plain, f"{key}.mini_batch_size": None})]
-    for size in (batch // parts for parts in _MINI_BATCHES if batch >= parts):
-        options.append(Option(str(size), {f"{key}.loss": cached, f"{key}.mini_batch_size": size}))
+    sizes = (batch // parts for parts in _MINI_BATCHES if batch >= parts)
+    options += [Option(str(size), {f"{key}.loss": cached, f"{key}.mini_batch_size": size}) for size in sizes]
     given = "off" if spec.row.cached else str(spec.mini_batch_size or DEFAULT_MINI_BATCH_SIZE)
     return axis_of(name, options, given, leanest=options[-1].name)
 

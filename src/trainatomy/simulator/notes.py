@@ -236,7 +236,11 @@ def _embedding_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
     """Yield what is assumed of the samples and the pooling of an embedding model."""
     if not is_of_sentence_transformers(workload):
         return
-    spec, known, length = workload.sentence_transformers, model_on_hub(workload), lengths(workload, unwrap(model)).sequence
+    spec, known, length = (
+        workload.sentence_transformers,
+        model_on_hub(workload),
+        lengths(workload, unwrap(model)).sequence,
+    )
     if spec.negatives is None and spec.row.negatives is None:
         yield f"a sample is a pair of texts of {length} tokens; sentence_transformers.negatives adds hard negatives"
     if None in (spec.pooling, spec.normalize):

@@ -100,15 +100,18 @@ def embedding_class(config: PreTrainedConfig, name: str | None) -> Any:
     """Return the class that sentence-transformers loads, the model without a head; ``name`` must be such a one."""
     import transformers
 
-    found = _checked(getattr(transformers, "AutoModel") if name is None else transformers_class(name), config, "AutoModel")
+    found = _checked(transformers_class(name or "AutoModel"), config, name or "AutoModel")
     if _has_loss(found):
-        instead = "leave model.class out"
-        raise WorkloadError(f"model.class: {name} has a head, which embedding models do not have: {instead}", key="model.class")
+        raise WorkloadError(
+            f"model.class: {found.__name__} has a head, which embedding models do not have: leave model.class out",
+            key="model.class",
+        )
     if getattr(config, "is_encoder_decoder", False) and "Encoder" not in found.__name__:
         encoder = found.__name__.removesuffix("Model") + "EncoderModel"
-        instead = f"set model.class: {encoder}" if hasattr(transformers, encoder) else "it has no class of the encoder alone"
+        instead = f"set model.class: {encoder}" if hasattr(transformers, encoder) else "it has no class of its own"
         raise WorkloadError(
-            f"model.class: sentence-transformers trains the encoder of {found.__name__} alone: {instead}", key="model.class"
+            f"model.class: sentence-transformers trains the encoder of {found.__name__} alone: {instead}",
+            key="model.class",
         )
     return found
 

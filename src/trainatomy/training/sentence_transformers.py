@@ -46,7 +46,7 @@ def as_sentence_transformer(workload: Workload, model: nn.Module, device: str) -
         parts.append(modules.Normalize())
     made = _library().SentenceTransformer(modules=parts, device=device)
     made.max_seq_length = lengths(workload, unwrap(model)).sequence
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def pooling_of(workload: Workload, model: nn.Module) -> str:
@@ -55,8 +55,10 @@ def pooling_of(workload: Workload, model: nn.Module) -> str:
     Source of the default: sentence-transformers 6.2, sentence_transformer/model.py (``_load_default_modules``).
     """
     asked, known = workload.sentence_transformers.pooling, model_on_hub(workload)
-    if asked is not None or known is not None:
-        return asked or known.pooling
+    if asked is not None:
+        return asked
+    if known is not None:
+        return known.pooling
     config = unwrap(model).config
     is_causal = (config.architectures or [""])[0].endswith("ForCausalLM") and getattr(config, "is_causal", True)
     return "lasttoken" if is_causal else "mean"
@@ -85,7 +87,7 @@ def loss_of(workload: Workload, model: nn.Module) -> nn.Module:
     """
     spec, losses = workload.sentence_transformers, _library().sentence_transformer.losses
     kind, given = getattr(losses, spec.loss), spec.arguments()
-    known = inspect.signature(kind).parameters
+    known = inspect.signature(kind.__init__).parameters  # those of a class that is deprecated are of its __new__
     for name, value in given.items():
         key = f"sentence_transformers.{'loss_kwargs.' if name in spec.loss_kwargs else ''}{name}"
         if name not in known:

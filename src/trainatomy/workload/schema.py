@@ -39,8 +39,8 @@ from trainatomy.workload.loops import LOOPS, LoopName, describe_loops
 from trainatomy.workload.model import AllocatorSettings, Dtype, LoraSpec, ModelSpec, SoftwareSpec
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
-from trainatomy.workload.sentence_transformers import SentenceTransformersSpec
 from trainatomy.workload.section import Count, Decay, Index, Path, Problem, Section, Settings, Text, number_as_text
+from trainatomy.workload.sentence_transformers import SentenceTransformersSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
 
 if TYPE_CHECKING:

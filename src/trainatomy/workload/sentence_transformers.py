@@ -107,7 +107,8 @@ class SentenceTransformersSpec(Section):
         "else the library's: `lasttoken` of causal language models, `mean` of others)",
     )
     normalize: bool | None = Field(
-        default=None, description="normalise embeddings (default: as the model on the hub does where it is known, or no)"
+        default=None,
+        description="normalise embeddings (default: as the model on the hub does where it is known, or no)",
     )
 
     @property
@@ -161,9 +162,11 @@ def model_on_hub(workload: Workload) -> EmbeddingModel | None:
 
 def sequences_of(workload: Workload) -> int:
     """Return the sequences that a sample has in the batch."""
-    return workload.sentence_transformers.columns if is_of_sentence_transformers(workload) else loop_of(workload).sequences
+    return (
+        workload.sentence_transformers.columns if is_of_sentence_transformers(workload) else loop_of(workload).sequences
+    )
 
 
 def compares_in_batch(workload: Workload) -> bool:
-    """Return whether each sample is compared with the others of its batch, so that a batch in parts trains otherwise."""
+    """Return whether samples are compared with others of their batch, so that a batch in parts trains otherwise."""
     return is_of_sentence_transformers(workload) and workload.sentence_transformers.row.compares
