@@ -45,9 +45,8 @@ class Events(Silent):
         self.entries.append("optimizer")
 
 
-def trained(train: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **spec: Any) -> Events:
-    """Train two steps of batches of four samples."""
-    workload = Workload.from_mapping(
+def described(train: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **spec: Any) -> Workload:
+    return Workload.from_mapping(
         {
             "model": {"class": "BertModel", "config": BERT, **(model or {})},
             "loop": "sentence_transformers",
@@ -56,7 +55,11 @@ def trained(train: dict[str, Any] | None = None, model: dict[str, Any] | None = 
             "train": {"per_device_train_batch_size": 4, **(train or {})},
         }
     )
-    events = Events()
+
+
+def trained(**described_as: Any) -> Events:
+    """Train two steps of batches of four samples."""
+    workload, events = described(**described_as), Events()
     torch.manual_seed(0)
     run(workload, build_model(workload), device="cpu", steps=2, observer=events)
     return events
@@ -73,7 +76,7 @@ def trained(train: dict[str, Any] | None = None, model: dict[str, Any] | None = 
     ids=lambda spec: str(spec.get("loss", "default")),
 )
 def test_a_loss_trains_with_all_events_in_order(spec: dict[str, Any]) -> None:
-    events = trained({"gradient_accumulation_steps": 2}, **spec)
+    events = trained(train={"gradient_accumulation_steps": 2}, **spec)
     step = ["forward end", "forward end", "optimizer"]
     assert events.entries == ["loaded", "ready", *step, *step]
     assert len(events.losses) == 4
@@ -87,9 +90,11 @@ def test_mini_batches_of_a_cached_loss_train_the_same() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_adapters_keep_the_dtype_of_the_weights() -> None:
-    events = trained(model={"lora": {"r": 2}, "dtype": "bfloat16"})
-    dtypes = {parameter.dtype for name, parameter in events.model.named_parameters() if "lora_" in name}
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_adapters_have_the_dtype_of_the_weights(device: str) -> None:
+    with torch.device(device):
+        model = build_model(described(model={"lora": {"r": 2}, "dtype": "bfloat16"}))
+    dtypes = {parameter.dtype for name, parameter in model.named_parameters() if "lora_" in name}
     assert dtypes == {torch.bfloat16}
 
 

@@ -402,6 +402,7 @@ def _adapt(model: nn.Module, lora: LoraSpec, *, in_float32: bool, in_place: bool
     try:
         if in_place:
             cast("PreTrainedModel", model).add_adapter(peft.LoraConfig(**lora.arguments()))
+            _cast_adapters(model)
             return model
         return peft.get_peft_model(model, peft.LoraConfig(**lora.arguments()), autocast_adapter_dtype=in_float32)
     except ImportError as error:
@@ -409,6 +410,21 @@ def _adapt(model: nn.Module, lora: LoraSpec, *, in_float32: bool, in_place: bool
     except (LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         unnamed = " (all linear layers: `target_modules: all-linear`)" if "No `target_modules`" in str(error) else ""
         raise WorkloadError(f"model.lora: peft refuses: {error}{unnamed}", key="model.lora") from error
+
+
+def _cast_adapters(model: nn.Module) -> None:
+    """Cast adapters to the dtype of the weights beside them, which peft leaves out on meta tensors.
+
+    Source: peft 0.21, tuners/tuners_utils.py (``_move_adapter_to_device_of_base_layer``).
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            dtype = next(layer.get_base_layer().parameters()).dtype
+            for part in (getattr(layer, name, None) for name in layer.adapter_layer_names):
+                if isinstance(part, nn.Module) and dtype.is_floating_point:
+                    part.to(dtype)
 
 
 def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
