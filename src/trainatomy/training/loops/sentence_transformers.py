@@ -11,7 +11,7 @@ from transformers import PrinterCallback
 from trainatomy.errors import WorkloadError
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.checkpointing import check_checkpointing
-from trainatomy.training.loops.observed_trainer import ObservedTrainer
+from trainatomy.training.loops.observed_trainer import CheckpointEvery, ObservedTrainer
 from trainatomy.training.loops.trainer import watched_zero_grad, without_progress_bars
 from trainatomy.training.optimizer import create_single
 from trainatomy.training.sentence_transformers import as_sentence_transformer, loss_of, texts
@@ -30,8 +30,9 @@ class ObservedSentenceTransformerTrainer(ObservedTrainer, SentenceTransformerTra
     """sentence-transformers' trainer that notifies an observer of every phase of a step."""
 
     def __init__(self, workload: Workload, observer: Observer, model: nn.Module, **keywords: Any) -> None:
-        steps = self.observe(workload, observer)
-        super(ObservedTrainer, self).__init__(model=model, callbacks=[steps], **keywords)
+        steps, every = self.observe(workload, observer), workload.train.gradient_checkpointing_every
+        callbacks = [steps] if every == 1 else [steps, CheckpointEvery(every)]
+        super(ObservedTrainer, self).__init__(model=model, callbacks=callbacks, **keywords)
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Write no model card, which looks at the samples and asks the hub."""
