@@ -17,6 +17,7 @@ LIBRARIES = (
     "bitsandbytes",
     "deepspeed",
     "trl",
+    "sentence-transformers",
     "torchvision",
     "nvidia-cudnn-cu13",
     "nvidia-cudnn-cu12",

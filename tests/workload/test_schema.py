@@ -160,7 +160,7 @@ def test_the_example_in_the_message_about_unknown_gpus_describes_one() -> None:
         ({"activation_offloading": "pinned", "loop": "pytorch", "parallel": {"gpus": 2, "strategy": "dp"}}, "activation_offloading: is not simulated with DataParallel"),
         ({"activation_offloading": "pinned", "loop": "pytorch", "parallel": {"gpus": 2, "pp_size": 2}}, "activation_offloading: is not simulated with a pipeline"),
         ({"train": {"every_n_layers": 2}}, "train.every_n_layers: unknown key; did you mean gradient_checkpointing_every?"),
-        ({"loop": "torch"}, "loop: must be 'trainer', 'sft', 'dpo', 'kto', 'reward', 'grpo' or 'pytorch', found 'torch'; did you mean pytorch?"),
+        ({"loop": "torch"}, "loop: must be 'trainer', 'sft', 'dpo', 'kto', 'reward', 'grpo', 'sentence_transformers' or 'pytorch', found 'torch'; did you mean pytorch?"),
         ({"loop": "pytorch", "train": {"neftune_noise_alpha": 5}}, "train.neftune_noise_alpha: is applied by the Hugging Face Trainer"),
         ({"sequence_length": 512}, "sequence_length: unknown key here; it belongs under `data`"),
         ({"output_dir": "x"}, "output_dir: unknown key here; it belongs under `train`"),

@@ -1,7 +1,8 @@
 """Work that a command of one prediction can leave out: optional libraries that it cannot need, and Python's garbage.
 
-transformers imports peft, datasets and torchao wherever they are installed, and peft imports bitsandbytes; together
-they take a third of the time of a small prediction.  To search what was imported for garbage takes another seventh.
+transformers imports peft, datasets, torchao and sklearn wherever they are installed, and peft imports bitsandbytes;
+together they take a third of the time of a small prediction.  To search what was imported for garbage takes another
+seventh.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
 
 _QUANTISING = ("bitsandbytes", "torchao")
-_OPTIONAL = ("peft", "bitsandbytes", "torchao", "datasets")
+_OPTIONAL = ("peft", "bitsandbytes", "torchao", "datasets", "sklearn")
 
 
 def skip_collections() -> None:

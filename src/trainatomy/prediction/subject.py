@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainatomy.analysis.operation_table import OperationTable
 from trainatomy.analysis.shapes import paddings, wasteful_shapes
 from trainatomy.results.prediction import Subject
-from trainatomy.workload.loops import loop_of
+from trainatomy.workload.sentence_transformers import sequences_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
@@ -94,7 +94,7 @@ def _inputs(workload: Workload, simulation: Simulation) -> dict[str, tuple[int, 
     """Return the shape of each input of a sample; the tokens of text are known of every loop."""
     if simulation.input_shapes or simulation.tokens_per_sample is None:
         return dict(simulation.input_shapes)
-    return {"input_ids": (simulation.tokens_per_sample // loop_of(workload).sequences,)}
+    return {"input_ids": (simulation.tokens_per_sample // sequences_of(workload),)}
 
 
 def _lengths(workload: Workload) -> tuple[int, int] | None:

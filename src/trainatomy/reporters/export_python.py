@@ -23,6 +23,7 @@ from trainatomy.workload.model import LoraSpec
 from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.quantization import QuantizationSpec
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sentence_transformers import SentenceTransformersSpec, is_of_sentence_transformers
 from trainatomy.workload.support import belongs_to
 from trainatomy.workload.train import OWN_KEYS
 from trainatomy.workload.trl import applied_settings
@@ -151,8 +152,7 @@ def training_arguments_code(candidate: Candidate, name: str) -> str:
     allocator = _allocator(workload)
     if workload.loop == "pytorch":
         return allocator + plain_loop(workload)
-    own = LOOPS[workload.loop].settings
-    library, kind = ("transformers", "TrainingArguments") if own is None else ("trl", own)
+    library, _, kind = LOOPS[workload.loop].arguments.partition(":")
     imported = ", ".join(sorted([kind, *([_trainer_name(workload)] if _trainer_settings(workload) else [])]))
     head = f"from {library} import {imported}\n\n"
     settings = {"output_dir": re.sub(r"[^\w.-]+", "-", name).strip("-.") or "output", **_settings(candidate, workload)}
@@ -161,8 +161,7 @@ def training_arguments_code(candidate: Candidate, name: str) -> str:
 
 
 def _trainer_name(workload: Workload) -> str:
-    own = LOOPS[workload.loop].settings
-    return "Trainer" if own is None else own.replace("Config", "Trainer")
+    return re.sub("Config|TrainingArguments", "Trainer", LOOPS[workload.loop].arguments.partition(":")[2])
 
 
 def _allocator(workload: Workload) -> str:
@@ -250,10 +249,22 @@ def _model(workload: Workload) -> list[Section]:
         sections.append((f"the workload replaces layers as axolotl does: {', '.join(spec.kernels)}", []))
     if spec.lora is not None:
         sections.append(("adapters, after loading the model", _prepared(workload) + _adapters(spec.lora)))
-    if (length := workload.data.sequence_length) is not None:
+    if is_of_sentence_transformers(workload):
+        sections.append(("the loss", _loss(workload.sentence_transformers)))
+        if (length := workload.data.sequence_length) is not None:
+            sections.append((f"texts of {length:,} tokens", [f"model.max_seq_length = {length}"]))
+    elif (length := workload.data.sequence_length) is not None:
         code = f"tokens = tokenizer(texts, truncation=True, max_length={length})"
         sections.append((f"samples of {length:,} tokens", [code]))
     return sections
+
+
+def _loss(spec: SentenceTransformersSpec) -> list[str]:
+    """Return the code of a loss of sentence-transformers."""
+    lines = _call(f"loss = losses.{spec.loss}", ["model", *_keywords(spec.arguments())], WIDTH - len(_INDENT))
+    dims = list(spec.matryoshka_dims)
+    wrapped = [f"loss = losses.MatryoshkaLoss(model, loss, {_literal(dims)})"] if dims else []
+    return ["from sentence_transformers import losses", *lines, *wrapped]
 
 
 def _quantization(quantization: QuantizationSpec) -> list[str]:

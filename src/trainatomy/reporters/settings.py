@@ -50,6 +50,7 @@ MAY_CHANGE = {
 
 VARIED = {
     "batch": "batch size",
+    "mini_batch": "mini-batches of the loss",
     "gradient_checkpointing": "gradient checkpointing",
     "optimizer_implementation": "optimizer implementation",
     "attention": "attention",
@@ -70,6 +71,7 @@ VARIED = {
 """Names of what a search varies, by the axes of ``results.fit.Change``."""
 
 OPTIONS = {
+    "mini_batch": {"off": "a loss without mini-batches"},
     "gradient_checkpointing": {"off": "gradient checkpointing off", "on": "gradient checkpointing on"},
     "optimizer_implementation": {
         "fused": "fused optimizer",
@@ -157,6 +159,10 @@ FIT_NOTES = {
     "fewer_lengths": (
         "Every figure is of a few orders and lengths of the samples; trainatomy predict executes all of them."
     ),
+    "compared_in_batch": (
+        "The loss compares each sample with the others of its batch, so that more accumulation steps of smaller "
+        "batches would train something else: both stay as they are. Mini-batches of a cached loss train the same."
+    ),
     "batch_norm": (
         "The model has BatchNorm, which takes its statistics from each GPU's own batch: the number of GPUs and the "
         "batch size change what is learnt. torch.nn.SyncBatchNorm takes them from all GPUs."
@@ -180,6 +186,9 @@ def option(change: Change) -> str:
                 return _batch(int(number), change.settings.get("train.gradient_accumulation_steps"))
             case "gradient_checkpointing":
                 return f"gradient checkpointing of every {_ordinal(int(number))} layer"
+            case "mini_batch":
+                loss = change.settings.get("sentence_transformers.loss", "a cached loss")
+                return f"{loss} with mini_batch_size {number}"
             case "torch_empty_cache_steps":
                 return f"cache emptied every {number} steps"
             case "lora":

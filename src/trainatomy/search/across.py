@@ -25,6 +25,7 @@ from trainatomy.search.fitting import SAME_SPEED, candidate_of, conclude, explor
 from trainatomy.search.plans import on_one_gpu, without_groups
 from trainatomy.search.space import given_point
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sentence_transformers import compares_in_batch
 
 AXIS = "gpus"
 
@@ -93,6 +94,8 @@ def search_counts_of_gpus(
 def fewer_gpus(workload: Workload) -> Iterator[Change]:
     """Yield the changes to fewer GPUs: machines are halved first, then the GPUs of one."""
     parallel = workload.parallel
+    if compares_in_batch(workload) and not workload.sentence_transformers.gather_across_devices:
+        return  # a larger batch on each GPU has more samples to compare with
     groups = without_groups(workload)
     nodes, gpus = parallel.nodes, parallel.gpus
     while nodes > 1:

@@ -10,15 +10,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trainatomy.catalog.gpus import GPU
+from trainatomy.errors import WorkloadError
 from trainatomy.requests.fitting import CanApply, Translated
 from trainatomy.search.plans import Axis, Option, axis_of, plan_axis
 from trainatomy.workload.arguments import is_class_path, is_factory
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, PREDICTED_IDS
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sentence_transformers import (
+    DEFAULT_MINI_BATCH_SIZE,
+    compares_in_batch,
+    is_of_sentence_transformers,
+    losses,
+)
 
 AXES = (
     "batch",
+    "mini_batch",
     "gradient_checkpointing",
     "optimizer_implementation",
     "attention",
@@ -39,6 +47,8 @@ AXES = (
 _FUSED_NAMES = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
 _HAS_FUSED = frozenset({"sgd"})
 _LOOPED = frozenset({"sgd", "adagrad", "rmsprop"})
+_MINI_BATCHES = (4, 16)
+"""Mini-batches into which a cached loss divides a batch; each of them is executed, so that many take long."""
 _CHECKPOINTED = (4, 3, 2)
 _LORA_RANKS = (16,)
 _SHORTER = (2, 4)
@@ -61,7 +71,8 @@ def axes_of(workload: Workload, samples: int) -> tuple[Axis, ...]:
     """
     gpu = workload.resolve_gpu()
     axes: tuple[Axis, ...] = (
-        batch_axis(workload, _batch_sizes(workload, samples), samples),
+        batch_axis(workload, batch_sizes(workload, samples), samples),
+        _mini_batch(workload, samples),
         checkpointing_axis(workload),
         _optimizer_implementation(workload),
         _attention(workload),
@@ -118,9 +129,24 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*low, *(number // each for each in low)}))
 
 
-def _batch_sizes(workload: Workload, samples: int) -> tuple[int, ...]:
-    """Return the divisors of the samples of a step, or the batch size that DeepSpeed's configuration sets."""
-    config = workload.train.deepspeed or {}
+def batch_sizes(workload: Workload, samples: int) -> tuple[int, ...]:
+    """Return the batches into which the samples of a step can be divided by accumulation, the smallest first.
+
+    They are its divisors, or the one batch size that DeepSpeed's configuration sets.  Where the loss compares the
+    samples of a batch, another number of accumulation steps would train otherwise.
+
+    Raises:
+        WorkloadError: The accumulation steps, which cannot be changed, do not divide the samples.
+    """
+    config, steps = workload.train.deepspeed or {}, workload.train.gradient_accumulation_steps
+    if compares_in_batch(workload):
+        if samples % steps:
+            raise WorkloadError(
+                f"{workload.sentence_transformers.loss} compares the samples of a batch, so that the {steps} "
+                f"accumulation steps stay, which do not divide {samples} samples: give a multiple of {steps}",
+                key="train.gradient_accumulation_steps",
+            )
+        return (samples // steps,)
     if all(config.get(name, "auto") == "auto" for name in _BATCH_OF_DEEPSPEED):
         return divisors(samples)
     return (workload.train.per_device_train_batch_size,)
@@ -144,6 +170,22 @@ def batch_axis(workload: Workload, sizes: tuple[int, ...], samples: int | None) 
 
     given = str(workload.train.per_device_train_batch_size)
     return Axis("batch", tuple(map(option, sizes)), given, leanest=str(sizes[0]))
+
+
+def _mini_batch(workload: Workload, samples: int) -> Axis:
+    """Return the axis of the mini-batches in which a cached loss embeds a batch; off is the loss that does not."""
+    spec, name = workload.sentence_transformers, "mini_batch"
+    plain = spec.row.plain or spec.loss
+    cached = losses()[plain].cached
+    if not is_of_sentence_transformers(workload) or cached is None:
+        return Axis(name, (Option("given"),), "given")
+    batch = samples // workload.train.gradient_accumulation_steps
+    key = "sentence_transformers"
+    options = [Option("off", {f"{key}.loss": plain, f"{key}.mini_batch_size": None})]
+    sizes = (batch // parts for parts in _MINI_BATCHES if batch >= parts)
+    options += [Option(str(size), {f"{key}.loss": cached, f"{key}.mini_batch_size": size}) for size in sizes]
+    given = "off" if spec.row.cached else str(spec.mini_batch_size or DEFAULT_MINI_BATCH_SIZE)
+    return axis_of(name, options, given, leanest=options[-1].name)
 
 
 def checkpointing_axis(workload: Workload) -> Axis:

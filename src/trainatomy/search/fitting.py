@@ -22,6 +22,7 @@ from trainatomy.search.explore import DERIVED, Executor, Exploration, Observer
 from trainatomy.search.outcomes import Outcome
 from trainatomy.search.space import Point, Space, given_point, space_of
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sentence_transformers import compares_in_batch
 
 HOST_BOUND_SHARE = 0.85
 """A step counts as bound by the host if the CPU is busy for this share of the GPU's time: then either may bound it."""
@@ -318,6 +319,9 @@ def outcome_of_search(exploration: Exploration, request: FitRequest) -> Fit:
 
 def _notes(space: Space, request: FitRequest) -> Iterator[str]:
     """Yield codes of what the reader should know."""
+    if compares_in_batch(space.workload):
+        yield "compared_in_batch"
+        return
     samples = samples_per_rank(space.workload, request)
     if len(space.batches) <= 2 and samples > 3:
         yield "few_batch_sizes"

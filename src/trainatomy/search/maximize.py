@@ -25,7 +25,7 @@ from trainatomy.requests.fitting import (
 )
 from trainatomy.results.fit import Candidate, Change, Fit, Goal, Maximum, SearchCounts
 from trainatomy.results.prediction import GPUSummary, Prediction
-from trainatomy.search.axes import axes_of, divisors
+from trainatomy.search.axes import axes_of, batch_sizes
 from trainatomy.search.explore import Executor, Observer
 from trainatomy.search.plans import Axis, Option
 from trainatomy.workload.contradictions import MAX_BATCH_ELEMENTS
@@ -112,7 +112,8 @@ def sizes_of(workload: Workload, goal: Goal, request: FitRequest) -> Sizes:
     if "." in goal:
         return _values_of(workload, *Wanted.of(goal))
     samples = samples_per_rank(workload, request)
-    single = {"train.per_device_train_batch_size": 1, "train.gradient_accumulation_steps": samples}
+    least = batch_sizes(workload, samples)[0]
+    single = {"train.per_device_train_batch_size": least, "train.gradient_accumulation_steps": samples // least}
     if goal == "model-size":
         depth, keys = _depth(workload)
         layers = range(1, _LARGEST_MODEL + 1)
@@ -147,7 +148,7 @@ def _batches(workload: Workload, request: FitRequest) -> Sizes:
             "train.gradient_accumulation_steps": samples // size,
         }
 
-    return Sizes("batch", start, divisors(samples), settings, "effective batch size")
+    return Sizes("batch", start, batch_sizes(workload, samples), settings, "effective batch size")
 
 
 def _values_of(workload: Workload, key: str, step: int | None) -> Sizes:
@@ -201,7 +202,8 @@ def _positions(workload: Workload) -> int | None:
 
 def _families(workload: Workload, request: FitRequest) -> Iterator[tuple[Change, ...]]:
     """Yield the combinations of settings for which the size is searched."""
-    axes = [axis for axis in axes_of(workload, 1) if axis.name in _VARIED and axis.name not in request.keep]
+    samples = workload.train.per_device_train_batch_size * workload.train.gradient_accumulation_steps
+    axes = [axis for axis in axes_of(workload, samples) if axis.name in _VARIED and axis.name not in request.keep]
 
     def choices(axis: Axis) -> Iterator[Option]:
         return (option for option in axis.options if option.name in _VARIED_OPTIONS or option.name == axis.given)

@@ -28,6 +28,7 @@ from trainatomy.search.outcomes import ACTIVATIONS, Outcome
 from trainatomy.search.plans import Axis, fully_sharded
 from trainatomy.search.space import Point, Space, space_of
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sentence_transformers import compares_in_batch
 from trainatomy.workload.sweep import effective_batch_size_of
 
 COUNTS = (2, 4, 8)
@@ -74,7 +75,7 @@ def more_gpus(exploration: Exploration, request: FitRequest, given: Outcome) -> 
     """
     workload = exploration.space.workload_at(given.point)
     parallel, samples = workload.parallel, effective_batch_size_of(workload)
-    if parallel.nodes > 1 or parallel.tp_size > 1 or set(request.keep) & set(_AXES):
+    if parallel.nodes > 1 or parallel.tp_size > 1 or compares_in_batch(workload) or set(request.keep) & set(_AXES):
         return
     counts = [count for count in COUNTS if count > parallel.gpus]
     counts = [count for count in counts if samples % count == 0] or counts
@@ -134,6 +135,7 @@ _NEEDED = 0.97
 """Share of the memory that a training needs on one GPU that it may need on another, whose kernels differ."""
 _RELIEVED: dict[str, frozenset[str]] = {
     "batch": ACTIVATIONS,
+    "mini_batch": ACTIVATIONS,
     "gradient_checkpointing": ACTIVATIONS,
     "attention": ACTIVATIONS,
     "optimizer_implementation": frozenset({"temporary optimizer"}),

@@ -19,10 +19,12 @@ from trainatomy.training.lengths import drawn_lengths
 from trainatomy.training.model import unwrap, weights_dtype
 from trainatomy.training.optimizer import needs_closure
 from trainatomy.training.positions import lengths, sequence_note
+from trainatomy.training.sentence_transformers import normalizes, pooling_of
 from trainatomy.units import human_bytes
 from trainatomy.workload.fsdp import SHARDING_STRATEGY
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sentence_transformers import compares_in_batch, is_of_sentence_transformers, model_on_hub
 from trainatomy.workload.trl import max_length, packing_strategy, steps_per_generation
 
 _KINDS = {"float16": "fp16", "bfloat16": "bf16"}
@@ -76,6 +78,7 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[Note, ...]:
         *_evaluation_notes(workload),
         *adapter_notes(workload, model),
         *_trl_notes(workload, model),
+        *_embedding_notes(workload, model),
         partial(_precision_notes, dtype=str(weights_dtype(workload, model))),
         *_closure_notes(workload),
         *_sharding_notes(workload),
@@ -229,6 +232,34 @@ def _trl_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
         yield from _cut_samples(workload)
     elif longest is not None and length > longest and not workload.trl.get("packing"):
         yield f"TRL cuts samples of {length} tokens to {longest}: raise trl.max_length to train on all of them"
+
+
+def _embedding_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
+    """Yield what is assumed of the samples and the pooling of an embedding model."""
+    if not is_of_sentence_transformers(workload):
+        return
+    spec, known, length = (
+        workload.sentence_transformers,
+        model_on_hub(workload),
+        lengths(workload, unwrap(model)).sequence,
+    )
+    if spec.negatives is None and spec.row.negatives is None:
+        yield f"a sample is a pair of texts of {length} tokens; sentence_transformers.negatives adds hard negatives"
+    if None in (spec.pooling, spec.normalize):
+        whose = "sentence-transformers' default" if known is None else f"as {workload.model.id} on the hub has them"
+        normalised = "with" if normalizes(workload) else "without"
+        yield (
+            f"{pooling_of(workload, model)} pooling {normalised} normalisation, {whose}: sentence_transformers.pooling "
+            "and normalize say otherwise"
+        )
+    if known is not None and length > known.max_seq_length:
+        yield (
+            f"{workload.model.id} cuts texts to {known.max_seq_length} tokens: for {length}, a script sets "
+            "model.max_seq_length"
+        )
+    if workload.parallel.data_parallel_size > 1 and compares_in_batch(workload) and not spec.gather_across_devices:
+        yield f"each GPU compares the {workload.batch_size} samples of its own batch, not those of the other GPUs"
+    yield "texts are tokenised between the steps, unless dataloader_num_workers is set: that time is not predicted"
 
 
 def _cut_samples(workload: Workload) -> Iterator[str]:

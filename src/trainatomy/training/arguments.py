@@ -91,10 +91,11 @@ def _kind(workload: Workload) -> Any:
     """Return the class of the arguments: that of the loop's trainer."""
     import transformers
 
-    if (own := loop_of(workload).settings) is not None:
-        return getattr(import_library("trl", f"loop: {workload.loop}", install="'trainatomy[trl]'"), own)
-    with_generate = workload.train.predict_with_generate
-    return transformers.Seq2SeqTrainingArguments if with_generate else transformers.TrainingArguments
+    if workload.train.predict_with_generate:
+        return transformers.Seq2SeqTrainingArguments
+    loop = loop_of(workload)
+    library, _, name = loop.arguments.partition(":")
+    return getattr(import_library(library, f"loop: {workload.loop}", install=loop.extra), name)
 
 
 def _settings(workload: Workload) -> dict[str, Any]:

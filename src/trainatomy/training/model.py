@@ -14,7 +14,7 @@ import fnmatch
 import inspect
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import loop_of
+from trainatomy.workload.sentence_transformers import is_of_sentence_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -94,6 +95,26 @@ def model_class(config: PreTrainedConfig, name: str | None, *, trust_remote_code
         if found is not None and _has_loss(found):
             return found
     return _class_with_head(config)
+
+
+def embedding_class(config: PreTrainedConfig, name: str | None) -> Any:
+    """Return the class that sentence-transformers loads, the model without a head; ``name`` must be such a one."""
+    import transformers
+
+    found = _checked(transformers_class(name or "AutoModel"), config, name or "AutoModel")
+    if _has_loss(found):
+        raise WorkloadError(
+            f"model.class: {found.__name__} has a head, which embedding models do not have: leave model.class out",
+            key="model.class",
+        )
+    if getattr(config, "is_encoder_decoder", False) and "Encoder" not in found.__name__:
+        encoder = found.__name__.removesuffix("Model") + "EncoderModel"
+        instead = f"set model.class: {encoder}" if hasattr(transformers, encoder) else "it has no class of its own"
+        raise WorkloadError(
+            f"model.class: sentence-transformers trains the encoder of {found.__name__} alone: {instead}",
+            key="model.class",
+        )
+    return found
 
 
 _OF_PRETRAINING = ("ForMaskedLM", "ForPreTraining")
@@ -200,7 +221,8 @@ def adapt_and_freeze(model: nn.Module, workload: Workload) -> nn.Module:
     if spec.lora is not None:
         # TRL's trainers keep adapters in the dtype of the weights with ZeRO-3, which gathers both into one buffer.
         in_float32 = not (by_trl and zero_stage(workload.train.deepspeed) == 3)
-        model = _adapt(model, without(frozen, spec.lora), in_float32=in_float32)
+        in_place = is_of_sentence_transformers(workload)
+        model = _adapt(model, without(frozen, spec.lora), in_float32=in_float32, in_place=in_place)
     _freeze(model, spec.freeze)
     for name, parameter in model.named_parameters():
         if any(name.startswith(f"{part}.") for part in frozen):
@@ -273,7 +295,10 @@ def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTraine
     config = build_configuration(spec, trust_remote_code=trust_remote_code)
     dtype, note = dtype_to_load(workload, config), dtype_note(workload, config)
     dequantised = check_stored(workload, config)
-    found = model_class(config, spec.class_, trust_remote_code=trust_remote_code)
+    if is_of_sentence_transformers(workload):
+        found = embedding_class(config, spec.class_)
+    else:
+        found = model_class(config, spec.class_, trust_remote_code=trust_remote_code)
     _complete(config, found.__name__)
     _check_gradient_scaling(workload, dtype)
     _check_attention(spec.attn_implementation)
@@ -367,16 +392,42 @@ def keep_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def _adapt(model: nn.Module, lora: LoraSpec, *, in_float32: bool) -> nn.Module:
-    """Add peft's low-rank adapters, which are in float32 by default even if the weights are in 16 bits."""
+def _adapt(model: nn.Module, lora: LoraSpec, *, in_float32: bool, in_place: bool = False) -> nn.Module:
+    """Add peft's low-rank adapters, which are in float32 by default even if the weights are in 16 bits.
+
+    Args:
+        model: The model.
+        lora: Settings of the adapters.
+        in_float32: Whether they are in float32.
+        in_place: Whether transformers adds them, by ``add_adapter``, which leaves them in the dtype of the weights.
+    """
     peft = import_library("peft", "model.lora")
     try:
+        if in_place:
+            cast("PreTrainedModel", model).add_adapter(peft.LoraConfig(**lora.arguments()))
+            _cast_adapters(model)
+            return model
         return peft.get_peft_model(model, peft.LoraConfig(**lora.arguments()), autocast_adapter_dtype=in_float32)
     except ImportError as error:
         raise MissingLibrary(f"model.lora: peft needs a library for this: {error}") from error
     except (LookupError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         unnamed = " (all linear layers: `target_modules: all-linear`)" if "No `target_modules`" in str(error) else ""
         raise WorkloadError(f"model.lora: peft refuses: {error}{unnamed}", key="model.lora") from error
+
+
+def _cast_adapters(model: nn.Module) -> None:
+    """Cast adapters to the dtype of the weights beside them, which peft leaves out on meta tensors.
+
+    Source: peft 0.21, tuners/tuners_utils.py (``_move_adapter_to_device_of_base_layer``).
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            dtype = next(layer.get_base_layer().parameters()).dtype
+            for part in (getattr(layer, name, None) for name in layer.adapter_layer_names):
+                if isinstance(part, nn.Module) and dtype.is_floating_point:
+                    part.to(dtype)
 
 
 def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from trainatomy.training.lengths import longest_row
 from trainatomy.units import by, many
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
 from trainatomy.workload.loops import loop_of
+from trainatomy.workload.sentence_transformers import model_on_hub
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
@@ -79,8 +80,9 @@ def lengths(workload: Workload, model: nn.Module) -> Lengths:
         return Lengths(longest, data.target_length or 1)
     replaced = _placeholders(workload, model, limits.sequence)
     positions = DEFAULT_SEQUENCE_LENGTH if limits.sequence is None else limits.sequence - replaced
-    given = data.sequence_length
-    sequence = min(DEFAULT_SEQUENCE_LENGTH, positions) if given is None else given - replaced
+    given, known = data.sequence_length, model_on_hub(workload)
+    usual = DEFAULT_SEQUENCE_LENGTH if known is None else min(DEFAULT_SEQUENCE_LENGTH, known.max_seq_length)
+    sequence = min(usual, positions) if given is None else given - replaced
     if writes_transcripts(name):
         return Lengths(sequence, data.target_length or data.sequence_length or _spoken(model), replaced)
     return Lengths(sequence, data.target_length or min(sequence, limits.target or sequence), replaced)

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 
 from trainatomy.catalog.versions import transformers_has, transformers_since, version_text
 from trainatomy.errors import MissingLibrary
@@ -93,6 +94,8 @@ _CACHING_MODULES = ("transformers.utils.import_utils", "accelerate.utils.imports
 def forget_device() -> None:
     """Clear cached answers about the device (``is_torch_cuda_available``, …) and accelerate's shared state.
 
+    PyTorch's checkpointing remembers on which kind of device it restores random numbers.
+
     Touches only modules that are already imported.
     """
     for name in _CACHING_MODULES:
@@ -101,6 +104,8 @@ def forget_device() -> None:
             clear = getattr(function, "cache_clear", None)
             if callable(clear):
                 clear()
+    checkpoint: Any = torch.utils.checkpoint
+    checkpoint.DefaultDeviceType._default_device_type = None
     state: Any = sys.modules.get("accelerate.state")
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -20,7 +20,7 @@ from trainatomy.training.lengths import sample_lengths
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths, writes_transcripts
 from trainatomy.workload.data import batching_of
-from trainatomy.workload.loops import loop_of
+from trainatomy.workload.sentence_transformers import sequences_of
 
 if TYPE_CHECKING:
     from trainatomy.training.positions import Lengths
@@ -432,7 +432,7 @@ def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
     if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
         return None
     shape = shape_of(model, lengths(workload, unwrap(model)), workload.data)
-    sequences = loop_of(workload).sequences
+    sequences = sequences_of(workload)
     if shape.main_input != "input_ids":
         return None
     if workload.data.lengths is not None and not workload.data.packing:

@@ -155,8 +155,11 @@ def vocabulary(model: nn.Module) -> list[str]:
     return [*_SPECIAL, *(f"w{number}" for number in range(len(_SPECIAL), min(int(config.vocab_size), _WORDS)))]
 
 
-def make_tokenizer(model: nn.Module) -> Any:
-    """Return a tokenizer for words that are separated by blanks; it pads on the left, as TRL asks for."""
+def make_tokenizer(model: nn.Module, padding_side: str = "left", **keywords: Any) -> Any:
+    """Return a tokenizer for words that are separated by blanks; it pads on the left, as TRL asks for.
+
+    ``keywords`` are further ones of ``PreTrainedTokenizerFast``.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -164,7 +167,12 @@ def make_tokenizer(model: nn.Module) -> Any:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left", truncation_side="left"
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        padding_side=padding_side,
+        truncation_side="left",
+        **keywords,
     )
 
 

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.section import Amount, Count, Index, Problem, Section, Text
+from trainatomy.workload.sentence_transformers import sequences_of
 from trainatomy.workload.trl import max_length, packing_strategy
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _of_trl(workload: Workload) -> Batching:
         packs=packs,
         pack_length=longest or 0,
         prompt=None if workload.loop == "reward" and not _takes_padding_out(workload) else prompt,
-        sequences=loop_of(workload).sequences,
+        sequences=sequences_of(workload),
     )
 
 

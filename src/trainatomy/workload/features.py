@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.workload import sentence_transformers
 from trainatomy.workload.arguments import is_class_path, is_factory
 from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.loops import LOOPS
@@ -114,6 +115,7 @@ def _leaves_no_answer(workload: Workload) -> bool:
 FEATURES: Mapping[str, Callable[[Workload], bool]] = {
     "the Trainer": lambda w: LOOPS[w.loop].by_trainer,
     "TRL's trainers": lambda w: LOOPS[w.loop].settings is not None,
+    "sentence-transformers' trainer": lambda w: w.loop == sentence_transformers.LOOP,
     # Model and optimizer
     "model.config.dtype": lambda w: _has_other_dtype(w, "dtype"),
     "model.config.torch_dtype": lambda w: _has_other_dtype(w, "torch_dtype"),

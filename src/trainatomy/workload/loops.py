@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.schema import Workload
 
-LoopName = Literal["trainer", "sft", "dpo", "kto", "reward", "grpo", "pytorch"]
+LoopName = Literal["trainer", "sft", "dpo", "kto", "reward", "grpo", "sentence_transformers", "pytorch"]
 """The values of the workload's key ``loop``: the names of the rows below that train."""
 
 
@@ -39,7 +39,7 @@ class Loop:
         unused: Settings that have no meaning in this loop and are ignored.
         by_trainer: Whether the steps are those of the Hugging Face Trainer, or of a class that derives from it.
         defaults: Settings of ``train`` whose defaults differ from ``TrainingArguments``.
-        settings: Name of the configuration whose further settings the section ``trl`` holds, None without one.
+        arguments: ``module:class`` of the trainer's arguments.
         sequences: Sequences that a sample has in the batch: two where it is a pair of answers.
     """
 
@@ -54,8 +54,14 @@ class Loop:
     unused: frozenset[str] = frozenset()
     by_trainer: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    settings: str | None = None
+    arguments: str = "transformers:TrainingArguments"
     sequences: int = 1
+
+    @property
+    def settings(self) -> str | None:
+        """Name of the configuration whose further settings the section ``trl`` holds, None without one."""
+        library, _, name = self.arguments.partition(":")
+        return name if library == "trl" else None
 
     @property
     def module(self) -> str:
@@ -160,7 +166,7 @@ def _of_trl(
         unused=_HOST_ONLY | _EVALUATION_ONLY,
         by_trainer=True,
         defaults={"gradient_checkpointing": True, "bf16": True, **defaults},
-        settings=settings,
+        arguments=f"trl:{settings}",
         sequences=sequences,
     )
 
@@ -211,6 +217,23 @@ LOOPS: Mapping[str, Loop] = {
             defaults={"learning_rate": 1e-6},
         ),
         Loop(
+            name="sentence_transformers",
+            run="trainatomy.training.loops.sentence_transformers:train",
+            description="the step of sentence-transformers' `SentenceTransformerTrainer`: embedding models",
+            cpu_costs="trainer",
+            libraries={
+                "accelerate": "the Trainer",
+                "sentence_transformers": "loop: sentence_transformers",
+                "datasets": "loop: sentence_transformers",
+                "sklearn": "loop: sentence_transformers",
+            },
+            extra="'trainatomy[sentence-transformers]'",
+            imports=("transformers.trainer",),
+            unused=_HOST_ONLY | _EVALUATION_ONLY,
+            by_trainer=True,
+            arguments="sentence_transformers:SentenceTransformerTrainingArguments",
+        ),
+        Loop(
             name="pytorch",
             run="trainatomy.training.loops.pytorch:train",
             description="a plain PyTorch loop",
@@ -246,7 +269,8 @@ OTHER_LOOPS: Mapping[str, str] = {
     "orpo": _TRL + "ORPO runs chosen and rejected answers in one batch without a reference model: measure it",
     "cpo": _TRL + "CPO runs chosen and rejected answers in one batch without a reference model: measure it",
     "rloo": _TRL + "RLOO generates what it trains on, as loop: grpo does: measure it",
-    "sentencetransformer": "sentence-transformers' trainer is not run; give its model as a factory with loop: pytorch",
+    "sentencetransformer": "write loop: sentence_transformers",
+    "sentence-transformers": "write loop: sentence_transformers",
     "lightning": "Lightning's trainer is not run; give the module as a factory with loop: pytorch",
 }
 """Why a loop of another library is refused, by its name without ``Trainer``, and what to write instead."""

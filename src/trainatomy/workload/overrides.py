@@ -59,6 +59,7 @@ _PANELS = {
     "quantization": "Quantization",
     "data": "Data",
     "parallel": "Parallel",
+    "sentence_transformers": "sentence-transformers",
     "generation": "Generation",
     "train": "TrainingArguments",
     "gpu": "GPU and software",

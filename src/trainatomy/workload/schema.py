@@ -40,6 +40,7 @@ from trainatomy.workload.model import AllocatorSettings, Dtype, LoraSpec, ModelS
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
 from trainatomy.workload.section import Count, Decay, Index, Path, Problem, Section, Settings, Text, number_as_text
+from trainatomy.workload.sentence_transformers import SentenceTransformersSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ __all__ = [
     "Workload",
 ]
 
-_SECTIONS = ("data", "train", "trl", "generation", "parallel", "software")
+_SECTIONS = ("data", "train", "trl", "sentence_transformers", "generation", "parallel", "software")
 """Sections that may be empty."""
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
@@ -106,6 +107,10 @@ class Workload(Section):
         default_factory=dict,
         description="with `loop: sft`, `dpo`, `kto`, `reward` or `grpo`: settings that the configuration of TRL's "
         "trainer (`SFTConfig`) has and `TrainingArguments` does not, such as `{packing: true}`",
+    )
+    sentence_transformers: SentenceTransformersSpec = Field(
+        default_factory=SentenceTransformersSpec,
+        description="with `loop: sentence_transformers`: the loss, the samples and the pooling",
     )
     generation: GenerationSpec = Field(default_factory=GenerationSpec, description="what `mode: generation` generates")
     parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the GPUs of the training")

@@ -17,6 +17,7 @@ from trainatomy.workload.arguments import arguments
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.overrides import BY_NAME, FLAGS, merge
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.sentence_transformers import compares_in_batch
 
 
 def effective_batch_size_of(workload: Workload) -> int:
@@ -50,6 +51,9 @@ def with_effective_batch_size(workloads: Iterable[Workload], samples: int) -> tu
         steps = accumulation_for(workload, samples)
         if workload.mode != "training":
             problems.append(f"{workload.display_name}: inference has no optimizer step")
+        elif compares_in_batch(workload) and steps != workload.train.gradient_accumulation_steps:
+            loss = workload.sentence_transformers.loss
+            problems.append(f"{workload.display_name}: {loss} compares the samples of a batch: set its size instead")
         elif steps is None:
             problems.append(f"{workload.display_name}: {_indivisible(workload, samples)}")
         else:
