@@ -86,6 +86,22 @@ def test_a_recipe_is_a_plain_loop(tmp_path: Path) -> None:
     assert "one GPU (distributed.dp_size)" in said and "flash-attn" in said and "validation" in said
 
 
+@pytest.mark.parametrize(
+    ("padding", "target", "row", "pads"),
+    [
+        (None, "datasets.llm.squad.make_squad_dataset", 999, False),
+        ("max_length", "datasets.llm.squad.make_squad_dataset", 1000, True),
+        (None, "some.dataset", 1000, False),
+    ],
+)
+def test_inputs_leave_out_the_last_token(
+    tmp_path: Path, padding: str | None, target: str, row: int, pads: bool
+) -> None:
+    changes = {"dataset___target_": target, "dataloader__collate_fn": "default_collater"}
+    data = workload_of(tmp_path, **changes, dataset__padding=padding).data
+    assert (data.sequence_length, bool(data.padding)) == (row, pads)
+
+
 @pytest.mark.parametrize("count", ["flag", "command", "file"])
 def test_accumulation_follows_from_the_number_of_gpus(tmp_path: Path, count: str) -> None:
     if count == "flag":

@@ -25,6 +25,11 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "fl
 _OPTIMIZERS = {"Adam": "torch.optim.Adam", "AdamW": "adamw_torch", "adam": "torch.optim.Adam", "adamw": "adamw_torch"}
 _LENGTH = 512
 """Tokens of a sample where the file names no length: the default of a workload."""
+_SHIFTED = frozenset(
+    "make_squad_dataset make_xlam_dataset make_agent_chat_dataset ChatDataset ColumnMappedTextInstructionDataset "
+    "ColumnMappedTextInstructionIterableDataset".split()
+)
+"""Datasets whose inputs leave out the last token, whose labels leave out the first (``formatting_utils.py``)."""
 _NORMS = {"rms_norm": True, "rope": False, "swiglu": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
 _LAYERS = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 """Liger's layers without its losses: Automodel computes the loss outside of the model."""
@@ -301,8 +306,8 @@ def _adapters(said: Translation) -> None:
         said.assume("adapters are computed by PyTorch's kernels, not by Automodel's in Triton (peft.use_triton)")
     if not is_off(keys.get("use_memory_efficient_lora", True)):
         said.assume(
-            "adapters also keep what the first matrix computes, dim numbers a token and layer, which Automodel "
-            "computes again (peft.use_memory_efficient_lora)"
+            "adapters keep what Automodel computes again in backward, such as the activations of MLPs, so that memory "
+            "is an upper limit (peft.use_memory_efficient_lora)"
         )
     for key in keys.keys() - _OF_PEFT:
         said.reject(f"peft.{key}", "is no key of PeftConfig")
@@ -469,7 +474,11 @@ def _data(said: Translation) -> None:
     if collate not in ("default_collater", "default_collate"):
         said.refuse(key, f"{collate}: not simulated; batches of default_collater are")
     multiple = said.count("dataloader.collate_fn.pad_seq_len_divisible", 1)
-    row = multiple * math.ceil(length / multiple)
+    fills = str(said.take("dataset.padding")) == "max_length"
+    shifts = limit is not None and str(said.value("dataset._target_")).rpartition(".")[2] in _SHIFTED
+    row = multiple * math.ceil((length - (shifts and not fills)) / multiple)
+    if shifts and fills:
+        said.set("data.padding", True, "dataset.padding")
     said.set("data.sequence_length", row, *keys)
     said.set("data.attention_mask", True)
     if limit is None:
