@@ -259,7 +259,11 @@ def _embedding_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
         )
     if workload.parallel.data_parallel_size > 1 and compares_in_batch(workload) and not spec.gather_across_devices:
         yield f"each GPU compares the {workload.batch_size} samples of its own batch, not those of the other GPUs"
-    yield "texts are tokenised between the steps, unless dataloader_num_workers is set: that time is not predicted"
+    if not workload.train.dataloader_num_workers:
+        yield LeadingNote(
+            "texts are tokenised between the steps, which is not predicted and often takes longer than the step of a "
+            "small model: train.dataloader_num_workers has other processes do it"
+        )
 
 
 def _cut_samples(workload: Workload) -> Iterator[str]:
