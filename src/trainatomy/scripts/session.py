@@ -37,6 +37,7 @@ from trainatomy.scripts.standins import (
     flash_attention,
     foreign_files,
     generation,
+    hub_files,
     machine,
     outside,
     pretrained,
@@ -217,7 +218,18 @@ class Session:
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.makedirs(temporary, exist_ok=True)  # noqa: PTH103
         stack.enter_context(_temporary_folder(temporary))
-        parts = (tensors, random_numbers, pretrained, quantised_weights, data, generation, outside, savers, machine)
+        parts = (
+            tensors,
+            random_numbers,
+            pretrained,
+            hub_files,
+            quantised_weights,
+            data,
+            generation,
+            outside,
+            savers,
+            machine,
+        )
         for part in (*parts, torchscript, requested_gpus):
             part.install(self.stand_ins)
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)
