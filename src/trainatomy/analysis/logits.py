@@ -26,9 +26,15 @@ _PRECISIONS = (0.5, 1, 2)
 
 
 def logits_and_loss(trace: AllocationTrace) -> set[int]:
-    """Return the numbers of the allocations that hold logits or belong to the loss."""
-    if not trace.output_layers:
-        return set()
+    """Return the numbers of the allocations that hold logits or belong to the loss; a finished trace keeps them."""
+    key = "logits", len(trace.events)
+    if key not in trace.replayed:
+        trace.replayed[key] = _logits_and_loss(trace) if trace.output_layers else set()
+    found: set[int] = trace.replayed[key]
+    return found
+
+
+def _logits_and_loss(trace: AllocationTrace) -> set[int]:
     begins = {mark.event for mark in trace.marks if mark.name in _BEGINS}
     found, follower = set[int](), _Pass(trace)
     for index, event in enumerate(trace.events):
