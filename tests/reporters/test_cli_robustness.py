@@ -106,13 +106,13 @@ def test_many_steps_are_announced(
 @pytest.mark.parametrize(
     ("changes", "trust", "hidden"),
     [
-        ({}, False, "peft bitsandbytes torchao datasets"),
+        ({}, False, "peft bitsandbytes torchao datasets sklearn"),
         ({}, True, ""),
-        ({"model.lora": {}}, False, "torchao datasets"),
-        ({"model.quantization": {"load_in_4bit": True}, "mode": "inference"}, False, "datasets"),
-        ({"model.config.quantization_config": {"quant_method": "gptq"}}, False, "datasets"),
-        ({"model.id": "somebody/on-the-hub"}, False, "datasets"),
-        ({"train.optim": "adamw_bnb_8bit"}, False, "peft torchao datasets"),
+        ({"model.lora": {}}, False, "torchao datasets sklearn"),
+        ({"model.quantization": {"load_in_4bit": True}, "mode": "inference"}, False, "datasets sklearn"),
+        ({"model.config.quantization_config": {"quant_method": "gptq"}}, False, "datasets sklearn"),
+        ({"model.id": "somebody/on-the-hub"}, False, "datasets sklearn"),
+        ({"train.optim": "adamw_bnb_8bit"}, False, "peft torchao datasets sklearn"),
         ({"train.optim": "torch.optim.SGD"}, False, ""),
         *(
             ({"train.optim": name}, False, "")
@@ -122,8 +122,8 @@ def test_many_steps_are_announced(
         ({"train.optim": "mine:make"}, False, ""),
         ({"data.compute_metrics": "mine:metrics"}, False, ""),
         ({"data": {"factory": "a:b"}}, False, ""),
-        ({"loop": "sft"}, False, "peft bitsandbytes torchao"),
-        ({"loop": "sft", "trl.activation_offloading": True}, False, "torchao"),
+        ({"loop": "sft"}, False, "peft bitsandbytes torchao sklearn"),
+        ({"loop": "sft", "trl.activation_offloading": True}, False, "torchao sklearn"),
     ],
 )
 def test_libraries_are_hidden_where_nothing_needs_them(

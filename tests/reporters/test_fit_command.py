@@ -175,7 +175,7 @@ def test_a_measured_search_trusts_remote_code_for_both(monkeypatch: pytest.Monke
         (["--script", "train.py", "--flag", "batch=1,2", "--fp16"], "--fp16 cannot be used with --script"),
         (["--script", "train.py", "--flag", "batch=1,2", "w.yaml"], "FILE cannot be used with --script"),
         (["--script", "train.py", "--flag", "batch=1,2", "--gpu", "all"], "are searched for one GPU"),
-        (["--model", "gpt2", "--gpu", "t4", "--keep", "nothing"], "known: batch, gradient_checkpointing"),
+        (["--model", "gpt2", "--gpu", "t4", "--keep", "nothing"], "known: batch, mini_batch, gradient_checkpointing"),
     ],
 )
 def test_what_a_search_would_ignore_is_refused(

@@ -155,13 +155,15 @@ def _install_managers(stand_ins: StandIns, module: Any) -> None:
 def _install_executor(stand_ins: StandIns, module: Any) -> None:
     """Let an executor call what is submitted; its ``map`` submits."""
 
-    def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        initializer, self._initializer = getattr(self, "_initializer", None), None
+    def submit(*args: Any, **kwargs: Any) -> Future[Any]:
+        executor, *rest = args
+        function = rest.pop(0) if rest else kwargs.pop("fn")  # by name only in joblib's executor
+        initializer, executor._initializer = getattr(executor, "_initializer", None), None
         if initializer is not None:
-            initializer(*self._initargs)
+            initializer(*executor._initargs)
         future: Future[Any] = Future()
         try:
-            future.set_result(fn(*args, **kwargs))
+            future.set_result(function(*rest, **kwargs))
         except Exception as error:
             future.set_exception(error)
         return future
