@@ -244,13 +244,14 @@ class _Search:
 
     def execute(self) -> None:
         """Execute single changes, and sets of changes if no single one keeps what is trained and suffices."""
+        sets = [self._freed(permissions).leanest(self.given.point) for permissions in _SETS]
         singles = [self._leanest(axis) for axis in self._helpful_axes() if axis.leanest]
         self.exploration.execute(self._possible(singles))
         self.exploration.execute((), related=self._possible(self._further_singles()))
         if self._kept_fit():
             return
-        for permissions in _SETS:
-            smallest = self._smallest(permissions)
+        for place, permissions in enumerate(_SETS):
+            smallest = self._smallest(permissions, meanwhile=sets[place + 1 : place + 2])
             if smallest is None or not self._fits(smallest):
                 continue
             self.sets.append(self._without_needless(smallest))
@@ -389,14 +390,18 @@ class _Search:
     def _is_changing(self, point: Point) -> bool:
         return any(change.changes_training for change in self.space.changes(point, self.given.point))
 
-    def _smallest(self, permissions: tuple[Permission, ...]) -> Point | None:
+    def _freed(self, permissions: tuple[Permission, ...]) -> Space:
+        """Return the space in which these may be changed, too."""
+        return replace(self.space, allowed=tuple({*self.space.allowed, *permissions, "evaluation"}))
+
+    def _smallest(self, permissions: tuple[Permission, ...], meanwhile: Sequence[Point]) -> Point | None:
         """Execute the training with all that saves memory and may be changed, and return it if it can be predicted.
 
         Expandable segments come last, where its tensors alone fit.
         """
-        free = replace(self.space, allowed=tuple({*self.space.allowed, *permissions, "evaluation"}))
+        free = self._freed(permissions)
         point = free.leanest(self.given.point)
-        self.exploration.execute([point])
+        self.exploration.execute([point], meanwhile=meanwhile)
         outcome = self.exploration.outcomes.get(point)
         if outcome is None or outcome.fits or outcome.floor_bytes > self.exploration.usable_bytes:
             return point if outcome else None
@@ -413,13 +418,19 @@ class _Search:
         """Return a set of changes that suffices without those that are not needed for it."""
         order = {name: place for place, name in enumerate(_LAST_RESORT)}
         changes = self.space.changes(point, self.given.point)
-        for change in sorted(changes, key=lambda change: order.get(change.axis, len(order))):
-            place = [axis.name for axis in self.space.axes].index(change.axis)
-            without = self.space.replaced(point, change.axis, self.given.point[place])
+        axes = sorted((change.axis for change in changes), key=lambda axis: order.get(axis, len(order)))
+        for place, axis in enumerate(axes):
+            without = self._without(point, axis)
             if self.space.is_valid(without) and self._may_fit(without):
-                self.exploration.execute([without])
+                following = [self._without(each, axes[place + 1]) for each in (without, point) if axis != axes[-1]]
+                self.exploration.execute([without], meanwhile=filter(self.space.is_valid, following))
                 point = without if self._fits(without) else point
         return point
+
+    def _without(self, point: Point, axis: str) -> Point:
+        """Return a point with the given option of one axis."""
+        place = [each.name for each in self.space.axes].index(axis)
+        return self.space.replaced(point, axis, self.given.point[place])
 
     def _remedy(self, outcome: Outcome) -> Remedy:
         changes = self.space.changes(outcome.point, self.given.point)
