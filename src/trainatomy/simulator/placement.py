@@ -125,12 +125,16 @@ class Placement:
         return self.gpu
 
     def _parse_to(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Read the arguments of ``nn.Module.to``; C++ finds no accelerator for a device that is a number."""
+        """Read the arguments of ``nn.Module.to``; C++ finds no accelerator for a device that is a number.
+
+        A meta device gets a number, by which ``_to`` knows that the training asked for it.
+        """
         if args and type(args[0]) is int:
             args = (torch.device("cuda", args[0]), *args[1:])
         if type(kwargs.get("device")) is int:
             kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
-        return func(*args, **kwargs)
+        device, *rest = func(*args, **kwargs)
+        return (torch.device("meta", 0) if device is not None and device.type == "meta" else device, *rest)
 
     def _torch_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Return ``torch.device(0)`` as a GPU; C++ finds no accelerator."""
@@ -263,8 +267,10 @@ class Placement:
         names = ("dtype", "non_blocking", "copy") if "dtype" not in options else ("non_blocking", "copy")
         options.update(zip(names, rest, strict=False))
         dtype = options.pop("dtype", None)
-        if device.type == "meta":
+        if device.type == "meta" and (isinstance(named, str) or device.index is not None):
             return self._without_data(tensor, dtype or tensor.dtype)
+        if device.type == "meta":  # C++ says so of the tensors that stand for those of the GPU
+            return func(*args, **kwargs)
         return self.move(tensor, device, dtype, **options)
 
     def _without_data(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
