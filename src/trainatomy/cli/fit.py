@@ -229,7 +229,7 @@ def fit(request: FitCommand) -> None:
     if request.flag:
         raise typer.BadParameter("--flag names a flag of a script, which --script gives")
     if request.maximize != "throughput" and "." not in request.maximize:
-        refuse_unknown("--maximize", [request.maximize], GOALS)
+        refuse_unknown("--maximize", [request.maximize], (*GOALS, "a key such as data.image_size"))
     if request.time_limit is not None:
         stop_after(request.time_limit)
     page = check_report(request.html, request.open_report)
