@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
+from packaging.version import parse as parse_version
 from script_types import RunScript
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 import trainatomy
 
@@ -47,11 +50,17 @@ def save_bert() -> None:
     BertModel(BertConfig(**CONFIG)).save_pretrained("bert")
 
 
+ADDS_ADAPTERS = pytest.mark.skipif(
+    parse_version(MIN_PEFT_VERSION) > parse_version(version("peft")),
+    reason=f"this transformers adds adapters with peft {MIN_PEFT_VERSION}",
+)
+
+
 @pytest.mark.parametrize(
     ("loss", "arguments", "lora", "train"),
     [
         ("CachedMultipleNegativesRankingLoss", {"mini_batch_size": 2}, False, {"gradient_checkpointing": True}),
-        ("MultipleNegativesRankingLoss", {}, True, {"bf16": True}),
+        pytest.param("MultipleNegativesRankingLoss", {}, True, {"bf16": True}, marks=ADDS_ADAPTERS),
     ],
     ids=["cached", "adapters"],
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 import torch
+from packaging.version import parse as parse_version
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.model import build_model
@@ -90,6 +93,10 @@ def test_mini_batches_of_a_cached_loss_train_the_same() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.skipif(
+    parse_version(MIN_PEFT_VERSION) > parse_version(version("peft")),
+    reason=f"this transformers adds adapters with peft {MIN_PEFT_VERSION}",
+)
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_adapters_have_the_dtype_of_the_weights(device: str) -> None:
     with torch.device(device):
