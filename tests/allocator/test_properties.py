@@ -140,3 +140,23 @@ def test_replay_is_the_allocator_event_by_event(
     assert (result.out_of_memory is not None) == failed
     if history:
         assert result.peak_allocated_at == [now for now, _ in history].index(result.peak_allocated_bytes)
+
+
+@given(CONFIGURATIONS, STEPS, STEPS, CAPACITIES)
+@settings(deadline=None)
+def test_a_copy_goes_on_as_the_allocator_would(
+    text: str,
+    before: list[tuple[str, int, int, int]],
+    after: list[tuple[str, int, int, int]],
+    capacity: int | None,
+) -> None:
+    simulated = CachingAllocator(AllocatorSettings.parse(text, (2, 13)), capacity)
+    drive(simulated, before)
+    copied, snapshot, peaks = simulated.copy(), simulated.snapshot(), simulated.peak_reserved_bytes
+    assert copied.snapshot() == snapshot
+    drive(copied, after)
+    assert (simulated.snapshot(), simulated.peak_reserved_bytes) == (snapshot, peaks)
+    drive(simulated, after)
+    assert copied.snapshot() == simulated.snapshot()
+    assert copied.peak_reserved_bytes == simulated.peak_reserved_bytes
+    assert copied.num_alloc_retries == simulated.num_alloc_retries

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainatomy.allocator.replay import replay
+from trainatomy.allocator.replay import replay, unlimited_replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
+from trainatomy.simulator import steps
 from trainatomy.simulator.simulate import simulate
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.steps import with_further_steps
@@ -69,6 +70,30 @@ def test_a_stable_cache_needs_no_copies() -> None:
 def test_a_single_step_says_nothing_about_the_next(steps: int) -> None:
     trace = repeated([30 * MIB], steps)
     assert with_further_steps(trace, AllocatorSettings()) is trace
+
+
+def test_steps_that_allocate_nothing_need_no_copies() -> None:
+    trace = repeated([], 3)
+    assert with_further_steps(trace, AllocatorSettings()) is trace
+
+
+def test_the_replay_without_copies_is_that_of_the_trace() -> None:
+    trace, settings = repeated([30 * MIB, 50 * MIB], 3), AllocatorSettings()
+    with_further_steps(trace, settings)
+    assert unlimited_replay(trace, settings, 0) is trace.replayed["replay", len(trace.events), settings, None]
+    assert unlimited_replay(trace, settings, 0) == replay(repeated([30 * MIB, 50 * MIB], 3), settings)
+
+
+def test_long_steps_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    play = steps._play
+    monkeypatch.setattr(steps, "_play", lambda *arguments: (tried.append(1), play(*arguments))[1])
+    with_further_steps(growing(3, evaluates=False), AllocatorSettings())
+    assert len(tried) > 1
+    tried.clear()
+    monkeypatch.setattr(steps, "MOST_EVENTS", 1)
+    with_further_steps(growing(3, evaluates=False), AllocatorSettings())
+    assert len(tried) == 1
 
 
 def test_steps_that_keep_more_and_more_are_left_alone() -> None:

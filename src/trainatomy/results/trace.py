@@ -183,6 +183,12 @@ class AllocationTrace:
     pinned: list[PinnedBlock] = field(default_factory=list)
     replayed: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
+    def blank(self) -> AllocationTrace:
+        """Return a trace of the same process without events, for a trace that is made of this one."""
+        return AllocationTrace(
+            rank=self.rank, output_layers=self.output_layers, around_output_layers=self.around_output_layers
+        )
+
 
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 """Names that ``torch.cuda.memory._snapshot`` uses."""

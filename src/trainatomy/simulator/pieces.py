@@ -259,16 +259,14 @@ class Beginning:
         last = len(pieces.ends) - 1
         events = trace.events[: pieces.ends[last]]
         count = 1 + max((event.allocation for event in events), default=-1)
-        begun = AllocationTrace(
+        begun = replace(
+            trace.blank(),
             events=events,
             origins=trace.origins[:count],
             labels={number: label for number, label in trace.labels.items() if number < count},
             marks=[mark for mark in trace.marks if mark.step <= last],
             choices={number: choice for number, choice in trace.choices.items() if number < count},
             trials={number: tried for number, tried in trace.trials.items() if number < count},
-            rank=trace.rank,
-            output_layers=trace.output_layers,
-            around_output_layers=trace.around_output_layers,
         )
         return cls(begun, pieces.ends, pieces.kept, tuple(piece.signature for piece in pieces.steps[last]))
 
@@ -366,16 +364,15 @@ class StepLibrary:
         """Yield the trace of the first steps, and after each further one; it is the same trace, which grows."""
         first.check(self)
         begun = first.trace
-        trace = AllocationTrace(
-            list(begun.events),
-            list(begun.origins),
-            dict(begun.labels),
-            list(begun.marks),
-            dict(begun.choices),
-            dict(begun.trials),
+        trace = replace(
+            begun,
+            events=list(begun.events),
+            origins=list(begun.origins),
+            labels=dict(begun.labels),
+            marks=list(begun.marks),
+            choices=dict(begun.choices),
+            trials=dict(begun.trials),
         )
-        trace.rank, trace.output_layers = begun.rank, begun.output_layers
-        trace.around_output_layers = begun.around_output_layers
         kept, ends = list(first.kept), list(first.ends)
         yield Stitched(trace, tuple(ends), tuple(kept))
         for number, shapes in enumerate(steps, start=len(ends)):

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 COPIES = (4, 12)
 """Copies that are tried: a few, and more where they moved a peak and the cache is not stable after them."""
 MOST_EVENTS = 2_000_000
-"""Events of these copies: a step that generates text has a million, and a copy takes seconds.  What later copies add
-there is a segment of 2 MiB or two, for small blocks."""
+"""Events of these copies, of which one is tried in any case: a step that generates text has a million, and a copy takes
+seconds.  Later copies of such a step (GRPO, Qwen2.5-0.5B) added one segment of 2 MiB for small blocks."""
 _SHAPE = BatchShape(0, 0, is_mixed=False)
 """Stands for the shape of all batches."""
 
@@ -118,7 +118,8 @@ def _copies_to_peaks(trace: AllocationTrace, pieces: CutTrace, settings: Allocat
     seen = {player.allocator.state()}
     player.play(next(mark.event for mark in reversed(trace.marks) if mark.name == "step end"))
     allocator, needed, copies = player.allocator.copy(), 0, 0
-    most = max(1, MOST_EVENTS // sum(len(piece.events) for piece in pieces.steps[-1]))
+    events = sum(len(piece.events) for piece in pieces.steps[-1])
+    most = max(1, MOST_EVENTS // max(1, events))
     before = [tuple(player.handles.get(number, 0) for number in numbers) for numbers in pieces.kept_last]
     while (state := allocator.state()) not in seen and copies < min(most, COPIES[bool(needed)]):
         seen.add(state)
@@ -142,12 +143,12 @@ def _play(
         for action, owner, other, place, size, stream in piece.events:
             if action == "alloc":
                 own.append(allocator.malloc(size, stream))
-            elif action == "empty_cache":
+            elif owner == "own":
+                allocator.free(own[place])
+            elif owner == "none":
                 allocator.empty_cache()
             else:
-                allocator.free(
-                    own[place] if owner == "own" else (kept if owner == "this step" else before)[other][place]
-                )
+                allocator.free((kept if owner == "this step" else before)[other][place])
         kept.append(tuple(own[place] for place in piece.kept))
     return kept
 
@@ -272,7 +273,7 @@ def _rewritten(trace: AllocationTrace, ranges: Sequence[Sequence[range]]) -> All
     )
     if not late.isdisjoint(released):
         raise _unlike("what the optimizer makes is released before the next step")
-    found, numbers, places = AllocationTrace(rank=trace.rank), dict[int, int](), list[int]()
+    found, numbers, places = trace.blank(), dict[int, int](), list[int]()
 
     def write(event: Event) -> None:
         number = event.allocation
@@ -289,7 +290,6 @@ def _rewritten(trace: AllocationTrace, ranges: Sequence[Sequence[range]]) -> All
                 write(event)
         if index not in left_out and index < len(trace.events):
             write(trace.events[index])
-    found.output_layers, found.around_output_layers = trace.output_layers, trace.around_output_layers
     found.marks = [Mark(places[mark.event], mark.name, mark.step) for mark in trace.marks]
     found.labels = {numbers[number]: label for number, label in trace.labels.items() if number in numbers}
     found.choices = {numbers[number]: choice for number, choice in trace.choices.items() if number in numbers}
