@@ -31,6 +31,7 @@ MADE = [*BEFORE, ("forward", "body.head", LOGITS)]
     ("later", "counted"),
     [
         ([("forward", "Model", 2 * LOGITS), ("forward", "", 8), ("forward", "CrossEntropyLoss", LOGITS)], [3, 4, 5]),
+        ([("forward", "MaskedCrossEntropy", LOGITS), ("forward", "Reward", 8)], [3, 4]),
         ([("forward", "body.head.base_layer", LOGITS)], [3]),
         ([("forward", "body.other", LOGITS)], []),
         ([("backward", "Model", 5), ("backward", "body.head", LOGITS), ("backward", "Model", HIDDEN)], [3]),
@@ -39,7 +40,17 @@ MADE = [*BEFORE, ("forward", "body.head", LOGITS)]
         ([("backward", "body.layer.0", 8), ("optimizer", "", LOGITS)], []),
         ([BEGIN, ("forward", "Model", LOGITS), ("forward", "body.head", LOGITS)], [4]),
     ],
-    ids=["loss", "adapter", "other layer", "loss in backward", "no modules", "reached", "nothing", "next forward"],
+    ids=[
+        "loss",
+        "other modules",
+        "adapter",
+        "other layer",
+        "loss in backward",
+        "no modules",
+        "reached",
+        "nothing",
+        "next forward",
+    ],
 )
 def test_they_are_what_lies_between_the_output_layer_and_its_gradient(
     later: list[tuple[str, str, int]], counted: list[int]

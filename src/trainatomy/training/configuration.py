@@ -19,6 +19,7 @@ import torch
 from trainatomy.catalog.architectures import architecture, nearest
 from trainatomy.errors import WorkloadError
 from trainatomy.training import stored_weights
+from trainatomy.training.model_class import transformers_class
 from trainatomy.training.stored_weights import fetch_config
 from trainatomy.workload.defaults import STORED_QUANTISED
 from trainatomy.workload.document import suggestion
@@ -136,8 +137,6 @@ def _name(dtype: torch.dtype | None) -> str:
 def _source(spec: ModelSpec, trust_remote_code: bool) -> tuple[Raw, type[PreTrainedConfig]]:
     """Return the raw configuration, without overrides, and its class."""
     if spec.id is None:
-        from trainatomy.training.model import transformers_class
-
         assert spec.class_ is not None  # the schema requires one of id, class, factory
         model_class = transformers_class(spec.class_)
         config_class = getattr(model_class, "config_class", None)

@@ -17,11 +17,10 @@ from typing import Any
 
 from trainatomy.catalog.architectures import architecture
 from trainatomy.scripts.standins.notes import StandIns
+from trainatomy.scripts.standins.pretrained import UNREAD
 
 _CONFIGURATION = "config.json"
 _COMMIT = "0" * 40
-_UNREAD = (OSError, ValueError)
-"""Errors of the hub's library where a file is not in the cache and cannot be downloaded."""
 _WEIGHTS = (".safetensors", ".metadata")
 """Ends of the names of files that a checkpoint has."""
 
@@ -56,7 +55,7 @@ def _put_download(stand_ins: StandIns, shipped: Callable[[str], Path | None], mo
     def download(repo_id: str, filename: str, *rest: Any, user_agent: Any = None, **more: Any) -> Any:
         try:
             return original(repo_id, filename, *rest, user_agent=user_agent, **more)
-        except _UNREAD:
+        except UNREAD:
             # transformers, which says who it is, has stand-ins of its own
             folder = shipped(repo_id) if filename == _CONFIGURATION and user_agent is None else None
             if folder is None:
@@ -73,7 +72,7 @@ def _put_snapshot(stand_ins: StandIns, shipped: Callable[[str], Path | None], mo
     def download(repo_id: str, *rest: Any, **more: Any) -> Any:
         try:
             return original(repo_id, *rest, **more)
-        except _UNREAD:
+        except UNREAD:
             folder = shipped(repo_id)
             if folder is None:
                 raise

@@ -21,7 +21,7 @@ from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.training.process import check_transformers
 from trainatomy.training.stored_weights import is_dequantised, library_of
 
-_UNREAD = (OSError, ValueError)
+UNREAD = (OSError, ValueError)
 """Errors that transformers raises where the hub has no file, or cannot be reached."""
 
 
@@ -208,7 +208,7 @@ def _shipped_configuration(stand_ins: StandIns, original: Callable[..., Any]) ->
     def read(cls: Any, name: Any, *rest: Any, **options: Any) -> Any:
         try:
             return original(cls, name, *rest, **options)
-        except _UNREAD:
+        except UNREAD:
             known = architecture(str(name))
             if known is None:
                 raise
@@ -257,7 +257,7 @@ def _tokenizer(stand_ins: StandIns, original: Callable[..., Any]) -> Callable[..
             found = original(cls, name, *rest, **options)
             if known is None or len(found) >= _SMALLEST_VOCABULARY:
                 return found
-        except (*_UNREAD, KeyError, TypeError, AttributeError):
+        except (*UNREAD, KeyError, TypeError, AttributeError):
             if known is None:
                 raise
         stand_ins.note("tokenizer", str(name))
