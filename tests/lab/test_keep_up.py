@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
@@ -221,5 +222,6 @@ def test_differences_of_predictions_begin_with_the_largest() -> None:
 
 def test_predictions_by_cudnns_library_name_its_version() -> None:
     recorded = same.read(same.RECORD_WITH_LIBRARY)
-    assert recorded and {entry["cudnn"] for entry in recorded.values()} == {"9.24.0"}
+    (version,) = {entry["cudnn"] for entry in recorded.values()}
+    assert re.fullmatch(r"9\.\d+\.\d+", version)
     assert all(any(part in name for part in same.CONVOLVING) for name in recorded)
