@@ -27,10 +27,10 @@ from scipy.optimize import minimize
 
 from trainatomy.catalog.calibrations import array
 from trainatomy.catalog.gpus import find_gpu
+from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.operators.cost.matmul import OWN_TILES, Kernels, ProductConstants, ProductSizes, Speed, seconds_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
-from trainatomy.timing.efficiency import chip_of
 
 HERE = Path(__file__).parent
 CATALOG = HERE.parents[1] / "src" / "trainatomy" / "catalog"

@@ -15,6 +15,7 @@ import torch
 from trainatomy.catalog.gpus import find_gpu, gpus
 from trainatomy.operators.allocation import allocation_rules, resolve
 from trainatomy.operators.cost import cost_function, kernel_work
+from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.operators.counts import count
 from trainatomy.operators.operator import COMMUNICATION, GROUPS, Operator
 from trainatomy.operators.registry import find, launch_kind, libraries_of, operator_of
@@ -22,7 +23,6 @@ from trainatomy.operators.table import OPERATORS
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Operations
 from trainatomy.simulator.simulate import simulate
-from trainatomy.timing.efficiency import chip_of
 from trainatomy.workload.schema import Workload
 
 PROFILES = sorted((Path(__file__).parents[1] / "data" / "traces").glob("*.trace.json.gz"))

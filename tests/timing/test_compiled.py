@@ -9,9 +9,10 @@ import pytest
 
 from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.gpus import find_gpu
+from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.timing import compiled, cost_model
 from trainatomy.timing.compiled import SOURCES, compiled_points
-from trainatomy.timing.efficiency import EfficiencyPoints, chip_of
+from trainatomy.timing.efficiency import EfficiencyPoints
 
 NAMES = sorted(name for name, calibration in shipped().items() if calibration.known_gpu is not None)
 PRICED = """
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import trainatomy
 from trainatomy.catalog.calibrations import shipped
-from trainatomy.timing.efficiency import chip_of
+from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.timing.efficiency import EfficiencyPoints, price_point
 
 root, found = Path(trainatomy.__file__).parent, set()

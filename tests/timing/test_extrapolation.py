@@ -11,7 +11,7 @@ import pytest
 from trainatomy.catalog.calibrations import from_text, shipped
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu, gpus
-from trainatomy.operators.cost.kernel import KernelWork
+from trainatomy.operators.cost.kernel import KernelWork, chip_of
 from trainatomy.timing.cost_model import (
     CostModel,
     cost_model_from,
@@ -19,7 +19,7 @@ from trainatomy.timing.cost_model import (
     kernel_cost,
     kernel_work,
 )
-from trainatomy.timing.efficiency import EfficiencyPoint, FamilyPoints, chip_of, point_microseconds
+from trainatomy.timing.efficiency import EfficiencyPoint, FamilyPoints, point_microseconds
 from trainatomy.timing.extrapolation import SAME_GPU, attainable_share, extrapolation_between
 
 H200 = find_gpu("h200")

@@ -6,9 +6,8 @@ import pytest
 
 from trainatomy.catalog.calibrations import from_text
 from trainatomy.catalog.gpus import find_gpu
-from trainatomy.operators.cost.kernel import KernelWork
+from trainatomy.operators.cost.kernel import KernelWork, chip_of
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost, kernel_work
-from trainatomy.timing.efficiency import chip_of
 
 CHIP = chip_of(find_gpu("h200"), tf32=False)
 TF32 = chip_of(find_gpu("h200"), tf32=None)

@@ -11,9 +11,8 @@ from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.machines import reference_host
 from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.convolution import launches_of_groups
-from trainatomy.operators.cost.kernel import KernelWork
+from trainatomy.operators.cost.kernel import KernelWork, chip_of
 from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost
-from trainatomy.timing.efficiency import chip_of
 from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.launch import seconds_within, waits_first
 

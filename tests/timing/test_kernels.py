@@ -8,6 +8,7 @@ import pytest
 
 from trainatomy.catalog.calibrations import array, from_text, shipped
 from trainatomy.catalog.gpus import find_gpu, gpus
+from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.operators.cost.lists import launches_of
 from trainatomy.operators.cost.reduction import blocks_of
 from trainatomy.results.operations import Call
@@ -19,7 +20,6 @@ from trainatomy.timing.cost_model import (
     kernel_work,
     precision_of,
 )
-from trainatomy.timing.efficiency import chip_of
 
 H200 = cost_model_of(find_gpu("h200"))
 

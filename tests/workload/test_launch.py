@@ -142,7 +142,6 @@ def test_accelerates_compiler_is_that_of_a_workload() -> None:
     [
         ("--dynamo_backend cudagraphs", "dynamo_backend: CUDAGRAPHS is not simulated; INDUCTOR is"),
         ("--dynamo_backend inductor --dynamo_use_dynamic", "dynamo_use_dynamic: TRUE is not simulated; FALSE is"),
-        ("--dynamo_backend inductor --dynamo_use_regional_compilation", "regional_compilation: TRUE is not simulated"),
         ("--cpu", "use_cpu"),
         ("--use_megatron_lm", "MEGATRON_LM is not simulated"),
         ("--tpu", "XLA is not simulated"),

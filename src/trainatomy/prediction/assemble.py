@@ -200,7 +200,7 @@ def step_of(
         operations,
         workload.resolve_gpu(),
         loop=loop_of(workload).cpu_costs,
-        tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
+        tf32=tensor_cores_for_fp32(workload.tf32, simulation.torch_version),
         samples=samples_per_step(workload),
         calibration=calibration,
         driver_calls=_in_steps(simulation.trace, driver_calls),

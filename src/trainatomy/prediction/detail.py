@@ -77,7 +77,7 @@ def breakdown_of(
 
     gpu, trace, operations = workload.resolve_gpu(), simulation.trace, simulation.operations
     memory = analysis or analysis_of(workload, simulation, calibration)
-    tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
+    tf32 = tensor_cores_for_fp32(workload.tf32, simulation.torch_version)
     cost_model = cost_model_of(gpu, calibration, tf32=tf32, links=workload.parallel.links(gpu))
     predicted = _predict_times(operations, cost_model)
     notes = [f"predicted times are based on: {cost_model.source}"]
@@ -89,7 +89,7 @@ def breakdown_of(
         workload.display_name,
         workload.to_mapping(),
         gpu,
-        tf32=bool(workload.train.tf32),
+        tf32=bool(workload.tf32),
         scope=SCOPE if published else Scope(),
         published=published_shares() if published else None,
         notes=(*(published_notes(operations, predicted.times) if published else ()), *notes),

@@ -36,7 +36,7 @@ def subject_of(workload: Workload, simulation: Simulation) -> Subject:
         loop=simulation.loop or workload.loop,
         weights_dtype=simulation.weights_dtype,
         autocast=_autocast(workload),
-        tf32=bool(train.tf32),
+        tf32=bool(workload.tf32),
         quantization=_quantization(workload.model, simulation),
         lora_rank=None if workload.model.lora is None else workload.model.lora.r,
         trained_share=None if is_whole else counts[0] / max(counts[1], 1),
@@ -119,10 +119,10 @@ def paddings_of(
 
     gpu, operations = workload.resolve_gpu(), simulation.operations
     table = OperationTable(operations, None, None, [True] * len(operations.operations))
-    shapes = wasteful_shapes(table, gpu.capability, gpu.multiprocessors, bool(workload.train.tf32))
+    shapes = wasteful_shapes(table, gpu.capability, gpu.multiprocessors, bool(workload.tf32))
     if not shapes:
         return ()
-    tf32 = tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version)
+    tf32 = tensor_cores_for_fp32(workload.tf32, simulation.torch_version)
     model = cost_model_of(gpu, calibration, tf32=tf32, links=workload.parallel.links(gpu))
     found = paddings(shapes, table, workload.to_mapping(), lambda call: kernel_cost(call, model).seconds)
     return tuple(each for each in found if each.setting and (each.gain_seconds or 0) >= LEAST_SHARE * time.step_seconds)

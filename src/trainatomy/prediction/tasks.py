@@ -94,7 +94,7 @@ def _time_of(
             operations,
             workload.resolve_gpu(),
             loop=loop,
-            tf32=tensor_cores_for_fp32(workload.train.tf32, simulation.torch_version),
+            tf32=tensor_cores_for_fp32(workload.tf32, simulation.torch_version),
             samples=1,
             calibration=calibration,
             driver_calls=driver_calls,

@@ -178,10 +178,28 @@ def _counted(function: Any, name: str, count: Callable[[str], None]) -> Any:
     return called
 
 
-def count_calls(stack: ExitStack, count: Callable[[str], None]) -> None:
+@contextlib.contextmanager
+def without_hooks_of_all_modules() -> Iterator[None]:
+    """Leave out the hooks of all modules, which PyTorch's compiler would make part of its graphs."""
+    tables = (nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks)
+    kept = [dict(table) for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, kept, strict=True):
+            table.clear()
+            table.update(hooks)
+
+
+def count_calls(stack: ExitStack, count: Callable[[str], None]) -> Callable[[nn.Module, Any], None]:
     """Let ``count`` have the name of each call of NumPy by code in a module's file, and of each seed.
 
     ``stack`` undoes it.
+
+    Returns:
+        A hook that lets it have the calls of a module's file from then on, for modules whose hooks do not run.
     """
     stack.enter_context(mock.patch.object(torch, SEED, _counted(torch.manual_seed, SEED, count)))
     seen: set[type[nn.Module]] = set()
@@ -197,3 +215,4 @@ def count_calls(stack: ExitStack, count: Callable[[str], None]) -> None:
             stack.callback(names.__setitem__, key, numpy)
 
     stack.callback(register_module_forward_pre_hook(enter).remove)
+    return enter

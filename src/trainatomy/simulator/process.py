@@ -177,7 +177,7 @@ class SimulatedProcess:
         checkpoint_inputs(stack, self.processor.torch_version)
         blocking_copies(stack, self.processor.torch_version, self.recorder.streams)
         recorder = self.recorder
-        count_calls(stack, recorder.operations.count_call)
+        self.count_calls_of = count_calls(stack, recorder.operations.count_call)
         hooks_in_mode(stack, self.functions, self.storages.host_memory, recorder.streams, recorder.operations)
         stack.enter_context(self.modules)
         stack.enter_context(self.recorder)

@@ -21,8 +21,9 @@ from trainatomy.catalog import calibrations
 from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.files import read_text
 from trainatomy.operators.cost import FAMILIES
+from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.operators.cost.plans import parse_plans, say
-from trainatomy.timing.efficiency import EfficiencyPoint, EfficiencyPoints, PricedPoint, chip_of
+from trainatomy.timing.efficiency import EfficiencyPoint, EfficiencyPoints, PricedPoint
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -19,12 +19,12 @@ from trainatomy.catalog.gpus import PowerRates, find_gpu, power_of
 from trainatomy.catalog.links import with_points
 from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
-from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
+from trainatomy.operators.cost.kernel import Chip, KernelWork, chip_of, efficiency_of, physical_seconds
 from trainatomy.operators.cost.matmul import products_of
 from trainatomy.results.operations import Call
 from trainatomy.timing.compiled import compiled_points
 from trainatomy.timing.contention import joules_of
-from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoints, FamilyPoints, chip_of, physical_seconds
+from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoints, FamilyPoints
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
 
 if TYPE_CHECKING:

@@ -3,8 +3,6 @@
 A calibration has thousands of points, and a training uses a few families of kernels.  The estimate of a point is
 therefore computed when a family that it may belong to is first looked up; those of the calibrations that ship are
 compiled (``compiled.py``).
-
-The data-sheet figures of a GPU that kernel costs depend on.
 """
 
 from __future__ import annotations
@@ -18,26 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.calibrations import Point, has_host_memory
 from trainatomy.operators.cost import FAMILIES, cost_module, kernel_work, modules_of, root_of
-from trainatomy.operators.cost.kernel import Chip, KernelWork, efficiency_of
+from trainatomy.operators.cost.kernel import Chip, physical_seconds
 from trainatomy.operators.cost.plans import Plan, is_alike, plan_distance
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.gpus import GPU
     from trainatomy.timing.compiled import CompiledPoints
-
-
-def chip_of(gpu: GPU, tf32: bool | None) -> Chip:
-    """Return the data-sheet figures of a GPU that the cost of a kernel depends on; ``tf32`` as in ``cost_model_of``."""
-    return Chip(
-        gpu.capability,
-        gpu.multiprocessors,
-        gpu.bandwidth_bytes_per_second,
-        gpu.l2_bytes or 4 * 2**20,
-        gpu.rates,
-        tf32=bool(tf32),
-        cudnn_tf32=tf32 is not False,
-        bus=gpu.links.get("nvlink_c2c") or gpu.links.get("pcie", 31.5e9),
-    )
 
 
 PRODUCTS = "matmul."
@@ -260,14 +243,6 @@ def price_point(place: int, point: Point, chip: Chip) -> PricedPoint | None:
     ratio = log(own / physical_seconds(work, chip))
     entry = EfficiencyPoint(work.features, ratio, point.kernels, point.local, work.plans)
     return PricedPoint(place, work.family, entry, work.rate, work.flop / (chip.rate(work.rate) * seconds))
-
-
-def physical_seconds(work: KernelWork, chip: Chip) -> float:
-    """Return the physical estimate of the family's own kernels: a formula, or a minimum per kernel plus traffic."""
-    if work.seconds:
-        return work.seconds
-    reach = efficiency_of(work.family)
-    return reach.kernel_seconds * max(work.launches / 2, 1) + work.bytes / (chip.bandwidth * reach.share)
 
 
 def point_microseconds(point: Point) -> float:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu
+from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.operators.cost.matmul import products_of
-from trainatomy.timing.efficiency import chip_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU

@@ -6,8 +6,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.operators.cost import kernel_work
+from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.timing.cost_model import gap_seconds
-from trainatomy.timing.efficiency import chip_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

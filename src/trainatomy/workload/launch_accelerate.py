@@ -53,7 +53,8 @@ class Launch:
         fsdp: Settings of FSDP with the keys of ``TrainingArguments.fsdp_config``; None without FSDP.
         deepspeed: DeepSpeed's configuration; None without DeepSpeed.
         sizes: Degrees of parallelism, by their keys in the section ``parallel``.
-        compiles: Whether accelerate compiles the model (``dynamo_backend: INDUCTOR``).
+        compiler: Settings of the compiler with the keys of the section ``train``, where accelerate compiles the model
+            (``dynamo_backend: INDUCTOR``).
     """
 
     source: str
@@ -63,7 +64,7 @@ class Launch:
     fsdp: Mapping[str, Any] | None = None
     deepspeed: Mapping[str, Any] | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    compiles: bool = False
+    compiler: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, loop: str) -> dict[Path, Any]:
         """Return the keys of a workload that say the same, for one of its loops."""
@@ -71,8 +72,7 @@ class Launch:
         if self.nodes > 1:
             found["parallel", "nodes"] = self.nodes
         found |= {("parallel", name): size for name, size in self.sizes.items()}
-        if self.compiles:
-            found["train", "torch_compile"] = True
+        found |= {("train", name): value for name, value in self.compiler.items()}
         if self.deepspeed is not None:
             if not _by_trainer(loop):
                 raise WorkloadError(f"{self.source}: DeepSpeed {_BY_TRAINER}", key="launch")
@@ -247,8 +247,7 @@ def launch_of(content: Any, source: str) -> Launch:
         deepspeed = of_accelerate(content.get("deepspeed_config") or {}, precision_name, source)
     if kind != "FSDP" and sizes.get("dp_shard_size"):
         raise _contradiction(source, f"dp_shard_size is {sizes['dp_shard_size']}, but distributed_type is {kind}")
-    compiles = _compiler(content)["dynamo_backend"] != "NO"
-    return Launch(source, processes // nodes, nodes, precision_name, fsdp, deepspeed, sizes, compiles)
+    return Launch(source, processes // nodes, nodes, precision_name, fsdp, deepspeed, sizes, _compiles(content))
 
 
 _KEYS = frozenset(
@@ -260,10 +259,10 @@ _KEYS = frozenset(
 """Keys of a configuration (accelerate 1.15, ``ClusterConfig``); ``dynamo_backend`` belongs to old ones."""
 _COMPILED: Mapping[str, tuple[str, ...]] = {
     "dynamo_backend": ("NO", "INDUCTOR"),
-    "dynamo_mode": ("DEFAULT",),
+    "dynamo_mode": ("DEFAULT", "MAX-AUTOTUNE-NO-CUDAGRAPHS"),
     "dynamo_use_fullgraph": ("FALSE", "TRUE"),
     "dynamo_use_dynamic": ("FALSE",),
-    "dynamo_use_regional_compilation": ("FALSE",),
+    "dynamo_use_regional_compilation": ("FALSE", "TRUE"),
 }
 """Settings of the compiler that are simulated, accelerate's defaults first."""
 _OF_TPU = ("tpu_", "command")
@@ -310,6 +309,19 @@ def _compiler(content: Mapping[str, Any]) -> dict[str, str]:
     given = {**(content.get("dynamo_config") or {})}
     given.setdefault("dynamo_backend", content.get("dynamo_backend", "NO"))
     return {name: str(given.get(name, known[0])).upper() for name, known in _COMPILED.items()}
+
+
+def _compiles(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a workload for accelerate's compiler, where it compiles the model."""
+    given = _compiler(content)
+    if given["dynamo_backend"] == "NO":
+        return {}
+    found: dict[str, Any] = {"torch_compile": True}
+    if given["dynamo_mode"] != "DEFAULT":
+        found["torch_compile_mode"] = given["dynamo_mode"].lower()
+    if given["dynamo_use_regional_compilation"] == "TRUE":
+        found["dynamo_use_regional_compilation"] = True
+    return found
 
 
 def _fsdp(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,6 +130,7 @@ _OF_TRAINING = _HOST_ONLY | {
     "torch_compile",
     "torch_compile_backend",
     "torch_compile_mode",
+    "dynamo_use_regional_compilation",
     "torch_empty_cache_steps",
     "fsdp",
     "fsdp_config",

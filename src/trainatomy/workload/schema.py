@@ -208,6 +208,17 @@ class Workload(Section):
         return self.mode == "training" and LOOPS[self.loop].by_trainer
 
     @property
+    def tf32(self) -> bool | None:
+        """Return whether float32 products may use TF32: ``train.tf32``, or what a Trainer that compiles makes of it.
+
+        Source: transformers 5.17, training_args.py (``TrainingArguments.__post_init__``, "TF32").
+        """
+        train = self.train
+        if self._is_of_a_trainer and train.compiles and (train.bf16 or (train.tf32 is None and not train.fp16)):
+            return True
+        return train.tf32
+
+    @property
     def pauses(self) -> bool:
         """Return whether an evaluation or a checkpoint comes between two steps."""
         return self.evaluates_after_steps or self.saves

@@ -31,8 +31,10 @@ from trainatomy.workload.section import (
     refuse,
 )
 
-OWN_KEYS = frozenset({"gradient_checkpointing_every"})
+OWN_KEYS = frozenset({"gradient_checkpointing_every", "dynamo_use_regional_compilation"})
 """Keys that ``TrainingArguments`` does not have."""
+MODES = ("default", "max-autotune-no-cudagraphs")
+"""Modes of ``torch.compile`` that are simulated."""
 
 
 def _optimizer(name: str) -> str:
@@ -240,7 +242,13 @@ class TrainSpec(Section):
         default=None, description="backend of `torch.compile`: `inductor`, which is the default"
     )
     torch_compile_mode: str | None = Field(
-        default=None, description="mode of `torch.compile`: `default`; others are not simulated"
+        default=None,
+        description="mode of `torch.compile`: `default` or `max-autotune-no-cudagraphs`; others are not simulated",
+    )
+    dynamo_use_regional_compilation: bool = Field(
+        default=False,
+        description="compile each of the repeated layers, and what is around them, instead of the whole model, "
+        "as accelerate does",
     )
     average_tokens_across_devices: bool = Field(
         default=True, description="average the loss over the tokens of all GPUs"
@@ -341,8 +349,8 @@ class TrainSpec(Section):
         if mode in ("reduce-overhead", "max-autotune"):
             message = f"{mode!r} runs CUDA graphs, whose memory pools are not simulated; the default mode is"
             problems.append(Problem(("torch_compile_mode",), message))
-        elif mode not in (None, "default"):
-            message = f"{mode!r} chooses kernels by measuring them, which is not simulated; the default mode is"
+        elif mode not in (None, *MODES):
+            message = f"{mode!r} is no mode of torch.compile; {' and '.join(MODES)} are simulated"
             problems.append(Problem(("torch_compile_mode",), message))
         return problems
 

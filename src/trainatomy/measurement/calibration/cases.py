@@ -159,6 +159,7 @@ ATTENTION = (  # batch, heads, queries, keys, head, causal
     (2, 32, 1024, 1024, 64, True), (2, 32, 2048, 2048, 128, True), (4, 16, 777, 777, 128, True),
     (1, 32, 4096, 4096, 128, True), (2, 8, 512, 512, 256, True), (8, 12, 1500, 1500, 64, False),
     (1, 16, 512, 512, 64, False), (8, 8, 64, 512, 64, False), (2, 14, 512, 512, 64, True), (3, 32, 512, 512, 80, True),
+    (4, 16, 2048, 2048, 64, True),
 )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def attention() -> Iterator[Case]:
     flash, cudnn, efficient = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
     for shape in ATTENTION:
         for backend, dtype in ((flash, BF16), (cudnn, BF16), (efficient, F32), (efficient, BF16)):
-            for masked in (False, True) if backend == efficient else (False,):
+            for masked in (False,) if backend == flash else (False, True):
                 yield Case(partial(fused, *shape, backend, dtype, masked), warm=True)
     for shape in ATTENTION[:8]:
         for backend, dtype in ((cudnn, BF16), (flash, BF16), (efficient, F32)):

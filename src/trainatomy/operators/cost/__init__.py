@@ -21,6 +21,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "bitsandbytes": ("bitsandbytes", "packed", "quantised"),
     "communication": ("communication",),
     "convolution": ("convolution", "strided groups"),
+    "fused": ("fused",),
     "fused_loss": ("fused loss",),
     "elementwise": ("copied", "glu", "glu_backward", "joined", "joined by number", "rearranged", "softplus", "traffic"),
     "indexing": ("copied", "sort", "table", "traffic"),

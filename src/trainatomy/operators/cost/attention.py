@@ -24,6 +24,8 @@ _FORWARD, _BACKWARD = 4.0, 10.0
 """FLOP for each query, key and element of the head: 2 products, or 5, of 2 FLOP each."""
 _BLOCK, _EFFICIENT_BLOCK, _HEAD_BLOCK = 128, 64, 64
 """Block sizes: of flash and cuDNN attention, of CUTLASS's, and along the head."""
+_ROW_BYTES = 16
+"""Bytes of which the length of a mask's rows must be a multiple for them to be read at once."""
 _OF_TF32 = 3
 """Products of TF32 for one of fp32."""
 _SHARED_SECONDS, _SHARED_BANDWIDTH = 2.0e-6, 0.8
@@ -50,8 +52,8 @@ def attention(call: Call, chip: Chip) -> KernelWork:
     blocks = batch * heads * ceil((keys if backward else queries) / block)
     idle = ceil(blocks / chip.multiprocessors) * chip.multiprocessors / blocks
     rate = chip.precision(q.dtype if half else "float32", tf32=False)
-    masked = any(_is_mask(tensor, queries, keys, head) for tensor in call.inputs[3:])
-    mask = "masked" if masked else "causal" if causal else "full"
+    masks = [tensor for tensor in call.inputs[3:] if _is_mask(tensor, queries, keys, head)]
+    mask = _kind_of(masks[-1]) if masks else "causal" if causal else "full"
     family = f"attention.{'half' if half else 'fp32'}.{'backward' if backward else 'forward'}.{kernel}.{mask}"
     efficiency = efficiency_of(family)
     computing = computed * idle / (chip.rate(rate) * efficiency.share)
@@ -106,6 +108,11 @@ def _overhead(queries: int, keys: int, head: int, causal: bool, block: int) -> f
     """Return computed over counted FLOP, by whole blocks; a causal mask crosses two blocks of a row on average."""
     whole = prod(ceil(size / of) * of / size for size, of in ((queries, block), (keys, block), (head, _HEAD_BLOCK)))
     return whole * (min(2.0, 1 + 2 * block / keys) if causal else 1.0)
+
+
+def _kind_of(mask: Array) -> str:
+    """Return the kind of attention with a mask, whose rows are read several numbers at a time if they are aligned."""
+    return "masked" if mask.shape[-1] * mask.itemsize % _ROW_BYTES else "aligned mask"
 
 
 def _is_mask(tensor: Array, queries: int, keys: int, head: int) -> bool:

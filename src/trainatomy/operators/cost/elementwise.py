@@ -27,7 +27,6 @@ from trainatomy.operators.cost.kernel import (
     name_of,
     number,
     on_gpu,
-    passes_to,
     whole_numbers,
 )
 from trainatomy.operators.traffic import is_asynchronous, traffic
@@ -305,14 +304,6 @@ def fill(call: Call, chip: Chip) -> KernelWork:
 def moved_once(call: Call, chip: Chip) -> KernelWork:
     """Return the work of a kernel of which only its tensors are known: each is read or written once."""
     return memory_bound("traffic.plain.mixed.triton", chip, call) if traffic(call).bytes else NOTHING
-
-
-def fused(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of a kernel that Inductor fused: the bytes that Inductor says it moves, else its tensors once."""
-    known = number(call, "bytes")
-    moved = float(known) if known.isdigit() else traffic(call).bytes
-    passes = passes_to(call, moved, "parts of tensors")
-    return memory_bound("traffic.plain.mixed.triton", chip, call, passes=passes) if moved else NOTHING
 
 
 def transfer(call: Call, chip: Chip) -> KernelWork:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.links import Links
 from trainatomy.operators.cost.plans import Plan
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
+
+if TYPE_CHECKING:
+    from trainatomy.catalog.gpus import GPU
 
 HALVES = frozenset({"float16", "bfloat16"})
 FP32_CORES = {(3, 7): 192, (6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}
@@ -85,6 +88,20 @@ class Chip(NamedTuple):
         return "fp64" if dtype == "float64" else "fp8" if dtype.startswith("float8") else "fp32"
 
 
+def chip_of(gpu: GPU, tf32: bool | None) -> Chip:
+    """Return the data-sheet figures of a GPU that the cost of a kernel depends on; ``tf32`` as in ``cost_model_of``."""
+    return Chip(
+        gpu.capability,
+        gpu.multiprocessors,
+        gpu.bandwidth_bytes_per_second,
+        gpu.l2_bytes or 4 * 2**20,
+        gpu.rates,
+        tf32=bool(tf32),
+        cudnn_tf32=tf32 is not False,
+        bus=gpu.links.get("nvlink_c2c") or gpu.links.get("pcie", 31.5e9),
+    )
+
+
 class KernelWork(NamedTuple):
     """The work of a call's kernels.
 
@@ -150,6 +167,14 @@ def efficiency_of(family: str) -> Efficiency:
         family = family.rpartition(".")[0]
     kernel_us, share = known[family]
     return Efficiency(kernel_us * 1e-6, share)
+
+
+def physical_seconds(work: KernelWork, chip: Chip) -> float:
+    """Return the physical estimate of the family's own kernels: a formula, or a minimum per kernel plus traffic."""
+    if work.seconds:
+        return work.seconds
+    reach = efficiency_of(work.family)
+    return reach.kernel_seconds * max(work.launches / 2, 1) + work.bytes / (chip.bandwidth * reach.share)
 
 
 def passes_to(call: Call, moved: float, name: str) -> Passes:

@@ -60,8 +60,8 @@ TRITON = family(
         cost="elementwise:moved_once",
     ),
     row("triton::kernel"),
-    row("inductor::kernel", cost="elementwise:fused"),
-    row("inductor::tuning", cost="elementwise:fused"),
+    row("inductor::kernel", cost="fused:fused"),
+    row("inductor::tuning", cost="elementwise:moved_once"),
 )
 
 

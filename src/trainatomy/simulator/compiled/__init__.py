@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.versions import parse_version, version_text
 from trainatomy.errors import SimulationError
@@ -15,11 +15,11 @@ from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.workload.arguments import arguments, is_factory
 from trainatomy.workload.schema import Workload
 
-OLDEST, NEWEST = (2, 13), (2, 15)
-"""Releases of PyTorch whose compiler was simulated; it is the installed one's.
+if TYPE_CHECKING:
+    from trainatomy.simulator.compiled.module import Compiler
 
-Those of 2.14.1 and 2.15.0 pass the tests that 2.13 passes; in 2.14 it writes fewer kernels for some steps.
-"""
+OLDEST, NEWEST = (2, 11), (2, 15)
+"""Releases of PyTorch whose compiler was simulated; it is the installed one's."""
 
 
 def compiles(workload: Workload) -> bool:
@@ -91,8 +91,7 @@ def simulated_compiler(
         compiler.install(stack)
         yield
         if compiler.wrappers:
-            asked = asked if fails is None else "torch.compile"
-            process.notes += compiled_notes(len(compiler.wrappers), compiler.graph_breaks(), asked)
+            process.notes += compiled_notes(compiler, asked if fails is None else "torch.compile")
         if compiler.eager:
             process.notes.append(
                 f"torch.compile with {', '.join(dict.fromkeys(compiler.eager))} is not simulated: eager steps ran, "
@@ -100,22 +99,36 @@ def simulated_compiler(
             )
 
 
-def compiled_notes(wrappers: int, breaks: Mapping[str, int], asked: str) -> list[str]:
-    """Return notes on what a prediction of a compiled step leaves out.
+def compiled_notes(compiler: Compiler, asked: str) -> list[str]:
+    """Return notes on what the compiler did, and on what a prediction of a compiled step leaves out.
 
     Args:
-        wrappers: Number of graphs, of forward and backward passes, that Inductor wrote code for.
-        breaks: How often Dynamo broke the graph, by its reason.
+        compiler: What compiled.
         asked: What asked for it.
     """
-    release = version_of("torch") or ""
+    release = (version_of("torch") or "").partition("+")[0]
     notes = [
-        f"{asked} is experimental: memory is that of the buffers in the code that Inductor of PyTorch "
-        f"{release.partition('+')[0]} writes ({wrappers} graphs), and that in which kernels are tried before their "
-        "first launch, which a later run need not do; compiling itself is not counted, and the time of fused kernels "
-        "is that of moving their bytes"
+        f"{asked} is experimental: memory is that of the buffers in the code that Inductor of PyTorch {release} writes "
+        f"({len(compiler.wrappers)} graphs), and that in which kernels are tried before their first launch, which a "
+        "later run need not do; compiling itself is not counted"
     ]
-    if breaks:
+    if breaks := compiler.graph_breaks():
         reasons = "; ".join(dict.fromkeys(reason.splitlines()[0] for reason in breaks))
         notes.append(f"Dynamo breaks the model's graph, and Python runs in between: {reasons}")
+    if given_up := compiler.given_up:
+        notes.append(
+            f"Dynamo compiles no function more than {compiler.recompile_limit} times, and runs it eagerly from then "
+            f"on, in PyTorch as here: {len(given_up)} calls, because this does not hold any more: {given_up[0]}"
+        )
+    elif recompiled := compiler.recompilations:
+        causes = "; ".join(list(recompiled)[:_SHOWN_CAUSES])
+        notes.append(f"Dynamo compiles again where a condition does not hold, {recompiled.total()} times: {causes}")
+    if compiler.autotunes:
+        notes.append(
+            "max-autotune measures Triton's products against cuBLAS's, which are assumed to be faster: a step may be "
+            "shorter than predicted"
+        )
     return notes
+
+
+_SHOWN_CAUSES = 3

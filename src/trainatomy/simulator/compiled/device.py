@@ -2,7 +2,7 @@
 
 Graphs that were traced on meta tensors, as Inductor gets them on a GPU.
 
-Choice of the products of unaligned sizes that Inductor pads, which it makes by measuring both on the GPU.
+Choice of the products of unaligned sizes that Inductor pads (``operators/cost/padding.py``).
 
 Kernels of Inductor that are tried before their first launch.
 
@@ -32,13 +32,17 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_aggregate
 from torch.utils import _triton
 
-from trainatomy.catalog.gpus import GPU, gpu_of_driver
+from trainatomy.catalog.gpus import gpu_of_driver
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.operators.allocation.convolution import memory_format
+from trainatomy.operators.cost.kernel import chip_of
+from trainatomy.operators.cost.padding import padding_pays
+from trainatomy.results.operations import Array
 from trainatomy.simulator.cards import Cards
 from trainatomy.simulator.device import DeviceProperties
 from trainatomy.simulator.flex.attention import OPERATION
@@ -74,21 +78,27 @@ def on_gpu(value: Any, mode: Any) -> Any:
     return value
 
 
+def off_gpu(value: Any) -> Any:
+    """Return fake tensors of the GPU as such of the meta device, everything else unchanged.
+
+    Where DDP splits a graph at its buckets, Dynamo takes the results of one part, as its code leaves them, to trace the
+    next one (torch/_dynamo/backends/distributed.py, ``FakeifyFirstAOTInvocationGuard``).
+    """
+    if isinstance(value, fake_tensor.FakeTensor) and value.device.type == "cuda":
+        with value.fake_mode:
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            return made.requires_grad_(value.requires_grad)
+    return value
+
+
 def _device(value: Any) -> Any:
     return _GPU if isinstance(value, torch.device) and value.type == "meta" else value
-
-
-_RATES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 
 
 def pads(device_name: str, match: Any, mat1: torch.Tensor, mat2: torch.Tensor, op: Any, input: Any = None) -> bool:
     """Return whether Inductor pads a product on a GPU.
 
-    Where operands are written padded by the kernels that compute them, padding costs nothing, and an aligned product is
-    faster.  Where they are copied first, each is read and written once more than the product reads it: a product that
-    is bound by memory loses by that, one that is bound by computation wins.
-
-    Source: torch 2.11-2.13, torch/_inductor/fx_passes/pad_mm.py (``_should_pad``, ``should_exclude_padding_time``).
+    Source: torch 2.11-2.15, torch/_inductor/fx_passes/pad_mm.py (``_should_pad``, ``should_exclude_padding_time``).
 
     Args:
         device_name: The GPU's name, as its driver reports it.
@@ -98,35 +108,22 @@ def pads(device_name: str, match: Any, mat1: torch.Tensor, mat2: torch.Tensor, o
         op: The product.
         input: What is added to it.
     """
-    from torch._inductor.fx_passes.pad_mm import is_mm_compute_bound
-
-    m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
-    if not is_mm_compute_bound(m, k, n, mat1.dtype):
-        return False
-    gpu = gpu_of_driver(device_name)
-    return gpu is None or not _copies(match, mat1, mat2) or _is_bound_by_computation(gpu, m, k, n, mat1.dtype)
-
-
-def _copies(match: Any, mat1: torch.Tensor, mat2: torch.Tensor) -> bool:
-    """Return whether an operand that needs padding is copied for it."""
     from torch._inductor.fx_passes import pad_mm
 
-    for name, operand in (("mat1", mat1), ("mat2", mat2)):
-        unit = pad_mm.get_alignment_size(operand)
-        needs = any(pad_mm.get_padded_length(size, unit) for size in operand.shape[-2:])
-        if needs and not pad_mm.should_exclude_padding_time(match, name):
-            return True
-    return False
-
-
-def _is_bound_by_computation(gpu: GPU, m: int, k: int, n: int, dtype: torch.dtype) -> bool:
-    """Return whether the arithmetic of a product takes longer than moving its operands and its result."""
-    name = _RATES[dtype]
-    if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
-        name = "tf32"
-    rate = gpu.rates.get(name) or gpu.rates["fp32"]
-    moved = (m * k + k * n + m * n) * dtype.itemsize
-    return 2 * m * k * n / rate > moved / gpu.bandwidth_bytes_per_second
+    m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
+    if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
+        return False
+    gpu = gpu_of_driver(device_name)
+    if gpu is None:
+        return True
+    chip = chip_of(gpu, torch.backends.cuda.matmul.fp32_precision == "tf32")
+    operands = [
+        Array(tuple(each.shape), each.stride(), str(each.dtype).removeprefix("torch."), each.itemsize, storage)
+        for storage, each in enumerate((mat1, mat2))
+    ]
+    is_free = [pad_mm.should_exclude_padding_time(match, name) for name in ("mat1", "mat2")]
+    name = "aten::bmm" if op is torch.ops.aten.bmm else "aten::mm"
+    return padding_pays(chip, name, operands, is_free, pad_mm.get_alignment_size(mat1))
 
 
 _ARGUMENTS = re.compile(r"^def \w+\((.*)\):$", re.MULTILINE)
@@ -268,8 +265,10 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
         patch(module, "has_triton", lambda **which: True)
     patch(codecache.CacheBase, "get_system", staticmethod(lambda: {"hash": "0"}))
     patch(FakeTensorMode, "avoid_device_init", property(lambda mode: True))
+    patch(fake_tensor, "init_gpu_context", lambda device: None)
     # ``torch.tensor(data, device="meta")`` returns a plain meta tensor under a fake mode, on a GPU a fake one.
-    patch(FakeTensorMode, "allow_non_fake_inputs", property(lambda mode: True, lambda mode, value: None))
+    always = property(lambda mode: True, lambda mode, value: None, lambda mode: None)
+    patch(FakeTensorMode, "allow_non_fake_inputs", always)
     _install_guard(stack)
     patch(torch.cuda, "get_device_properties", lambda device=None: properties)
     patch(torch._utils_internal, "max_clock_rate", _no_clock)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import re
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,12 +27,23 @@ from unittest import mock
 import torch
 from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.above_autograd import one_operation
-from trainatomy.simulator.compiled.device import CompilerProperties, Trials, install_compiler, on_gpu, put_on_gpu
+from trainatomy.simulator.compiled.device import (
+    CompilerProperties,
+    Trials,
+    install_compiler,
+    off_gpu,
+    on_gpu,
+    put_on_gpu,
+)
+from trainatomy.simulator.compiled.source import read_source
 from trainatomy.simulator.device import SimulatedGenerator
+from trainatomy.simulator.modules import without_hooks_of_all_modules
 from trainatomy.simulator.process import SimulatedProcess
+from trainatomy.workload.train import MODES
 
 _aten: Any = torch.ops.aten
 _nn: Any = torch._C._nn
@@ -123,14 +135,14 @@ class _Kernel:
     def __init__(self, name: str, source: str, trials: Trials) -> None:
         self.name = name
         self._source, self._trials = source, trials
-        found = re.search(r"'kernel_num_gb': ([0-9.e+-]+)", source)
-        self.bytes = round(float(found[1]) * 1e9) if found else None
+        self._said = read_source(source)
 
     def run(self, *arguments: Any, **options: Any) -> None:
         """Write a launch, with the memory in which the kernel is tried before its first one."""
         self._trials.before(self._source, arguments)
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        with one_operation("inductor::kernel", *tensors, bytes=self.bytes):
+        moved = self._said.moved_bytes(arguments)
+        with one_operation("inductor::kernel", *tensors, kernel=self.name, bytes=moved, **self._said.numbers):
             pass
 
 
@@ -175,15 +187,22 @@ class Compiler:
     Attributes:
         wrappers: Code around the kernels of each graph, in the order in which Inductor wrote it.
         eager: Why calls of ``torch.compile`` were left without effect.
+        recompilations: How often Dynamo compiled code again, by its reason.
+        autotunes: Whether a mode measures kernels against each other.
+        given_up: Why Dynamo would have compiled a function once more, and runs it eagerly.
     """
 
     def __init__(self, process: SimulatedProcess, fails: Callable[[Any, SimulationError], None] | None = None) -> None:
         self.wrappers: list[str] = []
         self.eager: list[str] = []
+        self.autotunes = False
+        self.recompilations: Counter[str] = Counter()
+        self.given_up: list[str] = []
         self._process, self._fails = process, fails
         self._trials = Trials(process.tuning.buffer_bytes())
-        self._is_called = False
+        self._is_called, self._last_cause = False, ""
         self._compile = torch.compile
+        self._one_backend = self._backend  # Dynamo looks up what it compiled by it
         self._known_breaks = _breaks()
 
     def install(self, stack: contextlib.ExitStack) -> None:
@@ -198,10 +217,18 @@ class Compiler:
         patch(torch, "compile", self.compile)
         patch(torch.cuda, "default_generators", (SimulatedGenerator("cuda"),))
         patch(CatchErrorsWrapper, "__call__", self._converting(CatchErrorsWrapper.__call__))
+        convert_frame: Any = import_module("torch._dynamo.convert_frame")
+        reasons, exceeds = convert_frame.get_and_maybe_log_recompilation_reasons, convert_frame.exceeds_recompile_limit
+        patch(convert_frame, "get_and_maybe_log_recompilation_reasons", self._counting(reasons))
+        patch(convert_frame, "exceeds_recompile_limit", self._giving_up(exceeds))
         patch(guards.CheckFunctionManager, "__init__", self._guarding(guards.CheckFunctionManager.__init__))
         patch(guards.GuardBuilder, "TORCH_FUNCTION_STATE", lambda builder, guard: None)
         patch(flex_attention, "_validate_device", _validate_nothing)  # which refuses meta tensors
+        logger = logging.getLogger("torch._dynamo")
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)  # what it warns of is in the notes
         stack.callback(torch.compiler.reset)
+        stack.callback(gc.unfreeze)
 
     def graph_breaks(self) -> dict[str, int]:
         """Return how often Dynamo broke a graph so far, by its reason."""
@@ -216,9 +243,17 @@ class Compiler:
         if (reason := _unsupported(options)) is not None:
             self.eager.append(reason)
             return model
+        self.autotunes |= options.get("mode") not in (None, "default")
         if isinstance(model, nn.Module):
             return OptimizedModule(model, self._compiled)  # type: ignore[arg-type]
         return self._compiled(model)
+
+    @property
+    def recompile_limit(self) -> int:
+        """Return how often Dynamo compiles a function."""
+        import torch._dynamo.config
+
+        return int(torch._dynamo.config.recompile_limit)
 
     # -- Dynamo --------------------------------------------------------------------------------------------------------
 
@@ -230,9 +265,7 @@ class Compiler:
         """
         from torch._dynamo.exc import TorchDynamoException
 
-        compiled = self._compile(function, backend=self._backend, dynamic=False)
-        modules = self._process.modules
-
+        compiled = self._compile(function, backend=self._one_backend, dynamic=False)
         failed = False
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -240,9 +273,11 @@ class Compiler:
             if self._is_called or failed:  # by Python between two graphs of another one
                 return (function if failed else compiled)(*args, **kwargs)
             self._is_called = True
-            modules.__exit__(None, None, None)  # hooks of all modules would become part of the graph
+            graphs = len(self.wrappers)
+            for module in function.modules() if isinstance(function, nn.Module) else ():
+                self._process.count_calls_of(module, args)
             try:
-                with _same_function_modes():
+                with without_hooks_of_all_modules(), _same_function_modes():
                     return compiled(*args, **kwargs)
             except (TorchDynamoException, SimulationError) as error:
                 failure = error if isinstance(error, SimulationError) else _failure(error)
@@ -252,8 +287,9 @@ class Compiler:
                 self._fails(function, failure)
             finally:
                 self._is_called = False
-                modules.__enter__()
                 gc.collect()
+                if len(self.wrappers) > graphs:
+                    gc.freeze()  # what compiling leaves is large, and later collections need not look at it
             return function(*args, **kwargs)
 
         call._torchdynamo_inline = function  # type: ignore[attr-defined]
@@ -308,6 +344,28 @@ class Compiler:
 
         return converting
 
+    def _counting(self, reasons: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        """Return what says why code is compiled again, and count it."""
+
+        def counted(*args: Any, **kwargs: Any) -> list[str]:
+            found = reasons(*args, **kwargs)
+            self._last_cause = next((_cause(reason) for reason in found), "")
+            self.recompilations.update([self._last_cause] if found else [])
+            return found
+
+        return counted
+
+    def _giving_up(self, exceeds: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
+        """Return what says whether code was compiled too often, and note it."""
+
+        def noted(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+            found = exceeds(cache_size, compile_id)
+            if found[0]:
+                self.given_up.append(self._last_cause)
+            return found
+
+        return noted
+
     def _guarding(self, create: Callable[..., None]) -> Callable[..., None]:
         """Return the making of guards inside of the process: a tensor's dispatch keys are checked there."""
 
@@ -342,7 +400,12 @@ class Compiler:
                 stack.enter_context(mock.patch.object(target, name, value))
             stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
             compiled: Callable[..., Any] = compile_fx.compile_fx(graph, inputs, inner_compile=self._lower)
-        return compiled
+
+        @wraps(compiled)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return tree_map(off_gpu, compiled(*args, **kwargs))
+
+        return run
 
     def _lower(self, module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
         """Let Inductor write the code of a graph, and return what runs it in the process."""
@@ -361,7 +424,7 @@ class Compiler:
         with (
             self._outside(),
             mock.patch.object(GraphLowering, "compile_to_module", load),
-            config.patch(fx_graph_cache=False, fx_graph_remote_cache=False, compile_threads=1, profile_bandwidth=True),
+            config.patch(fx_graph_cache=False, fx_graph_remote_cache=False, compile_threads=1),
         ):
             put_on_gpu(module, mode)
             options["cudagraphs"] = compile_fx.BoxedBool(False)
@@ -369,6 +432,12 @@ class Compiler:
                 return compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
             except Exception as error:
                 raise _failure(error) from error
+
+
+def _cause(reason: str) -> str:
+    """Return the condition that did not hold when Dynamo compiled code again."""
+    line = next((line for line in reason.splitlines() if ": " in line), reason)
+    return line.partition(": ")[2].partition("  #")[0].strip() or reason
 
 
 def _validate_nothing(*tensors: torch.Tensor) -> None:
@@ -404,7 +473,7 @@ def _unsupported(options: Mapping[str, Any]) -> str | None:
     """Return which argument of ``torch.compile`` is not simulated; ``None`` if all are."""
     accepted: dict[str, tuple[Any, ...]] = {
         "backend": ("inductor",),
-        "mode": (None, "default"),
+        "mode": (None, *MODES),
         "dynamic": (None, False),
         "fullgraph": (False, True),
         "options": (None, {}),

@@ -74,7 +74,7 @@ def train(
     optimizers = each_of(optimizer)
     kind = torch.device(device).type
     scaler = spread.scaler(kind, enabled=settings.fp16)
-    module = compiled(spread.module, settings)
+    module = compiled(spread.module, workload)
     outputs = Outputs(workload)
 
     closure = None
@@ -187,12 +187,23 @@ def enable_training(model: nn.Module, workload: Workload) -> None:
         enable_checkpointing(model, settings.gradient_checkpointing_kwargs, settings.gradient_checkpointing_every)
 
 
-def compiled(module: nn.Module, settings: TrainSpec) -> nn.Module:
-    """Return the module to call: the module, or what ``torch.compile`` makes of it."""
+def compiled(module: nn.Module, workload: Workload) -> nn.Module:
+    """Return the module to call: the module, or what ``torch.compile`` makes of it.
+
+    Layers that FSDP2 shards are compiled in place, so that its hooks run before and after them, as accelerate does.
+    """
+    settings = workload.train
     if not settings.compiles:
         return module
-    found: nn.Module = torch.compile(module, backend="inductor", mode=settings.torch_compile_mode)  # type: ignore[assignment]
-    return found
+    options: dict[str, Any] = {"backend": "inductor", "mode": settings.torch_compile_mode}
+    if not settings.dynamo_use_regional_compilation:
+        whole: nn.Module = torch.compile(module, **options)  # type: ignore[assignment]
+        return whole
+    from accelerate.utils import other
+
+    compile_regions = other.compile_regions_fsdp2 if workload.parallel.strategy == "fsdp2" else other.compile_regions
+    regions: nn.Module = compile_regions(module, **options)
+    return regions
 
 
 def optimizer_of(workload: Workload, spread: Spread, device: str, steps: int) -> torch.optim.Optimizer:

@@ -1,0 +1,167 @@
+"""What a kernel that Inductor wrote reads, writes and computes, from its source in Triton's language.
+
+Source: torch 2.11-2.15, torch/_inductor/codegen/triton.py (``TritonKernel.codegen_kernel``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from math import ceil, log2, prod
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_SIZE = re.compile(r"^    (x|y|z|r0_|r1_)numel = (\d+)$", re.MULTILINE)
+_ARGUMENTS = re.compile(r"^def \w+\((.*)\):$", re.MULTILINE)
+_ASSIGNED = re.compile(r"^( +)(?:tmp\d+(?:, )?)+ = (.*)$")
+_LOAD = re.compile(r"tl\.load\((\w+) \+ (.*)")
+_STORE = re.compile(r"tl\.store\((\w+) \+ (.*)")
+_ATOMIC = re.compile(r"tl\.atomic_add\((\w+) \+ (.*)")
+_OVER_ROW = re.compile(r"\br\d_\d+\b|\br\d?_?index\b")
+_TEMPORARY = re.compile(r"\btmp\d+\b")
+_REDUCTION = re.compile(
+    r"tl\.(sum|max|min)\(|triton_helpers\.(max2|min2|any|promote_to_tensor|welford|online_softmax_reduce)"
+)
+_CLASSES = {
+    "random": re.compile(r"tl\.rand|randn|randint64"),
+    "trigonometric": re.compile(r"math\.(?:cos|sin)\(|libdevice\.(?:cos|sin)\("),
+    "erf": re.compile(r"libdevice\.(?:erf|erfc|tanh|pow|asin|acos|atan2?|lgamma)\("),
+    "softmax": re.compile(r"online_softmax_combine"),
+    "welford": re.compile(r"welford_reduce|welford_combine"),
+}
+"""Operations that take a thread longer than an addition, by class."""
+
+
+class Access(NamedTuple):
+    """What a kernel does to the memory of one of its arguments.
+
+    Attributes:
+        over_rows: Loads or stores whose place depends on the reduced dimensions, or all where nothing is reduced.
+        per_row: Those that a row has once.
+        stores: True if it writes.
+    """
+
+    over_rows: int
+    per_row: int
+    stores: bool
+
+
+class KernelSource(NamedTuple):
+    """A kernel that Inductor wrote.
+
+    Attributes:
+        kind: ``pointwise``, ``reduction``, ``persistent_reduction`` or another of Inductor's heuristics.
+        rows: The product of the sizes that are not reduced; 0 where the source names none.
+        reduced: The product of those that are.
+        names: Its arguments.
+        accesses: What it does to each array, by argument; one that is read and written comes twice.
+        instructions: Number of operations for each element, by class; ``plain`` are those of no class.
+    """
+
+    kind: str
+    rows: int
+    reduced: int
+    names: tuple[str, ...]
+    accesses: tuple[tuple[str, Access], ...]
+    instructions: tuple[tuple[str, int], ...]
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements that it covers; 0 where its source does not say so."""
+        return self.rows * self.reduced
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Return what its time depends on besides its traffic.
+
+        A persistent reduction holds a row in registers, and computes as many elements as the next power of two has.
+        """
+        row = 2 ** ceil(log2(self.reduced)) if self.kind.startswith("persistent") else self.reduced
+        return {"kind": self.kind, "elements": self.rows * row, **dict(self.instructions)}
+
+    def moved_bytes(self, arguments: Sequence[object]) -> int:
+        """Return the bytes that it reads and writes of its arguments, each at most once."""
+        by_name = dict(zip(self.names, arguments, strict=False))
+        moved = 0
+        for name, access in self.accesses:
+            tensor = by_name.get(name)
+            if isinstance(tensor, Tensor):
+                touched = access.over_rows * self.elements + access.per_row * self.rows
+                moved += min(tensor.numel(), touched) * tensor.element_size()
+        return moved
+
+
+@cache
+def read_source(source: str) -> KernelSource:
+    """Return what a kernel's source says."""
+    kind = re.search(r"@triton_heuristics\.(\w+)\(", source)
+    sizes = {name: int(size) for name, size in _SIZE.findall(source)}
+    signature = _ARGUMENTS.search(source)
+    names = tuple(part.partition(":")[0].strip() for part in signature[1].split(",")) if signature else ()
+    reduces = any(name.startswith("r") for name in sizes)
+    loads: Counter[tuple[str, bool, bool]] = Counter()
+    instructions: Counter[str] = Counter()
+    for line in _body(source):
+        for pattern, stores in ((_LOAD, False), (_STORE, True), (_ATOMIC, True)):
+            if (access := pattern.search(line)) is not None:
+                over_row = not reduces or bool(_OVER_ROW.search(access[2].partition(", ")[0]))
+                loads[access[1], stores, over_row] += 1
+                if pattern is _ATOMIC:
+                    loads[access[1], False, over_row] += 1
+                    instructions["atomic"] += 1
+    for line in _over_rows(source) if reduces else _body(source):
+        instructions[_class_of(line)] += 1
+    arrays = dict.fromkeys((name, stores) for name, stores, _ in loads)
+    return KernelSource(
+        kind[1] if kind else "",
+        prod(size for name, size in sizes.items() if not name.startswith("r")) if sizes else 0,
+        prod(size for name, size in sizes.items() if name.startswith("r")),
+        names,
+        tuple((name, Access(loads[name, stores, True], loads[name, stores, False], stores)) for name, stores in arrays),
+        tuple(sorted((name, count) for name, count in instructions.items() if name)),
+    )
+
+
+def _body(source: str) -> list[str]:
+    """Return the lines of the kernel's function."""
+    return source.partition("@triton.jit")[2].splitlines()
+
+
+def _over_rows(source: str) -> Iterator[str]:
+    """Yield the lines of a reduction that compute something for each element, not for each row."""
+    per_row: set[str] = set()
+    for line in _body(source):
+        assigned = _ASSIGNED.match(line)
+        if assigned is None:
+            if "online_softmax_combine" in line or "welford_reduce" in line or "welford_combine" in line:
+                yield line
+            continue
+        targets = _TEMPORARY.findall(line[: line.index("=")])
+        operands = set(_TEMPORARY.findall(assigned[2]))
+        access = _LOAD.search(line)
+        if access is not None:
+            is_of_row = not _OVER_ROW.search(access[2].partition(", ")[0])
+        elif _REDUCTION.search(line):
+            per_row.update(targets)
+            yield line
+            continue
+        else:
+            is_of_row = operands <= per_row and not _OVER_ROW.search(line)
+        if is_of_row:
+            per_row.update(targets)
+        else:
+            yield line
+
+
+def _class_of(line: str) -> str:
+    """Return the class of the operation of a line; nothing where it computes nothing."""
+    for name, pattern in _CLASSES.items():
+        if pattern.search(line):
+            return name
+    assigned = _ASSIGNED.match(line)
+    if assigned is None or assigned[2].startswith(("tl.full", "tl.broadcast_to", "tl.load", "tl.reshape")):
+        return "load" if assigned is not None and "tl.load" in assigned[2] else ""
+    return "plain" if _TEMPORARY.search(assigned[2]) else ""
