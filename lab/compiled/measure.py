@@ -1,6 +1,6 @@
 """Measure compiled trainings, and the same ones eagerly, on this machine's GPU.
 
-``python lab/compiled/measure.py --out FOLDER [--cases tuned] [--parallel 5] [--limit 540]``
+``python lab/compiled/measure.py --out FOLDER [--cases tuned] [--gpus 2] [--parallel 5] [--limit 540]``
 
 Each training runs in a process of its own, with a folder of its own for Inductor's cache:
 
@@ -19,6 +19,8 @@ import gzip
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -98,8 +100,9 @@ def kernels(path: Path) -> dict[str, Any]:
     }
 
 
-def run_case(name: str, case: dict[str, Any], part: str, out: Path) -> None:
+def run_case(name: str, case: dict[str, Any], part: str, out: Path, gpu: int) -> None:
     """Measure a part of a training in this process, and write its line."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"/tmp/inductor/{name}"
     began = time.monotonic()
     line: dict[str, Any] = {"name": name, "part": part}
@@ -125,9 +128,8 @@ def measured(name: str, case: dict[str, Any], part: str, out: Path) -> dict[str,
 
     content = dict(case["workload"])
     content["train"] = {**content.get("train", {}), "torch_compile": part != "eager"}
-    layers = content["train"].pop("dynamo_use_regional_compilation", False)
-    if layers:
-        content["train"]["torch_compile"] = False
+    if part == "eager":
+        content["train"].pop("dynamo_use_regional_compilation", None)
     workload = Workload.model_validate(content)
 
     class Observer(Watched, Silent):  # type: ignore[misc]
@@ -138,11 +140,6 @@ def measured(name: str, case: dict[str, Any], part: str, out: Path) -> dict[str,
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = build_model(workload)
-    if layers and part != "eager":
-        for stack in model.modules():
-            if isinstance(stack, torch.nn.ModuleList) and len(stack) > 1:
-                for layer in stack:
-                    layer.compile()
     first = time.monotonic()
     with suppress(EnoughSteps):
         run(workload, model, device="cuda", steps=100, observer=observer)
@@ -175,44 +172,79 @@ def written_code() -> list[str]:
     return codes
 
 
+class Places:
+    """Processes that run side by side, each with a GPU of its own if it asks for one."""
+
+    def __init__(self, gpus: int, out: Path, deadline: float) -> None:
+        self._gpus, self._out, self._deadline = gpus, out, deadline
+        self._context = multiprocessing.get_context("fork")
+
+    def run(self, jobs: list[tuple[str, dict[str, Any], str]], at_once: int) -> None:
+        """Run parts of trainings, so many at a time on each GPU."""
+        waiting, running = list(jobs), dict[Any, int]()
+        while (waiting or running) and time.monotonic() < self._deadline:
+            for place in range(self._gpus):
+                while waiting and list(running.values()).count(place) < at_once:
+                    arguments = (*waiting.pop(0), self._out, place)
+                    process = self._context.Process(target=run_case, args=arguments)
+                    process.start()
+                    running[process] = place
+            time.sleep(0.2)
+            running = {process: place for process, place in running.items() if process.is_alive()}
+        for process in running:
+            process.kill()
+        for name, _, part in waiting:
+            print(f"{name}: {part}: left out, out of time", flush=True)
+
+
+_MEASURE = """
+import dataclasses, json, sys, trainatomy
+print(json.dumps(dataclasses.asdict(trainatomy.measure(trainatomy.read_workload(sys.argv[1]), components=False))))
+"""
+
+
+def measure_ranks(name: str, case: dict[str, Any], out: Path, time_limit: float) -> None:
+    """Measure a training on several GPUs, compiled and eagerly, by `trainatomy.measure`."""
+    for part in ("time", "eager"):
+        content = {**case["workload"], "train": {**case["workload"]["train"], "torch_compile": part == "time"}}
+        if part == "eager":
+            content["train"].pop("dynamo_use_regional_compilation", None)
+        path = Path(f"/tmp/{name}-{part}.yaml")
+        path.write_text(yaml.safe_dump(content), encoding="utf-8")
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"/tmp/inductor/{name}"}
+        command = [sys.executable, "-c", _MEASURE, str(path)]
+        try:
+            run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=time_limit)
+            line = {"name": name, "part": part, "measured": json.loads(run.stdout.splitlines()[-1])}
+        except (subprocess.TimeoutExpired, json.JSONDecodeError, IndexError) as error:
+            line = {"name": name, "part": part, "error": f"{type(error).__name__}: {str(error)[:300]}"}
+        with (out / "results.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(f"ranks {part} {name}: {line.get('error') or 'measured'}", flush=True)
+
+
 def main() -> None:
     """Measure the trainings, those that compile side by side first."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", default="tuned")
-    parser.add_argument("--parallel", type=int, default=5)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--parallel", type=int, default=5, help="trainings that compile at a time on each GPU")
     parser.add_argument("--limit", type=float, default=540)
     arguments = parser.parse_args()
-    began = time.monotonic()
-    context = multiprocessing.get_context("fork")
+    deadline = time.monotonic() + arguments.limit
     import transformers  # noqa: F401
 
     import trainatomy.training.run  # noqa: F401
     from trainatomy.training.model import build_model  # noqa: F401
 
     found = cases(arguments.cases)
-    waiting = list(found)
-    running: dict[str, Any] = {}
-    while (waiting or running) and time.monotonic() - began < arguments.limit:
-        while waiting and len(running) < arguments.parallel:
-            name = waiting.pop(0)
-            running[name] = context.Process(target=run_case, args=(name, found[name], "memory", arguments.out))
-            running[name].start()
-        time.sleep(0.2)
-        running = {name: process for name, process in running.items() if process.is_alive()}
-    for process in running.values():
-        process.kill()
-    for name, case in found.items():
-        for part in ("time", "eager"):
-            left = arguments.limit - (time.monotonic() - began)
-            if left < 5:
-                print(f"{name}: {part}: left out, out of time", flush=True)
-                continue
-            process = context.Process(target=run_case, args=(name, case, part, arguments.out))
-            process.start()
-            process.join(left)
-            if process.is_alive():
-                process.kill()
+    places = Places(arguments.gpus, arguments.out, deadline)
+    places.run([(name, case, "memory") for name, case in found.items()], arguments.parallel)
+    places.run([(name, case, part) for name, case in found.items() for part in ("time", "eager")], 1)
+    for name, case in cases("two_gpus").items() if arguments.gpus > 1 else ():
+        if (left := deadline - time.monotonic()) > 10:
+            measure_ranks(name, case, arguments.out, left)
     with gzip.open(arguments.out / "code.jsonl.gz", "wt", encoding="utf-8") as file:
         for path in sorted((arguments.out / "code").glob("*.json")):
             file.write(path.read_text(encoding="utf-8") + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.simulator.compiled import preload_compiler, simulated_compiler
+from trainatomy.simulator.compiled.module import GRAPH
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.simulate import simulate
 from trainatomy.simulator.simulation import Simulation
@@ -154,8 +156,83 @@ def test_convolutions_keep_the_layout_that_the_compiler_chose(
 
     texts: list[str] = []
     load = module.load_wrapper
-    monkeypatch.setattr(module, "load_wrapper", lambda text, trials: texts.append(text) or load(text, trials))
+    monkeypatch.setattr(module, "load_wrapper", lambda text, *others: texts.append(text) or load(text, *others))
     workload = from_factory(CONVOLUTIONS, train={"torch_compile": True, "per_device_train_batch_size": 8})
     simulate(workload, workload.resolve_gpu())
     channels_last, contiguous = "(8, 128, 16, 16), (32768, 1, 2048, 128)", "(8, 128, 16, 16), (32768, 256, 16, 1)"
     assert channels_last in texts[0] and contiguous not in texts[0]
+
+
+LLAMA = {
+    "class": "LlamaForCausalLM",
+    "config": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "vocab_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
+
+
+def compiled_llama(**parts: Any) -> Simulation:
+    train = {"torch_compile": True, "per_device_train_batch_size": 2, **parts.pop("train", {})}
+    content = {"loop": "pytorch", "model": LLAMA, "data": {"sequence_length": 32}, "train": train, **parts}
+    workload = Workload.model_validate(content)
+    return simulate(workload, workload.resolve_gpu())
+
+
+def graphs(simulation: Simulation, phase: str) -> int:
+    return simulation.operations.python_calls.get(f"{GRAPH}.{phase}", 0)
+
+
+def test_layers_that_are_compiled_alone_share_what_was_compiled(triton: None) -> None:
+    simulation = compiled_llama(train={"dynamo_use_regional_compilation": True, "use_cache": False})
+    whole = compiled_llama(train={"use_cache": False})
+    assert graphs(whole, "forward") == 1 and graphs(simulation, "forward") > 3
+    (note,) = [note for note in simulation.notes if "train.torch_compile is experimental" in note]
+    assert int(re.search(r"\((\d+) graphs\)", note)[1]) < 2 * graphs(simulation, "forward")  # type: ignore[index]
+
+
+def test_what_dynamo_compiles_too_often_runs_eagerly_with_a_note(
+    triton: None,
+) -> None:
+    """Check for a cache, which differs between layers, so that none can use what was compiled for another."""
+    import torch._dynamo.config
+
+    with torch._dynamo.config.patch(recompile_limit=2):
+        simulation = compiled_llama(train={"dynamo_use_regional_compilation": True, "use_cache": True})
+    assert any("compiles no function more than 2 times" in note and "layers[" in note for note in simulation.notes)
+    assert "aten::silu" in {call.name for call in simulation.operations.calls}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "collectives"),
+    [("ddp", {"nccl::all_reduce"}), ("fsdp2", {"nccl::all_gather", "nccl::reduce_scatter"})],
+)
+def test_a_compiled_step_communicates_as_an_eager_one(triton: None, strategy: str, collectives: set[str]) -> None:
+    def names(**train: Any) -> set[str]:
+        simulation = compiled_llama(train={"use_cache": False, **train}, parallel={"gpus": 2, "strategy": strategy})
+        return {call.name for call in simulation.operations.calls} & collectives
+
+    regions = {"dynamo_use_regional_compilation": True} if strategy == "fsdp2" else {}
+    assert names(**regions) == names(torch_compile=False) == collectives
+
+
+def test_kernels_have_names_and_buffers_are_no_operations(triton: None) -> None:
+    calls = compiled_llama().operations.calls
+    kernels = [dict(call.numbers) for call in calls if call.name == "inductor::kernel"]
+    assert all(one["kernel"].startswith("triton_") and int(one["elements"]) > 0 for one in kernels)
+    assert any(int(one.get("trigonometric", 0)) for one in kernels)  # of the rotary embedding
+    assert not {"aten::empty_strided", "aten::as_strided"} & {call.name for call in calls}
+
+
+def test_a_trainer_that_compiles_uses_tf32() -> None:
+    def tf32(loop: str, **train: Any) -> bool | None:
+        return Workload.model_validate({"loop": loop, "model": LLAMA, "train": train}).tf32
+
+    assert tf32("trainer", torch_compile=True) is True
+    assert tf32("trainer", torch_compile=True, tf32=False) is False
+    assert tf32("trainer", torch_compile=True, fp16=True) is None
+    assert tf32("trainer") is None and tf32("pytorch", torch_compile=True) is None

@@ -31,6 +31,7 @@ LaunchKind = Literal[
     "advanced_index",
     "list",
     "library",
+    "fused",
     "quantised",
     "collective",
     "host",

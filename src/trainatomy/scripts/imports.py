@@ -239,10 +239,7 @@ def compiling(job: Job, file: Path) -> tuple[Job, str]:
         return replace(job, compiled=False), reason
     from trainatomy.simulator.compiled import preload_compiler
 
-    launch = job.command.launch
     try:
-        if launch is not None and launch.gpus * launch.nodes > 1:
-            raise SimulationError("torch.compile on several GPUs is not simulated: leave it out with --no-compile")
         preload_compiler("torch.compile")
     except TrainatomyError as error:
         if job.compiled:

@@ -81,6 +81,20 @@ def one_operation(
     writer.write_one(name, inputs, results, numbers, written, event)
 
 
+@contextlib.contextmanager
+def no_operation(name: str) -> Iterator[None]:
+    """Record none of the operators inside, which launch nothing; what they allocate is named after ``name``."""
+    if not _writers:
+        yield
+        return
+    writer = _writers[-1]
+    writer.enter(name)
+    try:
+        yield
+    finally:
+        writer.leave()
+
+
 _aten = torch.ops.aten
 
 

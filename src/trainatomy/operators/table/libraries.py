@@ -60,7 +60,7 @@ TRITON = family(
         cost="elementwise:moved_once",
     ),
     row("triton::kernel"),
-    row("inductor::kernel", cost="fused:fused"),
+    row("inductor::kernel", launch="fused", cost="fused:fused"),
     row("inductor::tuning", cost="elementwise:moved_once"),
 )
 

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from trainatomy.errors import SimulationError
-from trainatomy.operators.allocation.above_autograd import one_operation
+from trainatomy.operators.allocation.above_autograd import no_operation, one_operation
 from trainatomy.simulator.compiled.device import (
     CompilerProperties,
     Trials,
@@ -77,15 +77,18 @@ FUNCTIONS = {_nn.nll_loss_nd: nll_loss_nd}
 
 _RANDOM = "torch.ops.higher_order.graphsafe_run_with_rng_state"
 """Name of what runs a random operator with the state of a generator, so that recomputation draws the same numbers."""
+GRAPH = "compiled_graph"
+"""Name of calls of compiled graphs among what takes the CPU time besides operations."""
 Call = Callable[[list[Any]], Any]
 
 
-def load_wrapper(text: str, trials: Trials) -> Call:
+def load_wrapper(text: str, trials: Trials, count: Callable[[str], None]) -> Call:
     """Return the function of a wrapper that runs a graph, given a list of its inputs that it empties.
 
     Args:
         text: Inductor's code.
         trials: Tries kernels before their first launch.
+        count: Counts its calls, which take the CPU time besides their kernels.
     """
     from torch._inductor import async_compile
 
@@ -93,7 +96,7 @@ def load_wrapper(text: str, trials: Trials) -> Call:
     with mock.patch.object(async_compile, "AsyncCompile", partial(_Kernels, trials)):
         exec(compile(text.replace(_RANDOM, "with_rng_state"), "<inductor>", "exec"), space)
     space.update(
-        empty_strided_cuda=lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"),
+        empty_strided_cuda=_buffer,
         reinterpret_tensor=_reinterpret,
         assert_size_stride=lambda *arguments: None,
         assert_alignment=lambda *arguments: None,
@@ -102,11 +105,22 @@ def load_wrapper(text: str, trials: Trials) -> Call:
         with_rng_state=lambda operator, *arguments, rng_state=None, **options: operator(*arguments, **options),
     )
     call: Call = space["call"]
-    return lambda inputs: call(inputs)
+
+    def run(inputs: list[Any]) -> Any:
+        count(GRAPH)
+        return call(inputs)
+
+    return run
+
+
+def _buffer(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    with no_operation("aten::empty_strided"):
+        return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 
 def _reinterpret(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
-    return torch.as_strided(tensor, size, stride, offset + tensor.storage_offset())
+    with no_operation("aten::as_strided"):
+        return torch.as_strided(tensor, size, stride, offset + tensor.storage_offset())
 
 
 class _ExternKernels:
@@ -418,9 +432,9 @@ class Compiler:
             code = lowering.codegen()[0]
             text: str = getattr(code, "value", code)
             self.wrappers.append(text)
-            return SimpleNamespace(call=load_wrapper(text, self._trials), __file__="", key="", runner=None)
+            return SimpleNamespace(call=load_wrapper(text, self._trials, count), __file__="", key="", runner=None)
 
-        mode = _fake_mode()
+        mode, count = _fake_mode(), self._process.recorder.operations.count_call
         with (
             self._outside(),
             mock.patch.object(GraphLowering, "compile_to_module", load),
