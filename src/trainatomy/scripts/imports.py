@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trainatomy.errors import SimulationError, TrainatomyError
+from trainatomy.errors import TrainatomyError
 from trainatomy.scripts.job import Job
 from trainatomy.scripts.notebook import source_of
 

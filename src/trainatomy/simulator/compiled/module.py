@@ -195,6 +195,42 @@ class _BelowFunctions(TorchDispatchMode):
             return func(*args, **kwargs or {})
 
 
+class _AutocastBackward(TorchDispatchMode):
+    """Casts the operands of the products that autograd's formulas consist of, as autocast does.
+
+    AOTAutograd traces the backward pass with the autocast that is on around what is compiled, which an eager backward
+    pass does not see (``torch._functorch.config.backward_pass_autocast``, torch 2.11-2.15).
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PRODUCTS:
+            args = tree_map(self._cast, args)
+        return func(*args, **kwargs or {})
+
+    def _cast(self, value: Any) -> Any:
+        """Return a tensor of float32 in autocast's type, everything else unchanged."""
+        is_cast = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        return value.to(self._dtype) if is_cast else value
+
+
+_PRODUCTS = frozenset({_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default})
+
+
+@contextlib.contextmanager
+def _tracing_backward(tagged: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Trace a backward pass, given the context in which AOTAutograd does."""
+    with tagged(), contextlib.ExitStack() as stack:
+        if torch.is_autocast_enabled("cuda"):
+            stack.enter_context(_AutocastBackward(torch.get_autocast_dtype("cuda")))
+        yield
+
+
 class Compiler:
     """``torch.compile`` of a simulated process.
 
@@ -406,8 +442,11 @@ class Compiler:
                 kwargs["input_device"] = torch.device("cpu")  # of the patterns that it looks for
             return passes(module, *args, **kwargs)
 
+        capture: Any = import_module("torch._functorch._aot_autograd.graph_capture_wrappers")
+        tagged = capture.set_partitioner_tag_is_backward
         with contextlib.ExitStack() as stack:
             for target, name, value in (
+                (capture, "set_partitioner_tag_is_backward", partial(_tracing_backward, tagged)),
                 (aot_autograd, "create_functional_call", lambda *a, **k: self._traced(create(*a, **k))),
                 (compile_fx, "_recursive_joint_graph_passes", joint_passes),
             ):
