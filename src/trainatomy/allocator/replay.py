@@ -30,7 +30,7 @@ from array import array
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, count, islice
 from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -201,8 +201,8 @@ class RecordingPlayer(Player):
             settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses, on_driver=self._note
         )
         super().__init__(trace, allocator, library_moments(trace))
-        count = 1 + max(map(itemgetter(1), trace.events), default=-1)
-        self._sizes = array("q", bytes(8 * count))
+        numbers = 1 + max(map(itemgetter(1), trace.events), default=-1)
+        self._sizes = array("q", bytes(8 * numbers))
         self._series = Series(self._sizes)
         self._driver_calls: list[DriverCall] = []
 
@@ -359,8 +359,8 @@ def _handles(trace: AllocationTrace, start: int) -> list[int]:
     workspaces = {allocation for allocation, label in trace.labels.items() if label == HANDLE_LABEL}
     if not workspaces:
         return [start]
-    made = (index for index, event in enumerate(trace.events) if event[1] in workspaces and event[0] == "alloc")
-    return list(islice(made, len(workspaces)))
+    found = compress(count(), map(workspaces.__contains__, map(itemgetter(1), trace.events)))
+    return list(islice((index for index in found if trace.events[index].action == "alloc"), len(workspaces)))
 
 
 def _pinned(trace: AllocationTrace) -> list[tuple[int, int]]:
@@ -374,11 +374,12 @@ def _pinned(trace: AllocationTrace) -> list[tuple[int, int]]:
 
 def _end_of_loading(trace: AllocationTrace) -> int:
     """Return the index of the first event of a step; that of the end for a trace without origins."""
-    of_steps = (number for number, origin in enumerate(trace.origins) if origin[2] not in BEFORE_THE_STEP)
+    phases = map(itemgetter(2), trace.origins)
+    of_steps = (number for number, phase in enumerate(phases) if phase not in BEFORE_THE_STEP)
     first = next(of_steps, None)
     if first is None:
         return len(trace.events)
-    return next(index for index, event in enumerate(trace.events) if event[1] >= first)
+    return next(compress(count(), map(first.__le__, map(itemgetter(1), trace.events))))
 
 
 def _first_maximum(series: array[int]) -> int | None:

@@ -208,9 +208,9 @@ class RepeatedCalls:
         (kind, number), shape, strides, offset, elements, dtype = output
         if kind == INPUT:
             return leaves[number].detach().as_strided(shape, strides, offset)
-        storage = torch.empty_strided((elements,), (1,), dtype=dtype, device="meta")
-        self._recorder.ledger.assign(storage.untyped_storage(), start + number)
-        return storage.as_strided(shape, strides, offset)
+        made = torch.empty_strided((elements,), (1,), dtype=dtype, device="meta")
+        self._recorder.ledger.assign(made.untyped_storage(), start + number)
+        return made.as_strided(shape, strides, offset)
 
 
 def _moved(recording: Recording, path: str, to: str) -> Recording:
