@@ -61,6 +61,7 @@ def shortages(monkeypatch: pytest.MonkeyPatch, nothing_fits: Fit) -> list[Predic
         return nothing_fits.shortage
 
     monkeypatch.setattr(trainatomy.api, "search_remedies", answer)
+    monkeypatch.setattr("trainatomy.cli.predict.start_importing", lambda jobs, **options: None)
     return asked
 
 
@@ -104,3 +105,20 @@ def test_the_training_is_predicted_once(
     found = json.loads(capsys.readouterr().out)
     assert asked.memory.device_bytes == found["memory"]["device_bytes"] and asked.timeline
     assert found["timeline"] == [] and found["shortage"]["remedies"]
+
+
+@pytest.mark.parametrize("changes", [*VARIED, *NOT_VARIED])
+def test_what_a_search_needs_is_imported_while_the_training_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    begun: list[Any] = []
+
+    def predict(*arguments: Any) -> Any:
+        begun.append("prediction")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainatomy.cli.predict.start_importing", lambda jobs, **options: begun.append(options))
+    monkeypatch.setattr(trainatomy.api, "predict_training", predict)
+    run(tmp_path, changes, "--why-oom")
+    imports = [] if changes in NOT_VARIED else [{"deepspeed": "deepspeed" in changes.get("train", {})}]
+    assert begun == [*imports, "prediction"]

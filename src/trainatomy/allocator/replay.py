@@ -30,12 +30,12 @@ from array import array
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
-from operator import methodcaller
+from itertools import compress, count, islice
+from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from trainatomy.allocator.blocks import MIB
-from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory
+from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory, Series
 from trainatomy.results.trace import DriverCall
 
 if TYPE_CHECKING:
@@ -182,16 +182,7 @@ class Player:
         self._done = end
 
     def _play(self, events: Sequence[Event]) -> None:
-        allocator, choices, handles = self.allocator, self._choices, self.handles
-        for action, allocation, requested, stream in events:
-            if action == "alloc" and allocation in choices.of:
-                handles[allocation] = choices.take(allocation, requested, stream)
-            elif action == "alloc":
-                handles[allocation] = allocator.malloc(requested, stream)
-            elif action == "free":
-                allocator.free(handles.pop(allocation))
-            else:
-                allocator.empty_cache()
+        self.allocator.play(events, self.handles, None, self._choices.of, self._choices.take)
 
 
 class RecordingPlayer(Player):
@@ -210,38 +201,24 @@ class RecordingPlayer(Player):
             settings, capacity_bytes, device_bytes=device_bytes, addresses=addresses, on_driver=self._note
         )
         super().__init__(trace, allocator, library_moments(trace))
-        count = 1 + max((event[1] for event in trace.events), default=-1)
-        self._sizes, self._allocated, self._reserved = array("q", bytes(8 * count)), array("q"), array("q")
+        numbers = 1 + max(map(itemgetter(1), trace.events), default=-1)
+        self._sizes = array("q", bytes(8 * numbers))
+        self._series = Series(self._sizes)
         self._driver_calls: list[DriverCall] = []
 
     def _note(self, action: DriverAction, size: int) -> None:
-        self._driver_calls.append(DriverCall(len(self._allocated), action, size))
+        self._driver_calls.append(DriverCall(len(self._series.allocated), action, size))
 
     def _play(self, events: Sequence[Event]) -> None:
-        allocator, handles = self.allocator, self.handles
-        malloc, free, block_bytes = allocator.malloc, allocator.free, allocator.block_bytes
-        chosen, take = self._choices.of, self._choices.take
-        sizes, allocated, reserved = self._sizes, self._allocated, self._reserved
-        for action, allocation, requested, stream in events:
-            if action == "alloc":
-                if allocation in handles:
-                    raise ValueError(f"event {len(allocated)}: allocation {allocation} is allocated twice")
-                handle = take(allocation, requested, stream) if allocation in chosen else malloc(requested, stream)
-                handles[allocation] = handle
-                sizes[allocation] = block_bytes(handle)
-            elif action == "free":
-                if allocation not in handles:
-                    raise ValueError(f"event {len(allocated)}: allocation {allocation} is freed but not allocated")
-                free(handles.pop(allocation))
-            else:
-                allocator.empty_cache()
-            allocated.append(allocator.allocated_bytes)
-            reserved.append(allocator.reserved_bytes)
+        try:
+            self.allocator.play(events, self.handles, self._series, self._choices.of, self._choices.take)
+        except ValueError as error:
+            raise ValueError(f"event {len(self._series.allocated)}: {error}") from error
 
     def to_end(self, on_event: Callable[[CachingAllocator, int], None] | None = None) -> Replay:
         """Play what is left of the trace, up to the first OutOfMemory."""
         events, allocator, failure = self._trace.events, self.allocator, None
-        allocated, reserved = self._allocated, self._reserved
+        allocated, reserved = self._series.allocated, self._series.reserved
         try:
             if on_event is not None:
                 for index in range(self._done, len(events)):
@@ -355,8 +332,9 @@ def peaks_of(
 
     The arguments are those of ``replay``, whose peaks these are; reserved memory has no limit.
     """
-    moments, found = library_moments(trace), list[Peaks]()
+    moments, found = None, list[Peaks]()
     for addresses in placements:
+        moments = library_moments(trace) if moments is None else moments
         allocator = CachingAllocator(settings, device_bytes=device_bytes, addresses=addresses)
         with suppress(OutOfMemory):
             Player(trace, allocator, moments).play(len(trace.events))
@@ -381,10 +359,8 @@ def _handles(trace: AllocationTrace, start: int) -> list[int]:
     workspaces = {allocation for allocation, label in trace.labels.items() if label == HANDLE_LABEL}
     if not workspaces:
         return [start]
-    made = (
-        index for index, event in enumerate(trace.events) if event.action == "alloc" and event.allocation in workspaces
-    )
-    return list(islice(made, len(workspaces)))
+    found = compress(count(), map(workspaces.__contains__, map(itemgetter(1), trace.events)))
+    return list(islice((index for index in found if trace.events[index].action == "alloc"), len(workspaces)))
 
 
 def _pinned(trace: AllocationTrace) -> list[tuple[int, int]]:
@@ -398,11 +374,12 @@ def _pinned(trace: AllocationTrace) -> list[tuple[int, int]]:
 
 def _end_of_loading(trace: AllocationTrace) -> int:
     """Return the index of the first event of a step; that of the end for a trace without origins."""
-    of_steps = (number for number, origin in enumerate(trace.origins) if origin.phase not in BEFORE_THE_STEP)
+    phases = map(itemgetter(2), trace.origins)
+    of_steps = (number for number, phase in enumerate(phases) if phase not in BEFORE_THE_STEP)
     first = next(of_steps, None)
     if first is None:
         return len(trace.events)
-    return next(index for index, event in enumerate(trace.events) if event.allocation >= first)
+    return next(compress(count(), map(first.__le__, map(itemgetter(1), trace.events))))
 
 
 def _first_maximum(series: array[int]) -> int | None:

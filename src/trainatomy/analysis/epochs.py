@@ -166,11 +166,11 @@ def growth_of(trace: AllocationTrace, spare_bytes: int) -> Growth | None:
 def live_bytes(trace: AllocationTrace) -> int:
     """Return the bytes that are allocated at the end of a trace."""
     sizes: dict[int, int] = {}
-    for event in trace.events:
-        if event.action == "alloc":
-            sizes[event.allocation] = event.bytes
-        elif event.action == "free":
-            sizes.pop(event.allocation, None)
+    for action, number, size, _ in trace.events:
+        if action == "alloc":
+            sizes[number] = size
+        elif action == "free":
+            sizes.pop(number, None)
     return sum(sizes.values())
 
 

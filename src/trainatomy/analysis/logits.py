@@ -11,6 +11,7 @@ A loss that never makes logits, as Liger's, has none.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,43 +36,31 @@ def logits_and_loss(trace: AllocationTrace) -> set[int]:
 
 
 def _logits_and_loss(trace: AllocationTrace) -> set[int]:
-    begins = {mark.event for mark in trace.marks if mark.name in _BEGINS}
-    found, follower = set[int](), _Pass(trace)
-    for index, event in enumerate(trace.events):
-        if index in begins:
-            follower = _Pass(trace)
-        is_unknown = event.action == "alloc" and event.allocation not in trace.labels
-        if is_unknown and follower.has(trace.origins[event.allocation], event.bytes):
-            found.add(event.allocation)
+    begins = sorted({0, *(mark.event for mark in trace.marks if mark.name in _BEGINS)})
+    found, modules, labels, origins = set[int](), _Modules(trace), trace.labels, trace.origins
+    for begin, end in pairwise([*begins, len(trace.events)]):
+        has = _Pass(modules).has
+        found.update(
+            number
+            for action, number, size, _ in trace.events[begin:end]
+            if action == "alloc" and number not in labels and has(origins[number], size)
+        )
     return found
 
 
-class _Pass:
-    """Follows one forward pass from its output layer on, and the backward pass back to it."""
+class _Modules(dict[str, tuple[bool, bool]]):
+    """Whether a module is in an output layer, and whether it is outside (see ``_is_outside``), by its path."""
 
     def __init__(self, trace: AllocationTrace) -> None:
-        self._trace = trace
-        self._is_after, self._is_back = False, False
-        self._sizes = set[float]()
+        super().__init__()
+        self._layers, self._around = trace.output_layers, trace.around_output_layers
 
-    def has(self, origin: Origin, size: int) -> bool:
-        """Return whether the next allocation holds logits or belongs to the loss."""
-        if origin.phase in _FORWARD:
-            is_layer = self._is_in_layer(origin.module)
-            self._is_after = self._is_after or is_layer
-            if is_layer or not self._is_after or not self._is_outside(origin.module):
-                return is_layer
-            self._sizes.update(scale * size for scale in _PRECISIONS)
-            return True
-        if origin.phase not in _BACKWARD or not self._is_after or self._is_back:
-            return False
-        knows = bool(origin.module)
-        self._is_back = not self._is_outside(origin.module) if knows else size not in self._sizes
-        return not self._is_back
+    def __missing__(self, module: str) -> tuple[bool, bool]:
+        self[module] = found = self._is_in_layer(module), self._is_outside(module)
+        return found
 
     def _is_in_layer(self, module: str) -> bool:
-        layers = self._trace.output_layers
-        return module in layers or any(module.startswith(f"{layer}.") for layer in layers)
+        return module in self._layers or any(module.startswith(f"{layer}.") for layer in self._layers)
 
     def _is_outside(self, module: str) -> bool:
         """Return whether code at work lies around the output layer, in no module, or in another than the model.
@@ -79,4 +68,28 @@ class _Pass:
         Those are named by their class, such as that of a loss; a part of the model by the attribute that holds it.
         """
         is_another = "." not in module and module[:1].isupper()
-        return not module or module in self._trace.around_output_layers or is_another
+        return not module or module in self._around or is_another
+
+
+class _Pass:
+    """Follows one forward pass from its output layer on, and the backward pass back to it."""
+
+    def __init__(self, modules: _Modules) -> None:
+        self._modules = modules
+        self._is_after, self._is_back = False, False
+        self._sizes = set[float]()
+
+    def has(self, origin: Origin, size: int) -> bool:
+        """Return whether the next allocation holds logits or belongs to the loss."""
+        _, module, phase, _ = origin
+        if phase in _FORWARD:
+            is_layer, is_outside = self._modules[module]
+            self._is_after = self._is_after or is_layer
+            if is_layer or not self._is_after or not is_outside:
+                return is_layer
+            self._sizes.update(scale * size for scale in _PRECISIONS)
+            return True
+        if phase not in _BACKWARD or not self._is_after or self._is_back:
+            return False
+        self._is_back = not self._modules[module][1] if module else size not in self._sizes
+        return not self._is_back

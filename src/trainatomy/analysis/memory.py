@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from trainatomy.allocator.replay import Peaks, Replay, peaks_of, replay, replay_on_least, unlimited_replay
@@ -58,6 +59,17 @@ class Purpose(NamedTuple):
     line: str
 
 
+_OF_LABELS = {label: Purpose(*purpose) for label, purpose in LABELLED.items()}
+_OF_PHASES = {
+    phase: Purpose("temporary", phase)
+    for phase in ("backward", "optimizer", "prefill", "decode", "saving", "restoring")
+}
+_OF_THE_LOOP = Purpose("functionality", "kept by the loop")
+_TEMPORARY = Purpose("temporary", "forward")
+_SAVED = Purpose("activations", "saved for backward")
+_SAVED_BY_RECOMPUTATION = Purpose("activations", "saved by recomputation")
+
+
 class Lifetimes(NamedTuple):
     """Index of the events that made and that freed each allocation (a huge number if never)."""
 
@@ -69,11 +81,11 @@ def lifetimes(trace: AllocationTrace) -> Lifetimes:
     """Return when each allocation of a trace was made and freed."""
     count = len(trace.origins)
     born, died = [_NEVER] * count, [_NEVER] * count
-    for index, event in enumerate(trace.events):
-        if event.action == "alloc":
-            born[event.allocation] = index
-        elif event.action == "free":
-            died[event.allocation] = index
+    for index, (action, number, _, _) in enumerate(trace.events):
+        if action == "alloc":
+            born[number] = index
+        elif action == "free":
+            died[number] = index
     return Lifetimes(born, died)
 
 
@@ -86,30 +98,29 @@ def purposes(trace: AllocationTrace, lives: Lifetimes) -> list[Purpose]:
     evaluated = [(m.event, m.name) for m in trace.marks if m.name in _FORWARDS]
     ends["evaluation"] = [event for event, name in evaluated if name == _FORWARDS[1]]
     begins = [event for event, name in evaluated if name == _FORWARDS[0]]
-    return [_purpose(trace, lives, number, ends, begins) for number in range(len(trace.origins))]
+    labels, found = trace.labels, list[Purpose]()
+    for number, (_, _, phase, _) in enumerate(trace.origins):
+        label = labels.get(number)
+        if label is not None:
+            found.append(_OF_LABELS.get(label) or Purpose("functionality", label))
+        elif phase in ends:
+            found.append(_of_forward(phase, lives.born[number], lives.died[number], ends[phase], begins))
+        else:
+            found.append(_OF_PHASES.get(phase, _OF_THE_LOOP))
+    return found
 
 
-def _purpose(
-    trace: AllocationTrace, lives: Lifetimes, number: int, ends: dict[str, list[int]], begins: list[int]
-) -> Purpose:
-    label = trace.labels.get(number)
-    if label is not None:
-        return Purpose(*LABELLED[label]) if label in LABELLED else Purpose("functionality", label)
-    phase = trace.origins[number].phase
+def _of_forward(phase: str, born: int, died: int, ends: Sequence[int], begins: Sequence[int]) -> Purpose:
+    """Return the purpose of an allocation of a forward pass; ``ends``: of all passes in this phase."""
     if phase == "evaluation":
-        return _in_evaluation(lives.born[number], lives.died[number], begins, ends[phase])
-    if phase in ends:
-        later = bisect_right(ends[phase], lives.born[number])
-        end = ends[phase][later] if later < len(ends[phase]) else _NEVER
-        if lives.died[number] >= end:
-            return Purpose("activations", "saved by recomputation" if phase == "recompute" else "saved for backward")
-        return Purpose("temporary", "forward")
-    if phase in ("backward", "optimizer", "prefill", "decode", "saving", "restoring"):
-        return Purpose("temporary", phase)
-    return Purpose("functionality", "kept by the loop")
+        return _in_evaluation(born, died, begins, ends)
+    later = bisect_right(ends, born)
+    if died < (ends[later] if later < len(ends) else _NEVER):
+        return _TEMPORARY
+    return _SAVED_BY_RECOMPUTATION if phase == "recompute" else _SAVED
 
 
-def _in_evaluation(born: int, died: int, begins: list[int], ends: list[int]) -> Purpose:
+def _in_evaluation(born: int, died: int, begins: Sequence[int], ends: Sequence[int]) -> Purpose:
     """Return the purpose of an allocation of an evaluation: temporary, if it dies in the forward that made it."""
     forwards, done = bisect_right(begins, born), bisect_right(ends, born)
     if forwards > done and (done >= len(ends) or died < ends[done]):
@@ -252,7 +263,7 @@ def verdict(memory: Memory, gpu_bytes: int, out_of_memory: OutOfMemoryPoint | No
 def held_after(trace: AllocationTrace, event: int) -> list[int]:
     """Return the numbers of the allocations that are held after the event of that index."""
     held: dict[int, None] = {}
-    for action, allocation, _, _ in trace.events[: event + 1]:
+    for action, allocation, _, _ in islice(trace.events, event + 1):
         if action == "alloc":
             held[allocation] = None
         elif action == "free":
@@ -358,11 +369,13 @@ def _peak_requested(trace: AllocationTrace, skipped: set[int]) -> int:
     now = peak = 0
     for action, allocation, size, _ in trace.events:
         if action == "alloc":
-            sizes[allocation] = size = 0 if allocation in skipped else size
-            now += size
-            peak = max(peak, now)
+            if allocation not in skipped:
+                sizes[allocation] = size
+                now += size
+                if now > peak:
+                    peak = now
         elif action == "free":
-            now -= sizes.pop(allocation)
+            now -= sizes.pop(allocation, 0)
     return peak
 
 

@@ -280,7 +280,8 @@ def _search(workload: Workload, request: FitCommand, gpus: Sequence[str] | None)
     with quiet_libraries(debug=request.debug), SearchProgress(workload.display_name) as observer:
         if request.executor is None:
             trust = request.trust_remote_code
-            start_importing(count, skip_unused_imports([workload], trust_remote_code=trust, also_needed=_VARIED))
+            hidden = skip_unused_imports([workload], trust_remote_code=trust, also_needed=_VARIED)
+            start_importing(count, hidden, deepspeed=workload.train.deepspeed is not None)
         training = Training(workload)
         if request.why_oom:
             return api.search_remedies(training, request, observer)

@@ -38,6 +38,7 @@ from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.requests.fitting import MANY_CANDIDATES, FitRequest, refusal, unsupported_precision
 from trainatomy.requests.predicting import OpsRequest, PredictRequest, Training
+from trainatomy.runs.pools import start_importing
 from trainatomy.workload.builtin import ENCODER_LAYER, encoder_layer
 from trainatomy.workload.overrides import merge
 
@@ -85,7 +86,9 @@ def predict(request: PredictCommand) -> None:
     workload = one_workload(request.file, request.flags)
     machine, parallel = None if workload.instance is None else find_instance(workload.instance), workload.parallel
     cost = cost_per_hour(request.price, workload.resolve_gpu().id, parallel.world_size, machine, parallel.nodes)
-    if not request.why_oom:
+    if request.why_oom and refusal(workload) is None:
+        start_importing(api.jobs_for(MANY_CANDIDATES), deepspeed=workload.train.deepspeed is not None)
+    elif not request.why_oom:
         skip_unused_imports([workload], trust_remote_code=request.trust_remote_code)
     files = check_plots([request.plot] if request.plot is not None else [])
     page = check_report(request.html, request.open_report)

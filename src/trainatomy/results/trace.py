@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from trainatomy.results.operations import OperationBreakdown
@@ -66,6 +67,12 @@ class Origin(NamedTuple):
     module: str
     phase: str
     step: int
+
+
+@lru_cache(maxsize=1 << 16)
+def shared_origin(operation: str, module: str, phase: str, step: int) -> Origin:
+    """Return an origin, the same object for equal ones: a trace has millions of a few thousand."""
+    return Origin(operation, module, phase, step)
 
 
 class Mark(NamedTuple):

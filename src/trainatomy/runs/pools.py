@@ -24,18 +24,25 @@ from trainatomy.processes import SERVER_PARENT, ending_blocked
 
 PRELOADED = ("trainatomy.runs.server", "trainatomy.runs.preload")
 _HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
+DEEPSPEED = "TRAINATOMY_IMPORTS_DEEPSPEED"
+"""Variable that tells the process that workers are forked from whether they need DeepSpeed."""
 
 
-def start_importing(jobs: int | None, hidden: Sequence[str] = ()) -> None:
+def start_importing(jobs: int | None, hidden: Sequence[str] = (), *, deepspeed: bool = False) -> None:
     """Let the process that workers are forked from import the libraries, while this one prepares what to predict.
 
     Args:
         jobs: Number of processes; 1 is this process.
         hidden: Modules to hide from the workers.
+        deepspeed: Whether the workers need DeepSpeed.
     """
     if jobs is not None and jobs > 1:
-        with hidden_in_workers(hidden):
-            _start_server()
+        os.environ[DEEPSPEED] = "1" if deepspeed else ""
+        try:
+            with hidden_in_workers(hidden):
+                _start_server()
+        finally:
+            os.environ.pop(DEEPSPEED)
 
 
 @contextmanager

@@ -36,6 +36,14 @@ def _import_bitsandbytes() -> None:
         import_module("bitsandbytes")
 
 
+def _import_deepspeed() -> None:
+    """Import DeepSpeed where the workers need it."""
+    if os.environ.get("TRAINATOMY_IMPORTS_DEEPSPEED"):
+        from trainatomy.training.parallel.deepspeed import import_deepspeed
+
+        import_deepspeed()
+
+
 def _prepare_costs() -> None:
     """Price all points of the shipped calibrations, which all workers need."""
     from trainatomy.catalog.calibrations import shipped
@@ -61,8 +69,9 @@ def _import_all() -> None:
         for name in _MODULES:
             with suppress(Exception):
                 import_module(name)
-        with suppress(Exception):
-            _prepare_costs()
+        for prepare in (_import_deepspeed, _prepare_costs):
+            with suppress(Exception):
+                prepare()
     finally:
         logging.disable(logging.NOTSET)
         gc.freeze()

@@ -12,11 +12,10 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
-
-import torch
 
 from trainatomy.requests.scripts import ScriptRequest
 from trainatomy.scripts.command import Command, read_command
@@ -111,9 +110,16 @@ class Outcome:
     handover: Handover | None = None
 
 
+def _folder_of(library: str) -> str:
+    """Return the folder of a library without importing it: the process that waits for the script's needs no PyTorch."""
+    spec = find_spec(library)
+    assert spec is not None and spec.origin is not None
+    return str(Path(spec.origin).parent)
+
+
 _OURS = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_TORCH = str(torch.__path__[0])
+_TORCH = _folder_of("torch")
 _INSTALLED = tuple({*map(sysconfig.get_path, _LIBRARIES), str(Path(_TORCH).parent)})
 _STANDARD = tuple({*map(sysconfig.get_path, _LIBRARIES[:2])})
 _run: tuple[str, ...] = ()

@@ -12,9 +12,9 @@ has does not matter, unless they are special tokens: these pad prompts, end them
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +22,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from trainatomy.results.operations import Operations
-from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
+from trainatomy.results.trace import AllocationTrace, Mark
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repeated_layers import RepeatedLayers
-from trainatomy.simulator.stretches import describe
+from trainatomy.simulator.stretches import describe, event_of
 from trainatomy.simulator.values import LazyValue
 from trainatomy.training.process import host_states
 from trainatomy.training.quantization import scales
@@ -126,7 +126,7 @@ class Copied(NamedTuple):
     """
 
     moved: dict[int, int]
-    places: list[int]
+    places: Sequence[int]
 
 
 def left_behind(
@@ -136,7 +136,7 @@ def left_behind(
 
     None if it freed an allocation of before it, or left more behind than workspaces and its results.
     """
-    freed = {event.allocation for event in trace.events[begin.events : end.events] if event.action == "free"}
+    freed = {number for action, number, _, _ in trace.events[begin.events : end.events] if action == "free"}
     kept = set(range(begin.origins, end.origins)).difference(freed, results)
     if min(freed, default=begin.origins) < begin.origins or any(trace.labels.get(one) not in _KEPT for one in kept):
         return None
@@ -156,18 +156,25 @@ def write_again(
     ``phase_of`` returns the phase of the copy of an allocation by that of the original.
     """
     stretch = trace.events[begin.events : end.events]
-    places = list(accumulate((event[1] not in left_out for event in stretch), initial=len(trace.events)))
-    own = [number for number in range(begin.origins, end.origins) if number not in left_out]
-    moved = {number: len(trace.origins) + place for place, number in enumerate(own)}
-    trace.events += [
-        Event(action, moved.get(number, number), size, stream)
-        for action, number, size, stream in stretch
-        if number not in left_out
-    ]
+    places: Sequence[int] = range(len(trace.events), len(trace.events) + len(stretch) + 1)
+    own: Sequence[int] = range(begin.origins, end.origins)
+    if left_out:
+        places = list(accumulate([event[1] not in left_out for event in stretch], initial=len(trace.events)))
+        own = [number for number in own if number not in left_out]
+    moved = dict(zip(own, count(len(trace.origins))))
+    trace.events += map(
+        event_of,
+        (
+            (action, moved.get(number, number), size, stream)
+            for action, number, size, stream in stretch
+            if number not in left_out
+        ),
+    )
     made = [trace.origins[number] for number in own]
-    trace.origins += [Origin(operation, module, phase_of(phase), step) for operation, module, phase, _ in made]
-    trace.labels |= {moved[number]: trace.labels[number] for number in own if number in trace.labels}
-    trace.choices |= {moved[number]: trace.choices[number] for number in own if number in trace.choices}
+    again = {one: one._replace(phase=phase_of(one.phase), step=step) for one in set(made)}
+    trace.origins += [again[one] for one in made]
+    trace.labels |= {moved[number]: trace.labels[number] for number in filter(trace.labels.__contains__, own)}
+    trace.choices |= {moved[number]: trace.choices[number] for number in filter(trace.choices.__contains__, own)}
     return Copied(moved, places)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
 from trainatomy.simulator.cards import Card
 from trainatomy.simulator.operations import Recording
-from trainatomy.simulator.stretches import FIRST, INPUT, LOSS, OLDER, OWN, Entry, Inputs, Name, read, remains
+from trainatomy.simulator.stretches import FIRST, INPUT, LOSS, OLDER, OWN, Columns, Entry, Inputs, Name, read, remains
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,15 @@ class Template:
 
     window: Window
     entries: list[Entry]
+    columns: Columns
     outputs: list[tuple[Name, ...]] = field(default_factory=list)
 
     @classmethod
     def of(cls, window: Window, entries: list[Entry]) -> Template:
         """Return a recorded micro-batch as a template."""
         operations = () if window.recording is None else window.recording.operations
-        return cls(window, entries, [tuple([window.name(number) for number in one.outputs]) for one in operations])
+        outputs = [tuple([window.name(number) for number in one.outputs]) for one in operations]
+        return cls(window, entries, Columns(entries), outputs)
 
 
 def leaves_only(window: Window, entries: list[Entry], left: set[int]) -> bool:

@@ -98,6 +98,53 @@ class CutTrace:
     kept_last: tuple[tuple[int, ...], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where a trace is cut, and what each part keeps for later ones.
+
+    Attributes:
+        parts: The parts in order.
+        made: In which part each allocation was made.
+        kept: Numbers of the allocations that each part keeps.
+    """
+
+    parts: Sequence[_Part]
+    made: Mapping[int, int]
+    kept: Sequence[Sequence[int]]
+
+    def kept_in(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of what each part of a step keeps."""
+        return tuple(tuple(kept) for part, kept in zip(self.parts, self.kept, strict=True) if part.step == step)
+
+    def end_of(self, step: int) -> int:
+        """Return the number of events up to the end of a step."""
+        return max(part.events.stop for part in self.parts if part.step == step)
+
+
+def cuts_of(trace: AllocationTrace, begun: int = 1, *, is_kept: bool = False) -> Cuts:
+    """Return where to cut a trace; the arguments and errors are those of ``cut``."""
+    if trace.stream_uses:
+        raise _unlike("it uses memory on several streams")
+    parts = list(_parts(trace))
+    made, freed = _owners(trace, parts)
+    kept: list[list[int]] = [[] for _ in parts]
+    last = parts[-1].step
+    for number, owner in made.items():
+        until = freed.get(number)
+        if until == owner:
+            continue
+        if until is None:
+            if begun <= parts[owner].step < last:
+                raise _unlike(f"{trace.origins[number].operation} keeps memory that no step before did")
+            if is_kept and parts[owner].step == last:
+                kept[owner].append(number)
+        elif parts[until].step <= parts[owner].step + 1:
+            kept[owner].append(number)
+        elif parts[until].step >= begun:
+            raise _unlike(f"{trace.origins[number].operation} keeps memory for more than one step")
+    return Cuts(parts, made, kept)
+
+
 def cut(trace: AllocationTrace, begun: int = 1, *, is_kept: bool = False) -> CutTrace:
     """Cut a trace of more steps than are its beginning; the pieces of the last one say nothing about what they keep.
 
@@ -112,36 +159,21 @@ def cut(trace: AllocationTrace, begun: int = 1, *, is_kept: bool = False) -> Cut
     Raises:
         SimulationError: A step depends on more than the step before it.
     """
-    if trace.stream_uses:
-        raise _unlike("it uses memory on several streams")
-    parts = list(_parts(trace))
-    made, freed = _owners(trace, parts)
-    kept: dict[int, list[int]] = {index: [] for index in range(len(parts))}
-    last = parts[-1].step
-    for number, owner in made.items():
-        until = freed.get(number)
-        if until is None:
-            if begun <= parts[owner].step < last:
-                raise _unlike(f"{trace.origins[number].operation} keeps memory that no step before did")
-            if is_kept and parts[owner].step == last:
-                kept[owner].append(number)
-        elif until != owner and parts[until].step <= parts[owner].step + 1:
-            kept[owner].append(number)
-    places = {number: (index, place) for index, numbers in kept.items() for place, number in enumerate(numbers)}
+    cuts = cuts_of(trace, begun, is_kept=is_kept)
+    parts, last = cuts.parts, cuts.parts[-1].step
+    places = {number: place for numbers in cuts.kept for place, number in enumerate(numbers)}
     pieces = [
-        _begun(trace, kept[index])
-        if parts[index].step < begun
-        else _piece(trace, index, parts, made, places, kept[index])
-        for index in range(len(parts))
+        _begun(trace, cuts.kept[index]) if part.step < begun else _piece(trace, index, cuts, places)
+        for index, part in enumerate(parts)
     ]
     by_step = [
         [piece for part, piece in zip(parts, pieces, strict=True) if part.step == step] for step in range(last + 1)
     ]
     return CutTrace(
         tuple(map(tuple, by_step)),
-        tuple(tuple(kept[index]) for index, part in enumerate(parts) if part.step == begun - 1),
-        tuple(next(part.events.start for part in parts if part.step == step + 1) for step in range(begun)),
-        tuple(tuple(kept[index]) for index, part in enumerate(parts) if part.step == last),
+        cuts.kept_in(begun - 1),
+        tuple(cuts.end_of(step) for step in range(begun)),
+        cuts.kept_in(last),
     )
 
 
@@ -161,11 +193,9 @@ def _owners(trace: AllocationTrace, parts: Sequence[_Part]) -> tuple[dict[int, i
     made: dict[int, int] = {}
     freed: dict[int, int] = {}
     for index, part in enumerate(parts):
-        for event in trace.events[part.events.start : part.events.stop]:
-            if event.action == "alloc":
-                made[event.allocation] = index
-            elif event.action == "free":
-                freed[event.allocation] = index
+        events = trace.events[part.events.start : part.events.stop]
+        made.update(dict.fromkeys([event[1] for event in events if event[0] == "alloc"], index))
+        freed.update(dict.fromkeys([event[1] for event in events if event[0] == "free"], index))
     return made, freed
 
 
@@ -175,16 +205,9 @@ def _begun(trace: AllocationTrace, kept: Sequence[int]) -> Piece:
     return Piece(labels=labels, kept=tuple(range(len(kept))))
 
 
-def _piece(
-    trace: AllocationTrace,
-    index: int,
-    parts: Sequence[_Part],
-    made: dict[int, int],
-    places: dict[int, tuple[int, int]],
-    kept: Sequence[int],
-) -> Piece:
-    """Return a part with relative names."""
-    part, piece = parts[index], Piece()
+def _piece(trace: AllocationTrace, index: int, cuts: Cuts, places: Mapping[int, int]) -> Piece:
+    """Return a part with relative names; ``places``: of what each part keeps."""
+    part, piece = cuts.parts[index], Piece()
     own: dict[int, int] = {}
     for event in trace.events[part.events.start : part.events.stop]:
         number = event.allocation
@@ -201,27 +224,12 @@ def _piece(
         elif number < 0:
             piece.events.append(NamedEvent(event.action, "none", 0, -1, event.bytes, event.stream))
         else:
-            piece.events.append(_foreign(trace, number, event.action, part, parts, made, places))
+            maker = cuts.parts[cuts.made[number]]
+            owner: Owner = "this step" if maker.step == part.step else "step before"
+            piece.events.append(NamedEvent(event.action, owner, maker.piece, places[number], 0, 0))
     piece.marks = [(trace.marks[i].event - part.events.start, trace.marks[i].name) for i in part.marks]
-    piece.kept = tuple(own[number] for number in kept)
+    piece.kept = tuple(own[number] for number in cuts.kept[index])
     return piece
-
-
-def _foreign(
-    trace: AllocationTrace,
-    number: int,
-    action: Action,
-    part: _Part,
-    parts: Sequence[_Part],
-    made: dict[int, int],
-    places: dict[int, tuple[int, int]],
-) -> NamedEvent:
-    """Return the release of an allocation that another part made."""
-    maker = parts[made[number]]
-    if part.step - maker.step > 1 or number not in places:
-        raise _unlike(f"{trace.origins[number].operation} keeps memory for more than one step")
-    owner: Owner = "this step" if maker.step == part.step else "step before"
-    return NamedEvent(action, owner, maker.piece, places[number][1], 0, 0)
 
 
 def _unlike(reason: str) -> SimulationError:

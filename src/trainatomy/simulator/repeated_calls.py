@@ -15,13 +15,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.stretches import INPUT, OLDER, OWN, WEIGHT, Entry, Inputs, Name, read, remains, write
+from trainatomy.simulator.stretches import INPUT, OLDER, OWN, WEIGHT, Columns, Entry, Inputs, Name, read, remains, write
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """A tensor that a call returns: its allocation (one of its own, or of an input), and its layout there."""
 
     name: Name
@@ -64,6 +63,14 @@ class Window:
     entries: Sequence[Entry] = ()
     outputs: tuple[list[Any], TreeSpec] | None = None
     recording: Recording | None = None
+    _columns: Columns | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """The entries, set out to be written again."""
+        if self._columns is None:
+            self._columns = Columns(self.entries)
+        return self._columns
 
     def name(self, number: int) -> Name:
         """Return how this call refers to an allocation."""
@@ -158,18 +165,21 @@ class RepeatedCalls:
                 return numbers[number]
             return to.weights[number] if kind == WEIGHT else number
 
-        write(trace, template.entries, number_of, recorder.step, module_of=to.absolute)
+        columns = template.columns
+        write(trace, columns, number_of, recorder.step, to.absolute)
         with torch._C.DisableTorchFunction():
-            for entry in template.entries:
-                if entry.action == "free" and entry.name[0] == INPUT:
-                    recorder.ledger.take(leaves[entry.name[1]].untyped_storage())
+            for kind, place in columns.names:
+                if kind == INPUT:  # an input that a call refers to is one that it releases
+                    recorder.ledger.take(leaves[place].untyped_storage())
         if (recording := template.recording) is not None:
             held = [tuple(number_of(template.name(number)) for number in each.outputs) for each in recording.operations]
             recorder.operations.write_again(
                 _moved(recording, template.module.path, to.path), first_event - template.event, held
             )
         kept, structure = template.outputs
-        return tree_unflatten([self._output(each, start, leaves) for each in kept], structure)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            found = [self._output(each, start, leaves) for each in kept]
+        return tree_unflatten(found, structure)
 
     def _outputs(self, window: Window, outputs: Any) -> tuple[list[Any], TreeSpec] | None:
         """Return how to make the outputs of a call again; None if that is not possible."""
@@ -195,13 +205,12 @@ class RepeatedCalls:
         """Return an output of a copied call: a tensor for its allocation, or an alias of an input."""
         if not isinstance(output, Output):
             return output
-        kind, number = output.name
-        layout = output.shape, output.strides, output.offset
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            if kind == INPUT:
-                return leaves[number].detach().as_strided(*layout)
-            size = torch.Size([output.elements])
-            return self._recorder.ledger.stand_in(size, (1,), output.dtype, start + number).as_strided(*layout)
+        (kind, number), shape, strides, offset, elements, dtype = output
+        if kind == INPUT:
+            return leaves[number].detach().as_strided(shape, strides, offset)
+        made = torch.empty_strided((elements,), (1,), dtype=dtype, device="meta")
+        self._recorder.ledger.assign(made.untyped_storage(), start + number)
+        return made.as_strided(shape, strides, offset)
 
 
 def _moved(recording: Recording, path: str, to: str) -> Recording:

@@ -41,7 +41,8 @@ class Layer:
 
     Attributes:
         module: The module.
-        parameters: The places of its parameters, by their identities.
+        parameters: Its parameters.
+        places: Their places among them, by their identities.
         numbers: Numbers of the layer's entries in a cache, as its modules know them.
         weights: Allocations of its weights.
         windows: Calls that were executed to be compared, one for each token.
@@ -50,7 +51,8 @@ class Layer:
 
     def __init__(self, module: nn.Module, number_of: Callable[[torch.Tensor], int | None]) -> None:
         self.module = module
-        self.parameters = {id(parameter): place for place, parameter in enumerate(module.parameters())}
+        self.parameters = list(module.parameters())
+        self.places = {id(parameter): place for place, parameter in enumerate(self.parameters)}
         held = (*map(numbers, module.parameters()), *module.buffers(), *scales(module))
         self.weights = tuple(number for tensor in held if (number := number_of(tensor)) is not None and number >= 0)
         found = (vars(each).get("layer_idx") for each in module.modules())
@@ -191,18 +193,18 @@ class RepeatedLayers:
             [None if _is_cache(value) else value for value in args],
             {name: None if _is_cache(value) else value for name, value in kwargs.items()},
             [(type(entry).__name__, dict(vars(entry))) for entry in entries],
-            [(place, copies[key][1]) for key, place in layer.parameters.items() if key in copies],
+            [(place, copies[key][1]) for key, place in layer.places.items() if key in copies],
         )
 
     def _new_copies(self, layer: Layer, before: int) -> list[Any]:
         """Return the places of weights that autocast has copied, and the copies, in their order."""
         added = islice(self._recorder.weight_copies.items(), before, None)
-        return [(layer.parameters.get(key, _OF_ANOTHER), copy) for key, (_, copy) in added]
+        return [(layer.places.get(key, _OF_ANOTHER), copy) for key, (_, copy) in added]
 
     def _keep_copies(self, layer: Layer, copies: list[Any]) -> None:
-        parameters = list(layer.module.parameters()) if copies else []
         for place, copy in copies:
-            self._recorder.weight_copies[id(parameters[place])] = parameters[place], copy
+            parameter = layer.parameters[place]
+            self._recorder.weight_copies[id(parameter)] = parameter, copy
 
 
 def _layers_of(model: nn.Module) -> Iterator[nn.Module]:

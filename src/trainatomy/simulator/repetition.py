@@ -305,7 +305,7 @@ class Repetition:
             return None
         outputs = [tuple([number_of(name) for name in names]) for names in template.outputs]
         first_event, first_number, kept = len(trace.events), len(trace.origins), self._kept
-        write(trace, template.entries, number_of, self._recorder.step)
+        write(trace, template.columns, number_of, self._recorder.step)
         self._operations.write_again(window.recording, first_event - window.events.start, outputs)
         if Entry("free", (LOSS, 0)) in template.entries:
             self._recorder.ledger.forget(kept)

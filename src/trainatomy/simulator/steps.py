@@ -29,14 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.replay import RecordingPlayer, kept, peaks_of, unlimited_replay
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.memory import MOST_SKIPPED_STEPS, SkippedSteps
 from trainatomy.results.trace import AllocationTrace, Event, Mark
 from trainatomy.simulator.evaluation import CheckpointFiles
-from trainatomy.simulator.pieces import Beginning, CutTrace, Piece, StepLibrary, Stitched, cut
+from trainatomy.simulator.pieces import Beginning, Cuts, CutTrace, StepLibrary, Stitched, cut, cuts_of
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.stretches import OLDER, read, write
+from trainatomy.simulator.stretches import OLDER, Columns, read, write
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.lengths import BatchShape
 from trainatomy.workload.schema import Workload
@@ -65,14 +64,17 @@ def with_further_steps(trace: AllocationTrace, settings: AllocatorSettings) -> A
     if steps < 2:
         return trace
     try:
-        pieces = cut(trace, steps - 1, is_kept=True)
-        library, first = StepLibrary({_SHAPE: pieces.steps[-1]}), Beginning.of(trace, pieces)
-        first.check(library)
-    except SimulationError:  # the last step keeps other things than the one before it, or needs what earlier ones made
+        cuts = cuts_of(trace, steps - 1, is_kept=True)
+    except SimulationError:  # the last step needs what earlier ones made
         return trace
-    copies = _copies_to_peaks(trace, pieces, settings)
+    before, last = cuts.kept_in(steps - 2), cuts.kept_in(cuts.parts[-1].step)
+    if _labels(trace, before) != _labels(trace, last):  # it keeps other things than the one before it
+        return trace
+    copies = _copies_to_peaks(trace, cuts, settings)
     if not copies:
         return trace
+    pieces = cut(trace, steps - 1, is_kept=True)
+    library, first = StepLibrary({_SHAPE: pieces.steps[-1]}), Beginning.of(trace, pieces)
     longer = library.stitch(first, [(_SHAPE,)] * (1 + copies), detailed=True)
     _append_rest(trace, pieces, longer)
     return longer.trace
@@ -93,7 +95,7 @@ def _append_rest(trace: AllocationTrace, pieces: CutTrace, longer: Stitched) -> 
     made = (event.allocation for event in trace.events[rest.start : rest.stop] if event.action == "alloc")
     numbers |= {number: len(copy.origins) + place for place, number in enumerate(made)}
     entries = read(trace, rest, lambda number: (OLDER, number), range(end + 1, len(trace.marks)))
-    write(copy, entries, lambda name: numbers.get(name[1], name[1]), trace.marks[end].step)
+    write(copy, Columns(entries), lambda name: numbers.get(name[1], name[1]), trace.marks[end].step)
 
 
 def with_copies(trace: AllocationTrace, count: int) -> AllocationTrace:
@@ -108,49 +110,41 @@ def with_copies(trace: AllocationTrace, count: int) -> AllocationTrace:
     return library.stitch(first, [(_SHAPE,)] * (1 + count), detailed=True).trace
 
 
-def _copies_to_peaks(trace: AllocationTrace, pieces: CutTrace, settings: AllocatorSettings) -> int:
+def _labels(trace: AllocationTrace, kept: Sequence[Sequence[int]]) -> list[list[str | None]]:
+    """Return the labels of what each part of a step keeps (``Piece.signature``)."""
+    return [[trace.labels.get(number) for number in numbers] for numbers in kept]
+
+
+def _copies_to_peaks(trace: AllocationTrace, cuts: Cuts, settings: AllocatorSettings) -> int:
     """Return the number of copies of the last step after which neither peak grows any more.
 
     Where there are none, the replay of the trace is kept for its analysis.
     """
-    player = RecordingPlayer(trace, settings)
-    player.play(pieces.ends[-1])
+    player, last = RecordingPlayer(trace, settings), cuts.parts[-1].step
+    begin, end = cuts.end_of(last - 1), cuts.end_of(last)
+    player.play(begin)
     seen = {player.allocator.state()}
-    player.play(next(mark.event for mark in reversed(trace.marks) if mark.name == "step end"))
+    player.play(end)
     allocator, needed, copies = player.allocator.copy(), 0, 0
-    events = sum(len(piece.events) for piece in pieces.steps[-1])
-    most = max(1, MOST_EVENTS // max(1, events))
-    before = [tuple(player.handles.get(number, 0) for number in numbers) for numbers in pieces.kept_last]
+    most = max(1, MOST_EVENTS // max(1, end - begin))
+    # a copy releases what the step before it kept where the last step releases what the one before that kept
+    of_step_before = {
+        theirs: own
+        for others, owns in zip(cuts.kept_in(last - 1), cuts.kept_in(last), strict=True)
+        for theirs, own in zip(others, owns, strict=True)
+    }
+    handles = player.handles
     while (state := allocator.state()) not in seen and copies < min(most, COPIES[bool(needed)]):
         seen.add(state)
         copies += 1
         peaks = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
-        before = _play(pieces.steps[-1], allocator, before)
+        handles = {theirs: handles.get(own, 0) for theirs, own in of_step_before.items()}
+        allocator.play(trace.events[begin:end], handles)
         if peaks != (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes):
             needed = copies
     if not needed and not settings.refer_to_device:
         unlimited_replay(trace, settings, 0, player)
     return needed
-
-
-def _play(
-    step: Sequence[Piece], allocator: CachingAllocator, before: Sequence[tuple[int, ...]]
-) -> list[tuple[int, ...]]:
-    """Allocate and release what a step says; takes and returns the handles of what the pieces of a step keep."""
-    kept: list[tuple[int, ...]] = []
-    for piece in step:
-        own: list[int] = []
-        for action, owner, other, place, size, stream in piece.events:
-            if action == "alloc":
-                own.append(allocator.malloc(size, stream))
-            elif owner == "own":
-                allocator.free(own[place])
-            elif owner == "none":
-                allocator.empty_cache()
-            else:
-                allocator.free((kept if owner == "this step" else before)[other][place])
-        kept.append(tuple(own[place] for place in piece.kept))
-    return kept
 
 
 BEGIN, END = "scaled step", "scaled step end"

@@ -17,7 +17,15 @@ import torch
 
 from trainatomy.operators.allocation.plan import Free, Out, Plan, Scratch, Trial
 from trainatomy.operators.allocation.workspaces import Workspace
-from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin, PinnedBlock, PlansTried, StreamUse
+from trainatomy.results.trace import (
+    AllocationTrace,
+    Event,
+    Mark,
+    PinnedBlock,
+    PlansTried,
+    StreamUse,
+    shared_origin,
+)
 from trainatomy.simulator.autograd import GradientReferences
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
@@ -115,7 +123,7 @@ class TraceWriter:
         if torch._C._current_graph_task_id() != -1:
             self._references.allocated(number)
         operation = self.operations.whole or operation
-        self.trace.origins.append(Origin(operation, self.module, self.phase, self.step))
+        self.trace.origins.append(shared_origin(operation, self.module, self.phase, self.step))
         stream = self.streams.executing.stream_id
         if stream:
             self._side_streams[number] = stream

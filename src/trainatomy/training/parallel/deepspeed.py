@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -16,8 +17,6 @@ from trainatomy.libraries import import_library, version_of
 from trainatomy.training.stored_weights import numbers
 
 if TYPE_CHECKING:
-    import torch
-
     from trainatomy.training.observer import Observer
 
 OLDEST = (0, 16, 4)
@@ -53,7 +52,8 @@ def import_deepspeed() -> Any:
     """
     # DeepSpeed chooses the kind of device once, when it is imported.
     chosen = os.environ.get("DS_ACCELERATOR", "cuda")
-    with mock.patch.dict(os.environ, {"DS_ACCELERATOR": chosen, "DS_BUILD_OPS": "0"}):
+    late = mock.patch.object(torch, "compile", partial(_compiled_late, torch.compile))
+    with mock.patch.dict(os.environ, {"DS_ACCELERATOR": chosen, "DS_BUILD_OPS": "0"}), late:
         library = import_library("deepspeed", "train.deepspeed", install='"trainatomy[deepspeed]"')
         for module in _IMPORTED_LATE:
             with suppress(ImportError):  # older releases do not have them
@@ -66,6 +66,24 @@ def import_deepspeed() -> Any:
             key="train.deepspeed",
         )
     return library
+
+
+def _compiled_late(compiler: Callable[..., Any], function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Do as ``torch.compile``, but import the compiler, which takes seconds, when the function is first called.
+
+    DeepSpeed compiles functions of one optimizer, Muon, as soon as it is imported.
+    """
+    if function is None:
+        return partial(_compiled_late, compiler, **options)
+    compiled: list[Callable[..., Any]] = []
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not compiled:
+            compiled.append(compiler(function, **options))
+        return compiled[0](*args, **kwargs)
+
+    return call
 
 
 def part_of(parameter: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,44 @@
+"""What processes import, and when: libraries take longer than many predictions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from trainatomy.runs import pools
+from trainatomy.training.parallel.deepspeed import _compiled_late
+
+
+def test_the_process_that_waits_for_a_script_imports_no_pytorch() -> None:
+    code = "import trainatomy.cli.run, sys; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("deepspeed", [False, True])
+def test_workers_get_deepspeed_where_a_training_uses_it(monkeypatch: pytest.MonkeyPatch, *, deepspeed: bool) -> None:
+    seen: list[str | None] = []
+    monkeypatch.setattr(pools, "_start_server", lambda: seen.append(os.environ.get(pools.DEEPSPEED)))
+    pools.start_importing(2, deepspeed=deepspeed)
+    assert seen == (["1"] if deepspeed else [""])
+    assert pools.DEEPSPEED not in os.environ
+
+
+def test_deepspeeds_functions_are_compiled_when_they_are_called() -> None:
+    compiled: list[dict[str, Any]] = []
+
+    def compiler(function: Any, **options: Any) -> Any:
+        compiled.append(options)
+        return lambda *args: ("compiled", function(*args))
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    plain, decorated = _compiled_late(compiler, double), _compiled_late(compiler, backend="eager")(double)
+    assert not compiled and plain.__name__ == "double"
+    assert [plain(1), plain(2), decorated(3)] == [("compiled", 2), ("compiled", 4), ("compiled", 6)]
+    assert compiled == [{}, {"backend": "eager"}]
