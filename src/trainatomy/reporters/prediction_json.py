@@ -13,6 +13,7 @@ from trainatomy.reporters.json_format import ABSENT, Format, view
 from trainatomy.reporters.sentences import fact_source, fact_value, reasons
 from trainatomy.reporters.subject_sentences import subject_line
 from trainatomy.results.duration import Duration, TrainingCost
+from trainatomy.results.host import HostBill
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Verdict
 from trainatomy.results.operations import Padding
@@ -105,6 +106,7 @@ class PredictionV2:
     subject: Subject | None = None
     leading_notes: tuple[str, ...] = ()
     paddings: tuple[Padding, ...] = ()
+    host_bill: HostBill | None = None
 
     @classmethod
     def of(cls, prediction: Prediction) -> PredictionV2:

@@ -152,6 +152,23 @@ class HostShortage:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRemedy:
+    """A change that lowers a bill that is too high.
+
+    Attributes:
+        name: Which one, a key of ``reporters.host_sentences``.
+        value: The setting's new value; None for a switch.
+        needed_bytes: What the host needs with it: memory, or space of the limit that was passed.
+        fits: Whether it is enough by itself.
+    """
+
+    name: str
+    value: int | None
+    needed_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class HostBill:
     """What a training takes of one host, in the order of its phases.
 
@@ -159,11 +176,13 @@ class HostBill:
         phases: The phases that it has.
         limits: What the host has.
         notes: What was assumed, and what is not counted.
+        remedies: What would lower it, the largest effect first; of a bill that passes a limit.
     """
 
     phases: tuple[HostPhase, ...]
     limits: HostLimits = HostLimits()
     notes: tuple[str, ...] = ()
+    remedies: tuple[HostRemedy, ...] = ()
 
     @property
     def fullest(self) -> HostPhase:
