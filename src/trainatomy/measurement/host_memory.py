@@ -131,6 +131,11 @@ def _group(folder: Path) -> GroupMemory | None:
     return None
 
 
+def memory_total(root: Path = Path("/")) -> int | None:
+    """Return the memory of the machine; None where the system has no ``/proc``."""
+    return _fields(root / "proc/meminfo").get("MemTotal")
+
+
 def shared_memory_bytes(root: Path = Path("/")) -> tuple[int, int] | None:
     """Return the used and all bytes of /dev/shm; None where there is none."""
     try:

@@ -33,6 +33,12 @@ def host_section(bill: HostBill, measured: HostBill | None = None) -> Section:
     return section(host_sentences.TITLE, *_blocks(bill, measured))
 
 
+def is_shown(bill: HostBill) -> bool:
+    """Return whether a prediction's page shows the bill: a limit is known, or the training keeps tensors there."""
+    kept = {part.component for phase in bill.phases for process in phase.processes for part in process.parts}
+    return bill.verdict is not None or bool(kept & {"activations", "offloaded", "dataset"})
+
+
 def _blocks(bill: HostBill, measured: HostBill | None) -> Iterator[Part]:
     style = "" if bill.verdict is None else VERDICT_STYLES[bill.verdict]
     yield Text.assemble(*(["host: "] if bill.verdict is None else [(bill.verdict, style), ": "]), _said(bill))
@@ -40,7 +46,7 @@ def _blocks(bill: HostBill, measured: HostBill | None) -> Iterator[Part]:
         yield Bullets(said)
     yield _phases(bill, measured)
     if components := list(_components(bill.fullest)):
-        yield Text(f"In {bill.fullest.name}:", style="dim")
+        yield Text(f"At most, with {host_sentences.PHASES[bill.fullest.name]}, a process holds:", style="dim")
         yield grid(components, words(max_width=48), "right", words())
     if bill.remedies:
         yield Text("What lowers it:", style="dim")

@@ -28,6 +28,7 @@ from trainatomy.reporters.labels import BASIS_STYLES, PHASES, SECTIONS, TIMES, V
 from trainatomy.reporters.script_sentences import script_sentences
 from trainatomy.reporters.settings import rank_name
 from trainatomy.reporters.subject_sentences import shared_subject
+from trainatomy.reporters.text.host import host_section, is_shown
 from trainatomy.reporters.text.memory import breakdown, counters, modules_table, timeline
 from trainatomy.results.lengths import Distribution, LengthsPrediction
 from trainatomy.results.measurement import Measurement
@@ -115,6 +116,8 @@ def _parts(prediction: Prediction, with_sources: bool) -> Iterator[Part]:
     if prediction.experts is not None:
         yield from listed(SECTIONS["experts"], subject_sentences.experts(prediction.experts))
     yield from task_sections(prediction)
+    if prediction.host_bill is not None and is_shown(prediction.host_bill):
+        yield host_section(prediction.host_bill)
     if prediction.lengths is not None:
         yield section(SECTIONS["lengths"], *_lengths(prediction.lengths))
     if prediction.other_ranks:
