@@ -60,7 +60,11 @@ class PredictCommand(PredictRequest):
         bool, in_output("--check", "Exit with code 8 if the training does not fit on the GPU or the host.")
     ] = False
     why_oom: Annotated[
-        bool, Option("--why-oom", "If the training does not fit, also list the changes that would make it fit.")
+        bool,
+        Option(
+            "--why-oom",
+            "If the training does not fit, also list the changes that would make it fit; show the host's memory.",
+        ),
     ] = False
     sources: Sources = False
     price: Price = field(default_factory=dict)
@@ -106,7 +110,7 @@ def predict(request: PredictCommand) -> None:
         found = to_json(prediction, version=request.json_version) | cost_to_json(prediction, cost[0])
         show_json(found if shortage is None else {**found, "shortage": to_json(shortage)})
     else:
-        show(prediction_page(prediction, *cost, with_sources=request.sources))
+        show(prediction_page(prediction, *cost, with_sources=request.sources, with_host=request.why_oom))
         if shortage is not None:
             show(shortage_page(shortage, workload.origin))
         elif not prediction.fits and refused is None:
