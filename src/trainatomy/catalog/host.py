@@ -39,9 +39,14 @@ def libraries_footprint(build: Literal["cpu", "cuda"], is_installed: Callable[[s
     return Footprint(sum(part[0] for part in parts) * _MIB, sum(part[1] for part in parts) * _MIB)
 
 
-def footprint(name: str) -> Footprint:
-    """Return a pair of the data file: what ``loading``, ``steps`` or a ``worker`` adds."""
+def footprint(name: Literal["loading", "worker"]) -> Footprint:
+    """Return what loading weights or a worker adds."""
     return Footprint.of(read_yaml("host.yaml")[name])
+
+
+def steps_footprint(place: Literal["cpu", "cuda"]) -> Footprint:
+    """Return what the first steps add to a process."""
+    return Footprint.of(read_yaml("host.yaml")["steps"][place])
 
 
 def cuda_footprint() -> tuple[Footprint, Footprint]:

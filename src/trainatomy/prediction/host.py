@@ -13,7 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainatomy.catalog.host import Footprint, cuda_footprint, footprint, libraries_footprint
+from trainatomy.catalog.host import (
+    Footprint,
+    cuda_footprint,
+    footprint,
+    libraries_footprint,
+    steps_footprint,
+)
 from trainatomy.catalog.instances import find_instance
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
@@ -122,15 +128,15 @@ def _phases(facts: HostFacts) -> Iterator[HostPhase]:
     yield HostPhase("libraries", _alike(facts.processes, imported))
     yield _loading(facts)
     training = _in_steps(facts)
-    workers = _workers(facts)
-    shm = _shm(facts)
+    workers, shm = _workers(facts), _shm(facts)
     of_training = [*_of_tensors(facts, "training"), *training]
     yield HostPhase("training", (*_alike(facts.processes, of_training), *workers), shm)
     disk = facts.checkpoint
     if facts.evaluates:
         outputs = [HostPart("outputs", "anonymous", facts.use.gathered)] if facts.use.gathered else []
         parts = [*_of_tensors(facts, "evaluation"), *training, *outputs]
-        yield HostPhase("evaluation", (*_alike(facts.processes, parts), *workers, *workers), 2 * shm)
+        others = _workers(replace(facts, dataset=0))  # which have the evaluation's own data
+        yield HostPhase("evaluation", (*_alike(facts.processes, parts), *workers, *others), 2 * shm)
     if facts.checkpoint:
         copies = [HostPart("checkpoint", "anonymous", facts.saved)] if facts.saved else []
         parts = [*_of_tensors(facts, "saving"), *training]
@@ -147,7 +153,7 @@ def _loading(facts: HostFacts) -> HostPhase:
     transformers maps a file of safetensors and leaves weights there that it does not cast; moving them to a GPU reads
     the file, whose pages are resident until the last weight has left it (transformers 5.17, safetensors 0.8).
     """
-    use, base = facts.use, [*_libraries(facts), *_cuda(facts), *_added("loading")]
+    use, base = facts.use, [*_libraries(facts), *_cuda(facts), *_added(footprint("loading"))]
     if use.is_built:
         return HostPhase("loading", _alike(facts.processes, [*base, HostPart("weights", "anonymous", use.weights)]))
     is_cast, reads = use.stored != use.weights, facts.cuda is not None
@@ -159,7 +165,8 @@ def _loading(facts: HostFacts) -> HostPhase:
 def _in_steps(facts: HostFacts) -> list[HostPart]:
     """Return what a process of the training holds from its first step on."""
     use = facts.use
-    parts = [*_libraries(facts), *_cuda(facts), *_added("loading"), *_added("steps")]
+    steps = steps_footprint("cpu" if facts.cuda is None else "cuda")
+    parts = [*_libraries(facts), *_cuda(facts), *_added(footprint("loading").plus(steps))]
     if facts.dataset:
         parts.append(HostPart("dataset", "anonymous", facts.dataset))
     if facts.pins and facts.cuda is not None:
@@ -198,12 +205,10 @@ def _shm(facts: HostFacts) -> int:
 
 
 def _libraries(facts: HostFacts) -> list[HostPart]:
-    size = facts.libraries
-    return [HostPart("libraries", "anonymous", size.anonymous), HostPart("libraries", "mapped", size.mapped)]
+    return _added(facts.libraries)
 
 
-def _added(name: str) -> list[HostPart]:
-    size = footprint(name)
+def _added(size: Footprint) -> list[HostPart]:
     return [HostPart("libraries", "anonymous", size.anonymous), HostPart("libraries", "mapped", size.mapped)]
 
 
