@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from trainatomy.catalog.host import Footprint
 from trainatomy.cli import main
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.host import HostFacts, host_bill, limits_here, power_of_two
+from trainatomy.reporters.text.fit import host_of
 from trainatomy.results.host import HostBill, HostLimits, HostPhase
 from trainatomy.simulator.simulation import HostUse
 from trainatomy.workload.schema import Workload
@@ -190,13 +192,33 @@ def test_the_limits_of_a_container_are_found(tmp_path: Path) -> None:
     assert found.shm_source == "this machine has none"
 
 
-def test_the_page_says_that_the_host_does_not_suffice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "train.yaml"
-    file.write_text(
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "train.yaml"
+    path.write_text(
         "model: {class: GPT2LMHeadModel, config: {n_layer: 2, n_embd: 64, n_head: 2, vocab_size: 1000}}\n"
         "data: {sequence_length: 32}\n"
     )
-    status = main(["predict", str(file), "--host-memory", "600 MiB", "--dataset-memory", "8GiB", "--check"])
+    return str(path)
+
+
+def test_a_search_says_that_the_host_does_not_suffice() -> None:
+    enough, little = (HostLimits(memory_bytes=size) for size in (900 * GIB, GIB))
+    candidate: Any = SimpleNamespace(prediction=SimpleNamespace(host_bill=host_bill(FACTS, enough)))
+    assert not list(host_of(candidate))
+    candidate.prediction.host_bill = host_bill(FACTS, little)
+    assert [part.title for part in host_of(candidate)] == ["Memory of the host"]
+
+
+def test_why_oom_shows_the_host_without_a_limit(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", file])
+    assert "Memory of the host" not in capsys.readouterr().out
+    main(["predict", file, "--why-oom"])
+    assert "host: needs" in capsys.readouterr().out
+
+
+def test_the_page_says_that_the_host_does_not_suffice(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["predict", file, "--host-memory", "600 MiB", "--dataset-memory", "8GiB", "--check"])
     out, error = capsys.readouterr()
     assert status == 8
     assert "does not fit: needs" in out and "data set" in out

@@ -30,16 +30,14 @@ def main() -> None:
         sum(float(parameter.sum()) for parameter in model.parameters())  # a copy to a GPU reads them
         model.to("meta")
     sampler.phase("training")
-    _train(case, model, sampler, out)
-    if case.place == "away" and case.saves:
-        _save(shapes, sampler, out)
+    _train(case, model, sampler, out, shapes)
     sampler.stop()
     bill = sampler.bill()
     assert bill is not None
     print(json.dumps(asdict(bill) | {"reading_seconds": sampler.reading_seconds}))
 
 
-def _train(case: Case, model: Any, sampler: HostSampler, out: Path) -> None:
+def _train(case: Case, model: Any, sampler: HostSampler, out: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """Train with the Trainer: the model, or a small one that takes the same batches."""
     import numpy as np
     import torch
@@ -78,6 +76,8 @@ def _train(case: Case, model: Any, sampler: HostSampler, out: Path) -> None:
 
     class Phases(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if case.saves and not is_real and state.global_step == case.steps:
+                _save(shapes, sampler, out)
             sampler.phase("evaluation" if control.should_evaluate else "saving" if control.should_save else "training")
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
