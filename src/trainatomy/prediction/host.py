@@ -46,6 +46,8 @@ DEFAULT_PREFETCH = 2
 """Batches that a DataLoader's worker makes ahead (torch/utils/data/dataloader.py, 2.9-2.13)."""
 AT_HAND = 2
 """Batches beside those made ahead: the one of the step, and the next one, which accelerate fetches before that step."""
+NOTICEABLE_SHARE = 0.01
+"""Share of what is needed that a remedy has to save to be named."""
 DOCKER_SHM_BYTES = 64 << 20
 """Size of /dev/shm in a container of Docker without ``--shm-size``."""
 
@@ -278,7 +280,7 @@ def _remedies(facts: HostFacts, bill: HostBill) -> Iterator[HostRemedy]:
     for name, value, changed in _changes(facts):
         other = HostBill(tuple(_phases(changed)), bill.limits)
         needed, before = (_needs(each, limit) for each in (other, bill))
-        if needed < before:
+        if before - needed >= NOTICEABLE_SHARE * before:
             found.append(HostRemedy(name, value, needed, not other.shortages))
     yield from sorted(found, key=lambda remedy: (not remedy.fits, remedy.needed_bytes))
 

@@ -62,7 +62,7 @@ def component_title(name: str) -> str:
 
 
 def verdict(bill: HostBill) -> str:
-    """Return ``needs 12.3 GiB of host memory while training steps; 64 GiB (--host-memory)``."""
+    """Return ``needs 12.3 GiB of host memory (training steps), 51.7 GiB to spare of 64.0 GiB (--host-memory)``."""
     phase, limit = bill.fullest, bill.limits.memory_bytes
     found = f"needs {human_bytes(phase.needed_bytes)} of host memory ({PHASES[phase.name]})"
     if limit is None:
@@ -74,14 +74,14 @@ def verdict(bill: HostBill) -> str:
 
 def shortage(found: HostShortage, limit_source: str) -> str:
     """Return which limit is passed, where, by what, and how a training dies of it."""
-    needs = f"{LIMITS[found.limit]}: {PHASES[found.phase]} needs {human_bytes(found.needed_bytes)}"
+    needs = f"{LIMITS[found.limit]}: {human_bytes(found.needed_bytes)} are needed ({PHASES[found.phase]})"
     most = f", most of it for {component_title(found.component)}" if found.component else ""
     ends = {
         "memory": "the kernel kills the process (exit code -9, or 137)",
         "shm": "workers die with a bus error",
         "disk": "saving fails with `No space left on device`",
     }[found.limit]
-    return f"{needs}{most}; there are {human_bytes(found.limit_bytes)} ({limit_source}), so that {ends}"
+    return f"{needs}{most}, and there are {human_bytes(found.limit_bytes)} ({limit_source}): {ends}"
 
 
 def shortages(bill: HostBill) -> Iterator[str]:
