@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +191,14 @@ def test_the_limits_of_a_container_are_found(tmp_path: Path) -> None:
     found = limits_here(tmp_path, tmp_path)
     assert (found.memory_bytes, found.shm_bytes) == (512 * MIB, 0)
     assert found.shm_source == "this machine has none"
+
+
+def test_json_has_the_verdict_and_what_is_needed(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", file, "--host-memory", "700 MiB", "--json"])
+    bill = json.loads(capsys.readouterr().out)["host_bill"]
+    assert bill["verdict"] == "does not fit"
+    assert [each["limit"] for each in bill["shortages"]] == ["memory"]
+    assert max(phase["needed_bytes"] for phase in bill["phases"]) == bill["shortages"][0]["needed_bytes"]
 
 
 @pytest.fixture
