@@ -107,9 +107,9 @@ def figures(bill: HostBill) -> dict[str, dict[str, int]]:
     return {**found, "run": {name: max(each[name] for each in found.values()) for name in names}}
 
 
-def run(count: int, seed: int, out: Path) -> None:
-    """Predict and run cases, one line of JSON each."""
-    for number, case in enumerate(draw(count, seed)):
+def run(count: int, seed: int, out: Path, places: Sequence[str]) -> None:
+    """Predict and run cases in these places, one line of JSON each."""
+    for number, case in enumerate(case for case in draw(count, seed) if case.place in places):
         with tempfile.TemporaryDirectory(prefix="host-") as folder:
             weights = Path(folder) / "weights"
             store(case, weights)
@@ -148,13 +148,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--place", action="append", choices=("cpu", "away"), help="only trainings there; repeatable")
     parser.add_argument("--out", type=Path, default=Path("host.jsonl"))
     parser.add_argument("--report", type=Path, nargs="+")
     asked = parser.parse_args()
     if asked.report:
         report(asked.report)
     else:
-        run(asked.count, asked.seed, asked.out)
+        run(asked.count, asked.seed, asked.out, asked.place or ("cpu", "away"))
 
 
 if __name__ == "__main__":
