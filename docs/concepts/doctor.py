@@ -21,6 +21,7 @@ GROUPS = {
     "software": "Software",
     "host": "Host",
     "training": "A running training",
+    "death": "A training that died",
 }
 """Titles of the groups of findings, in the order of the page."""
 

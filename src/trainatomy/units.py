@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,6 +38,18 @@ def human_bytes(count: int) -> str:
         return f"{sign}{size / MIB:.{1 if size < 10 * MIB else 0}f} MiB"
     unit, name = (GIB, "GiB") if size < 1000 * GIB else (TIB, "TiB")
     return f"{sign}{size / unit:.{2 if size < 10 * unit else 1}f} {name}"
+
+
+_UNITS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def bytes_in(text: str) -> int | None:
+    """Return the bytes of ``80 GiB``; a number without a unit is bytes already. None where it is no size."""
+    found = _SIZE.fullmatch(text.strip().replace("_", ""))
+    if found is None or found[2] not in _UNITS or (not found[2] and "." in found[1]):
+        return None
+    return round(float(found[1]) * _UNITS[found[2]]) if found[2] else int(found[1])
 
 
 def mebibytes(count: int) -> int:

@@ -29,8 +29,57 @@ def no_driver(error: str) -> MachineState:
     return without_gpus(software=replace(SOFTWARE, driver=None, driver_error=error))
 
 
+def died(text: str, **host: object) -> MachineState:
+    return replace(with_host(**host) if host else HEALTHY, died=text)
+
+
+CGROUP_LINE = (
+    "[5.1] memory: usage 67108864kB, limit 67108864kB, failcnt 88\n"
+    "[5.1] Memory cgroup out of memory: Killed process 4242 (python) total-vm:99kB, anon-rss:33554432kB, file-rss:4kB"
+)
+WORKER = "RuntimeError: DataLoader worker (pid 77) is killed by signal: "
 NO_BINDING = "Reading a GPU's memory needs NVML's Python binding: pip install nvidia-ml-py"
 CASES: dict[str, list[MachineState]] = {
+    "died_of_group": [
+        died(CGROUP_LINE),
+        died("oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=job"),
+        died(
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed."
+        ),
+        died("    Reason:       OOMKilled\n    Exit Code:    137"),
+        died("low 0\nhigh 0\nmax 812\noom 3\noom_kill 1\n"),
+    ],
+    "died_of_machine": [
+        died("Out of memory: Killed process 4242 (python) total-vm:99kB, anon-rss:33554432kB, file-rss:4kB"),
+        died("python invoked oom-killer: gfp_mask=0x140dca\nexit code -9"),
+    ],
+    "died_by_kill": [
+        died(text)
+        for text in (
+            "-9",
+            "137",
+            "Killed",
+            WORKER + "Killed. ",
+            "exitcode  : -9 (pid: 5)",
+            "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGKILL",
+            "subprocess.CalledProcessError: Command '...' died with <Signals.SIGKILL: 9>.",
+            "returned non-zero exit status 137.",
+        )
+    ],
+    "died_of_shm": [
+        died(WORKER + "Bus error. It is possible that dataloader's workers are out of shared memory."),
+        died("RuntimeError: unable to write to file </torch_88_1_0>: No space left on device (28)"),
+        died("-7"),
+        died("exited with code 135"),
+    ],
+    "died_of_allocation": [
+        died("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296 bytes. Error code 12"),
+        died("OSError: [Errno 12] Cannot allocate memory"),
+    ],
+    "died_of_disk": [died("OSError: [Errno 28] No space left on device: 'out/checkpoint-500/optimizer.pt'")],
+    "died_of_gpu": [died("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")],
+    "died_unknown": [died("KeyError: 'labels'"), died("low 0\noom_kill 0\n")],
+    "group_killed": [with_host(oom_kills=2)],
     "nvlink_down": [with_gpu(nvlinks={"active": tuple(range(16)), "inactive": (16, 17)})],
     "nvlink_errors": [with_gpu(nvlinks={"errors": {kind: 3}}) for kind in ("replay", "recovery")],
     "fabric_not_ready": [with_gpu(nvlinks={"fabric": "in progress"})],

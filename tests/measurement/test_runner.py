@@ -264,3 +264,12 @@ def test_an_epoch_of_different_lengths_runs_as_it_is_predicted(
     assert (found.steps, len(found.timed_step_seconds)) == (6, 4)
     assert found.step_seconds == pytest.approx(fmean(found.timed_step_seconds))
     assert found.tokens_per_second == pytest.approx(2 * 10 / found.step_seconds)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_control_run_says_what_it_takes_of_the_host_and_a_recorded_one_does_not(nvml_library: FakeNvml) -> None:
+    bill = runner.run(Job(TINY)).host_bill
+    assert bill is not None
+    assert [phase.name for phase in bill.phases] == ["libraries", "loading", "training"]
+    assert bill.fullest.needed_bytes > 100 * MIB
+    assert runner.run(Job(TINY, record=True)).host_bill is None

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainatomy.api.predicting import predict_row, predict_training, with_settings
 from trainatomy.catalog.calibrations import parse, resolve_calibration
+from trainatomy.doctor.deaths import last_words
 from trainatomy.doctor.gathering import diagnose as diagnose_machine
 from trainatomy.doctor.gathering import gather
 from trainatomy.errors import FactoryError, WorkloadError
@@ -303,6 +304,7 @@ def diagnose(
     bandwidth: bool = True,
     seconds: float = 0.0,
     pid: int | None = None,
+    died: str = "",
     stage: Callable[[str], None] = lambda stage: None,
 ) -> Diagnosis:
     """Look at this machine: links, power and heat, memory errors, software, other processes, host.
@@ -314,16 +316,25 @@ def diagnose(
         bandwidth: Measure copies, and clocks under load (about a second for each GPU); not on GPUs that are in use.
         seconds: Watch a running training for so long; with ``pid`` 5 s if it is left out.
         pid: Process of that training.
+        died: How a training died: its exit code, its last lines, a line of the kernel's log, ``memory.events``, or the
+            file that holds any of them.
         stage: Called with the name of each stage when it begins.
 
     Raises:
         DeviceError: There is no GPU of a given number, or none to watch.
         TrainatomyError: There is no process ``pid``.
     """
-    return look_at_machine(DiagnoseRequest(tuple(gpus), bandwidth, pid, seconds), stage)
+    return look_at_machine(DiagnoseRequest(tuple(gpus), bandwidth, pid, seconds, died), stage)
 
 
 def look_at_machine(request: DiagnoseRequest, stage: Callable[[str], None] = lambda stage: None) -> Diagnosis:
     """Look at this machine as it is asked for (see ``diagnose``)."""
-    facts = gather(request.gpus, bandwidth=request.bandwidth, seconds=request.seconds, pid=request.pid, stage=stage)
+    facts = gather(
+        request.gpus,
+        bandwidth=request.bandwidth,
+        seconds=request.seconds,
+        pid=request.pid,
+        died=last_words(request.died),
+        stage=stage,
+    )
     return diagnose_machine(facts)

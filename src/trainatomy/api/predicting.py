@@ -17,7 +17,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of, rank_prediction_of
 from trainatomy.prediction.lengths import prediction_of_lengths, with_lengths
 from trainatomy.prediction.pipeline import pipeline_prediction
-from trainatomy.requests.predicting import Batch, PredictRequest, Training
+from trainatomy.requests.predicting import HERE, Batch, PredictRequest, Training, dataset_bytes, memory_size
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs.executions import simulation_of
 from trainatomy.runs.predicting import recollections, shared_epochs, shared_simulation
@@ -103,6 +103,8 @@ def predict(
     ranks: Sequence[int] = (),
     host_paces: Sequence[float] = (),
     layouts: bool = True,
+    host_memory: int | str | None = None,
+    dataset_memory: int | str | None = None,
     on_progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Prediction:
@@ -129,6 +131,9 @@ def predict(
         layouts: Replay the allocations with other addresses of segments, too, and those of float16 with first steps
             that gradient scaling skips, which takes a second or two: ``Prediction.memory.layouts`` and
             ``Prediction.memory.skipped_steps``.
+        host_memory: Memory of each machine in bytes or as ``"64 GiB"``, or ``"here"`` for this one: also say in
+            ``Prediction.host_bill`` whether the processes fit in it. By default it is that of the workload's instance.
+        dataset_memory: Memory of a data set that lies in Python objects, of which each worker gets a copy in time.
         on_progress: Called with what is being done while samples of different lengths are predicted.
         **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
             and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
@@ -149,6 +154,8 @@ def predict(
         ranks=tuple(ranks),
         host_paces=tuple(host_paces),
         layouts=layouts,
+        host_memory=memory_size("host_memory", HERE, host_memory),
+        dataset_memory=dataset_bytes("dataset_memory", dataset_memory),
     )
     return predict_training(Training(what, batch, optimizer, gpu, settings), request, on_progress)
 

@@ -31,6 +31,7 @@ from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
 from trainatomy.cli.workloads import one_workload, refuse_misspelt, workload_command
 from trainatomy.errors import DoesNotFit
 from trainatomy.option import Option, in_output
+from trainatomy.reporters.host_sentences import shortages
 from trainatomy.reporters.json import cost_to_json, to_json
 from trainatomy.reporters.text.fit import shortage_page
 from trainatomy.reporters.text.operations import operations_page
@@ -56,9 +57,15 @@ class PredictCommand(PredictRequest):
     FIRST = ("why_oom", "ranks", "price", "check")
 
     file: File = None
-    check: Annotated[bool, in_output("--check", "Exit with code 8 if the training does not fit.")] = False
+    check: Annotated[
+        bool, in_output("--check", "Exit with code 8 if the training does not fit on the GPU or the host.")
+    ] = False
     why_oom: Annotated[
-        bool, Option("--why-oom", "If the training does not fit, also list the changes that would make it fit.")
+        bool,
+        Option(
+            "--why-oom",
+            "If the training does not fit, also list the changes that would make it fit; show the host's memory.",
+        ),
     ] = False
     sources: Sources = False
     price: Price = field(default_factory=dict)
@@ -106,7 +113,7 @@ def predict(request: PredictCommand) -> None:
         found = to_json(prediction, version=request.json_version) | cost_to_json(prediction, cost[0])
         show_json(found if shortage is None else {**found, "shortage": to_json(shortage)})
     else:
-        show(prediction_page(prediction, *cost, with_sources=request.sources))
+        show(prediction_page(prediction, *cost, with_sources=request.sources, with_host=request.why_oom))
         if shortage is not None:
             show(shortage_page(shortage, workload.origin))
         elif not prediction.fits and refused is None:
@@ -115,6 +122,8 @@ def predict(request: PredictCommand) -> None:
         note(f"--why-oom: nothing was varied: {refused}")
     if request.check and not all(rank.fits for rank in prediction.ranks.values()):
         raise DoesNotFit(render(verdict_line(prediction), width=1000).strip())
+    if request.check and prediction.host_bill is not None and prediction.host_bill.shortages:
+        raise DoesNotFit("; ".join(shortages(prediction.host_bill)))
 
 
 def _predicted(workload: Workload, request: PredictCommand, *, in_detail: bool) -> tuple[Prediction, Detail | None]:

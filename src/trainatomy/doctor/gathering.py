@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trainatomy.doctor.deaths import check_death
 from trainatomy.doctor.gpu_checks import check_gpus, check_links, check_training
 from trainatomy.doctor.gpus import DriverState, read_driver, watch
 from trainatomy.doctor.host import read_host, read_software
@@ -45,6 +46,7 @@ def gather(
     bandwidth: bool = True,
     seconds: float = 0.0,
     pid: int | None = None,
+    died: str = "",
     stage: Callable[[str], None] = lambda stage: None,
 ) -> MachineState:
     """Look at this machine.
@@ -54,6 +56,7 @@ def gather(
         bandwidth: Measure copies, and power and clocks under load; not done on a GPU that another process uses.
         seconds: Watch a running training for so long.
         pid: The running training.
+        died: What is left of a training that died.
         stage: Told what is being done.
 
     Raises:
@@ -81,6 +84,7 @@ def gather(
         host=host,
         watched=watched,
         unmeasured=unmeasured or ("" if copies else "failed"),
+        died=died,
     )
 
 
@@ -157,7 +161,7 @@ def copy_rates(said: Mapping[str, Any]) -> CopyRates | None:
     )
 
 
-CHECKS = (check_software, check_gpus, check_links, check_host, check_training)
+CHECKS = (check_death, check_software, check_gpus, check_links, check_host, check_training)
 
 
 def diagnose(machine: MachineState) -> Diagnosis:

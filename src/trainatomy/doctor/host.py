@@ -19,10 +19,8 @@ from typing import Any
 from trainatomy.catalog.machines import extensions, variable
 from trainatomy.doctor.gpus import DriverState
 from trainatomy.libraries import LIBRARIES, version_of
+from trainatomy.measurement.host_memory import UNLIMITED, group_memory
 from trainatomy.results.machine import Extension, Host, Process, Software
-
-UNLIMITED = 1 << 60
-"""Control groups of version 1 write a limit of nearly 2^63 where there is none."""
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 _CONTAINERS = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman", "/singularity": "Apptainer"}
@@ -69,6 +67,7 @@ def _limits(root: Path) -> Host:
         throttled_share=_throttled(group),
         memory_limit_bytes=_limit(group / "memory.max", group / "memory/memory.limit_in_bytes"),
         memory_used_bytes=_group_memory(group),
+        oom_kills=None if (own := group_memory(root)) is None else own.kills,
     )
 
 

@@ -23,6 +23,7 @@ from trainatomy.workload.train import TrainSpec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trainatomy.results.host import HostBill, HostPhaseName
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
 
@@ -37,9 +38,9 @@ MAX_LOG_SHARE = 0.02
 class AnatomyCallback(TrainerCallback):
     """Watches the training of a Trainer: memory by component in its logs, a summary at its end.
 
-    ``measurement`` and ``prediction`` are set after the training; they stay ``None`` on a machine without a GPU, where
-    the callback warns once and does nothing.  A training that ends with an exception is analyzed when the next one
-    begins or Python exits.
+    ``measurement``, ``host_bill`` and ``prediction`` are set after the training.  On a machine without a GPU, where the
+    callback warns once, only ``host_bill`` is: what the training took of the host's memory.  A training that ends with
+    an exception is analyzed when the next one begins or Python exits.
     """
 
     def __init__(
@@ -74,6 +75,11 @@ class AnatomyCallback(TrainerCallback):
         return None if self._watch is None else self._watch.measurement
 
     @property
+    def host_bill(self) -> HostBill | None:
+        """What the training took of the host, once it is over."""
+        return None if self._watch is None else self._watch.host_bill
+
+    @property
     def prediction(self) -> Prediction | None:
         """The prediction, with ``predict=True``."""
         return None if self._watch is None else self._watch.prediction
@@ -84,15 +90,29 @@ class AnatomyCallback(TrainerCallback):
         """Start to watch."""
         self._close_unfinished()
         self._watch = Watch(model, optimizer, predictable=self._predict, workload=workload_of(args, model))
-        if self._watch.live is None:
-            return
         self._logged, self._logged_peak, self._spent = {}, -1, 0.0
         self._is_closed = self._is_predicted = False
         self._began = time.monotonic()
         self._watch.__enter__()
-        if self._log:
+        if self._log and self._watch.live is not None:
             self._wrapping.enter_context(wrapped(CallbackHandler, "on_log", self._add_to_logs))
         atexit.register(self._close_unfinished)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note what the Trainer does next: it evaluates, then saves."""
+        self._enter("evaluation" if control.should_evaluate else "saving" if control.should_save else "training")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note that an evaluation is over."""
+        self._enter("saving" if control.should_save else "training")
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note that a checkpoint has been saved."""
+        self._enter("training")
+
+    def _enter(self, phase: HostPhaseName) -> None:
+        if self._watch is not None:
+            self._watch.phase(phase)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Stop watching, then predict, write and print as configured."""
@@ -110,14 +130,16 @@ class AnatomyCallback(TrainerCallback):
 
     def _close(self, *, unfinished: bool) -> None:
         watch = self._watch
-        if watch is None or watch.live is None or self._is_closed:
+        if watch is None or self._is_closed:
             return
         self._is_closed = True
         atexit.unregister(self._close_unfinished)
         self._wrapping.close()
-        if watch.measurement is None:
+        if watch.host_bill is None:
             watch.end(unfinished=unfinished)
         if self.measurement is None:
+            if self._print:
+                watch.print()
             return
         if self._predict and not unfinished:
             self._predict_once()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.errors import TrainatomyError
 from trainatomy.integrations.utilization import utilization
 from trainatomy.integrations.watch import Watch, has_gpu
+from trainatomy.reporters.text.host import host_page
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import console
@@ -38,6 +39,8 @@ def print_summary(result: Any) -> None:
         measurement = result.result()
         if measurement is not None:
             _show(summary_page(measurement, result.prediction))
+        elif result.host_bill is not None:
+            _show(host_page(result.host_bill))
     elif isinstance(result, Measurement):
         _show(measurement_page(result, None))
     elif isinstance(result, Prediction):

@@ -9,6 +9,7 @@ import os
 import time
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from rich.progress import (
 )
 
 from trainatomy.integrations.live_measurement import LiveMeasurement
+from trainatomy.measurement.step.instruments import host_sampler
 from trainatomy.reporters.text.rendering import error_paper
 from trainatomy.units import human_bytes, seconds
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.measurement.step.recorder import AllocatorCounters
+    from trainatomy.results.host import HostBill, HostPhaseName
     from trainatomy.results.measurement import Measurement
     from trainatomy.results.prediction import Prediction
 
@@ -108,6 +111,8 @@ class Watch:
 
     Attributes:
         measurement: The result, once the context has ended (``None`` without a GPU).
+        host_bill: What the training took of the host, once the context has ended; also without a GPU (``None``: the
+            system has no ``/proc``).
         prediction: The result of ``predict``.
         live: The running measurement (``None`` without a GPU).
     """
@@ -127,13 +132,16 @@ class Watch:
         ``workload``: the training as the mapping of a workload file, as far as it is known.  ``view`` shows its steps.
         """
         self.measurement: Measurement | None = None
+        self.host_bill: HostBill | None = None
         self.prediction: Prediction | None = None
         self.live: LiveMeasurement | None = None
+        self._sampler = host_sampler()
         if has_gpu():
             self.live = LiveMeasurement(model, optimizer, name, workload, keep_batch=predictable)
         self._view = view
 
     def __enter__(self) -> Watch:
+        self._sampler.start("training")
         if self.live is not None:
             self.live.start()
             if self._view is not None:
@@ -157,16 +165,25 @@ class Watch:
         """
         if self._view is not None:
             self._view.stop()
+        self._sampler.stop()
+        self.host_bill = self._sampler.bill()
         if self.live is not None:
             try:
-                self.measurement = self.live.stop(error, unfinished=unfinished)
+                self.measurement = replace(self.live.stop(error, unfinished=unfinished), host_bill=self.host_bill)
             except Exception as failure:
                 warnings.warn(f"no anatomy: {type(failure).__name__}: {failure}", RuntimeWarning, stacklevel=3)
+
+    def phase(self, name: HostPhaseName) -> None:
+        """Say that another part of the training begins, such as ``evaluation``, for what it takes of the host.
+
+        Until it is called, everything counts as ``training``; ``AnatomyCallback`` calls it for the Trainer.
+        """
+        self._sampler.phase(name)
 
     def result(self) -> Measurement | None:
         """Return the measurement so far, or the final one after the end; ``None`` without a GPU."""
         if self.measurement is None and self.live is not None:
-            return self.live.result()
+            return replace(self.live.result(), host_bill=self._sampler.bill())
         return self.measurement
 
     def predict(self) -> Prediction | None:
@@ -217,7 +234,7 @@ def watch(
     """Watch a training loop of ``model`` and ``optimizer``: return a context manager to put around it.
 
     The loop itself does not change; model and optimizer may be wrapped by ``accelerator.prepare``.  On a machine
-    without a GPU it warns once and does nothing.
+    without a GPU it warns once, and watches only what the training takes of the host.
 
     Args:
         model: The model.
@@ -239,7 +256,8 @@ def has_gpu() -> bool:
     if not _has_warned:
         _has_warned = True
         warnings.warn(
-            "trainatomy finds no GPU on this machine: the training is not watched. `trainatomy.predict` needs no GPU.",
+            "trainatomy finds no GPU on this machine: of a training, only what it takes of the host is watched. "
+            "`trainatomy.predict` needs no GPU.",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -15,6 +15,7 @@ from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, are_wante
 from trainatomy.analysis.published import bytes_per_parameter
 from trainatomy.analysis.variants import StepClock
 from trainatomy.libraries import installed_versions
+from trainatomy.prediction.host import host_bill_of
 from trainatomy.prediction.inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.prediction.subject import paddings_of, subject_of
 from trainatomy.prediction.tasks import checkpoint_of, evaluation_of, generation_of, restored_of
@@ -85,6 +86,7 @@ def prediction_of(
     time = None
     if request.timed:
         time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, request.host_paces)
+    checkpoint, restored = checkpoint_of(workload, simulation, analysis), restored_of(simulation, analysis)
     return Prediction(
         name=workload.display_name,
         workload=workload.to_mapping(),
@@ -116,8 +118,9 @@ def prediction_of(
         trials=simulation.trials,
         evaluation=evaluation_of(workload, simulation, analysis, calibration, timed=request.timed),
         generation=generation_of(workload, simulation, calibration, time),
-        checkpoint=checkpoint_of(workload, simulation, analysis),
-        restored=restored_of(simulation, analysis),
+        checkpoint=checkpoint,
+        restored=restored,
+        host_bill=host_bill_of(workload, simulation, request, checkpoint, restored),
         experts=simulation.experts,
         rank=simulation.trace.rank,
     )

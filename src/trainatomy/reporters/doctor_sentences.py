@@ -271,6 +271,52 @@ WORDINGS: Mapping[str, Wording] = {
         "libraries start a thread for each visible one, and DataLoader workers compete",
         "OMP_NUM_THREADS and num_workers by what is granted",
     ),
+    "died_of_group": Wording(
+        "{victim} was killed because its control group reached its limit {limit}",
+        "the container's or the job's own limit, not the machine's memory",
+        "raise it (docker run --memory, resources.limits.memory, sbatch --mem), or need less: trainatomy predict "
+        "TRAIN.yaml --host-memory SIZE names the phase",
+    ),
+    "died_of_machine": Wording(
+        "{victim} was killed because the machine's memory {limit} was used up",
+        "the kernel ends the process that holds most, whoever asked for more",
+        "trainatomy predict TRAIN.yaml --host-memory here names the phase and what lowers it",
+    ),
+    "died_by_kill": Wording(
+        "{victim} was killed by signal 9 (exit code -9 or 137)",
+        "nearly always the kernel for lack of host memory {limit}; a scheduler or a person sends it, too",
+        "dmesg | grep -i oom says who; trainatomy predict TRAIN.yaml --host-memory here names the phase",
+    ),
+    "died_of_shm": Wording(
+        "{victim} ended with a bus error: /dev/shm {limit} was full",
+        "workers hand their batches over in /dev/shm; memory was not the limit",
+        "docker run --ipc=host or --shm-size=8g; fewer workers, dataloader_prefetch_factor: 1",
+    ),
+    "died_of_allocation": Wording(
+        "an allocation{wanted} on the host was refused",
+        "a limit of the address space or of overcommitting, not the kernel's killer",
+        "ulimit -v; sysctl vm.overcommit_memory; trainatomy predict TRAIN.yaml --host-memory here",
+    ),
+    "died_of_disk": Wording(
+        "a file could not be written: no space is left",
+        "checkpoints fill the disk, or the folder of temporary files",
+        "save_total_limit, save_only_model, another output_dir; trainatomy predict says what a checkpoint takes",
+    ),
+    "died_of_gpu": Wording(
+        "the GPU's memory ran out, not the host's",
+        "PyTorch says so itself, and nothing was killed",
+        "trainatomy predict TRAIN.yaml --why-oom",
+    ),
+    "died_unknown": Wording(
+        "this says nothing of a limit: {text}",
+        "exit code -9 or 137, a bus error, a line of the kernel's log or memory.events would",
+        "dmesg | grep -i -e oom -e killed; cat /sys/fs/cgroup/memory.events",
+    ),
+    "group_killed": Wording(
+        "the kernel has killed {count} processes of this control group for lack of memory (limit: {limit_bytes})",
+        "a training that disappeared here with exit code -9 or 137 died of it",
+        "raise the limit (docker run --memory), or need less: trainatomy predict TRAIN.yaml --host-memory here",
+    ),
     "memory_short": Wording(
         "{free_bytes} of {total_bytes} host memory left ({where})",
         "the kernel ends processes, or swaps",

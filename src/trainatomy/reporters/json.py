@@ -14,6 +14,7 @@ from trainatomy.records.create import SCHEMA, to_plain
 from trainatomy.reporters import doctor_sentences
 from trainatomy.reporters.json_format import ABSENT, Derived, Format, view
 from trainatomy.reporters.prediction_json import (
+    HOST_KEYS,
     PREDICTION,
     PREDICTION_2,
     SaidPrediction,
@@ -311,7 +312,9 @@ FORMATS = {
         WrittenComparison.of,
         {Row: _PREDICTED, Measurement: _MEASURED, Plan: Derived(first={"name": plan_name})},
     ),
-    "measurement": Format(_MEASUREMENT, "A measurement", WrittenMeasurement, keys={WrittenPrediction: _PREDICTED}),
+    "measurement": Format(
+        _MEASUREMENT, "A measurement", WrittenMeasurement, keys={WrittenPrediction: _PREDICTED, **HOST_KEYS}
+    ),
     "record": Format(SCHEMA, "A record", Record, _record),
     "loader": Format("trainatomy/loader/1", "A timed loader", LoaderReport),
     "history": Format("trainatomy/history/1", "Measured runs", History),

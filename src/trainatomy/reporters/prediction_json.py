@@ -9,10 +9,11 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from trainatomy.reporters.json_format import ABSENT, Format, view
+from trainatomy.reporters.json_format import ABSENT, Derived, Format, view
 from trainatomy.reporters.sentences import fact_source, fact_value, reasons
 from trainatomy.reporters.subject_sentences import subject_line
 from trainatomy.results.duration import Duration, TrainingCost
+from trainatomy.results.host import HostBill, HostPhase
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Verdict
 from trainatomy.results.operations import Padding
@@ -105,6 +106,7 @@ class PredictionV2:
     subject: Subject | None = None
     leading_notes: tuple[str, ...] = ()
     paddings: tuple[Padding, ...] = ()
+    host_bill: HostBill | None = None
 
     @classmethod
     def of(cls, prediction: Prediction) -> PredictionV2:
@@ -153,7 +155,10 @@ def _renamed_word(match: re.Match[str]) -> str:
     return match[0].replace(word, _NAMES_V2.get(word, word))
 
 
-PREDICTION = Format("trainatomy/prediction/1", "A prediction", PredictionDocument, PredictionDocument.of)
+_PHASE = {name: getattr(HostPhase, name).fget for name in ("needed_bytes", "held_bytes")}
+_BILL = {name: getattr(HostBill, name).fget for name in ("verdict", "shortages")}
+HOST_KEYS = {HostPhase: Derived(last=_PHASE), HostBill: Derived(last=_BILL)}
+PREDICTION = Format("trainatomy/prediction/1", "A prediction", PredictionDocument, PredictionDocument.of, HOST_KEYS)
 PREDICTION_2 = Format(
-    "trainatomy/prediction/2-draft", "A prediction (draft of version 2)", PredictionV2, PredictionV2.of
+    "trainatomy/prediction/2-draft", "A prediction (draft of version 2)", PredictionV2, PredictionV2.of, HOST_KEYS
 )

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from trainatomy.errors import WorkloadError
 from trainatomy.option import Option, keys, names, share
-from trainatomy.requests.predicting import CalibrationFile, Executor, Jobs, PredictRequest, TrustRemoteCode
+from trainatomy.requests.predicting import CalibrationFile, Executor, HostMemory, Jobs, PredictRequest, TrustRemoteCode
 from trainatomy.results.fit import Goal, Permission
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.schema import Workload
@@ -81,6 +81,7 @@ class FitRequest:
         executor: Where to predict in place of local processes.
         calibration: See ``PredictRequest``.
         trust_remote_code: See ``PredictRequest``.
+        host_memory: See ``PredictRequest``; the search does not lower it, and says what would.
     """
 
     effective_batch_size: Annotated[
@@ -148,6 +149,7 @@ class FitRequest:
     executor: Executor = None
     calibration: CalibrationFile = None
     trust_remote_code: TrustRemoteCode = False
+    host_memory: HostMemory = None
 
     def applies(self, settings: Mapping[str, object]) -> bool:
         """Return whether settings can be applied to what is trained."""
@@ -158,7 +160,9 @@ class FitRequest:
     @property
     def predicting(self) -> PredictRequest:
         """How a training is predicted."""
-        return PredictRequest(calibration=self.calibration, trust_remote_code=self.trust_remote_code)
+        return PredictRequest(
+            calibration=self.calibration, trust_remote_code=self.trust_remote_code, host_memory=self.host_memory
+        )
 
     @property
     def predicting_candidates(self) -> PredictRequest:

@@ -148,6 +148,7 @@ class DiagnoseRequest:
         bandwidth: Measure copies, and clocks under load (about a second for each GPU); not on GPUs that are in use.
         pid: Process of a running training to watch.
         seconds: Watch it for so long; 5 s if ``pid`` is given and this is left out.
+        died: How a training died: an exit code, a line of the kernel's log, a message, or the file that holds them.
     """
 
     gpus: Annotated[
@@ -175,3 +176,12 @@ class DiagnoseRequest:
             words=float | None,
         ),
     ] = 0.0
+    died: Annotated[
+        str,
+        Option(
+            "--died",
+            "Say which limit a training died of: its exit code (`-9`, `137`), its last lines, a line of the kernel's "
+            "log, memory.events, or a file with any of them.",
+            metavar="TEXT|FILE",
+        ),
+    ] = ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from trainatomy.catalog.calibrations import Calibration, resolve_calibration
 from trainatomy.errors import WorkloadError
 from trainatomy.option import Option, in_output, whole_numbers
+from trainatomy.units import bytes_in
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -30,6 +31,50 @@ CALIBRATION = Option(
     words=Path | None,
 )
 CalibrationFile = Annotated[Calibration | None, replace(CALIBRATION, read=resolve_calibration)]
+
+
+def memory_size(option: str, word: str, given: str | int | None) -> int | str | None:
+    """Return the bytes of a size such as ``64 GiB``, or the word that the option takes instead of one.
+
+    Raises:
+        WorkloadError: It is neither.
+    """
+    if given is None or (word and str(given).strip().lower() == word):
+        return None if given is None else word
+    if not (found := bytes_in(str(given))):
+        also = f", or {word}" if word else ""
+        raise WorkloadError(f'{option} {given}: must be a size such as "64 GiB" (KiB, MiB, GiB or TiB){also}')
+    return found
+
+
+def dataset_bytes(option: str, given: str | int | None) -> int | None:
+    """Return the bytes of a size such as ``8 GiB``; raise ``WorkloadError`` if it is none."""
+    found = memory_size(option, "", given)
+    return found if isinstance(found, int) else None
+
+
+HERE = "here"
+HostMemory = Annotated[
+    int | str | None,
+    Option(
+        "--host-memory",
+        "Memory of each machine, such as `64 GiB`, or `here` for this one's: also say whether the training's processes "
+        "fit in it (default: that of --instance).",
+        metavar="SIZE|here",
+        words=str | None,
+        read=partial(memory_size, "--host-memory", HERE),
+    ),
+]
+DatasetMemory = Annotated[
+    int | None,
+    Option(
+        "--dataset-memory",
+        "Memory of a data set that lies in Python objects: each process holds it, and in time each of its workers.",
+        metavar="SIZE",
+        words=str | None,
+        read=partial(dataset_bytes, "--dataset-memory"),
+    ),
+]
 Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
 Jobs = Annotated[
     int | None,
@@ -75,6 +120,9 @@ class PredictRequest:
         trust_remote_code: Run the code that comes with a model on the hub.
         calibration: A calibration for the timing model; None for the one that ships.
         ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
+        host_memory: Memory of each machine in bytes, against which its processes are held; ``"here"``: this machine's,
+            or its control group's, with its /dev/shm and disk; None: that of the workload's ``instance``.
+        dataset_memory: Bytes of a data set that lies in Python's memory; None: it is mapped from files.
         host_paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
         layouts: Try other addresses of segments, skipped steps and padded sizes; False is somewhat faster, for one of
             many candidates, and so is ``"scarce"``, for a verdict alone: only where less memory is free than reserved.
@@ -94,6 +142,8 @@ class PredictRequest:
             read=partial(whole_numbers, "--ranks"),
         ),
     ] = ()
+    host_memory: HostMemory = None
+    dataset_memory: DatasetMemory = None
     host_paces: tuple[float, ...] = ()
     layouts: bool | Literal["scarce"] = True
 

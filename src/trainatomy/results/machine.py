@@ -268,6 +268,7 @@ class Host:
         busiest: Processes that used them most, without this one.
         memory_limit_bytes: Of the control group.
         memory_used_bytes: Of the control group.
+        oom_kills: Processes of the control group that the kernel killed for lack of memory.
         swapped_pages: Pages brought in from swap while it was watched.
         huge_pages: ``always``, ``madvise`` or ``never``.
         shm_bytes: Size of /dev/shm.
@@ -290,6 +291,7 @@ class Host:
     available_bytes: int | None = None
     memory_limit_bytes: int | None = None
     memory_used_bytes: int | None = None
+    oom_kills: int | None = None
     swap_bytes: int | None = None
     swap_used_bytes: int | None = None
     swapped_pages: int | None = None
@@ -342,6 +344,7 @@ class MachineState:
     """Everything that was found on a machine.
 
     Attributes:
+        died: What is left of a training that died: an exit code, a line of a log, a message; empty: nothing was given.
         unmeasured: Why nothing was measured: ``unwanted``, ``busy``, ``watching``, ``failed``, ``no gpu``, or empty.
     """
 
@@ -351,6 +354,7 @@ class MachineState:
     host: Host = Host()
     watched: Watched | None = None
     unmeasured: str = ""
+    died: str = ""
 
 
 Severity = Literal["error", "warning", "note"]

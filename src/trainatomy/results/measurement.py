@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Literal
 
+from trainatomy.results.host import HostBill
 from trainatomy.results.loader import DataWait
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint
 from trainatomy.results.tasks import Checkpoint, Evaluation, Generation, RestoredCheckpoint
@@ -275,7 +276,8 @@ class Measurement:
     steps after each of which the CPU waited for the GPU.  ``evaluation`` is the evaluation that ran
     during the training.  ``host_pace``, ``power`` and ``data_wait`` are the CPU's speed, the GPU's power and the
     time that steps waited for their data, all during the timed steps.  ``skipped_steps`` is the number of first
-    optimizer steps that gradient scaling skipped; ``None`` where it decides about none.
+    optimizer steps that gradient scaling skipped; ``None`` where it decides about none.  ``host_bill`` is what this
+    process and those that it started took of the host.
     """
 
     name: str
@@ -320,6 +322,7 @@ class Measurement:
     power: PowerUse | None = None
     data_wait: DataWait | None = None
     skipped_steps: int | None = None
+    host_bill: HostBill | None = None
 
     @property
     def ranks(self) -> dict[int, RankMeasurement]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from trainatomy.results.duration import Duration, duration_of
+from trainatomy.results.host import HostBill
 from trainatomy.results.lengths import LengthsPrediction
 from trainatomy.results.memory import Memory, ModuleActivations, OutOfMemoryPoint, TimelinePoint, Verdict
 from trainatomy.results.operations import Padding
@@ -335,7 +336,8 @@ class Prediction:
 
     ``subject`` is what was predicted; None in predictions that an earlier version recorded.  ``leading_notes`` are the
     notes that matter most: what was decided for the user and changes memory or time.  ``paddings`` are sizes that are
-    no multiples of what tensor cores take, with what padding them saves.
+    no multiples of what tensor cores take, with what padding them saves.  ``host_bill`` is what the training takes
+    of each machine's memory, /dev/shm and disk; None for scripts, and in predictions that an earlier version recorded.
     """
 
     name: str
@@ -368,6 +370,7 @@ class Prediction:
     subject: Subject | None = None
     leading_notes: tuple[str, ...] = ()
     paddings: tuple[Padding, ...] = ()
+    host_bill: HostBill | None = None
 
     @property
     def gpu(self) -> GPUSummary:

@@ -119,6 +119,7 @@ def arrays_without_data(recorder: Recorder, above: int = 0) -> Iterator[None]:
             return numpified(tensors)
         with contextlib.suppress(SimulationError):  # integers whose values nobody knows
             tensors.cpu()
+        recorder.gathered.keep(int(tensors.nbytes) * (2 if tensors.dtype == torch.bfloat16 else 1))
         if tensors.dtype == torch.bfloat16:  # which NumPy does not have
             work("convert", 3 * tensors.nbytes)
             return zeros(tuple(tensors.shape), "float32")
@@ -131,6 +132,7 @@ def arrays_without_data(recorder: Recorder, above: int = 0) -> Iterator[None]:
         if prod(shape) < above:
             return concatenated(array1, array2, padding_index)
         joined = zeros(shape, array1.dtype)
+        recorder.gathered.join(joined.nbytes)
         work("concatenate", np.atleast_1d(array1).nbytes + np.atleast_1d(array2).nbytes + joined.nbytes)
         return joined
 

@@ -36,7 +36,7 @@ from trainatomy.simulator.execution import MetaExecution, MixedDevices, has_host
 from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.sparse_tensors import NAMES as SPARSE
 from trainatomy.simulator.sparse_tensors import SparseOperators
-from trainatomy.simulator.storages import Storages
+from trainatomy.simulator.storages import GatheredArrays, Storages
 from trainatomy.simulator.trace_writer import PlanWriter, TraceWriter
 from trainatomy.simulator.values import CHOOSES, GUESSES, LIKE_FACTORIES, Values
 from trainatomy.training.stored_weights import is_packed_type
@@ -166,6 +166,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         communicates: True for one rank of several.
         transfers: Number of collectives, and of copies to other GPUs, so far.
         evaluation: Last evaluation of the training.
+        gathered: Arrays on the host with the outputs of evaluations.
         generation: Last call of ``generate()``.
         saving: Last checkpoint that was saved.
         step_before: Operations of the last step but one, where the observer keeps them.
@@ -198,6 +199,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         self.functions: list[Any] | None = None
         self.cards = cards
         self.evaluation: ExecutedEvaluation | None = None
+        self.gathered = GatheredArrays()
         self.generation: ExecutedGeneration | None = None
         self.saving: ExecutedSaving | None = None
         self.step_before: Operations | None = None

@@ -23,6 +23,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class HostUse:
+    """What an execution found of the host's memory, in bytes, for each process.
+
+    Attributes:
+        weights: Parameters and buffers of the whole model, as it is built.
+        stored: Bytes of the files that they are loaded from.
+        is_built: Whether a function of the user's makes the model in memory; otherwise it is loaded from files.
+        batch: The tensors of a batch; empty where they are not known.
+        pinned: Pinned blocks that hold activations.
+        pageable: Other memory that holds activations.
+        shards: Parameters that this rank keeps on the host, by FSDP's policy.
+        gathered: Arrays with the outputs of an evaluation, at their largest together.
+    """
+
+    weights: int
+    stored: int
+    is_built: bool
+    batch: tuple[int, ...] = ()
+    pinned: int = 0
+    pageable: int = 0
+    shards: tuple[int, ...] = ()
+    gathered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Simulation:
     """Result of executing a workload's steps.
 
@@ -54,6 +79,7 @@ class Simulation:
         input_shapes: Shape of each input of a sample, by the name of the model's argument; empty if it is not known.
         stored_quantization: How the weights of the checkpoint are quantised, if they are loaded so.
         loop: Name of a loop that is not the workload's: that of a script.
+        host: What the execution found of the host's memory.
     """
 
     trace: AllocationTrace
@@ -84,6 +110,7 @@ class Simulation:
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     stored_quantization: str | None = None
     loop: str | None = None
+    host: HostUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,30 @@ class HostMemory:
         self._live -= size
 
 
+class GatheredArrays:
+    """Arrays on the host with the outputs that an evaluation gathers: kept to its end, and joined by copying them.
+
+    Attributes:
+        most: Most bytes of them that an evaluation held at once.
+    """
+
+    def __init__(self) -> None:
+        self.most = self._kept = 0
+
+    def begin(self) -> None:
+        """Begin an evaluation."""
+        self._kept = 0
+
+    def keep(self, size: int) -> None:
+        """Add outputs that came to the host."""
+        self._kept += size
+        self.most = max(self.most, self._kept)
+
+    def join(self, joined: int) -> None:
+        """Join two arrays in a third one of this size, beside which they still exist."""
+        self.most = max(self.most, self._kept + joined)
+
+
 class Storages:
     """Storages of meta tensors that are not in the memory of the process's first GPU, held by weak references.
 

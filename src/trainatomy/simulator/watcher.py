@@ -317,6 +317,7 @@ class Watcher(PhaseMarker):
         self._interrupted = self._operations.operations, self._operations.recording
         self._operations.stop()
         self._recorder.mark("evaluation")
+        self._recorder.gathered.begin()
         self._set_stage("evaluation")
         self._operations.start(self._recorder.step)
         self._operations.stage, self._operations.micro_step = "other", -1

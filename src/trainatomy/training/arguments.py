@@ -51,6 +51,7 @@ _BY_LOOP = frozenset(
 _LOADING: dict[str, Any] = {
     "dataloader_pin_memory": False,
     "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": None,
     "train_sampling_strategy": "random",
 }
 """Settings for loading batches, whatever the workload says: they take no GPU memory, and ``training.lengths`` puts

@@ -101,6 +101,7 @@ def build_dataset(
 
 
 _SHAPES = "_trainatomy_batch_shapes"
+_BYTES = "_trainatomy_batch_bytes"
 
 
 def _remembering(collate: Callable[[Sequence[Any]], Batch], model: nn.Module) -> Callable[[Sequence[Any]], Batch]:
@@ -111,6 +112,7 @@ def _remembering(collate: Callable[[Sequence[Any]], Batch], model: nn.Module) ->
         if not hasattr(inner, _SHAPES):
             tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
             setattr(inner, _SHAPES, {name: tuple(value.shape) for name, value in tensors.items()})
+            setattr(inner, _BYTES, tuple(int(value.nbytes) for value in tensors.values()))
         return batch
 
     return collated
@@ -120,6 +122,12 @@ def batch_shapes(model: nn.Module, size: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor of a sample in the first batch of ``size`` that was made for a model."""
     shapes: Mapping[str, tuple[int, ...]] = getattr(unwrap(model), _SHAPES, {})
     return {name: _of_a_sample(shape, size) for name, shape in shapes.items()}
+
+
+def batch_bytes(model: nn.Module) -> tuple[int, ...]:
+    """Return the bytes of each tensor in the first batch that was made for a model; empty where none was made here."""
+    found: tuple[int, ...] = getattr(unwrap(model), _BYTES, ())
+    return found
 
 
 def _of_a_sample(shape: tuple[int, ...], size: int) -> tuple[int, ...]:

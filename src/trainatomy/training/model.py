@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.training import factory
-from trainatomy.training.configuration import DTYPES, build_configuration, dtype_note, dtype_to_load
+from trainatomy.training.configuration import DTYPES, build_configuration, dtype_note, dtype_to_load, stored_dtype
 from trainatomy.training.host_values import call_with_values
 from trainatomy.training.kernels import replace_layers
 from trainatomy.training.model_class import embedding_class, head_note, model_class
@@ -104,6 +104,14 @@ def is_loaded_by_gpu(model: nn.Module) -> bool:
     return getattr(unwrap(model), _LOADED_BY_GPU, False)
 
 
+def stored_share(model: nn.Module) -> float:
+    """Return the bytes of the stored weights of a built model for each byte in memory; 1 where nothing is cast."""
+    inner = unwrap(model)
+    stored = getattr(inner, _STORED, None)
+    loaded = next((each.dtype for each in inner.parameters() if each.is_floating_point()), stored)
+    return 1.0 if stored is None or loaded is None else stored.itemsize / loaded.itemsize
+
+
 def weights_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
     """Return the dtype of the weights of a built model: that of its first parameter if the checkpoint decides.
 
@@ -120,6 +128,7 @@ def weights_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
 
 _NOTES = "_trainatomy_notes"
 _LOADED_BY_GPU = "_trainatomy_loaded_by_gpu"
+_STORED = "_trainatomy_stored_dtype"
 
 
 def add_notes(model: nn.Module, notes: tuple[str, ...]) -> None:
@@ -153,6 +162,7 @@ def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTraine
     _check_gradient_scaling(workload, dtype)
     _check_attention(spec.attn_implementation)
     attention = {} if spec.attn_implementation is None else {"attn_implementation": spec.attn_implementation}
+    stored = stored_dtype(config)
     try:
         model = found._from_config(config, dtype=dtype, **attention)
     except ImportError as error:
@@ -166,6 +176,7 @@ def _from_transformers(workload: Workload, trust_remote_code: bool) -> PreTraine
     head = head_note(config, found, spec.class_) if workload.mode == "training" else None
     setattr(model, _NOTES, tuple(each for each in (head, note, dequantised) if each is not None))
     setattr(model, _LOADED_BY_GPU, dequantised is not None)
+    setattr(model, _STORED, stored or dtype)
     return model
 
 

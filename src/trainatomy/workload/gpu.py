@@ -12,20 +12,17 @@ from pydantic_core import PydanticCustomError
 
 from trainatomy.catalog.gpus import GPU, find_gpu, gpu_from_mapping, gpus, power_of
 from trainatomy.errors import WorkloadError
+from trainatomy.units import bytes_in
 from trainatomy.workload.section import Amount, Count, Index, Problem, Section, Text
-
-_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def _bytes(value: Any) -> Any:
     """Convert ``80 GiB`` to bytes; a number without a unit is bytes already."""
     if not isinstance(value, str):
         return value
-    found = _SIZE.fullmatch(value.strip().replace("_", ""))
-    if found is None or found[2] not in _UNITS or (not found[2] and "." in found[1]):
+    if (found := bytes_in(value)) is None:
         raise PydanticCustomError("size", 'must be bytes, or a size such as "80 GiB" (KiB, MiB, GiB or TiB)')
-    return round(float(found[1]) * _UNITS[found[2]]) if found[2] else int(found[1])
+    return found
 
 
 def _capability(value: Any) -> Any:

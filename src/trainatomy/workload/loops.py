@@ -75,7 +75,7 @@ class Loop:
         return found
 
 
-_HOST_ONLY = frozenset({"dataloader_pin_memory", "dataloader_num_workers", "seed"})
+_HOST_ONLY = frozenset({"dataloader_pin_memory", "dataloader_num_workers", "dataloader_prefetch_factor", "seed"})
 """Settings without effect on the GPU's memory or on the operations of a step, in any loop."""
 
 _EVALUATION_ONLY = frozenset({"per_device_eval_batch_size", "fp16_full_eval", "bf16_full_eval"})

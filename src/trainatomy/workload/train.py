@@ -283,6 +283,9 @@ class TrainSpec(Section):
     ddp_static_graph: bool | None = Field(default=None, description="DDP: the graph of a step never changes")
     dataloader_pin_memory: bool = Field(default=True, description="copy batches from pinned host memory")
     dataloader_num_workers: Index = Field(default=0, description="worker processes that load batches")
+    dataloader_prefetch_factor: Count | None = Field(
+        default=None, description="batches that each of these processes makes ahead (default: 2)"
+    )
     seed: Index = Field(default=42, description="random seed")
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = Field(
         default="random",

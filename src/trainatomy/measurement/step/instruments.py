@@ -4,7 +4,7 @@
 on the CPU and on the GPU: around each fetch of a batch an event is recorded.  The GPU passes the first one when it has
 finished the work before it, and the second one when it gets there and the batch has arrived; what lies between them is
 time in which the GPU had nothing to do because of the data.  ``Monitors`` bundles it with the host's pace and the GPU's
-power.
+power.  ``HostPhases`` tells a ``HostSampler`` where the training is.
 """
 
 from __future__ import annotations
@@ -19,12 +19,20 @@ import torch
 from torch.utils.data import dataloader
 
 from trainatomy.measurement.device.power import power_use
+from trainatomy.measurement.host_memory import HostSampler
 from trainatomy.results.loader import DataWait
+from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import nn
+
     from trainatomy.measurement.device.host import HostProbe
     from trainatomy.measurement.device.power import PowerSampler
     from trainatomy.results.measurement import HostPace, PowerUse
+    from trainatomy.results.tasks import RestoringPurpose
 
 
 class Stopwatch:
@@ -220,3 +228,43 @@ class Monitors:
         if self.power is None or self._stopwatch is None:
             return None
         return power_use(self.power, self._began, self._stopwatch.ends, self._first_step, samples, tokens)
+
+
+def pinned_bytes() -> int:
+    """Return the host memory that PyTorch has pinned in this process, with what it keeps for later."""
+    if not torch.cuda.is_initialized() or not hasattr(torch._C, "_cuda_hostMemoryStats"):
+        return 0
+    return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+
+
+def host_sampler() -> HostSampler:
+    """Return a sampler that knows what PyTorch has pinned."""
+    return HostSampler(pinned=pinned_bytes)
+
+
+class HostPhases(Silent):
+    """Observer of a loop that begins a sampler's phases."""
+
+    def __init__(self, sampler: HostSampler) -> None:
+        self._sampler = sampler
+
+    def loaded(self, model: nn.Module) -> None:
+        self._sampler.phase("training")
+
+    def evaluation_begin(self, batches: int) -> None:
+        self._sampler.phase("evaluation")
+
+    def evaluation_end(self) -> None:
+        self._sampler.phase("training")
+
+    def saving_begin(self) -> None:
+        self._sampler.phase("saving")
+
+    def saving_end(self, files: Mapping[str, int], folder: Path) -> None:
+        self._sampler.phase("training")
+
+    def restoring_begin(self, purpose: RestoringPurpose) -> None:
+        self._sampler.phase("restoring")
+
+    def restoring_end(self) -> None:
+        self._sampler.phase("training")

@@ -26,7 +26,7 @@ from trainatomy.measurement.step.group import (
     join_alone,
     place_of,
 )
-from trainatomy.measurement.step.instruments import DataWaits, Monitors
+from trainatomy.measurement.step.instruments import DataWaits, HostPhases, Monitors, host_sampler
 from trainatomy.measurement.step.recorder import RunRecorder
 from trainatomy.measurement.step.results import (
     PROCESS_GROUP,
@@ -51,8 +51,9 @@ from trainatomy.training.shape import tokens_per_sample
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from trainatomy.measurement.host_memory import HostSampler
     from trainatomy.training.observer import Observer
 
 _CASE_FIELDS = (
@@ -83,7 +84,7 @@ def run(job: Job, reporter: Reporter | None = None) -> Measurement:
     place = place_of(workload.parallel)
     job = job if place.rank == 0 else replace(job, trace=None)
     reporter = reporter or Reporter()
-    with _open_driver() as driver:
+    with _open_driver() as driver, _host_followed(job) as host:
         meter = Meter(driver, is_exclusive=job.alone)
         reporter.stage("first tensor")
         if workload.parallel.devices > 1:
@@ -103,13 +104,31 @@ def run(job: Job, reporter: Reporter | None = None) -> Measurement:
         if group.size > 1:
             first_collective()
             meter.stage(PROCESS_GROUP)
-        return _run_in_group(job, workload, meter, group, reporter, device)
+        if host is not None:
+            host.phase("loading")
+        measurement = _run_in_group(job, workload, meter, group, reporter, host)
+        return measurement if host is None else replace(measurement, host_bill=host.bill())
+
+
+@contextlib.contextmanager
+def _host_followed(job: Job) -> Iterator[HostSampler | None]:
+    """Follow the host's memory meanwhile, but not while allocations are recorded: the recording takes some itself."""
+    if job.recorded:
+        yield None
+        return
+    sampler = host_sampler()
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.stop()
 
 
 def _run_in_group(
-    job: Job, workload: Workload, meter: Meter, group: RankGroup, reporter: Reporter, device: int
+    job: Job, workload: Workload, meter: Meter, group: RankGroup, reporter: Reporter, host: HostSampler | None
 ) -> Measurement:
     """Build the model, run the steps and gather what was measured."""
+    device = torch.cuda.current_device()
     limit = _step_limit(job, workload)
     timer = StepTimer(
         meter,
@@ -125,7 +144,8 @@ def _run_in_group(
     recorder = RunRecorder(timer.warm_up) if job.recorded else None
     skipped = CountedSteps()
     with following_scaled_steps(decided=skipped.decided):
-        outcome = _execute(workload, timer, recorder, limit.max_steps)
+        others = [] if host is None else [HostPhases(host)]
+        outcome = _execute(workload, timer, recorder, limit.max_steps, others)
     meter.read()
     if outcome.failure is None:
         group.wait_for_all()
@@ -222,10 +242,16 @@ def _step_limit(job: Job, workload: Workload) -> StepLimit:
     return StepLimit(max(job.steps, job.most_steps), job.steps, job.seconds)
 
 
-def _execute(workload: Workload, timer: StepTimer, recorder: RunRecorder | None, max_steps: int) -> Outcome:
+def _execute(
+    workload: Workload,
+    timer: StepTimer,
+    recorder: RunRecorder | None,
+    max_steps: int,
+    others: Sequence[Observer] = (),
+) -> Outcome:
     model = built_model(workload)
     tokens = tokens_per_sample(workload, model)
-    observer = timer if recorder is None else _Observers(recorder, timer)
+    observer = _Observers(*([] if recorder is None else [recorder]), timer, *others)
     try:
         following = (
             contextlib.nullcontext() if recorder is None or workload.parallel.processes == 1 else followed(recorder)

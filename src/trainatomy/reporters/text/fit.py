@@ -19,6 +19,7 @@ from trainatomy.reporters.document import (
     Column,
     Document,
     Part,
+    Section,
     Table,
     grid,
     listed,
@@ -30,6 +31,7 @@ from trainatomy.reporters.export import command_line_flags, launch_command, trai
 from trainatomy.reporters.labels import SECTIONS, VERDICT_STYLES
 from trainatomy.reporters.settings import REMEDIES
 from trainatomy.reporters.text.comparison import comparison_page
+from trainatomy.reporters.text.host import host_section
 from trainatomy.reporters.text.memory import breakdown
 from trainatomy.reporters.text.prediction import subject_of
 from trainatomy.results.comparison import Comparison
@@ -274,7 +276,15 @@ def _fits(fit: Fit, best: Candidate, command: str) -> Iterator[Part]:
         advice = search_sentences.batch_advice(rows, best)
         lines = [Text(), Bullets(advice)] if advice else []
         yield section(SECTIONS["fit_batches"], _batches(rows, best), *lines)
+    yield from host_of(best)
     yield from listed(SECTIONS["fit_limits"], _limits(fit))
+
+
+def host_of(candidate: Candidate) -> Iterator[Section]:
+    """Yield what the host holds, where it has too little: the search changes nothing about that."""
+    bill = candidate.prediction.host_bill
+    if bill is not None and bill.shortages:
+        yield host_section(bill)
 
 
 def _setup(fit: Fit) -> list[Part]:
@@ -412,6 +422,7 @@ def _shortage_parts(shortage: Shortage, origin: Origin | None) -> Iterator[Part]
     if shortage.interrupted:
         yield Text("The search was interrupted: these are the steps found so far.", style="bold yellow")
     yield from _shortage(shortage, origin, shortage.given.workload)
+    yield from host_of(shortage.given)
     yield Text()
     taken = f"Searched in {seconds(shortage.seconds)} without a GPU ({sentences.versions(prediction)})."
     yield Text(taken, style="dim")

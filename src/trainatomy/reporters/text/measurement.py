@@ -25,6 +25,7 @@ from trainatomy.reporters.document import (
 )
 from trainatomy.reporters.labels import COLUMNS, FIGURES, NVML_FIGURES, SECTIONS, STATUS_STYLES
 from trainatomy.reporters.settings import rank_name
+from trainatomy.reporters.text.host import host_section
 from trainatomy.reporters.text.memory import measured_breakdown, modules_table, sizes_table, timeline
 from trainatomy.reporters.text.prediction import task_sections
 from trainatomy.results.measurement import Measurement, RankMeasurement
@@ -131,6 +132,11 @@ def _parts(measurement: Measurement, prediction: Prediction | None) -> Iterator[
         yield from listed(SECTIONS["time"], _time(measurement, prediction))
     for name, lines in run_sentences.of_run(measurement, prediction.time if prediction else None).items():
         yield from listed(SECTIONS[name], lines)
+    if measurement.host_bill is not None:
+        predicted = None if prediction is None else prediction.host_bill
+        yield (
+            host_section(measurement.host_bill) if predicted is None else host_section(predicted, measurement.host_bill)
+        )
     if nvml := _nvml(measurement):
         yield section(SECTIONS["nvml"], sizes_table(nvml), Text(sentences.NVML, style="dim"))
     if measurement.modules and measurement.memory is not None:

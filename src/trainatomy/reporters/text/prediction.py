@@ -28,6 +28,7 @@ from trainatomy.reporters.labels import BASIS_STYLES, PHASES, SECTIONS, TIMES, V
 from trainatomy.reporters.script_sentences import script_sentences
 from trainatomy.reporters.settings import rank_name
 from trainatomy.reporters.subject_sentences import shared_subject
+from trainatomy.reporters.text.host import host_section, is_shown
 from trainatomy.reporters.text.memory import breakdown, counters, modules_table, timeline
 from trainatomy.results.lengths import Distribution, LengthsPrediction
 from trainatomy.results.measurement import Measurement
@@ -78,6 +79,7 @@ def prediction_page(
     price: str = "the given price",
     *,
     with_sources: bool = False,
+    with_host: bool = False,
 ) -> Document:
     """Return a prediction as a page.
 
@@ -86,8 +88,9 @@ def prediction_page(
         cost_per_hour: Price of all its GPUs, for what the whole training costs where its steps are known.
         price: What that price is.
         with_sources: Also list all inputs and where they come from.
+        with_host: Also show what the host holds where no limit of it is known.
     """
-    return Document((*_answer(prediction, cost_per_hour, price), *_parts(prediction, with_sources)))
+    return Document((*_answer(prediction, cost_per_hour, price), *_parts(prediction, with_sources, with_host)))
 
 
 def _answer(prediction: Prediction, cost_per_hour: float | None, price: str) -> Iterator[Part]:
@@ -106,7 +109,7 @@ def _answer(prediction: Prediction, cost_per_hour: float | None, price: str) -> 
         yield Text(sentences.duration(duration, cost_per_hour, price, fits=runs))
 
 
-def _parts(prediction: Prediction, with_sources: bool) -> Iterator[Part]:
+def _parts(prediction: Prediction, with_sources: bool, with_host: bool) -> Iterator[Part]:
     memory, figures = prediction.memory, prediction.bytes_per_parameter
     if prediction.script is not None:
         yield from listed(SECTIONS["script"], script_sentences(prediction.script))
@@ -115,6 +118,8 @@ def _parts(prediction: Prediction, with_sources: bool) -> Iterator[Part]:
     if prediction.experts is not None:
         yield from listed(SECTIONS["experts"], subject_sentences.experts(prediction.experts))
     yield from task_sections(prediction)
+    if prediction.host_bill is not None and (with_host or is_shown(prediction.host_bill)):
+        yield host_section(prediction.host_bill)
     if prediction.lengths is not None:
         yield section(SECTIONS["lengths"], *_lengths(prediction.lengths))
     if prediction.other_ranks:

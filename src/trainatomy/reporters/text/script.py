@@ -29,6 +29,7 @@ from trainatomy.reporters.document import (
 from trainatomy.reporters.labels import COLUMNS, FIGURES, SECTIONS, STATUS_STYLES, component
 from trainatomy.reporters.script_sentences import script_sentences
 from trainatomy.reporters.text.gpus import gpus_table
+from trainatomy.reporters.text.host import host_section
 from trainatomy.reporters.text.memory import breakdown
 from trainatomy.reporters.text.prediction import verdict_cell
 from trainatomy.results.fit import ScriptCandidate, ScriptFit
@@ -176,6 +177,11 @@ def _summary(measurement: Measurement, prediction: Prediction | None) -> Iterato
     yield section(SECTIONS["stages"], _stages(measurement))
     for name, lines in run_sentences.of_run(measurement, prediction.time if prediction else None).items():
         yield from listed(SECTIONS[name], lines)
+    if measurement.host_bill is not None:
+        predicted = None if prediction is None else prediction.host_bill
+        yield (
+            host_section(measurement.host_bill) if predicted is None else host_section(predicted, measurement.host_bill)
+        )
     if prediction is not None:
         yield section(SECTIONS["prediction"], _gaps(measurement, prediction))
     yield from listed(SECTIONS["notes"], measurement.notes)
