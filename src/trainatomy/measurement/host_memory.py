@@ -192,7 +192,7 @@ class HostSampler:
         """Prepare to read.
 
         Args:
-            pinned: Returns the bytes of host memory that the process has pinned, which its resident memory lacks.
+            pinned: Returns the bytes of host memory that the process has pinned.
             folder: Where the training writes its checkpoints.
             max_share: Share of the time that readings may take.
             root: Where /proc, /sys and /dev are.
@@ -317,7 +317,7 @@ def _process(role: HostRole, held: Resident, share: Share | None, pinned: int = 
         HostPart("", "anonymous", held.anonymous - others),
         HostPart("", "anonymous", others, inherited=True),
         HostPart("", "mapped", held.mapped),
-        HostPart("", "shared", held.shared),
+        HostPart("", "shared", max(held.shared - pinned, 0)),  # on an H200's host, CUDA's pinned memory is shared
         HostPart("", "pinned", pinned),
     ]
     return HostProcess(role, tuple(part for part in parts if part.bytes))

@@ -65,7 +65,7 @@ class HostProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Resident memory of one of them (RSS), and what it pinned."""
+        """Resident memory of one of them (RSS), pinned memory included."""
         return sum(part.bytes for part in self.parts)
 
     @property
