@@ -53,7 +53,7 @@ def predicted(name: str, case: dict[str, Any], gpu_id: str, compiles: bool, code
         call = simulation.operations.calls[operation.call]
         seconds = kernel_cost(call, step.cost_model).seconds * operation.repeats
         total += seconds
-        if call.name == "inductor::kernel":
+        if call.name == "inductor::fused":
             numbers = dict(call.numbers)
             entry = fused[numbers.get("kernel", "?")]
             entry[0] += operation.repeats

@@ -77,7 +77,7 @@ def test_pointwise_operations_are_recomputed_instead_of_kept(from_factory: Facto
     assert held_at_forward_end(eager) == 3 * HIDDEN  # the inputs of gelu, of sin and of the last layer
     assert held_at_forward_end(compiled) == 2 * HIDDEN  # the result of the first layer and the input of the last one
     calls = [call.name for call in compiled.operations.calls]
-    assert "inductor::kernel" in calls and "aten::gelu" not in calls and "aten::mm" in calls
+    assert "inductor::fused" in calls and "aten::gelu" not in calls and "aten::mm" in calls
     gradients = [number for number, label in compiled.trace.labels.items() if label == "gradient"]
     assert len(gradients) == 2 * 4  # four parameters in two steps
     assert any("train.torch_compile is experimental" in note for note in compiled.notes)
@@ -90,7 +90,7 @@ def test_a_compiler_that_was_imported_without_triton_finds_it(
     from torch._inductor import scheduler
 
     monkeypatch.setattr(scheduler, "has_triton", lambda: False)
-    assert "inductor::kernel" in [call.name for call in run(from_factory, compiled=True).operations.calls]
+    assert "inductor::fused" in [call.name for call in run(from_factory, compiled=True).operations.calls]
     assert not scheduler.has_triton()
 
 
@@ -222,7 +222,7 @@ def test_a_compiled_step_communicates_as_an_eager_one(triton: None, strategy: st
 
 def test_kernels_have_names_and_buffers_are_no_operations(triton: None) -> None:
     calls = compiled_llama().operations.calls
-    kernels = [dict(call.numbers) for call in calls if call.name == "inductor::kernel"]
+    kernels = [dict(call.numbers) for call in calls if call.name == "inductor::fused"]
     assert all(one["kernel"].startswith("triton_") and int(one["elements"]) > 0 for one in kernels)
     assert any(int(one.get("trigonometric", 0)) for one in kernels)  # of the rotary embedding
     assert not {"aten::empty_strided", "aten::as_strided"} & {call.name for call in calls}

@@ -94,7 +94,7 @@ def test_a_kernel_whose_source_says_no_sizes_has_no_elements() -> None:
 
 def seconds(**numbers: object) -> float:
     tensor = Array((4096, 4096), (4096, 1), "float32", 4, 0)
-    call = Call("inductor::kernel", (tensor,), (), numbers=tuple((name, str(value)) for name, value in numbers.items()))
+    call = Call("inductor::fused", (tensor,), (), numbers=tuple((name, str(value)) for name, value in numbers.items()))
     return kernel_work(call, chip_of(find_gpu("h200"), tf32=None)).seconds
 
 
@@ -109,5 +109,5 @@ def test_arithmetic_shows_where_it_takes_longer_than_moving() -> None:
 
 def test_a_kernel_without_elements_is_priced_by_its_tensors() -> None:
     tensor = Array((4096, 4096), (4096, 1), "float32", 4, 0)
-    work = kernel_work(Call("inductor::kernel", (tensor,), ()), chip_of(find_gpu("h200"), tf32=None))
+    work = kernel_work(Call("inductor::fused", (tensor,), ()), chip_of(find_gpu("h200"), tf32=None))
     assert work.bytes == tensor.bytes and work.seconds == 0

@@ -11,18 +11,21 @@ from math import hypot, log2
 from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.elementwise import moved_once
-from trainatomy.operators.cost.kernel import Chip, KernelWork, number, passes_to
+from trainatomy.operators.cost.elementwise import memory_bound
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, number, passes_to
+from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Call
 
 
 def fused(call: Call, chip: Chip) -> KernelWork:
-    """Return the work of a kernel that Inductor wrote, as its source says; else of one that moves its tensors once."""
-    elements = float(number(call, "elements", "0"))
+    """Return the work of a kernel that Inductor wrote, as its source says; else of one that moves its bytes."""
+    elements, known = float(number(call, "elements", "0")), number(call, "bytes")
+    moved = float(known) if known.isdigit() else traffic(call).bytes
     if not elements:
-        return moved_once(call, chip)
+        passes = passes_to(call, moved, "parts of tensors")
+        return memory_bound("traffic.plain.mixed.triton", chip, call, passes=passes) if moved else NOTHING
     form: dict[str, Any] = read_yaml("efficiency.yaml")["fused"]
-    kind, moved = number(call, "kind"), float(number(call, "bytes", "0"))
+    kind = number(call, "kind")
     share = form["bandwidth"]["pointwise" if kind == "pointwise" else "reduction"]
     cycles = sum(weight * float(number(call, name, "0")) for name, weight in form["cycles"].items())
     seconds = hypot(moved / (chip.bandwidth * share), elements * cycles / (chip.rates["fp32"] / 2))

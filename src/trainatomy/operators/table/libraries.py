@@ -60,7 +60,8 @@ TRITON = family(
         cost="elementwise:moved_once",
     ),
     row("triton::kernel"),
-    row("inductor::kernel", launch="fused", cost="fused:fused"),
+    row("inductor::fused", launch="fused", cost="fused:fused"),
+    row("inductor::kernel", cost="fused:fused"),
     row("inductor::tuning", cost="elementwise:moved_once"),
 )
 

@@ -156,7 +156,7 @@ class _Kernel:
         self._trials.before(self._source, arguments)
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         moved = self._said.moved_bytes(arguments)
-        with one_operation("inductor::kernel", *tensors, kernel=self.name, bytes=moved, **self._said.numbers):
+        with one_operation("inductor::fused", *tensors, kernel=self.name, bytes=moved, **self._said.numbers):
             pass
 
 
