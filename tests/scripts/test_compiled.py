@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from script_types import RunScript
 
 import trainatomy
 from trainatomy.catalog.versions import parse_version
-from trainatomy.errors import MissingLibrary, SimulationError
+from trainatomy.errors import MissingLibrary
 from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.command import read_command, with_gpus
 from trainatomy.scripts.imports import compiling
@@ -172,14 +171,12 @@ def test_a_script_says_why_it_was_not_compiled(run_script: RunScript) -> None:
     assert [one.name for one in found.script.stand_ins if one.kind == "compiled"] == ["Net"]
 
 
-def test_on_several_gpus_it_runs_eagerly_or_is_refused(tmp_path: Path) -> None:
+def test_on_several_gpus_it_is_compiled_too(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
     file = tmp_path / "train.py"
     file.write_text("model.compile()")
-    job = Job(with_gpus(read_command([str(file)]), 2), ("h100-sxm",))
-    found, reason = compiling(job, file)
-    assert found.compiled is False and "torch.compile on several GPUs is not simulated" in reason
-    with pytest.raises(SimulationError, match="--no-compile"):
-        compiling(replace(job, compiled=True), file)
+    found, reason = compiling(Job(with_gpus(read_command([str(file)]), 2), ("h100-sxm",)), file)
+    assert found.compiled is True and not reason
 
 
 FLEX = """

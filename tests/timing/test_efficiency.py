@@ -10,6 +10,7 @@ import pytest
 from trainatomy.catalog.calibrations import from_text, shipped
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.operators.cost import kernel_work
+from trainatomy.operators.cost.kernel import chip_of, physical_seconds
 from trainatomy.operators.cost.plans import Plan, is_alike, plan_distance, plans_of
 from trainatomy.timing import efficiency
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
@@ -17,8 +18,6 @@ from trainatomy.timing.efficiency import (
     EfficiencyPoint,
     EfficiencyPoints,
     FamilyPoints,
-    chip_of,
-    physical_seconds,
     point_microseconds,
 )
 

@@ -59,7 +59,7 @@ def _processors(machine: MachineState) -> Iterator[Finding]:
 def _memory(host: Host) -> Iterator[Finding]:
     limit, used = host.memory_limit_bytes, host.memory_used_bytes
     if host.oom_kills:
-        yield finding("group_killed", count=host.oom_kills, limit_bytes=limit)
+        yield finding("group_killed", count=host.oom_kills)
     if limit and host.memory_bytes and limit < host.memory_bytes and used is not None:
         free, total, where = limit - used, limit, "control group"
     elif host.memory_bytes and host.available_bytes is not None:

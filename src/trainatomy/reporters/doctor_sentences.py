@@ -313,7 +313,7 @@ WORDINGS: Mapping[str, Wording] = {
         "dmesg | grep -i -e oom -e killed; cat /sys/fs/cgroup/memory.events",
     ),
     "group_killed": Wording(
-        "the kernel has killed {count} processes of this control group for lack of memory (limit: {limit_bytes})",
+        "the kernel has killed {count} processes of this control group for lack of memory",
         "a training that disappeared here with exit code -9 or 137 died of it",
         "raise the limit (docker run --memory), or need less: trainatomy predict TRAIN.yaml --host-memory here",
     ),
