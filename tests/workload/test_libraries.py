@@ -35,6 +35,7 @@ def test_keys_of_train_have_the_defaults_of_training_arguments(training_argument
         "per_device_train_batch_size"
     ]  # trainatomy's default: the same as in training
     assert ours.pop("gradient_checkpointing_every") == 1  # in transformers a key of gradient_checkpointing_kwargs
+    assert ours.pop("dynamo_use_regional_compilation") is False  # in accelerate's configuration
     ours["include_for_metrics"] = list(ours["include_for_metrics"])
     ours["save_strategy"] = training_arguments["save_strategy"]  # trainatomy's default: None, nothing is counted
     for name in ("predict_with_generate", "generation_max_length", "generation_num_beams"):  # of Seq2SeqTrainer
