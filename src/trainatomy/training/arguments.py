@@ -103,7 +103,7 @@ def _settings(workload: Workload) -> dict[str, Any]:
     """Return the settings in the form that transformers accepts, which excludes the path of an optimizer's class."""
     train = workload.train
     values = {name: value for name, value in train if value is not None and name not in _LOADING.keys() | _BY_LOOP}
-    if not loop_of(workload).by_trainer:  # which is turned into TF32 besides
+    if not loop_of(workload).by_trainer:  # TrainingArguments would turn TF32 on
         values = {name: value for name, value in values.items() if not name.startswith("torch_compile")}
     if values.get("torch_compile") and train.dynamo_use_regional_compilation:
         os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
