@@ -12,7 +12,7 @@ import torch
 
 from trainatomy.errors import MissingLibrary, SimulationError
 from trainatomy.simulator.compiled import preload_compiler, simulated_compiler
-from trainatomy.simulator.compiled.module import GRAPH
+from trainatomy.simulator.compiled.wrapper import GRAPH
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.simulate import simulate
 from trainatomy.simulator.simulation import Simulation

@@ -110,25 +110,12 @@ def compiled_notes(compiler: Compiler, asked: str) -> list[str]:
     notes = [
         f"{asked} is experimental: memory is that of the buffers in the code that Inductor of PyTorch {release} writes "
         f"({len(compiler.wrappers)} graphs), and that in which kernels are tried before their first launch, which a "
-        "later run need not do; compiling itself is not counted"
+        "later run need not do; compiling itself is not counted",
+        *compiler.recompilations.notes(),
     ]
-    if breaks := compiler.graph_breaks():
-        reasons = "; ".join(dict.fromkeys(reason.splitlines()[0] for reason in breaks))
-        notes.append(f"Dynamo breaks the model's graph, and Python runs in between: {reasons}")
-    if given_up := compiler.given_up:
-        notes.append(
-            f"Dynamo compiles no function more than {compiler.recompile_limit} times, and runs it eagerly from then "
-            f"on, in PyTorch as here: {len(given_up)} calls, because this does not hold any more: {given_up[0]}"
-        )
-    elif recompiled := compiler.recompilations:
-        causes = "; ".join(list(recompiled)[:_SHOWN_CAUSES])
-        notes.append(f"Dynamo compiles again where a condition does not hold, {recompiled.total()} times: {causes}")
     if compiler.autotunes:
         notes.append(
             "max-autotune measures Triton's products against cuBLAS's, which are assumed to be faster: a step may be "
             "shorter than predicted"
         )
     return notes
-
-
-_SHOWN_CAUSES = 3

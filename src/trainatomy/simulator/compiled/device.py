@@ -1,98 +1,30 @@
-"""Answers for the simulated GPU to what Inductor asks of one before it generates code.
-
-Graphs that were traced on meta tensors, as Inductor gets them on a GPU.
-
-Choice of the products of unaligned sizes that Inductor pads (``operators/cost/padding.py``).
-
-Kernels of Inductor that are tried before their first launch.
-
-A kernel that Inductor writes may have several settings (how many numbers a block of threads computes, how many warps).
-On its first launch each setting is timed: the arguments that the kernel overwrites are copied for each run, unless
-that would raise the peak, and a buffer as large as the L2 cache is overwritten between two runs.  All of it is released
-soon, but its segments stay.
-
-Source: torch 2.11-2.13, torch/_inductor/runtime/triton_heuristics.py (``CachingAutotuner.run``, ``bench``) and
-benchmarking.py (``InductorBenchmarker.benchmark_gpu``).  Inductor keeps the best settings in files, so that a later
-training with the same code does not try them; the first one is simulated.
-"""
+"""Answers for the simulated GPU to what Inductor asks of one before it generates code."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, fx
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_aggregate
 from torch.utils import _triton
 
 from trainatomy.catalog.gpus import gpu_of_driver
-from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.operators.allocation.convolution import memory_format
 from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.operators.cost.padding import padding_pays
 from trainatomy.results.operations import Array
 from trainatomy.simulator.cards import Cards
 from trainatomy.simulator.device import DeviceProperties
-from trainatomy.simulator.flex.attention import OPERATION
-
-_GPU = torch.device("cuda", 0)
-
-
-def put_on_gpu(module: fx.GraphModule, mode: Any) -> fx.GraphModule:
-    """Let every value and every device of a graph that stand for the GPU's be of the GPU.
-
-    Args:
-        module: The graph, which is changed.
-        mode: Fake mode of its values.
-    """
-    for node in module.graph.nodes:
-        if "val" in node.meta:
-            node.meta["val"] = on_gpu(node.meta["val"], mode)
-        node.meta.pop("tensor_meta", None)
-        node.args = fx.node.map_aggregate(node.args, _device)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, _device)
-    module.recompile()
-    return module
-
-
-def on_gpu(value: Any, mode: Any) -> Any:
-    """Return fake tensors of the meta device as such of the GPU, everything else unchanged."""
-    if isinstance(value, torch.Tensor) and value.device.type == "meta":
-        with mode:
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_GPU)
-            return made.as_strided(value.shape, value.stride(), value.storage_offset())
-    if isinstance(value, (list, tuple)):
-        return type(value)(on_gpu(each, mode) for each in value)
-    return value
-
-
-def off_gpu(value: Any) -> Any:
-    """Return fake tensors of the GPU as such of the meta device, everything else unchanged.
-
-    Where DDP splits a graph at its buckets, Dynamo takes the results of one part, as its code leaves them, to trace the
-    next one (torch/_dynamo/backends/distributed.py, ``FakeifyFirstAOTInvocationGuard``).
-    """
-    if isinstance(value, fake_tensor.FakeTensor) and value.device.type == "cuda":
-        with value.fake_mode:
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-            return made.requires_grad_(value.requires_grad)
-    return value
-
-
-def _device(value: Any) -> Any:
-    return _GPU if isinstance(value, torch.device) and value.type == "meta" else value
 
 
 def pads(device_name: str, match: Any, mat1: torch.Tensor, mat2: torch.Tensor, op: Any, input: Any = None) -> bool:
@@ -124,84 +56,6 @@ def pads(device_name: str, match: Any, mat1: torch.Tensor, mat2: torch.Tensor, o
     is_free = [pad_mm.should_exclude_padding_time(match, name) for name in ("mat1", "mat2")]
     name = "aten::bmm" if op is torch.ops.aten.bmm else "aten::mm"
     return padding_pays(chip, name, operands, is_free, pad_mm.get_alignment_size(mat1))
-
-
-_ARGUMENTS = re.compile(r"^def \w+\((.*)\):$", re.MULTILINE)
-
-
-class Trials:
-    """The kernels that one process tried.
-
-    Args:
-        buffer_bytes: Size of the L2 cache; None: not known, and nothing is tried.
-    """
-
-    def __init__(self, buffer_bytes: int | None) -> None:
-        self._buffer_bytes = buffer_bytes
-        self._tried: set[str] = set()
-
-    def before(self, source: str, arguments: tuple[Any, ...]) -> None:
-        """Try a kernel that is about to be launched, unless a kernel of the same source was tried before."""
-        if self._buffer_bytes is None or source in self._tried:
-            return
-        self._tried.add(source)
-        settings, meta = _settings_of(source)
-        for _ in range(settings if settings > 1 else 0):
-            overwritten = _copied(_overwritten(source, meta, arguments))
-            with one_operation(OPERATION, bytes=0):
-                _copy(overwritten)
-                buffer = torch.empty(self._buffer_bytes // 4, dtype=torch.int32, device="cuda")
-                _copy(overwritten)
-                del buffer
-
-
-def _settings_of(source: str) -> tuple[int, Mapping[str, Any]]:
-    """Return how many settings Inductor's heuristics give a kernel, and what Inductor notes about it."""
-    from torch._inductor.runtime import triton_helpers, triton_heuristics
-
-    triton = import_module("triton")
-    found: list[tuple[int, Mapping[str, Any]]] = []
-
-    def noted(size_hints: Any, configs: list[Any], *_: Any, inductor_meta: Any = None, **__: Any) -> Callable[..., Any]:
-        found.append((len(triton_heuristics.unique_configs(configs)), dict(inductor_meta or {})))
-        return lambda function: function
-
-    with (
-        mock.patch.object(triton_heuristics, "cached_autotune", noted),
-        mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None),
-        mock.patch.object(triton, "jit", lambda function: function),
-    ):
-        exec(compile(source, "<kernel>", "exec"), {"__name__": "kernel", "__file__": "kernel"})
-    return found[-1] if found else (1, {})
-
-
-def _overwritten(source: str, meta: Mapping[str, Any], arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Return the arguments that a kernel overwrites although something else reads them."""
-    signature = _ARGUMENTS.search(source)
-    names = [part.partition(":")[0].strip() for part in signature[1].split(",")] if signature else []
-    mutated = meta.get("mutated_arg_names", ())
-    pairs = zip(names, arguments, strict=False)
-    return [value for name, value in pairs if name in mutated and isinstance(value, Tensor)]
-
-
-def _copied(overwritten: list[Tensor]) -> list[Tensor]:
-    """Return those of the arguments whose copies fit below the peak so far; others are kept on the host."""
-    if not overwritten:
-        return []
-    budget = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-    found = []
-    for tensor in overwritten:
-        size = tensor.numel() * tensor.element_size()
-        if size <= budget:
-            budget -= size
-            found.append(tensor)
-    return found
-
-
-def _copy(tensors: list[Tensor]) -> None:
-    """Allocate copies of tensors, all of which are released at once."""
-    copies = [torch.empty_like(tensor) for tensor in tensors]
-    del copies
 
 
 _SHARED_MEMORY_KIB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (12, 0): 99, (12, 1): 99}

@@ -136,7 +136,7 @@ def _over_rows(source: str) -> Iterator[str]:
     for line in _body(source):
         assigned = _ASSIGNED.match(line)
         if assigned is None:
-            if "online_softmax_combine" in line or "welford_reduce" in line or "welford_combine" in line:
+            if any(_CLASSES[name].search(line) for name in ("softmax", "welford")):
                 yield line
             continue
         targets = _TEMPORARY.findall(line[: line.index("=")])

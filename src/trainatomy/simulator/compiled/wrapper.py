@@ -1,0 +1,98 @@
+"""Inductor's code around its kernels, executed in a simulated process: it allocates, kernels do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+from trainatomy.operators.allocation.above_autograd import no_operation, one_operation
+from trainatomy.simulator.compiled.source import read_source
+from trainatomy.simulator.compiled.trials import Trials
+
+_RANDOM = "torch.ops.higher_order.graphsafe_run_with_rng_state"
+"""Name of what runs a random operator with the state of a generator, so that recomputation draws the same numbers."""
+GRAPH = "compiled_graph"
+"""Name of calls of compiled graphs among what takes the CPU time besides operations."""
+Call = Callable[[list[Any]], Any]
+
+
+def load_wrapper(text: str, trials: Trials, count: Callable[[str], None]) -> Call:
+    """Return the function of a wrapper that runs a graph, given a list of its inputs that it empties.
+
+    Args:
+        text: Inductor's code.
+        trials: Tries kernels before their first launch.
+        count: Counts its calls, which take the CPU time besides their kernels.
+    """
+    from torch._inductor import async_compile
+
+    space: dict[str, Any] = {"__name__": "compiled", "__file__": "compiled"}
+    with mock.patch.object(async_compile, "AsyncCompile", partial(_Kernels, trials)):
+        exec(compile(text.replace(_RANDOM, "with_rng_state"), "<inductor>", "exec"), space)
+    space.update(
+        empty_strided_cuda=_buffer,
+        reinterpret_tensor=_reinterpret,
+        assert_size_stride=lambda *arguments: None,
+        assert_alignment=lambda *arguments: None,
+        copy_misaligned=lambda tensor: tensor,
+        extern_kernels=_ExternKernels(),
+        with_rng_state=lambda operator, *arguments, rng_state=None, **options: operator(*arguments, **options),
+    )
+    call: Call = space["call"]
+
+    def run(inputs: list[Any]) -> Any:
+        count(GRAPH)
+        return call(inputs)
+
+    return run
+
+
+def _buffer(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    with no_operation("aten::empty_strided"):
+        return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+def _reinterpret(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    with no_operation("aten::as_strided"):
+        return torch.as_strided(tensor, size, stride, offset + tensor.storage_offset())
+
+
+class _ExternKernels:
+    """Kernels of libraries: those of PyTorch."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class _Kernels:
+    """Inductor's ``AsyncCompile``: makes kernels that do nothing."""
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+
+    def triton(self, name: str, source: str, **options: Any) -> _Kernel:
+        return _Kernel(name, source, self._trials)
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """Nothing is compiled."""
+
+
+class _Kernel:
+    """A kernel that Inductor generated."""
+
+    def __init__(self, name: str, source: str, trials: Trials) -> None:
+        self.name = name
+        self._source, self._trials = source, trials
+        self._said = read_source(source)
+
+    def run(self, *arguments: Any, **options: Any) -> None:
+        """Write a launch, with the memory in which the kernel is tried before its first one."""
+        self._trials.before(self._source, arguments)
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        moved = self._said.moved_bytes(arguments)
+        with one_operation("inductor::fused", *tensors, kernel=self.name, bytes=moved, **self._said.numbers):
+            pass
