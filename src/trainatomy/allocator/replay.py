@@ -35,7 +35,7 @@ from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from trainatomy.allocator.blocks import MIB
-from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory, Series
+from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory
 from trainatomy.results.trace import DriverCall
 
 if TYPE_CHECKING:
@@ -182,7 +182,16 @@ class Player:
         self._done = end
 
     def _play(self, events: Sequence[Event]) -> None:
-        self.allocator.play(events, self.handles, None, self._choices.of, self._choices.take)
+        allocator, choices, handles = self.allocator, self._choices, self.handles
+        for action, allocation, requested, stream in events:
+            if action == "alloc" and allocation in choices.of:
+                handles[allocation] = choices.take(allocation, requested, stream)
+            elif action == "alloc":
+                handles[allocation] = allocator.malloc(requested, stream)
+            elif action == "free":
+                allocator.free(handles.pop(allocation))
+            else:
+                allocator.empty_cache()
 
 
 class RecordingPlayer(Player):
@@ -202,23 +211,37 @@ class RecordingPlayer(Player):
         )
         super().__init__(trace, allocator, library_moments(trace))
         numbers = 1 + max(map(itemgetter(1), trace.events), default=-1)
-        self._sizes = array("q", bytes(8 * numbers))
-        self._series = Series(self._sizes)
+        self._sizes, self._allocated, self._reserved = array("q", bytes(8 * numbers)), array("q"), array("q")
         self._driver_calls: list[DriverCall] = []
 
     def _note(self, action: DriverAction, size: int) -> None:
-        self._driver_calls.append(DriverCall(len(self._series.allocated), action, size))
+        self._driver_calls.append(DriverCall(len(self._allocated), action, size))
 
     def _play(self, events: Sequence[Event]) -> None:
-        try:
-            self.allocator.play(events, self.handles, self._series, self._choices.of, self._choices.take)
-        except ValueError as error:
-            raise ValueError(f"event {len(self._series.allocated)}: {error}") from error
+        allocator, handles = self.allocator, self.handles
+        malloc, free, block_bytes = allocator.malloc, allocator.free, allocator.block_bytes
+        chosen, take = self._choices.of, self._choices.take
+        sizes, allocated, reserved = self._sizes, self._allocated, self._reserved
+        for action, allocation, requested, stream in events:
+            if action == "alloc":
+                if allocation in handles:
+                    raise ValueError(f"event {len(allocated)}: allocation {allocation} is allocated twice")
+                handle = take(allocation, requested, stream) if allocation in chosen else malloc(requested, stream)
+                handles[allocation] = handle
+                sizes[allocation] = block_bytes(handle)
+            elif action == "free":
+                if allocation not in handles:
+                    raise ValueError(f"event {len(allocated)}: allocation {allocation} is freed but not allocated")
+                free(handles.pop(allocation))
+            else:
+                allocator.empty_cache()
+            allocated.append(allocator.allocated_bytes)
+            reserved.append(allocator.reserved_bytes)
 
     def to_end(self, on_event: Callable[[CachingAllocator, int], None] | None = None) -> Replay:
         """Play what is left of the trace, up to the first OutOfMemory."""
         events, allocator, failure = self._trace.events, self.allocator, None
-        allocated, reserved = self._series.allocated, self._series.reserved
+        allocated, reserved = self._allocated, self._reserved
         try:
             if on_event is not None:
                 for index in range(self._done, len(events)):

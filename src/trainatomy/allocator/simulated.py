@@ -10,10 +10,8 @@ Out of memory: the prediction that a real run would stop here.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, insort
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trainatomy.allocator.blocks import (
@@ -34,6 +32,7 @@ from trainatomy.allocator.blocks import (
     round_up,
     segment_bytes,
     segments_of,
+    splice,
 )
 from trainatomy.allocator.segments import (
     AddressPolicy,
@@ -48,10 +47,10 @@ from trainatomy.allocator.segments import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.results.trace import Action, DriverAction
+    from trainatomy.results.trace import DriverAction
 
 
 class OutOfMemory(Exception):  # a result that is raised, named as PyTorch names it
@@ -80,25 +79,6 @@ class OutOfMemory(Exception):  # a result that is raised, named as PyTorch names
             f"a request of {self.requested} bytes needs {self.segment} from the driver; "
             f"{self.reserved} of {self.capacity} are reserved, {self.allocated} of them allocated"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """What the events of a trace do.
-
-    Attributes:
-        sizes: Size of each allocation's block in bytes, by its number, 0 for one that is not made; None: not wanted.
-        allocated: Allocated bytes after each event.
-        reserved: Reserved bytes after each event.
-    """
-
-    sizes: array[int] | None = None
-    allocated: array[int] = field(default_factory=lambda: array("q"))
-    reserved: array[int] = field(default_factory=lambda: array("q"))
-
-    def keep_reserved(self, size: int) -> None:
-        """Note the reserved bytes after all events since they were noted last: they change seldom."""
-        self.reserved.extend(array("q", (size,)) * (len(self.allocated) - len(self.reserved)))
 
 
 UNBOUNDED = 1 << 62
@@ -146,7 +126,7 @@ class CachingAllocator:
         self._max_rounding = settings.max_non_split_rounding_bytes or settings.large_segment_bytes
         self._addresses: AddressPolicy = NewestFirst() if addresses is None else addresses
         self._expandable = settings.expandable_segments
-        # What ``_find`` does then is part of ``play``, the hot path.
+        # What ``_find`` does then is part of ``malloc``, the hot path.
         self._takes_best_fit = not (self._collects or self._expandable or self._max_split != UNBOUNDED)
         self._rounded: dict[int, int] = {}
         self._live: dict[int, Block] = {}
@@ -160,9 +140,44 @@ class CachingAllocator:
         Raises:
             OutOfMemory: The request does not fit, even without cached segments.
         """
-        handles: dict[int, int] = {}
-        self.play((("alloc", 0, requested_bytes, stream),), handles)
-        return handles[0]
+        if requested_bytes <= 0:
+            if requested_bytes < 0:
+                raise ValueError(f"cannot allocate {requested_bytes} bytes")
+            return 0
+        size = self._rounded.get(requested_bytes)
+        if size is None:
+            size = self._rounded[requested_bytes] = block_bytes(requested_bytes, self.settings.roundup_power2_divisions)
+        is_small = size <= SMALL_REQUEST_BYTES
+        pool = (self._small if is_small else self._large).get(stream) or self._new_pool(is_small, stream)
+        if self._takes_best_fit:
+            keys = pool.keys
+            index = bisect_left(keys, size << ADDRESS_BITS)
+            block = pool.blocks.pop(keys.pop(index) & ADDRESS_MASK) if index < len(keys) else None
+        else:
+            block = self._find(pool, size)
+        if block is None:
+            block = self._obtain(pool, requested_bytes, size)
+
+        rest = block.size - size
+        address = block.address
+        if rest >= pool.min_rest and (size < self._max_split or pool.is_small or self._expandable):
+            taken = Block(pool, address, size, block.expandable)
+            splice(taken, block.prev, block)
+            block.address = address + size
+            block.size = rest
+            pool.insert(block)
+            block = taken
+
+        block.state = ALLOCATED
+        block.requested = requested_bytes
+        self._live[address] = block
+        self.allocated_bytes = allocated = self.allocated_bytes + block.size
+        if allocated > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = allocated
+        self.requested_bytes = requested = self.requested_bytes + requested_bytes
+        if requested > self.peak_requested_bytes:
+            self.peak_requested_bytes = requested
+        return address
 
     def free(self, handle: int) -> None:
         """Return a block to its pool, merged with adjacent free blocks.
@@ -170,143 +185,34 @@ class CachingAllocator:
         Raises:
             ValueError: The handle is not allocated.
         """
-        if handle and handle not in self._live:
+        if not handle:
+            return
+        block = self._live.pop(handle, None)
+        if block is None:
             raise ValueError(f"handle {handle:#x} is not allocated")
-        self.play((("free", 0, 0, 0),), {0: handle})
-
-    def play(
-        self,
-        events: Iterable[tuple[Action, int, int, int]],
-        handles: dict[int, int],
-        series: Series | None = None,
-        chosen: Container[int] = (),
-        take: Callable[[int, int, int], int] | None = None,
-    ) -> None:
-        """Allocate and release what events say, in their order.
-
-        All of it is one loop with its state in local variables: traces have millions of events, and a call for each
-        takes as long as what it does.
-
-        Args:
-            events: Events of a trace.
-            handles: Handles of the allocations that are held, by their numbers; kept up to date.
-            series: Gets what each event does.
-            chosen: Numbers of allocations that ``take`` makes.
-            take: Called with the number, the size and the stream of such an allocation; returns its handle.
-
-        Raises:
-            OutOfMemory: A request does not fit, even without cached segments.
-            ValueError: A number is allocated twice, or freed but not allocated.
-        """
-        live, rounded, small, large = self._live, self._rounded, self._small, self._large
-        fast, collects, expandable = self._takes_best_fit, self._collects, self._expandable
-        max_split, divisions = self._max_split, self.settings.roundup_power2_divisions
-        allocated, peak = self.allocated_bytes, self.peak_allocated_bytes
-        requested, peak_requested = self.requested_bytes, self.peak_requested_bytes
-        series = Series() if series is None else series
-        sizes, note = series.sizes, series.allocated.append
-        try:
-            for action, number, wanted, stream in events:
-                if action == "alloc":
-                    if number in handles:
-                        raise ValueError(f"allocation {number} is allocated twice")
-                    if number in chosen:
-                        self.allocated_bytes, self.peak_allocated_bytes = allocated, peak
-                        self.requested_bytes, self.peak_requested_bytes = requested, peak_requested
-                        series.keep_reserved(self.reserved_bytes)
-                        assert take is not None
-                        handles[number] = handle = take(number, wanted, stream)
-                        allocated, peak = self.allocated_bytes, self.peak_allocated_bytes
-                        requested, peak_requested = self.requested_bytes, self.peak_requested_bytes
-                        size = live[handle].size if handle else 0
-                    elif wanted <= 0:
-                        if wanted < 0:
-                            raise ValueError(f"cannot allocate {wanted} bytes")
-                        handles[number] = size = 0
-                    else:
-                        size = rounded.get(wanted, 0)
-                        if not size:
-                            size = rounded[wanted] = block_bytes(wanted, divisions)
-                        is_small = size <= SMALL_REQUEST_BYTES
-                        pool = (small if is_small else large).get(stream) or self._new_pool(is_small, stream)
-                        keys = pool.keys
-                        if fast:
-                            index = bisect_left(keys, size << ADDRESS_BITS)
-                            block = pool.blocks.pop(keys.pop(index) & ADDRESS_MASK) if index < len(keys) else None
-                        else:
-                            block = self._find(pool, size)
-                        if block is None:
-                            self.allocated_bytes = allocated
-                            series.keep_reserved(self.reserved_bytes)
-                            block = self._obtain(pool, wanted, size)
-                        address, rest = block.address, block.size - size
-                        if rest >= pool.min_rest and (size < max_split or is_small or expandable):
-                            taken = Block(pool, address, size, block.expandable)
-                            taken.next = block
-                            taken.prev = before = block.prev
-                            if before is not None:
-                                before.next = taken
-                            block.prev, block.size = taken, rest
-                            block.address = end = address + size
-                            if collects:
-                                block.inserted_at = pool.search_count.searches
-                            insort(keys, rest << ADDRESS_BITS | end)
-                            pool.blocks[end] = block
-                            block = taken
-                        else:
-                            size = block.size
-                        block.state = ALLOCATED
-                        block.requested = wanted
-                        live[address] = block
-                        handles[number] = address
-                        allocated += size
-                        if allocated > peak:
-                            peak = allocated
-                        requested += wanted
-                        if requested > peak_requested:
-                            peak_requested = requested
-                    if sizes is not None:
-                        sizes[number] = size
-                elif action == "free":
-                    freed = handles.pop(number, None)
-                    if freed is None:
-                        raise ValueError(f"allocation {number} is freed but not allocated")
-                    if freed:
-                        block = live.pop(freed)
-                        size, pool = block.size, block.pool
-                        allocated -= size
-                        requested -= block.requested
-                        block.state = FREE
-                        keys, blocks = pool.keys, pool.blocks
-                        before, after = block.prev, block.next
-                        if before is not None and before.state == FREE:
-                            freed = block.address = before.address
-                            del keys[bisect_left(keys, before.size << ADDRESS_BITS | freed)]
-                            size += before.size
-                            block.prev = before = before.prev
-                            if before is not None:
-                                before.next = block
-                        if after is not None and after.state == FREE:
-                            address = after.address
-                            del keys[bisect_left(keys, after.size << ADDRESS_BITS | address)]
-                            del blocks[address]
-                            size += after.size
-                            block.next = after = after.next
-                            if after is not None:
-                                after.prev = block
-                        block.size = size
-                        if collects:
-                            block.inserted_at = pool.search_count.searches
-                        blocks[freed] = block
-                        insort(keys, size << ADDRESS_BITS | freed)
-                else:
-                    series.keep_reserved(self.reserved_bytes)
-                    self.empty_cache()
-                note(allocated)
-        finally:
-            series.keep_reserved(self.reserved_bytes)
-            self.allocated_bytes, self.peak_allocated_bytes = allocated, peak
-            self.requested_bytes, self.peak_requested_bytes = requested, peak_requested
+        self.allocated_bytes -= block.size
+        self.requested_bytes -= block.requested
+        block.state = FREE
+        pool = block.pool
+        keys, blocks = pool.keys, pool.blocks
+        before, after = block.prev, block.next
+        if before is not None and before.state == FREE:
+            del keys[bisect_left(keys, before.size << ADDRESS_BITS | before.address)]
+            block.address = before.address
+            block.size += before.size
+            block.prev = previous = before.prev
+            if previous is not None:
+                previous.next = block
+        if after is not None and after.state == FREE:
+            del keys[bisect_left(keys, after.size << ADDRESS_BITS | after.address)]
+            del blocks[after.address]
+            block.size += after.size
+            block.next = successor = after.next
+            if successor is not None:
+                successor.prev = block
+        block.inserted_at = pool.search_count.searches
+        blocks[block.address] = block
+        insort(keys, block.size << ADDRESS_BITS | block.address)
 
     def largest_possible(self) -> float:
         """Return the larger of what the driver has left and the largest cached block (``cacheInfo``)."""

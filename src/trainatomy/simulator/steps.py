@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.replay import RecordingPlayer, kept, peaks_of, unlimited_replay
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.memory import MOST_SKIPPED_STEPS, SkippedSteps
 from trainatomy.results.trace import AllocationTrace, Event, Mark
@@ -139,12 +140,23 @@ def _copies_to_peaks(trace: AllocationTrace, cuts: Cuts, settings: AllocatorSett
         copies += 1
         peaks = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
         handles = {theirs: handles.get(own, 0) for theirs, own in of_step_before.items()}
-        allocator.play(trace.events[begin:end], handles)
+        _play(trace.events[begin:end], allocator, handles)
         if peaks != (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes):
             needed = copies
     if not needed and not settings.refer_to_device:
         unlimited_replay(trace, settings, 0, player)
     return needed
+
+
+def _play(events: Sequence[Event], allocator: CachingAllocator, handles: dict[int, int]) -> None:
+    """Allocate and release what the events of a step say, and keep ``handles`` up to date."""
+    for action, number, size, stream in events:
+        if action == "alloc":
+            handles[number] = allocator.malloc(size, stream)
+        elif action == "free":
+            allocator.free(handles.pop(number))
+        else:
+            allocator.empty_cache()
 
 
 BEGIN, END = "scaled step", "scaled step end"
