@@ -11,7 +11,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import trainatomy
-from trainatomy.measurement.host_memory import resident
+from trainatomy.measurement.proc import resident
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:trainatomy finds no GPU"),

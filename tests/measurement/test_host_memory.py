@@ -10,14 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainatomy.measurement.host_memory import (
-    HostSampler,
-    children,
-    folder_bytes,
-    group_memory,
-    resident,
-    share_of,
-)
+from trainatomy.measurement.host_memory import HostSampler
+from trainatomy.measurement.proc import children, folder_bytes, group_memory, resident, share_of
 from trainatomy.results.host import HostBill, HostLimits, HostPart, HostPhase, HostProcess
 
 MIB = 1 << 20
@@ -157,7 +151,7 @@ def test_the_lowest_limit_of_nested_groups_decides(tmp_path: Path) -> None:
         _write(tmp_path / f"sys/fs/cgroup/{folder}/memory.current", str(used))
         _write(tmp_path / f"sys/fs/cgroup/{folder}/memory.max", limit)
         _write(tmp_path / f"sys/fs/cgroup/{folder}/memory.events", "low 0\nmax 7\noom 1\noom_kill 2\n")
-    assert group_memory(tmp_path) == (9, 100, 2)
+    assert group_memory(tmp_path) == (9, 0, 100, 2)
 
 
 def test_groups_of_version_1_are_read(tmp_path: Path) -> None:
@@ -165,7 +159,7 @@ def test_groups_of_version_1_are_read(tmp_path: Path) -> None:
     _write(tmp_path / "sys/fs/cgroup/memory/job/memory.usage_in_bytes", "7")
     _write(tmp_path / "sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712")
     _write(tmp_path / "sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
-    assert group_memory(tmp_path) == (7, None, 1)
+    assert group_memory(tmp_path) == (7, 0, None, 1)
 
 
 def test_files_below_a_folder_are_counted(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from trainatomy.catalog.machines import extensions, variable
 from trainatomy.doctor.gpus import DriverState
 from trainatomy.libraries import LIBRARIES, version_of
-from trainatomy.measurement.host_memory import UNLIMITED, group_memory
+from trainatomy.measurement.proc import group_memory, sizes_in
 from trainatomy.results.machine import Extension, Host, Process, Software
 
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
@@ -56,7 +56,7 @@ def read_host(seconds: float = 0.5, root: Path = Path("/")) -> Host:
 
 def _limits(root: Path) -> Host:
     """Return the processors that this process may use, and the limits of its control group."""
-    group = root / "sys/fs/cgroup"
+    group, memory = root / "sys/fs/cgroup", group_memory(root)
     affinity = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else None
     load = (_text(root / "proc/loadavg") or "").split()
     return Host(
@@ -65,9 +65,9 @@ def _limits(root: Path) -> Host:
         load=float(load[0]) if load else None,
         cpu_quota=_quota(group),
         throttled_share=_throttled(group),
-        memory_limit_bytes=_limit(group / "memory.max", group / "memory/memory.limit_in_bytes"),
-        memory_used_bytes=_group_memory(group),
-        oom_kills=None if (own := group_memory(root)) is None else own.kills,
+        memory_limit_bytes=None if memory is None else memory.limit,
+        memory_used_bytes=None if memory is None else memory.used - memory.cache,
+        oom_kills=None if memory is None else memory.kills,
     )
 
 
@@ -88,25 +88,9 @@ def _throttled(group: Path) -> float | None:
     return int(counts.get("nr_throttled", 0)) / periods if periods else None
 
 
-def _group_memory(group: Path) -> int | None:
-    """Return the memory of the control group without the file cache, which is given up when memory is short."""
-    used = _limit(group / "memory.current", group / "memory/memory.usage_in_bytes")
-    lines = (_text(group / "memory.stat") or _text(group / "memory/memory.stat") or "").splitlines()
-    cache = next(
-        (int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "total_inactive_file "))), 0
-    )
-    return None if used is None else max(0, used - cache)
-
-
-def _limit(*files: Path) -> int | None:
-    found = next((number for number in map(_number, files) if number is not None), None)
-    return None if found is None or found >= UNLIMITED else found
-
-
 def _memory(root: Path) -> dict[str, Any]:
     """Return memory and swap of /proc/meminfo in bytes."""
-    lines = (_text(root / "proc/meminfo") or "").splitlines()
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
+    sizes = sizes_in(root / "proc/meminfo")
     names = {"memory_bytes": "MemTotal", "available_bytes": "MemAvailable", "swap_bytes": "SwapTotal"}
     found = {name: sizes[key] for name, key in names.items() if key in sizes}
     if "SwapFree" in sizes and "SwapTotal" in sizes:

@@ -23,7 +23,7 @@ from trainatomy.catalog.host import (
 from trainatomy.catalog.instances import find_instance
 from trainatomy.errors import WorkloadError
 from trainatomy.libraries import version_of
-from trainatomy.measurement.host_memory import group_memory, memory_total, shared_memory_bytes
+from trainatomy.measurement.proc import group_memory, memory_total, shared_memory_bytes
 from trainatomy.requests.predicting import HERE
 from trainatomy.results.host import (
     HostBill,
