@@ -70,7 +70,6 @@ def test_settings_run_in_turn_on_one_model() -> None:
             "main_input_name",
             "is_gradient_checkpointing",
             "_trainatomy_batch_shapes",
-            "_trainatomy_batch_bytes",
         }
 
 

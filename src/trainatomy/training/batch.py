@@ -101,7 +101,7 @@ def build_dataset(
 
 
 _SHAPES = "_trainatomy_batch_shapes"
-_BYTES = "_trainatomy_batch_bytes"
+"""Where a model keeps the shape and the bytes of each tensor of its first batch, by name."""
 
 
 def _remembering(collate: Callable[[Sequence[Any]], Batch], model: nn.Module) -> Callable[[Sequence[Any]], Batch]:
@@ -111,8 +111,7 @@ def _remembering(collate: Callable[[Sequence[Any]], Batch], model: nn.Module) ->
         batch, inner = collate(samples), unwrap(model)
         if not hasattr(inner, _SHAPES):
             tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
-            setattr(inner, _SHAPES, {name: tuple(value.shape) for name, value in tensors.items()})
-            setattr(inner, _BYTES, tuple(int(value.nbytes) for value in tensors.values()))
+            setattr(inner, _SHAPES, {name: (tuple(value.shape), value.nbytes) for name, value in tensors.items()})
         return batch
 
     return collated
@@ -120,13 +119,16 @@ def _remembering(collate: Callable[[Sequence[Any]], Batch], model: nn.Module) ->
 
 def batch_shapes(model: nn.Module, size: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor of a sample in the first batch of ``size`` that was made for a model."""
-    shapes: Mapping[str, tuple[int, ...]] = getattr(unwrap(model), _SHAPES, {})
-    return {name: _of_a_sample(shape, size) for name, shape in shapes.items()}
+    return {name: _of_a_sample(shape, size) for name, (shape, _) in _first_batch(model).items()}
 
 
 def batch_bytes(model: nn.Module) -> tuple[int, ...]:
     """Return the bytes of each tensor in the first batch that was made for a model; empty where none was made here."""
-    found: tuple[int, ...] = getattr(unwrap(model), _BYTES, ())
+    return tuple(size for _, size in _first_batch(model).values())
+
+
+def _first_batch(model: nn.Module) -> dict[str, tuple[tuple[int, ...], int]]:
+    found: dict[str, tuple[tuple[int, ...], int]] = getattr(unwrap(model), _SHAPES, {})
     return found
 
 
