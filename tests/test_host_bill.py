@@ -15,7 +15,8 @@ import trainatomy
 from trainatomy.catalog.host import Footprint
 from trainatomy.cli import main
 from trainatomy.errors import WorkloadError
-from trainatomy.prediction.host import HostFacts, host_bill, limits_here, power_of_two
+from trainatomy.prediction.host import host_bill, power_of_two
+from trainatomy.prediction.host_facts import HostFacts, limits_here
 from trainatomy.reporters.text.fit import host_of
 from trainatomy.results.host import HostBill, HostLimits, HostPhase
 from trainatomy.simulator.simulation import HostUse

@@ -25,7 +25,8 @@ from trainatomy.api.predicting import predict
 from trainatomy.catalog.host import Footprint, libraries_footprint
 from trainatomy.libraries import version_of
 from trainatomy.prediction.assemble import keep_executed
-from trainatomy.prediction.host import HostFacts, facts_of, host_bill
+from trainatomy.prediction.host import host_bill
+from trainatomy.prediction.host_facts import HostFacts, facts_of
 from trainatomy.results.host import HostBill
 from trainatomy.results.prediction import Prediction
 from trainatomy.workload.schema import Workload

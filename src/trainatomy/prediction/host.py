@@ -1,30 +1,21 @@
 """The host's bill of a predicted training: what its processes take of a machine, phase by phase.
 
-What an execution and its results say of the host is gathered as ``HostFacts``; the bill is a function of them, so that
-a remedy is the bill of changed facts.
+It is a function of ``HostFacts``, so that a remedy is the bill of changed facts.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainatomy.catalog.host import (
     Footprint,
-    cuda_footprint,
     footprint,
-    libraries_footprint,
     steps_footprint,
 )
-from trainatomy.catalog.instances import find_instance
 from trainatomy.errors import WorkloadError
-from trainatomy.libraries import version_of
-from trainatomy.measurement.proc import group_memory, memory_total, shared_memory_bytes
-from trainatomy.requests.predicting import HERE
+from trainatomy.prediction.host_facts import NO_LIMITS, HostFacts, facts_of, limits_of
 from trainatomy.results.host import (
     HostBill,
     HostLimits,
@@ -39,11 +30,9 @@ from trainatomy.units import human_bytes
 if TYPE_CHECKING:
     from trainatomy.requests.predicting import PredictRequest
     from trainatomy.results.tasks import Checkpoint, RestoredCheckpoint
-    from trainatomy.simulator.simulation import HostUse, Simulation
+    from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 
-DEFAULT_PREFETCH = 2
-"""Batches that a DataLoader's worker makes ahead (torch/utils/data/dataloader.py, 2.9-2.13)."""
 AT_HAND = 2
 """Batches beside those made ahead: the one of the step, and the next one, which accelerate fetches before that step."""
 NOTICEABLE_SHARE = 0.01
@@ -51,67 +40,7 @@ NOTICEABLE_SHARE = 0.01
 DOCKER_SHM_BYTES = 64 << 20
 """Size of /dev/shm in a container of Docker without ``--shm-size``."""
 
-NO_LIMITS = HostLimits()
-
 _PAGE = 4096
-_TOKEN_BYTES = 8
-_TEXT_TENSORS = 3
-"""Tensors of a batch of text: tokens, mask and labels."""
-_STATES = {"sgd": 0, "adafactor": 0, "rmsprop": 1, "adagrad": 1, "lion": 1}
-"""Values of an optimizer for each parameter, by the beginning of its name; Adam's two otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostFacts:
-    """What decides about the host's bill; sizes in bytes, for each process unless something else is said.
-
-    Attributes:
-        libraries: Python and libraries.
-        cuda: CUDA's context and libraries, and the most that they may take; None for a training on the CPU.
-        processes: Processes of the training on each host.
-        use: What the execution found.
-        workers: DataLoader workers of each process.
-        prefetch: Batches that each of them makes ahead.
-        pins: Whether batches are copied to pinned memory.
-        evaluates: Whether there are evaluations, which have workers of their own.
-        dataset: A data set in Python's memory.
-        states: Optimizer states beside the shards that are kept on the host.
-        loaded_by: Processes of a host that load the weights.
-        saved: Copies of weights and states while a checkpoint is saved.
-        savers: Processes of a host that hold them.
-        checkpoint: A checkpoint on disk.
-        kept: Checkpoints that lie there at once; the new one is written before the oldest is deleted.
-        restored: A checkpoint's file that is read.
-        tensors: Of a training on the CPU, what would be on the GPU, by phase.
-    """
-
-    libraries: Footprint
-    cuda: tuple[Footprint, Footprint] | None
-    processes: int
-    use: HostUse
-    workers: int = 0
-    prefetch: int = DEFAULT_PREFETCH
-    pins: bool = False
-    evaluates: bool = False
-    dataset: int = 0
-    states: int = 0
-    loaded_by: int = 1
-    saved: int = 0
-    savers: int = 1
-    checkpoint: int = 0
-    kept: int = 1
-    restored: int = 0
-    tensors: Mapping[HostPhaseName, int] = field(default_factory=dict)
-
-    @property
-    def batch(self) -> int:
-        """Bytes of a batch."""
-        return sum(self.use.batch)
-
-    @property
-    def ahead(self) -> int:
-        """Batches that the workers of a process have made or make."""
-        return self.workers * self.prefetch
 
 
 def power_of_two(size: int) -> int:
@@ -333,87 +262,3 @@ def host_bill_of(
             f"libraries take in one process ({human_bytes(least)}): name the memory of the machine, such as 64 GiB"
         )
     return host_bill(facts, limits)
-
-
-def limits_of(workload: Workload, request: PredictRequest) -> HostLimits:
-    """Return the limits of a training's machine, as far as they are known."""
-    if request.host_memory == HERE:
-        return limits_here(Path(os.curdir))
-    if isinstance(request.host_memory, int):
-        return HostLimits(request.host_memory, "--host-memory")
-    if workload.instance is None:
-        return NO_LIMITS
-    return HostLimits(find_instance(workload.instance).host_memory_bytes, workload.instance)
-
-
-def limits_here(folder: Path, root: Path = Path("/")) -> HostLimits:
-    """Return the limits of this machine, and of the control group of this process.
-
-    Args:
-        folder: Where checkpoints are to be written.
-        root: Where /proc, /sys and /dev are.
-    """
-    total, group, shm = memory_total(root), group_memory(root), shared_memory_bytes(root)
-    memory, source = total, "this machine"
-    if group is not None and group.limit is not None and (total is None or group.limit < total):
-        memory, source = group.limit, "the limit of this process's control group"
-    free = shutil.disk_usage(folder).free
-    return HostLimits(
-        memory,
-        source,
-        0 if shm is None else shm[1],
-        "this machine has none" if shm is None else "/dev/shm of this machine",
-        free,
-        f"free in {folder.resolve()}",
-    )
-
-
-def facts_of(
-    workload: Workload,
-    simulation: Simulation,
-    checkpoint: Checkpoint | None,
-    restored: tuple[RestoredCheckpoint, ...],
-    dataset: int = 0,
-) -> HostFacts | None:
-    """Return what decides about the bill of a simulated training; None where the execution did not look at the host."""
-    train, parallel = workload.train, workload.parallel
-    if simulation.host is None:
-        return None
-    use = _with_batch(simulation.host, workload, simulation)
-    processes = 1 if parallel.devices > 1 else parallel.gpus
-    config = train.fsdp_config or {}
-    on_rank0 = bool(train.fsdp) and str(config.get("cpu_ram_efficient_loading", "")).lower() in ("true", "1")
-    is_sharded = checkpoint is not None and checkpoint.is_sharded
-    trains = workload.mode == "training"
-    return HostFacts(
-        libraries=libraries_footprint("cuda", lambda package: version_of(package) is not None),
-        cuda=cuda_footprint(),
-        processes=processes,
-        use=use,
-        workers=train.dataloader_num_workers,
-        prefetch=train.dataloader_prefetch_factor or DEFAULT_PREFETCH,
-        pins=train.dataloader_pin_memory,
-        evaluates=simulation.evaluation is not None,
-        dataset=dataset,
-        states=_states(train.optim) * sum(use.shards) if trains else 0,
-        loaded_by=1 if on_rank0 else processes,
-        saved=0 if checkpoint is None else checkpoint.host_bytes or 0,
-        savers=processes if is_sharded else 1,
-        checkpoint=0 if checkpoint is None else checkpoint.total_bytes * (processes if is_sharded else 1),
-        kept=1 if checkpoint is None else checkpoint.kept or 1,
-        restored=max((each.host_bytes or 0 for each in restored), default=0),
-    )
-
-
-def _with_batch(use: HostUse, workload: Workload, simulation: Simulation) -> HostUse:
-    """Return what was found, with a batch of token numbers where a library's loop made the batches."""
-    if use.batch or simulation.tokens_per_sample is None:
-        return use
-    size = simulation.tokens_per_sample * workload.batch_size * _TOKEN_BYTES
-    return replace(use, batch=(size,) * _TEXT_TENSORS)
-
-
-def _states(optimizer: str) -> int:
-    """Return how many values an optimizer keeps for each parameter."""
-    name = optimizer.rpartition(":")[2].lower()
-    return next((count for start, count in _STATES.items() if name.startswith(start)), 2)

@@ -16,8 +16,6 @@ HostKind = Literal["anonymous", "mapped", "shared", "pinned"]
 """Memory as the kernel keeps it: anonymous (the heap), mapped files (which it can read again and so takes back), files
 in /dev/shm that are mapped, and pinned for copies by the GPU."""
 
-HOST_KINDS: tuple[HostKind, ...] = ("anonymous", "mapped", "shared", "pinned")
-
 HostPhaseName = Literal["libraries", "loading", "training", "evaluation", "saving", "restoring"]
 
 HOST_PHASES: tuple[HostPhaseName, ...] = ("libraries", "loading", "training", "evaluation", "saving", "restoring")
