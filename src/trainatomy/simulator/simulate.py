@@ -20,7 +20,6 @@ from trainatomy.operators.allocation.convolution import settings_of_plans
 from trainatomy.operators.allocation.cudnn.ways import say_plans
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
-from trainatomy.results.prediction import copies_of_weights
 from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.adapters.registry import adapters_of, opened
 from trainatomy.simulator.cards import others_like
@@ -30,6 +29,7 @@ from trainatomy.simulator.description import Description, describe
 from trainatomy.simulator.evaluation import CheckpointFiles, ExecutedRestoring, arrays_without_data, files_without_data
 from trainatomy.simulator.experts import masks_rows, share_rows
 from trainatomy.simulator.failures import explained_failures
+from trainatomy.simulator.host_use import host_use, with_execution
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.live import loading
 from trainatomy.simulator.notes import Note, mask_notes, version_notes
@@ -38,16 +38,15 @@ from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.releases import python_part_notes, software_of
 from trainatomy.simulator.run_notes import host_memory_notes, plan_notes, run_notes, selection_notes, trial_notes
-from trainatomy.simulator.simulation import Execution, HostUse, Simulation
+from trainatomy.simulator.simulation import Execution, Simulation
 from trainatomy.simulator.steps import continued
 from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
-from trainatomy.training.batch import BatchesOfLengths, MakeBatch, batch_bytes, batch_shapes
+from trainatomy.training.batch import BatchesOfLengths, MakeBatch, batch_shapes
 from trainatomy.training.model import (
     build_model,
     cast_trained,
     is_loaded_by_gpu,
     is_quantised,
-    stored_share,
     unwrap,
 )
 from trainatomy.training.optimizer import needs_closure, refuse_closures, steps_with_closure
@@ -169,7 +168,7 @@ def execute(
             opened(adapters_of(training, None), process, training),
         ):
             built = _build(training, model, trust_remote_code)
-            host = _host_use(training, built, is_built=model is not None)
+            host = host_use(training, built, is_built=model is not None)
             if is_loaded_by_gpu(built):
                 process.cards.keep(())
             described = describe(training, built) if _changes_when_spread(training, built) else None
@@ -194,37 +193,8 @@ def execute(
         goes_on=goes_on,
         trace=process.trace,
         notes=_notes(training, process, described, library),
-        simulation=replace(result, input_shapes=shapes, host=_with_execution(host, process, built)),
+        simulation=replace(result, input_shapes=shapes, host=with_execution(host, process, built)),
     )
-
-
-def _host_use(workload: Workload, model: nn.Module, *, is_built: bool) -> HostUse:
-    """Return what a process's host memory holds of a model before it is moved, and what FSDP leaves there."""
-    tensors = [*model.parameters(), *model.buffers()]
-    train, parallel = workload.train, workload.parallel
-    offloads = parallel.offload_policy == "cpu" or bool((train.fsdp_config or {}).get("cpu_offload"))
-    ranks = copies_of_weights(parallel.data_parallel_size, parallel.dp_replicate_size, parallel.dp_shard_size)
-    shards = parallel.data_parallel_size // ranks if offloads else 1
-    weights = sum(int(tensor.nbytes) for tensor in tensors)
-    return HostUse(
-        weights=weights,
-        stored=round(weights * stored_share(model)),
-        is_built=is_built or workload.model.factory is not None,
-        shards=tuple(_shard_bytes(each, shards) for each in model.parameters()) if offloads else (),
-    )
-
-
-def _shard_bytes(parameter: nn.Parameter, shards: int) -> int:
-    """Return the bytes of the first rank's shard: FSDP2 divides the first dimension, rounding up."""
-    rows = parameter.shape[0] if parameter.dim() else 1
-    return int(parameter.nbytes) // max(rows, 1) * -(-rows // shards)
-
-
-def _with_execution(host: HostUse, process: SimulatedProcess, model: nn.Module) -> HostUse:
-    """Add what executing the steps found."""
-    found, arrays = process.storages.host_memory, process.recorder.gathered
-    pinned, pageable = found.pinned, found.pageable
-    return replace(host, batch=batch_bytes(model), pinned=pinned, pageable=pageable, gathered=arrays.most)
 
 
 def _prepare(workload: Workload) -> None:
