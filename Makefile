@@ -112,7 +112,7 @@ check: $(DEV_SETUP)
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/mypy
-	for folder in accuracy timing context everyday fit host parallel same keep_up public; do $(BIN)/mypy --config-file lab/mypy.ini lab/$$folder || exit 1; done
+	for folder in accuracy timing compiled context everyday fit host parallel same keep_up public; do $(BIN)/mypy --config-file lab/mypy.ini lab/$$folder || exit 1; done
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 

@@ -132,7 +132,7 @@ def measured(name: str, case: dict[str, Any], part: str, out: Path) -> dict[str,
         content["train"].pop("dynamo_use_regional_compilation", None)
     workload = Workload.model_validate(content)
 
-    class Observer(Watched, Silent):  # type: ignore[misc]
+    class Observer(Watched, Silent):
         pass
 
     codes = written_code() if part == "memory" else []

@@ -41,7 +41,8 @@ def predicted(name: str, case: dict[str, Any], gpu_id: str, compiles: bool, code
         compiler.wrappers = codes
         installed(compiler, stack)
 
-    Compiler.install = install  # type: ignore[method-assign]
+    patched: Any = Compiler
+    patched.install = install
     gpu = find_gpu(gpu_id)
     workload = workload.model_copy(update={"gpu": gpu_id})
     simulation = simulate(workload, gpu)
