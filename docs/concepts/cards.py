@@ -15,10 +15,10 @@ from trainatomy.timing.evidence import assumed_context
 def cards_page() -> str:
     """Render docs/cards.md."""
     checked: Mapping[str, Any] = read_yaml("checked.yaml")["gpus"]
-    low, high = read_yaml("intervals.yaml")["uncalibrated"]["gpu"]
+    intervals = read_yaml("intervals.yaml")["uncalibrated"]
     head = ("card", "context", "times", "products", "element-wise", "steps")
     rows = [_row(gpu.id, checked[gpu.id]) for gpu in gpus() if gpu.id in checked]
-    values = {"count": len(gpus()), "table": table(head, rows, 3), "low": low, "high": high}
+    values = {"count": len(gpus()), "table": table(head, rows, 3), "intervals": intervals}
     return page("cards.md", values)
 
 

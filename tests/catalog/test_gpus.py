@@ -28,7 +28,7 @@ def leaves(data, prefix=""):
 
 def test_the_index_names_exactly_the_files():
     assert sorted(one.id for one in ALL) == sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "index")
-    assert len(ALL) == 92
+    assert len(ALL) == 105
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
@@ -49,13 +49,18 @@ def test_every_number_has_a_source(one):
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
 def test_numbers_are_plausible_and_consistent(one):
     assert one.memory_bytes > 7.4 * 2**30  # 8 GB cards are the smallest
-    assert (one.nvidia_smi_bytes is None) == one.unified_memory  # nvidia-smi shows none where it is the host's
+    # nvidia-smi shows none where it is the host's, and none of AMD's
+    assert (one.nvidia_smi_bytes is None) == (one.unified_memory or one.is_amd)
     if one.nvidia_smi_bytes is not None:
         assert one.memory_bytes <= one.nvidia_smi_bytes + 2**20
         assert one.nvidia_smi_bytes - one.memory_bytes < 0.045 * one.nvidia_smi_bytes  # reserved by the driver
     assert 1.9e11 < one.bandwidth_bytes_per_second < 1e13
     order = [one.rates[p] for p in ("fp64", "fp32", "tf32", "fp16", "fp8") if p in one.rates]
     assert order == sorted(order) and all(rate > 5e10 for rate in order)
+    if one.is_amd:
+        assert "bf16" in one.rates and one.architecture.startswith("gfx")
+        assert [context.holding(context.loads_bytes) for context in one.contexts.values()] == [0]  # not known
+        return
     assert ("bf16" in one.rates) == ("tf32" in one.rates) == (one.capability >= (8, 0))
     assert ("fp8" in one.rates) == (one.capability >= (8, 9))
     for context in one.contexts.values():
@@ -108,6 +113,13 @@ def test_numbers_are_plausible_and_consistent(one):
         ("RTX 4000 Ada", "rtx-4000-ada"),
         ("RTX 4000 SFF Ada Generation", "rtx-4000-sff-ada"),
         ("RTX PRO 4500 Blackwell", "rtx-pro-4500"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Instinct MI300X VF", "mi300x"),
+        ("amd-mi355x", "mi355x"),
+        ("Radeon RX 7900 XTX", "rx-7900-xtx"),
+        ("rx7900xt", "rx-7900-xt"),
+        ("AMD Radeon AI PRO R9700", "ai-pro-r9700"),
+        ("W7900", "pro-w7900"),
     ],
 )
 def test_names_are_found_however_written(name, found):
@@ -194,8 +206,8 @@ def test_loading_a_gpu_needs_no_torch_and_reads_one_file():
         ("a100,h100", "`trainatomy compare`"),
         ("24GB", "--gpu-memory-bytes"),
         ("80 GiB", "--gpu-memory-bytes"),
-        ("MI300X", "only NVIDIA's GPUs"),
-        ("m1", "only NVIDIA's GPUs"),
+        ("Gaudi 3", "only NVIDIA's GPUs and AMD's"),
+        ("m1", "only NVIDIA's GPUs and AMD's"),
     ],
 )
 def test_what_is_no_name_is_answered(name: str, meant: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainatomy.api.predicting import predict_row
+from trainatomy.api.elsewhere import predict_row
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Processor, Scratch
@@ -164,7 +164,7 @@ def test_an_execution_says_of_other_gpus_what_executing_there_says(name: str) ->
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_predictions_side_by_side_are_those_of_each_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    predict: Callable[[Workload], Prediction] = partial(predict_row, PredictRequest())
+    predict: Callable[[Workload], Prediction] = partial(predict_row, PredictRequest(timeline=True))
     workloads = [described(name, gpu) for gpu in GPUS[:8]]
     alone = [predict(each) for each in workloads]
     executed = executions(monkeypatch)

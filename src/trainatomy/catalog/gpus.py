@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from trainatomy.catalog import mig
 from trainatomy.catalog.files import close_names, read_yaml
@@ -47,7 +47,7 @@ def power_of(gpu: GPU) -> PowerRates | None:
         return None
     found: Mapping[str, Any]
     for found in read_yaml("power.yaml").values():
-        if tuple(found["capability"]) == gpu.capability:
+        if tuple(found["capability"]) == gpu.cost_capability:
             return PowerRates(
                 gpu.power_limit_watts,
                 float(found["idle_watts"]),
@@ -85,7 +85,7 @@ def device_text(gpu: GPU) -> str | None:
     """Return the description of a GPU, None for those that cuDNN 9.8 and newer do not run on."""
     catalog = read_yaml("cudnn.yaml")
     limits = catalog["capabilities"].get(".".join(map(str, gpu.capability)))
-    if limits is None:
+    if limits is None or gpu.is_amd:
         return None
     measured: dict[str, Any] = catalog["devices"].get(gpu.device_name, {}).get("properties", {})
     return json.dumps({**_assumed(gpu, limits), **measured, **_given(gpu)})
@@ -130,6 +130,8 @@ EXAMPLE = "gpu: {base: rtx-4090, memory_bytes: 24 GiB, multiprocessors: 114, ban
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
+_AMD_COSTS_AS = (8, 6)
+"""For costs, an AMD GPU is one of 128 lanes in a compute unit whose matrix cores have no asynchronous instructions."""
 _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024} | dict.fromkeys(((8, 6), (8, 7), (8, 9), (11, 0), (12, 0), (12, 1)), 1536)
 """CUDA C++ Programming Guide, "Technical specifications per compute capability"; 2048 for the others."""
 
@@ -172,6 +174,7 @@ class GPU:
         links: Bytes per second each way over all links of a kind together (pcie, nvlink).
         link: The link between the GPUs of a machine, by its name in ``links.yaml``.
         unified_memory: Whether the memory is also the host's.
+        architecture: Instruction set of an AMD GPU, such as ``gfx942``; empty: an NVIDIA GPU.
         slice_of: Id of the card that this is a MIG instance of; empty for a whole card.
         sources: Source of each field by its dotted name; an entry holds for all fields below it.
         assumed: Reason for each assumed value, keyed in the same way.
@@ -192,6 +195,7 @@ class GPU:
     links: Mapping[str, float] = field(default_factory=lambda: _EMPTY, hash=False)
     link: str = ""
     unified_memory: bool = False
+    architecture: str = ""
     slice_of: str = ""
     contexts: Mapping[str, Context] = field(default_factory=lambda: _EMPTY, hash=False)
     aliases: tuple[str, ...] = ()
@@ -202,6 +206,16 @@ class GPU:
     def card(self) -> str:
         """Return the id of the whole card."""
         return self.slice_of or self.id
+
+    @property
+    def is_amd(self) -> bool:
+        """Return whether PyTorch runs on it through HIP."""
+        return bool(self.architecture)
+
+    @property
+    def cost_capability(self) -> tuple[int, int]:
+        """Return the compute capability whose forms of kernel costs hold for the GPU, at its own data sheet's rates."""
+        return _AMD_COSTS_AS if self.is_amd else self.capability
 
     def context(self, era: str = "lazy") -> Context:
         """Return the context under the software of an era: ``lazy`` (today's) or ``eager-cuda-11``."""
@@ -222,12 +236,21 @@ class GPU:
         return "unknown"
 
 
-def threads_per_multiprocessor(capability: tuple[int, int]) -> int:
-    """Return the threads that a multiprocessor of a compute capability holds at once."""
-    return _THREADS_PER_MULTIPROCESSOR.get(capability, 2048)
+class HasThreads(Protocol):
+    """A GPU, or what a kernel's choices depend on of one."""
+
+    @property
+    def capability(self) -> tuple[int, int]: ...
+    @property
+    def architecture(self) -> str: ...
 
 
-_ONLY_NVIDIA = "only NVIDIA's GPUs are simulated"
+def threads_per_multiprocessor(gpu: HasThreads) -> int:
+    """Return the threads that a multiprocessor holds at once: on AMD's GPUs 2048 (``hipGetDeviceProperties``)."""
+    return 2048 if gpu.architecture else _THREADS_PER_MULTIPROCESSOR.get(gpu.capability, 2048)
+
+
+_OTHERS = "only NVIDIA's GPUs and AMD's are simulated"
 _SEVERAL = "name one; `trainatomy compare` and `trainatomy fit` take several"
 _NO_NAMES = (
     (re.compile(","), _SEVERAL),
@@ -236,8 +259,8 @@ _NO_NAMES = (
         "that is a memory size: name a GPU too, and give the size as --gpu-memory-bytes (gpu: {memory_bytes: …});",
     ),
     (
-        re.compile(r"^(amd|intel|apple|radeon|rx|mi\d|instinct|gaudi|arc|m[1-9]\b|mps|tpu|cpu)", re.IGNORECASE),
-        _ONLY_NVIDIA,
+        re.compile(r"^(intel|apple|gaudi|arc|m[1-9]\b|mps|tpu|cpu)", re.IGNORECASE),
+        _OTHERS,
     ),
 )
 """Forms that are no GPU's name, and what to say to them."""
@@ -262,7 +285,7 @@ def find_gpu(name: str) -> GPU:
             hint = f"that is a machine: --instance {name}"
         for pattern, meant in _NO_NAMES:
             hint = meant if pattern.search(name.strip()) else hint
-        if hint in (_ONLY_NVIDIA, _SEVERAL):
+        if hint in (_OTHERS, _SEVERAL):
             raise WorkloadError(f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists them)", key="gpu")
         raise WorkloadError(
             f"unknown GPU {name!r}; {hint} (`trainatomy gpus` lists all). To describe your own, start from the nearest "
@@ -325,7 +348,7 @@ def _parts(value: Any) -> list[str]:
 
 def _normal(name: str) -> str:
     words = re.sub(r"[\s_]+", "-", name.strip().lower())
-    return re.sub(r"^(nvidia-)?((geforce|tesla)-)?", "", words)
+    return re.sub(r"^((nvidia|amd)-)?((geforce|tesla|radeon|instinct)-)?", "", words)
 
 
 def _joined(name: str) -> str:
@@ -399,6 +422,7 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "link_bytes_per_second": _numbers,
     "link": str,
     "unified_memory": bool,
+    "architecture": str,
     "context": _contexts,
 }
 _FIELDS = {"rates_flop_per_second": "rates", "link_bytes_per_second": "links", "context": "contexts"}

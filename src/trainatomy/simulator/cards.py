@@ -44,7 +44,10 @@ def card_of(gpu: GPU) -> Card:
 
 
 def others_like(gpu: GPU, processor: Processor, others: Collection[GPU]) -> dict[Card, Processor]:
-    """Return those of several GPUs that an execution on ``gpu`` may serve, as ``SimulatedProcess`` takes them."""
+    """Return those of several GPUs that an execution on ``gpu`` may serve, as ``SimulatedProcess`` takes them.
+
+    AMD GPUs share one with those of their architecture alone.
+    """
     return {
         card_of(each): replace(
             processor,
@@ -53,9 +56,10 @@ def others_like(gpu: GPU, processor: Processor, others: Collection[GPU]) -> dict
             cudnn=None,
             l2_bytes=each.l2_bytes,
             level_factors=level_factors(each),
+            architecture=each.architecture,
         )
         for each in others
-        if each != gpu
+        if each != gpu and each.architecture == gpu.architecture
     }
 
 

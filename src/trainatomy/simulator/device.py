@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.allocator.replay import Player
+from trainatomy.allocator.player import Player
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.catalog.gpus import threads_per_multiprocessor
@@ -20,6 +20,10 @@ from trainatomy.simulator.cards import EVERYTHING, Cards
 
 if TYPE_CHECKING:
     from trainatomy.results.trace import AllocationTrace
+
+
+_NAMES = {name: f"{name}:sramecc+:xnack-" for name in ("gfx90a", "gfx942", "gfx950")}
+"""Architectures of AMD GPUs as their driver names them with its settings."""
 
 
 class DeviceProperties:
@@ -30,9 +34,9 @@ class DeviceProperties:
 
     def __init__(self, cards: Cards) -> None:
         self._cards = cards
-        self.warp_size = 32
+        self.warp_size = cards.processor.warp_size  # cards of one execution have the same architecture
         self.is_integrated = self.is_multi_gpu_board = False
-        self.gcnArchName = ""
+        self.gcnArchName = _NAMES.get(cards.processor.architecture, cards.processor.architecture)
 
     @property
     def major(self) -> int:
@@ -47,12 +51,12 @@ class DeviceProperties:
     @property
     def max_threads_per_multi_processor(self) -> int:
         """Threads that a multiprocessor holds."""
-        return self._cards.decide(lambda processor: threads_per_multiprocessor(processor.capability))
+        return self._cards.decide(lambda processor: threads_per_multiprocessor(processor))
 
     @property
     def computes_in_bfloat16(self) -> bool:
         """Whether it has arithmetic units for bfloat16."""
-        return self._cards.decide(lambda processor: processor.capability >= (8, 0))
+        return self._cards.decide(lambda processor: processor.capability >= (8, 0))  # all of AMD's say 9.0 or more
 
     @property
     def name(self) -> str:
@@ -111,6 +115,22 @@ class MemoryCounters:
             self._player = Player(self._trace, CachingAllocator(self._settings()))
         self._player.play(len(self._trace.events))
         return self._player.allocator
+
+    def address(self, number: int) -> int:
+        """Return the address of the block of an allocation that is held."""
+        self._now()
+        assert self._player is not None
+        return self._player.handles[number]
+
+    def remember(self, number: int) -> None:
+        """Keep the place of the block of an allocation that is held, for others that take it later."""
+        self._now()
+        assert self._player is not None
+        self._player.remember(number)
+
+    def private_bytes(self) -> int:
+        """Return the reserved bytes of private pools."""
+        return self._now().private_bytes()
 
     def _free_and_total(self) -> tuple[int, int]:
         total = self._cards.own.memory_bytes

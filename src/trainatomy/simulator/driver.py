@@ -35,6 +35,8 @@ _NO_OPS = (
 """Functions of ``torch.cuda`` that do nothing in a simulation."""
 _NCCL = (2, 30, 7)
 """The version whose collectives are predicted (``links.yaml``)."""
+_HIP = "7.2.26015"
+"""What PyTorch's builds for AMD GPUs say of theirs: 2.13 and 2.14 are built with ROCm 7.2."""
 _MEMORY_HISTORY = ("_record_memory_history", "_dump_snapshot", "_save_memory_usage", "_save_segment_usage")
 """Functions of ``torch.cuda.memory`` that record allocations or write what was recorded: nothing, here."""
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -177,7 +179,9 @@ def _cuda(properties: DeviceProperties, current: CurrentDevice, streams: Streams
         "get_device_properties": get_device_properties,
         "can_device_access_peer": _always(True),
         "is_bf16_supported": lambda including_emulation=True: including_emulation or properties.computes_in_bfloat16,
-        "get_arch_list": lambda: [f"sm_{properties.major}{properties.minor}"],
+        "get_arch_list": lambda: [
+            properties.gcnArchName.partition(":")[0] or f"sm_{properties.major}{properties.minor}"
+        ],
         "device": _device_class(current),
         "device_of": lambda obj: DeviceContext(current, obj),
         "_DeviceGuard": lambda index: DeviceContext(current, index),
@@ -333,7 +337,9 @@ def install_driver(
     patch(_foreach_utils, "_get_foreach_kernels_supported_devices", _always([*devices, "meta"]))
     patch(amp_common, "amp_definitely_not_available", _always(False))
     patch(torch, "clear_autocast_cache", clear_both_caches)
-    patch(torch.version, "cuda", torch.version.cuda or "13.0")
+    on_amd = bool(properties.gcnArchName)
+    patch(torch.version, "hip", _HIP if on_amd else None)
+    patch(torch.version, "cuda", None if on_amd else torch.version.cuda or "13.0")
     if not hasattr(torch._C, "_nccl_version"):  # a build for the CPU; libraries ask before they train in bf16
         patch(torch.cuda.nccl, "version", _always(_NCCL))
         if torch.distributed.is_available():

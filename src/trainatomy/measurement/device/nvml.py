@@ -22,6 +22,7 @@ import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
@@ -228,6 +229,11 @@ def _text(value: str | bytes) -> str:
 
 
 _PREDICT_HINT = "`trainatomy predict` needs no GPU."
+NOT_ON_AMD = (
+    "Training on AMD GPUs is predicted and not measured: what is read of a GPU comes from NVIDIA's driver. "
+    "docs/amd.md has a script that compares allocated and reserved memory with a prediction."
+)
+_AMD_DRIVER = "/dev/kfd"
 _HIDING_VALUES = ("", "-1", "NoDevFiles")
 
 
@@ -249,6 +255,8 @@ def require_gpu() -> str:
     except (MissingLibrary, NoAnswer):
         if _has_driver():
             return "this machine's GPU"
+        if Path(_AMD_DRIVER).exists():
+            raise DeviceError(NOT_ON_AMD) from None
         raise DeviceError(
             "No NVIDIA driver is installed on this machine (no libcuda); measuring needs one and a GPU. "
             f"{_PREDICT_HINT}"

@@ -25,6 +25,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainatomy.allocator.blocks import round_up
+from trainatomy.operators.allocation import aotriton
 from trainatomy.operators.allocation.plan import (
     FLOAT_BYTES,
     Free,
@@ -54,6 +55,8 @@ def flash_forward(call: KernelCall) -> Plan:
     The rng state has 16 bytes, the scalar 8. With dropout the rng state is allocated a second time before the first is
     freed.
     """
+    if call.processor.is_amd:
+        return aotriton.flash_forward(call)
     named = bound(call)
     query, key = named["query"], named["key"]
     output, logsumexp, rng_state, unused = 0, 1, 2, 3
@@ -76,6 +79,8 @@ def flash_backward(call: KernelCall) -> Plan:
     Buffers are fp32: softmax_d [B, H, ⌈S⌉₁₂₈], dq_accum [B, ⌈S⌉₁₂₈, H, Dr] (⌈multiprocessors / B·H⌉ of them with
     deterministic algorithms). With grouped queries, dk and dv for all H heads follow in the input's type.
     """
+    if call.processor.is_amd:
+        return aotriton.flash_backward(call)
     named = bound(call)
     query, key = named["query"], named["key"]
     batch, heads, queries, dim = query.shape
@@ -198,11 +203,16 @@ for these GPUs)."""
 def efficient_forward(call: KernelCall) -> Plan:
     """Plan out, logsumexp [B, H, ⌈S⌉₃₂] fp32 and, for 16-bit heads above 128, an fp32 accumulator.
 
-    The accumulator has the output's shape. Seed and offset stay on the CPU outside of a CUDA graph.
+    The accumulator has the output's shape. Seed and offset (8 bytes each) come first in a CUDA graph, and stay on the
+    CPU outside of one (Note [Seed and Offset Device]).
     """
+    if call.processor.is_amd:
+        return aotriton.efficient_forward(call)
     named = bound(call)
     query, value = named["query"], named["value"]
-    plan: list[Out | Scratch | Free] = [Out(0), Out(1), Out(2, 0), Out(3, 0)]
+    numbers, results = (Out(2), Out(3)), (Out(0), Out(1))
+    plan: list[Out | Scratch | Free]
+    plan = [*numbers, *results] if call.is_captured else [*results, Out(2, 0), Out(3, 0)]
     if is_half(query) and max(query.shape[3], value.shape[3]) > 128:
         batch, heads, queries, _ = query.shape
         plan.append(Scratch(batch * queries * heads * value.shape[3] * FLOAT_BYTES, "output_accum"))
@@ -216,6 +226,8 @@ def efficient_backward(call: KernelCall) -> Plan:
     out.float()).sum(-1)``, transposed and copied. The gradient of a bias has its last dimension padded to 16. With
     grouped queries, gradients of keys and values for all H heads follow in the input's type.
     """
+    if call.processor.is_amd:
+        return aotriton.efficient_backward(call)
     named = bound(call)
     query, key, grad = named["query"], named["key"], named["grad_out_"]
     largest_head = max(query.shape[3], named["value"].shape[3])

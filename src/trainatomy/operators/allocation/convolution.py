@@ -19,6 +19,7 @@ of memory will, and one that is predicted to fit thanks to this rule may still f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def _gradients(
     grad: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], call: KernelCall
 ) -> Sequence[Out | Scratch | Free | Trial]:
     """Plan the gradient of the input, then of the weight, each with a workspace of its own."""
-    if _is_depthwise(named):
+    if _is_depthwise(named) and not call.processor.is_amd:
         one = _cudnn_convolution(named["input"], named["weight"], grad, False, named, call.processor)
         if _runs_in_aten(one, wanted, named):
             return _depthwise_gradients(named)
@@ -106,9 +107,14 @@ def _gradients(
 def memory_format(data: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """Return channels-last if input or weight are, except for doubles (``cudnn_conv_suggest_memory_format``)."""
     last = _CHANNELS_LAST.get(weight.dim())
-    if last is None or data.dtype == torch.float64:
+    if last is None or data.dtype == torch.float64 or _is_miopen_contiguous():
         return torch.contiguous_format
     return last if last in (layout_of(data), layout_of(weight)) else torch.contiguous_format
+
+
+def _is_miopen_contiguous() -> bool:
+    """Return whether MIOpen convolves, and does so in contiguous memory (``miopen_conv_suggest_memory_format``)."""
+    return torch.version.hip is not None and os.environ.get("PYTORCH_MIOPEN_SUGGEST_NHWC") != "1"
 
 
 def _is_depthwise(named: dict[str, Any]) -> bool:
@@ -119,11 +125,13 @@ def _is_depthwise(named: dict[str, Any]) -> bool:
 def _workspace(
     kind: Kind, output: torch.Tensor, wanted: torch.memory_format, named: dict[str, Any], processor: Processor
 ) -> list[Scratch | Trial]:
-    """Plan cuDNN's workspace for ``kind``, if it needs any.
+    """Plan cuDNN's workspace for ``kind``, if it needs any; MIOpen's are not known.
 
     With ``cudnn.benchmark`` the first call of a kind tries all plans (``get_plans_from_find``). Which of them is the
     fastest is not known; assumed: the one that the heuristics would choose.
     """
+    if processor.is_amd:
+        return []
     data, weight = named["input"], named["weight"]
     tries = torch.backends.cudnn.benchmark
     if processor.cudnn is None and not tries and not _has_tensor_cores(data.dtype, processor):

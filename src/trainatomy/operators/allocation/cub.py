@@ -19,6 +19,8 @@ from trainatomy.operators.allocation.plan import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trainatomy.operators.allocation.plan import Processor
+
 _ALIGNMENT = 256
 _SHARED_MEMORY_PER_BLOCK = 48 * 1024
 _RADIX_BITS = 8
@@ -84,12 +86,12 @@ def select_bytes(count: int) -> int:
     return aliased((_tile_states(ceil_div(count, _memory_bound_tile(*_SELECT_TILE, 8)), 8), 0))
 
 
-def sum_bytes(count: int, value_bytes: int, capability: tuple[int, int], multiprocessors: int) -> int:
+def sum_bytes(count: int, value_bytes: int, processor: Processor) -> int:
     """Return the storage of ``DeviceReduce::Sum``: 1 byte for a single tile, else a sum for each block that can run."""
     threads, _ = _REDUCE_TILE
     if count <= _memory_bound_tile(*_REDUCE_TILE, value_bytes):
         return 1
-    blocks = threads_per_multiprocessor(capability) // threads * multiprocessors * _REDUCE_WAVES
+    blocks = threads_per_multiprocessor(processor) // threads * processor.multiprocessors * _REDUCE_WAVES
     return aliased((blocks * value_bytes,))
 
 

@@ -291,7 +291,7 @@ def _one_by_one(call: KernelCall, tensors: Sequence[torch.Tensor]) -> Plan:
     for index, (tensor, result) in enumerate(zip(tensors, call.outputs, strict=True)):
         size = tensor.dtype.itemsize
         layout = InputGeometry(tuple(tensor.shape), tuple(tensor.stride()), size, int(tensor.storage_offset()))
-        iterator = reduction_iterator(layout, [True] * tensor.dim(), (result.dtype.itemsize,))
+        iterator = reduction_iterator(layout, (True,) * tensor.dim(), (result.dtype.itemsize,))
         kernel = Kernel(compute_type(tensor.dtype).itemsize, size)
         plan += [Out(index), *reduction_scratch(iterator, kernel, call.processor, result.dtype.itemsize)]
     return plan

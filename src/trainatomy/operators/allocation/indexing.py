@@ -222,10 +222,9 @@ def _positions(call: KernelCall, shape: Sequence[int], count: int) -> list[Scrat
 
 def _found(call: KernelCall, elements: int, result: Scratch | Out) -> list[Scratch | Out | Free]:
     """Plan ``nonzero``: elements are counted, then selected (aten/src/ATen/native/cuda/Nonzero.cu, torch 2.9-2.13)."""
-    gpu = call.processor
     return [
         Scratch(_INT, "count"),
-        Scratch(sum_bytes(elements, _INT, gpu.capability, gpu.multiprocessors), "sum"),
+        Scratch(sum_bytes(elements, _INT, call.processor), "sum"),
         Free("sum"),
         result,
         Scratch(select_bytes(elements), "select"),
@@ -296,7 +295,6 @@ def _bits(self: torch.Tensor, indices: Sequence[tuple[int, torch.Tensor]]) -> in
 _FEW_INDICES = 3072
 _ROWS_PER_PARTIAL = 10
 _BLOCK_AT_MOST = 1024
-_WARP = 32
 _ATOMIC_BLOCKS_PER_MULTIPROCESSOR = 4
 
 
@@ -375,7 +373,7 @@ def _adds_atomically(call: KernelCall, segments: int, partial: int, width: int) 
     """
     if not behaviour("embedding_backward_adds_atomically", call.processor.torch_version):
         return False
-    wide = round_up(width, _WARP)
+    wide = round_up(width, call.processor.warp_size)
     grid = ceil_div(segments * wide, min(wide, _BLOCK_AT_MOST))
     return grid < call.processor.multiprocessors * _ATOMIC_BLOCKS_PER_MULTIPROCESSOR and partial > grid * 4
 

@@ -182,7 +182,7 @@ def _tensor_maps(first: torch.Tensor, second: torch.Tensor, groups: int, process
 def _has_kernel(first: torch.Tensor, second: torch.Tensor, out_dtype: torch.dtype | None, processor: Processor) -> bool:
     """Return whether the kernel that takes one launch supports the operands (``use_fast_path``)."""
     types = {first.dtype, second.dtype, out_dtype or torch.bfloat16}
-    return types == {torch.bfloat16} and processor.capability[0] in (9, _BLACKWELL)
+    return types == {torch.bfloat16} and processor.capability[0] in (9, _BLACKWELL) and not processor.is_amd
 
 
 _LONG = 8
@@ -246,7 +246,7 @@ def _summed(call: KernelCall, sizes: list[int], dim: int) -> Plan:
         return [Out(0)]
     buffer = torch.empty(sizes, dtype=result.dtype, device="meta")
     layout = InputGeometry(tuple(sizes), buffer.stride(), result.itemsize, 0)
-    iterator = reduction_iterator(layout, [position == dim for position in range(len(sizes))], [result.itemsize])
+    iterator = reduction_iterator(layout, tuple(position == dim for position in range(len(sizes))), (result.itemsize,))
     kernel = sum_kernel(result.dtype)
     return [
         Out(0),

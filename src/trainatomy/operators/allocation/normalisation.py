@@ -20,7 +20,6 @@ from trainatomy.operators.allocation.plan import (
 from trainatomy.operators.allocation.reduction import InputGeometry, Kernel, reduction_iterator, reduction_scratch
 
 _MANY_ROWS = 64 * 1024
-_COLUMNS_PER_BLOCK = 32
 _ROWS_PER_BLOCK = 32
 _BLOCKS_AT_MOST = 32 * 1024
 
@@ -39,8 +38,9 @@ def layer_norm(call: KernelCall) -> Plan:
 def layer_norm_backward(call: KernelCall) -> Plan:
     """Plan ``native_layer_norm_backward`` and ``_fused_rms_norm_backward``.
 
-    With more than 65,536 rows M and few columns N (⌊N/32⌋ < ⌊multiprocessors/2⌋) the gradients of weight and bias are
-    summed over min(⌈M/32⌉, ⌊32768/⌈N/32⌉⌋) parts, then these into new tensors; those allocated before are dropped.
+    With more than 65,536 rows M and few columns N (⌊N/w⌋ < ⌊multiprocessors/2⌋) the gradients of weight and bias are
+    summed over min(⌈M/32⌉, ⌊32768/⌈N/w⌉⌋) parts, then these into new tensors; those allocated before are dropped. A
+    block has w columns: as many as a warp has threads.
 
     Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (``LaunchGammaBetaBackwardCUDAKernel``).
     """
@@ -54,10 +54,11 @@ def layer_norm_backward(call: KernelCall) -> Plan:
     rows = input_.numel() // max(columns, 1)
     first = 1 if named["output_mask"][0] else 0
     weights = range(first, len(call.outputs))
-    blocks_wide = columns // _COLUMNS_PER_BLOCK
+    wide = call.processor.warp_size
+    blocks_wide = columns // wide
     if rows <= _MANY_ROWS or blocks_wide >= call.processor.multiprocessors // 2 or not weights:
         return [*copies, *(Out(index) for index in range(len(call.outputs))), *gradient]
-    parts = min(ceil_div(rows, _ROWS_PER_BLOCK), _BLOCKS_AT_MOST // ceil_div(columns, _COLUMNS_PER_BLOCK))
+    parts = min(ceil_div(rows, _ROWS_PER_BLOCK), _BLOCKS_AT_MOST // ceil_div(columns, wide))
     inputs = [Out(index) for index in range(first)]
     return [*copies, *inputs, *_dropped(call, weights), *gradient, *_summed(call, weights, parts)]
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from trainatomy.errors import WorkloadError
+
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.heuristics import Heuristics
 
@@ -77,6 +79,7 @@ class Processor:
         l2_bytes: size of the L2 cache; None: not known.
         level_factors: times of a level of a convolution's partial sums, as multiples of an H200's, by name (see
             ``catalog.cudnn.level_factors``).
+        architecture: instruction set of an AMD GPU, ``gfx942``; empty: an NVIDIA GPU.
     """
 
     capability: tuple[int, int]
@@ -85,6 +88,26 @@ class Processor:
     cudnn: Heuristics | None = None
     l2_bytes: int | None = None
     level_factors: Mapping[str, float] = field(default_factory=dict)
+    architecture: str = ""
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether PyTorch's kernels are those of its build for HIP."""
+        return bool(self.architecture)
+
+    @property
+    def warp_size(self) -> int:
+        """Threads that run in step: 64 on AMD's compute GPUs (gfx9), 32 on Radeons and NVIDIA's."""
+        return 64 if self.architecture.startswith("gfx9") else 32
+
+    def need_cuda(self, what: str) -> None:
+        """Refuse what nobody read of PyTorch's build for AMD GPUs, or of a library's: ``what`` begins the message.
+
+        Raises:
+            WorkloadError: The GPU is an AMD GPU.
+        """
+        if self.is_amd:
+            raise WorkloadError(f"{what} is not simulated on AMD GPUs: what it allocates there is not known", key="gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +115,7 @@ class KernelCall:
     """An aten operation as the dispatcher sees it (below autograd), with meta tensors.
 
     ``outputs`` are its flattened tensor results; ``selected`` the number of true elements of each mask that it indexes
-    with.
+    with; ``is_captured`` says whether it becomes part of a CUDA graph.
     """
 
     func: torch._ops.OpOverload
@@ -101,6 +124,7 @@ class KernelCall:
     outputs: tuple[torch.Tensor, ...]
     processor: Processor
     selected: tuple[int, ...] = ()
+    is_captured: bool = False
 
 
 Rule = Callable[[KernelCall], Plan]

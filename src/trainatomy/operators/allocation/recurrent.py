@@ -117,6 +117,7 @@ class RecurrentLayers:
         The arguments are (input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first), or with
         the batch sizes of packed sequences before hx and no batch_first.
         """
+        self._processor.need_cuda("a recurrent layer (MIOpen)")
         packed = len(rest) == 8 and isinstance(rest[2], (list, tuple))
         hidden, weights, has_biases, layers, dropout, train, bidirectional = rest[1:] if packed else rest[:7]
         steps = rest[0].numel() if packed else 0

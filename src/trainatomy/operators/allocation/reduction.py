@@ -3,7 +3,8 @@
 A block that reduces alone needs no memory of its own. Where each thread would have to add more than 256 values and
 there are few results, the input is divided between blocks, which exchange partial results in global memory.
 
-Source: aten/src/ATen/native/cuda/Reduce.cuh (``setReduceConfig``, ``gpu_reduce_kernel``), torch 2.9-2.13, not ROCm.
+Source: aten/src/ATen/native/cuda/Reduce.cuh (``setReduceConfig``, ``gpu_reduce_kernel``), torch 2.9-2.14. The build for
+HIP has blocks as wide as its warps, leaves a thread at least 128 values and shares a result between at least 64 blocks.
 
 Geometry of a reduction in ``at::TensorIterator``: dimensions reordered, merged, split for 32-bit indices.
 
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -101,8 +104,13 @@ class InputGeometry:
     offset: int = 0
 
 
+_MOST_KEPT = 4096
+"""Reductions whose geometry is kept: layers repeat them, and every GPU that an execution serves asks for each."""
+
+
+@lru_cache(_MOST_KEPT)
 def reduction_iterator(
-    input_: InputGeometry, reduced: Sequence[bool], result_bytes: Sequence[int]
+    input_: InputGeometry, reduced: tuple[bool, ...], result_bytes: tuple[int, ...]
 ) -> ReductionIterator:
     """Return the iterator that reduces ``input_`` over the marked dimensions into contiguous results."""
     operands = [Operand(_output_strides(input_.shape, reduced, size), True) for size in result_bytes]
@@ -110,14 +118,15 @@ def reduction_iterator(
     return _coalesced(_reordered(ReductionIterator(input_.shape, tuple(operands), input_.offset)))
 
 
-def pieces_of_32_bits(iterator: ReductionIterator) -> list[ReductionIterator]:
+@lru_cache(_MOST_KEPT)
+def pieces_of_32_bits(iterator: ReductionIterator) -> tuple[ReductionIterator, ...]:
     """Return the parts into which an iterator is split until 32 bits index each, in the order of reduction."""
     if iterator.fits_32_bits:
-        return [iterator]
+        return (iterator,)
     dimension = _widest(iterator)
     size = iterator.shape[dimension]
     halves = (size // 2, size - size // 2)
-    return [piece for half in halves for piece in pieces_of_32_bits(_narrowed(iterator, dimension, half))]
+    return tuple(piece for half in halves for piece in pieces_of_32_bits(_narrowed(iterator, dimension, half)))
 
 
 def _output_strides(shape: Sequence[int], reduced: Sequence[bool], itemsize: int) -> tuple[int, ...]:
@@ -202,8 +211,9 @@ def _narrowed(iterator: ReductionIterator, dimension: int, size: int) -> Reducti
 
 
 _THREADS = 512
-_WARP = 32
 _MIN_VALUES_PER_THREAD = 16
+_MIN_VALUES_PER_THREAD_ON_AMD = 128
+_MIN_BLOCKS_ON_AMD = 64
 _MAX_VALUES_PER_THREAD = 256
 
 
@@ -244,6 +254,28 @@ def shared_buffers(iterator: ReductionIterator, kernel: Kernel, processor: Proce
     With n results, c blocks to a result, blocks of w columns that each hold v results: 4·⌈n/(v·w·…)⌉ semaphores, and
     n·c accumulators, times w·v where the columns of a block hold different results (as the source has it).
     """
+    sharing = _sharing(iterator, kernel, processor.warp_size)
+    blocks = 1 if sharing is None else _blocks_per_result(sharing, processor)
+    if sharing is None or blocks <= 1:
+        return 0, 0
+    return sharing.bytes_per_block * blocks, 4 * sharing.grid
+
+
+class _Sharing(NamedTuple):
+    """How blocks would share results: values for each thread, blocks and their threads, bytes of a block's results."""
+
+    values_per_thread: int
+    grid: int
+    threads: int
+    bytes_per_block: int
+
+
+@lru_cache(_MOST_KEPT)
+def _sharing(iterator: ReductionIterator, kernel: Kernel, warp: int) -> _Sharing | None:
+    """Return how blocks would share results of a reduction; None where a thread has too few values for that.
+
+    ``warp``: threads of a warp.
+    """
     outputs, inputs = iterator.outputs, iterator.elements // iterator.outputs
     along_input = _reduces_fastest(iterator)
     columns, rows = (inputs, outputs) if along_input else (outputs, inputs)
@@ -254,24 +286,24 @@ def shared_buffers(iterator: ReductionIterator, kernel: Kernel, processor: Proce
         elif not along_input:
             per_column = _outputs_at_once(iterator, kernel.value_bytes)
             columns //= per_column
-    width, height = _block(columns, rows, _THREADS // per_column)
+    width, height = _block(columns, rows, _THREADS // per_column, warp)
     step_input, step_output = (width, 1) if along_input else (1, width)
     if ceil_div(inputs, step_input) < min(height * 16, _MAX_VALUES_PER_THREAD):
-        return 0, 0
+        return None
     step_input *= height
     grid = ceil_div(outputs // per_column, step_output)
-    blocks = _blocks_per_result(ceil_div(inputs, step_input), grid, width * height, processor)
-    if blocks <= 1:
-        return 0, 0
-    return kernel.accumulator_bytes * outputs * blocks * (1 if along_input else width * per_column), 4 * grid
+    held = kernel.accumulator_bytes * outputs * (1 if along_input else width * per_column)
+    return _Sharing(ceil_div(inputs, step_input), grid, width * height, held)
 
 
-def _blocks_per_result(values_per_thread: int, grid: int, threads: int, processor: Processor) -> int:
-    target = processor.multiprocessors * (threads_per_multiprocessor(processor.capability) // threads)
-    if values_per_thread < _MAX_VALUES_PER_THREAD or grid > target:
+def _blocks_per_result(sharing: _Sharing, processor: Processor) -> int:
+    values, grid = sharing.values_per_thread, sharing.grid
+    target = processor.multiprocessors * (threads_per_multiprocessor(processor) // sharing.threads)
+    if values < _MAX_VALUES_PER_THREAD or grid > target:
         return 1
-    enough = min(ceil_div(target, grid), ceil_div(values_per_thread, _MIN_VALUES_PER_THREAD))
-    return max(enough, ceil_div(values_per_thread, _MAX_VALUES_PER_THREAD))
+    least = _MIN_VALUES_PER_THREAD_ON_AMD if processor.is_amd else _MIN_VALUES_PER_THREAD
+    blocks = max(min(ceil_div(target, grid), ceil_div(values, least)), ceil_div(values, _MAX_VALUES_PER_THREAD))
+    return max(blocks, _MIN_BLOCKS_ON_AMD) if processor.is_amd and blocks > 1 else blocks
 
 
 def _reduces_fastest(iterator: ReductionIterator) -> bool:
@@ -298,10 +330,10 @@ def _outputs_at_once(iterator: ReductionIterator, value_bytes: int) -> int:
     return vector
 
 
-def _block(columns: int, rows: int, threads: int) -> tuple[int, int]:
+def _block(columns: int, rows: int, threads: int, warp: int) -> tuple[int, int]:
     """Return width and height of a block, powers of two."""
     width, height = (min(threads, 1 << (max(size, 1).bit_length() - 1)) for size in (columns, rows))
-    narrow = min(width, _WARP)
+    narrow = min(width, warp)
     height = min(height, threads // narrow)
     return min(width, threads // height), height
 
@@ -358,7 +390,7 @@ def reduction(choose: Chooser, *, casts: bool) -> Rule:
         if dtype != self.dtype:
             plan.append(Scratch(dense_bytes(self, dtype), "input in the result's type"))
         offset = self.storage_offset() if dtype == self.dtype else 0
-        sizes = [output.dtype.itemsize for output in call.outputs]
+        sizes = tuple([output.dtype.itemsize for output in call.outputs])
         layout = InputGeometry(tuple(self.shape), tuple(_strides(self, dtype)), dtype.itemsize, offset)
         iterator = reduction_iterator(layout, _reduced(call, self), sizes)
         return plan + reduction_scratch(iterator, choose(dtype, result.dtype), call.processor, result.dtype.itemsize)
@@ -378,13 +410,13 @@ def _strides(self: torch.Tensor, dtype: torch.dtype) -> Sequence[int]:
     return self.stride() if dtype == self.dtype else torch.empty_like(self, dtype=dtype, device="meta").stride()
 
 
-def _reduced(call: KernelCall, self: torch.Tensor) -> list[bool]:
+def _reduced(call: KernelCall, self: torch.Tensor) -> tuple[bool, ...]:
     """Return which dimensions of ``self`` are reduced: all of them where none is named."""
     dims = bound(call).get("dim")
     if dims is None or (isinstance(dims, list | tuple) and not dims):
-        return [True] * self.dim()
+        return (True,) * self.dim()
     named = {dim % max(self.dim(), 1) for dim in (dims if isinstance(dims, list | tuple) else (dims,))}
-    return [dim in named for dim in range(self.dim())]
+    return tuple([dim in named for dim in range(self.dim())])
 
 
 SUM = reduction(_opmath_wide, casts=True)

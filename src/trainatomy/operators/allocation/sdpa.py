@@ -6,12 +6,14 @@ Source: aten/src/ATen/native/transformers/attention.cpp (``scaled_dot_product_at
 The choice of the kernel of scaled-dot-product attention on a CUDA GPU.
 
 Reproduces ``select_sdp_backend`` of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and the checks of
-sdp_utils_cpp.h for dense tensors, torch 2.9-2.15, with the cuDNN of PyTorch's wheels on PyPI.
+sdp_utils_cpp.h for dense tensors, torch 2.9-2.15, with the cuDNN of PyTorch's wheels on PyPI; on AMD GPUs torch 2.13
+and 2.14 with AOTriton 0.12, on whose kernels flash and memory-efficient attention run there.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +21,7 @@ import torch
 
 from trainatomy.catalog.versions import behaviour
 from trainatomy.errors import SimulationError
+from trainatomy.operators.allocation import aotriton
 from trainatomy.operators.allocation.plan import HALF_TYPES, deterministic, is_half
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ _CUDNN_FIRST: tuple[Backend, ...] = ("cudnn", "flash", "efficient", "math")
 _BY_NUMBER: dict[int, Backend] = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
 _OLDEST_CUDNN_PREFERRED = 91500
 _NEWEST_CUDNN_WITH_SMALL_HEADS = 92200
+_LARGEST_HEAD_ON_AMD = 512
 _DROPOUT_STEPS = 16
 """Probabilities of dropout between 0 and 1 that all of cuDNN's kernels of attention can tell apart."""
 
@@ -135,7 +139,7 @@ def _order(processor: Processor, flags: SdpFlags) -> tuple[Backend, ...]:
     if flags.order is not None:
         return flags.order
     cudnn: int = behaviour("cudnn_of_the_wheel", processor.torch_version)
-    prefer = cudnn > _OLDEST_CUDNN_PREFERRED and processor.capability[0] in (9, 10)
+    prefer = cudnn > _OLDEST_CUDNN_PREFERRED and processor.capability[0] in (9, 10) and not processor.is_amd
     return _CUDNN_FIRST if prefer else _DEFAULT_ORDER
 
 
@@ -147,8 +151,8 @@ def _can_use_flash(call: Attention) -> bool:
         and _four_dimensions(call)
         and call.attn_mask is None
         and len(heads) == 1
-        and max(heads) <= 256
-        and (8, 0) <= call.processor.capability <= (12, 1)
+        and max(heads) <= (_LARGEST_HEAD_ON_AMD if call.processor.is_amd else 256)
+        and _flash_runs_on(call.processor)
         and _flash_backward_exists(call)
         and (not call.is_causal or call.query.shape[-2] == call.key.shape[-2])
         and _same_type(call, HALF_TYPES)
@@ -158,8 +162,50 @@ def _can_use_flash(call: Attention) -> bool:
     )
 
 
+def _flash_runs_on(processor: Processor) -> bool:
+    """Return ``check_flash_attention_hardware_support``; on AMD GPUs both fused kernels ask AOTriton.
+
+    Raises:
+        SimulationError: Composable Kernel's attention is preferred, whose memory is not known.
+    """
+    if not processor.is_amd:
+        return (8, 0) <= processor.capability <= (12, 1)
+    if os.environ.get("TORCH_ROCM_FA_PREFER_CK") == "1":
+        raise SimulationError(
+            "TORCH_ROCM_FA_PREFER_CK=1: attention by Composable Kernel is not simulated; without it PyTorch's default, "
+            "AOTriton, is"
+        )
+    experimental = os.environ.get("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL") == "1"
+    return processor.architecture in (
+        aotriton.SUPPORTED | aotriton.EXPERIMENTAL if experimental else aotriton.SUPPORTED
+    )
+
+
+def _efficient_on_amd(call: Attention) -> bool:
+    """Return ``can_use_mem_efficient_attention`` on an AMD GPU: heads of one size, a mask of bools or their type.
+
+    AOTriton's kernels do not take grouped queries here.
+    """
+    dim = call.query.shape[-1]
+    return (
+        call.flags.efficient
+        and _flash_runs_on(call.processor)
+        and _four_dimensions(call)
+        and dim == call.key.shape[-1] == call.value.shape[-1]
+        and 0 < dim <= _LARGEST_HEAD_ON_AMD
+        and dim % (8 if is_half(call.query) else 4) == 0
+        and _nonempty(call)
+        and _unit_strides(call, ignore_single=False)
+        and _batch_and_heads(call, grouped=False)
+        and _same_type(call, (torch.float32, *HALF_TYPES))
+        and (call.attn_mask is None or call.attn_mask.dtype in (torch.bool, call.query.dtype))
+    )
+
+
 def _efficient(call: Attention) -> bool:
     """Return ``can_use_mem_efficient_attention``."""
+    if call.processor.is_amd:
+        return _efficient_on_amd(call)
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     alignment = _gemm_alignment(call)
     types = (torch.float32, *HALF_TYPES) if call.processor.capability >= (8, 0) else (torch.float32, torch.float16)
@@ -181,6 +227,7 @@ def _cudnn(call: Attention) -> bool:
     """Return ``can_use_cudnn_attention``; cuDNN 9.11 to 9.13 have no dropout."""
     return (
         call.flags.cudnn
+        and not call.processor.is_amd
         and not call.flags.deterministic
         and _cudnn_dropout(call)
         and _four_dimensions(call)

@@ -304,7 +304,7 @@ def _product(chip: Chip, call: Call, part: _Part, kind: str, groups: int, x: Arr
     tf32 = chip._replace(tf32=chip.cudnn_tf32)
     name = "half" if x.dtype in HALVES else "tf32" if tf32.precision(x.dtype) == "tf32" else "fp32"
     if kind == "few" and backward:
-        rate = chip.rate("tf32" if name == "half" else name)
+        rate = chip.half_of_16_bits if name == "half" else chip.rate(name)
         seconds = 2.0 * groups * part.m * part.n * part.k / (rate * form.gather_backward)
     elif kind == "few":
         tiles = groups * ceil(part.m / _GATHER_TILE) * ceil(part.n / _GATHER_TILE)

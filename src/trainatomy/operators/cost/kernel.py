@@ -56,6 +56,11 @@ class Chip(NamedTuple):
         return self.rates.get(precision, self.rates["fp32"])
 
     @property
+    def half_of_16_bits(self) -> float:
+        """Half the peak of tensor cores in 16 bits, which is that of TF32 where they know it (not before Ampere)."""
+        return self.rate("fp16") / 2 if self.has_tensor_cores and "tf32" not in self.rates else self.rate("tf32")
+
+    @property
     def issue_rate(self) -> float:
         """Multiprocessors times clock in Hz; the clock follows from the fp32 peak, two operations a core."""
         return self.rates["fp32"] / (2 * FP32_CORES.get(self.capability, 128))
@@ -91,7 +96,7 @@ class Chip(NamedTuple):
 def chip_of(gpu: GPU, tf32: bool | None) -> Chip:
     """Return the data-sheet figures of a GPU that the cost of a kernel depends on; ``tf32`` as in ``cost_model_of``."""
     return Chip(
-        gpu.capability,
+        gpu.cost_capability,
         gpu.multiprocessors,
         gpu.bandwidth_bytes_per_second,
         gpu.l2_bytes or 4 * 2**20,

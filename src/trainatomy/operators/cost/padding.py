@@ -17,7 +17,13 @@ _LEAST_GAIN = 1.1
 """How many times as long the product must take for padding to pay (torch 2.11-2.15, ``is_padded_faster``)."""
 
 
-def padding_pays(chip: Chip, operator: str, operands: Sequence[Array], is_free: Sequence[bool], unit: int) -> bool:
+def padding_pays(
+    chip: Chip,
+    operator: str,
+    operands: Sequence[Array],
+    shapes: Sequence[tuple[int, ...]],
+    is_free: Sequence[bool],
+) -> bool:
     """Return whether a padded product is faster.
 
     Source: torch 2.11-2.15, torch/_inductor/fx_passes/pad_mm.py (``_should_pad``, ``pad_mm``).
@@ -26,12 +32,11 @@ def padding_pays(chip: Chip, operator: str, operands: Sequence[Array], is_free: 
         chip: The GPU.
         operator: ``aten::mm`` or ``aten::bmm``.
         operands: Both, [M, K] and [K, N], or batches of such.
+        shapes: Their padded shapes.
         is_free: For each, whether padding it costs nothing.
-        unit: Elements to whose multiples M, K and N are padded.
     """
     padded, copying = [], 0.0
-    for operand, free in zip(operands, is_free, strict=True):
-        shape = (*operand.shape[:-2], *(-(-size // unit) * unit for size in operand.shape[-2:]))
+    for operand, shape, free in zip(operands, shapes, is_free, strict=True):
         if shape == operand.shape:
             padded.append(operand)
             continue

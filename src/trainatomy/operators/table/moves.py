@@ -157,7 +157,10 @@ READ_BY_CPU = family(
     row("_assert_async", group="elementwise", flop=0, why="a check", sync=""),
 )
 
-PYTHON = family(Operator("", kernel=False, launch="view"), row("python::replicate numpy::concatenate numpy::convert"))
+PYTHON = family(
+    Operator("", kernel=False, launch="view"),
+    row("python::replicate numpy::concatenate numpy::convert cuda::graph_launch deepspeed::aio"),
+)
 """Python of PyTorch's, and work on arrays in host memory, between operations; ``timing.launch`` knows what it costs."""
 
 HOST = (*PYTHON, *WITHOUT_KERNEL, *READ_BY_CPU)

@@ -195,7 +195,8 @@ def catalog_table(gpus: Sequence[GPU]) -> Document:
     numbers = ("\nmemory", "\ncc", "\nSMs", "\nGB/s", "16-bit\nTFLOP/s", "\ncontext")
     rows = ((gpu.id, gpu.name, *_row(gpu)) for gpu in gpus)
     closing = (
-        "* assumed; all other figures are measured or published. Sources: trainatomy gpus GPU. cc: compute capability. "
+        "* assumed; all other figures are measured or published. Sources: trainatomy gpus GPU. cc: compute capability, "
+        "or an AMD GPU's architecture. "
         "context: memory that the first tensor adds outside PyTorch's allocator, with current software. "
         "trainatomy gpus GPU also lists the MIG instances of one, such as h200:3g.71gb. Machines of clouds: "
         "trainatomy gpus --instances."
@@ -207,10 +208,10 @@ def catalog_table(gpus: Sequence[GPU]) -> Document:
 def _row(gpu: GPU) -> tuple[str, ...]:
     rate = gpu.rates.get("bf16", gpu.rates.get("fp16"))
     context = gpu.contexts.get("lazy")
-    held = human_bytes(context.first_tensor_bytes) if context else "-"
+    held = human_bytes(context.first_tensor_bytes) if context and context.first_tensor_bytes else "-"
     return (
         _marked(gpu, "memory_bytes", human_bytes(gpu.memory_bytes)),
-        ".".join(map(str, gpu.capability)),
+        gpu.architecture or ".".join(map(str, gpu.capability)),
         str(gpu.multiprocessors),
         _marked(gpu, "bandwidth_bytes_per_second", f"{gpu.bandwidth_bytes_per_second / 1e9:.0f}"),
         "-" if rate is None else _marked(gpu, "rates", f"{rate / 1e12:.0f}"),
