@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
+from math import ceil
 from statistics import median
 from typing import Any
 
@@ -30,6 +31,8 @@ def accuracy_page() -> str:
         "time": time_table(),
         "published": len(published()),
         "inside": sum(map(is_inside, published())),
+        "steps": {name: step_figures(steps) for name, steps in published_steps().items()},
+        "cards": len({step["gpu"] for step in published_steps()["all"]}),
         "unpaced": " and ".join(unpaced.groups()),
         "fit": fit_table(),
         "seen": found("fit", r"settings for (\d+) training runs").group(1),
@@ -103,6 +106,13 @@ def time_table() -> str:
     sizes = [100 * abs(one["predicted_seconds"] / one["published_seconds"] - 1) for one in published()]
     about = f"{median(sizes):.1f} %", f"{max(sizes):.1f} %", "[cases](../lab/timing/published.json)"
     lines.append(("steps that others published, held out", str(len(sizes)), *about))
+    for title, kind in (
+        ("the same on more cards, GPU-bound", "first"),
+        ("the same, read and predicted last", "sealed"),
+    ):
+        figures = step_figures(published_steps()[kind])
+        about = f"{figures['median']:.1f} %", f"{figures['worst']:.1f} %", link("published-steps")
+        lines.append((title, str(figures["count"]), *about))
     return table(("times", "cases", "median", "worst", "record"), lines)
 
 
@@ -111,6 +121,26 @@ def published() -> list[dict[str, Any]]:
     """Return the held-out steps that others published, with their predictions."""
     outcomes = json.loads((LAB / "timing" / "published.json").read_text("utf-8"))["outcomes"]
     return [one for one in outcomes if one["held_out"]]
+
+
+@cache
+def published_steps() -> dict[str, list[dict[str, Any]]]:
+    """Return the published steps that nothing is fitted to and that the GPU bounds: read first, sealed, and all."""
+    steps = json.loads((LAB / "timing" / "published_steps.json").read_text("utf-8"))["steps"]
+    bound = [step for step in steps if step["bound_by"] != "host"]
+    return {
+        "all": bound,
+        "first": [step for step in bound if not step["sealed"]],
+        "sealed": [step for step in bound if step["sealed"]],
+    }
+
+
+def step_figures(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the number of steps, their median, 90th percentile and largest error, and the share inside, in percent."""
+    sizes = sorted(100 * abs(one["predicted_seconds"] / one["published_seconds"] - 1) for one in steps)
+    inside = 100 * sum(map(is_inside, steps)) / len(steps)
+    most = sizes[ceil(0.9 * len(sizes)) - 1]
+    return {"count": len(steps), "median": median(sizes), "most": most, "worst": sizes[-1], "inside": inside}
 
 
 def is_inside(outcome: dict[str, Any]) -> bool:

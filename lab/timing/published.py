@@ -32,6 +32,7 @@ from trainatomy.catalog.machines import reference_host
 from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.host_costs import PARTS, cpu_costs
+from trainatomy.timing.intervals import convolution_share, interval_basis
 from trainatomy.timing.launch import launch_seconds, loop_seconds
 from trainatomy.timing.step import bound_by
 from trainatomy.timing.timeline import LaunchCosts, replay_step
@@ -47,6 +48,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "published.json"
 SEED = "trainatomy published times, first draw"
 HELD_OUT_SHARE = 0.5
+BASES = ("gpu", "convolutions", "host")
 COVERAGE = 0.9
 """Share of cases that an interval should cover."""
 
@@ -70,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A row and its predicted step time."""
+    """A row and its predicted step time; ``basis``: the key of its interval in catalog/intervals.yaml."""
 
     name: str
     group: str
@@ -80,6 +82,7 @@ class Outcome:
     predicted_seconds: float
     interval_seconds: tuple[float, float]
     bound_by: str
+    basis: str
     host_seconds: float
     gpu_seconds: float
 
@@ -93,11 +96,6 @@ class Outcome:
         """True if the interval contains the published time."""
         low, high = self.interval_seconds
         return low <= self.published_seconds <= high
-
-    @property
-    def basis(self) -> str:
-        """The key of its interval in catalog/intervals.yaml."""
-        return "host" if self.bound_by == "host" else "gpu"
 
 
 def is_held_out(name: str) -> bool:
@@ -166,10 +164,11 @@ def predict(row: Row, operations: Operations) -> Outcome:
         kept, busy, LaunchCosts([launches[index] for index in timed], costs, loop_seconds(kept, costs, loop))
     )
     bound = bound_by(kept, kernels, timeline)
-    low, high = read_yaml("intervals.yaml")["uncalibrated"]["host" if bound == "host" else "gpu"]
+    basis = interval_basis(bound, "uncalibrated", convolution_share(kept, kernels))
+    low, high = read_yaml("intervals.yaml")["uncalibrated"][basis]
     interval = (timeline.seconds * low, timeline.seconds * high)
     return Outcome(
-        row.name, row.group, row.gpu, row.held_out, row.seconds, timeline.seconds, interval, bound,
+        row.name, row.group, row.gpu, row.held_out, row.seconds, timeline.seconds, interval, bound, basis,
         timeline.cpu_seconds, timeline.gpu_seconds,
     )  # fmt: skip
 
@@ -224,7 +223,7 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
         )
     for group in dict.fromkeys(one.group for one in outcomes):
         yield f"{group:30} {summary(one for one in outcomes if one.group == group)}"
-    for basis in ("gpu", "host"):
+    for basis in BASES:
         for held_out in (False, True):
             half = [one for one in outcomes if one.held_out == held_out and one.basis == basis]
             yield f"{'held out' if held_out else 'tuning':8} {basis:5} {summary(half)}"
@@ -257,7 +256,7 @@ def main() -> int:
     wanted = [row for row in rows() if not (row.held_out and (options.tuning or options.intervals))]
     outcomes = [predict(row, operations_of(row, options.cache)) for row in wanted]
     if options.intervals:
-        for basis in ("gpu", "host"):
+        for basis in BASES:
             of_kind = [one for one in outcomes if one.basis == basis]
             low, high = interval(of_kind)
             groups = len({one.group for one in of_kind})

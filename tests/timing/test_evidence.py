@@ -18,7 +18,7 @@ def test_every_card_says_what_its_predictions_rest_on() -> None:
 
 
 def test_errors_are_those_of_the_card_itself_and_not_of_a_slice_or_a_relative() -> None:
-    for name in ("a100-80gb:3g.40gb", "a800-80gb", "rtx-5090"):
+    for name in ("a100-80gb:3g.40gb", "a800-80gb", "rtx-5080"):
         assert dict(evidence_of(find_gpu(name)))["error of times"] == "not checked"
     assert "whole steps" in dict(evidence_of(find_gpu("a100-80gb")))["error of times"]
 
@@ -36,5 +36,5 @@ def test_a_context_that_was_measured_is_not_called_assumed() -> None:
 def test_errors_are_of_cards_in_the_catalog_and_plausible() -> None:
     for name, kinds in read_yaml("checked.yaml")["gpus"].items():
         assert find_gpu(name).id == name
-        for found in kinds.values():
-            assert found["count"] > 0 and 0 < found["median"] <= found["most"] < 0.5
+        for kind, found in kinds.items():
+            assert found["count"] > 0 and 0 < found["median"] <= found["most"] < (0.75 if kind == "steps" else 0.5)

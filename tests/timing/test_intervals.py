@@ -15,7 +15,8 @@ from trainatomy.reporters import sentences
 from trainatomy.results.operations import Operation, Operations
 from trainatomy.results.time import PacedStep, Time
 from trainatomy.timing import step
-from trainatomy.timing.step import RankStep, interval_seconds, predict_step_time, slow_pace
+from trainatomy.timing.intervals import interval_basis, interval_seconds, slow_pace
+from trainatomy.timing.step import RankStep, predict_step_time
 
 DOCS = Path(__file__).parents[2] / "docs"
 KNOWN = read_yaml("intervals.yaml")
@@ -25,10 +26,10 @@ SMALL, LARGE = (
 )
 
 
-def time_of(text: str) -> Time:
-    """Predict 200 operations in a row on an H200."""
+def time_of(text: str, gpu: str = "h200") -> Time:
+    """Predict 200 operations in a row."""
     operations = Operations(calls=(from_text(text),), operations=(Operation(0, 0, "forward", "", 0, 1),) * 200)
-    rank_step = RankStep(operations, find_gpu("h200"), loop="inference", tf32=None, samples=1)
+    rank_step = RankStep(operations, find_gpu(gpu), loop="inference", tf32=None, samples=1)
     return predict_step_time(rank_step, tokens_per_sample=None)
 
 
@@ -56,9 +57,22 @@ def test_a_host_that_was_calibrated_is_not_taken_for_a_slow_one(monkeypatch: pyt
 
 def test_an_interval_is_never_narrower_than_the_factors_say() -> None:
     quick = PacedStep(slow_pace(), 1.0)
-    assert interval_seconds(1.0, quick, "host", calibrated=False) == tuple(KNOWN["uncalibrated"]["host"])
+    assert interval_seconds(1.0, quick, "host", "uncalibrated") == tuple(KNOWN["uncalibrated"]["host"])
     slow = replace(quick, step_seconds=3.0)
-    assert interval_seconds(1.0, slow, "host", calibrated=False)[1] == 3.0 * KNOWN["hosts"]["beyond"]
+    assert interval_seconds(1.0, slow, "host", "uncalibrated")[1] == 3.0 * KNOWN["hosts"]["beyond"]
+
+
+def test_convolutions_widen_the_interval_on_gpus_without_a_calibration() -> None:
+    convolution = "aten::convolution(f16[256,256,56,56],f16[256,256,3,3])->f16[256,256,56,56];padding=[1, 1]"
+    for gpu, basis in (("rtx-4090", KNOWN["uncalibrated"]["convolutions"]), ("h200", KNOWN["calibrated"]["gpu"])):
+        found = time_of(convolution, gpu)
+        assert found.bound_by == "arithmetic"
+        assert found.interval_seconds == pytest.approx([found.step_seconds * end for end in basis])
+    product = time_of(LARGE, "rtx-4090")
+    assert product.interval_seconds == pytest.approx(
+        [product.step_seconds * end for end in KNOWN["uncalibrated"]["gpu"]]
+    )
+    assert interval_basis("host", "uncalibrated", 1.0) == "host"
 
 
 def test_the_page_on_the_pace_of_hosts_says_how_far_the_interval_reaches() -> None:

@@ -270,7 +270,8 @@ class Calibration:
         Raises:
             WorkloadError: It does not apply; the message names both GPUs.
         """
-        if self.is_of(wanted) or (self.known_gpu is not None and self.capability == wanted.capability):
+        alike = self.known_gpu is not None and self.capability == wanted.cost_capability
+        if self.is_of(wanted) or alike:
             return
         known, ours, theirs = self.known_gpu, _dotted(self.capability), _dotted(wanted.capability)
         measured = f"calibration {self.source}: it was measured on {self.gpu} (compute capability {ours})"

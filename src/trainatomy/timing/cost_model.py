@@ -71,6 +71,7 @@ class CostModel:
         extrapolation: How to translate efficiencies from the GPU that was calibrated to this one.
         source: Where the efficiencies come from, for display.
         calibrated: True if the calibration was measured on this kind of GPU.
+        unmeasured: True if no time of a GPU of its maker was compared.
         power: Power of the GPU's work; None where it is not known.
         other: The same GPU by the calibration of another one, for families of which this calibration knows too little.
         cache: Costs computed so far, by call.
@@ -82,6 +83,7 @@ class CostModel:
     extrapolation: Extrapolation = SAME_GPU
     source: str = "data sheet"
     calibrated: bool = False
+    unmeasured: bool = False
     power: PowerRates | None = None
     other: CostModel | None = field(default=None, compare=False)
     cache: dict[Call, KernelCost] = field(default_factory=dict, compare=False, repr=False)
@@ -248,7 +250,7 @@ def nearest_calibration(gpu: GPU, besides: Calibration | None = None) -> Calibra
     def distance(one: Calibration) -> tuple[int, float]:
         known = 10 * one.capability[0] + one.capability[1]
         there = inf if one.known_gpu is None else abs(log(_flop_per_byte(one.known_gpu) / _flop_per_byte(gpu)))
-        return abs(known - 10 * gpu.capability[0] - gpu.capability[1]), there
+        return abs(known - 10 * gpu.cost_capability[0] - gpu.cost_capability[1]), there
 
     others = (one for one in shipped().values() if besides is None or one.gpu != besides.gpu)
     return min(others, key=distance, default=None)
@@ -266,18 +268,21 @@ def cost_model_from(
     chip = chip_of(gpu, tf32)._replace(links=links)
     calibrated = measured is not None and measured.is_of(gpu)
     if measured is None:
-        return CostModel(chip, gap_seconds(None), power=power_of(gpu))
+        return CostModel(chip, gap_seconds(None), power=power_of(gpu), unmeasured=gpu.is_amd)
     points = efficiency_points(measured.known_gpu or gpu, measured)
     gap = gap_seconds(measured)
     source = f"calibration of {measured.gpu}, {measured.environment['date']}"
     if not calibrated:
         source += f", extrapolated to the data sheet of {gpu.name}"
-        if (known := products_of(gpu.capability, "half")) is not None:
+        if (known := products_of(gpu.cost_capability, "half")) is not None:
             source += f"; matrix products in 16 bits as published of {find_gpu(known.gpu).name}"
     extrapolation = SAME_GPU
     if not calibrated and measured.known_gpu is not None:
         extrapolation = extrapolation_between(measured.known_gpu, gpu)
-    return CostModel(chip, gap, points, extrapolation, source, calibrated, power_of(gpu))
+    unmeasured = gpu.is_amd and not calibrated
+    if unmeasured:
+        source += "; unmeasured: no time of an AMD GPU was compared"
+    return CostModel(chip, gap, points, extrapolation, source, calibrated, unmeasured, power_of(gpu))
 
 
 def gap_seconds(measured: Calibration | None) -> float:

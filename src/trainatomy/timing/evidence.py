@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy.catalog.files import read_yaml
 from trainatomy.timing.cost_model import cost_model_of
 from trainatomy.timing.extrapolation import attained_share
+from trainatomy.timing.intervals import interval_name
 from trainatomy.units import percent
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ _CHECKED = {
 
 def evidence_of(gpu: GPU) -> Iterator[tuple[str, str]]:
     """Yield what kinds of predictions for a GPU rest on, as pairs of a subject and a sentence."""
-    major, minor = gpu.capability
-    yield "memory", f"allocated and reserved by PyTorch's rules for compute capability {major}.{minor}"
+    rules = ".".join(map(str, gpu.capability)) if not gpu.is_amd else f"{gpu.architecture}, which no GPU confirmed"
+    kind = "HIP on" if gpu.is_amd else "compute capability"
+    yield "memory", f"allocated and reserved by PyTorch's rules for {kind} {rules}"
     assumed = assumed_context(gpu)
     yield "context", "measured or documented" if assumed is None else f"assumed: {assumed}"
     model = cost_model_of(gpu)
@@ -38,18 +40,21 @@ def evidence_of(gpu: GPU) -> Iterator[tuple[str, str]]:
     known: Mapping[str, Any] = read_yaml("checked.yaml")["gpus"].get(gpu.id, {})
     errors = (
         f"{_CHECKED[kind]} {_share(found['median'])} (nine in ten within {_share(found['most'])})"
-        if kind != "steps"
-        else f"{_CHECKED[kind]} {_share(found['median'])} (all within {_share(found['most'])})"
         for kind, found in known.items()
     )
     yield "error of times", f"{'; '.join(errors)}, of published times that were not used" if known else "not checked"
-    intervals = read_yaml("intervals.yaml")["calibrated" if model.calibrated else "uncalibrated"]
+    intervals = read_yaml("intervals.yaml")[interval_name(calibrated=model.calibrated, unmeasured=model.unmeasured)]
     (low, high), (slow_low, slow_high) = intervals["gpu"], intervals["host"]
+    ends = intervals.get("convolutions")
+    convolving = " ({} to {} if much of it are convolutions)".format(*ends) if ends else ""
     yield (
         "interval",
-        f"{low} to {high} of the predicted step where the GPU bounds it, {slow_low} to {slow_high} where the CPU does",
+        f"{low} to {high} of the predicted step where the GPU bounds it{convolving}, "
+        f"{slow_low} to {slow_high} where the CPU does",
     )
-    if not model.calibrated:
+    if gpu.is_amd:
+        yield "to do better", "a comparison with a run, which takes ten minutes: docs/amd.md"
+    elif not model.calibrated:
         yield "to do better", "`trainatomy calibrate` on this card, then `--calibration FILE`"
 
 

@@ -139,7 +139,7 @@ def extrapolation_between(source: GPU, target: GPU) -> Extrapolation:
         other = attained_share(facts, target, kind) or measured  # unknown: as much as the source
         if measured and other:
             products[kind], attained[kind] = measured / other, other
-        known = products_of(target.capability, kind)
+        known = products_of(target.cost_capability, kind)
         share = known and attained_share(facts, find_gpu(known.gpu), kind)
         if share and other:
             own_products[kind] = share / other

@@ -35,6 +35,7 @@ import torch
 from trainatomy.catalog.calibrations import SCHEMA, WHOLE, to_text
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.libraries import installed_versions
+from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device.host import HostLoad, LoadMeter, probe_seconds
 from trainatomy.operators.cost import cost_module
 
@@ -135,6 +136,8 @@ def calibrate(
         DeviceError: There is no GPU, or fewer than ``gpus``.
         TrainatomyError: The machine did not become quiet; nothing else was measured.
     """
+    if torch.version.hip:
+        raise DeviceError(nvml.NOT_ON_AMD)
     if not torch.cuda.is_available():
         raise DeviceError(
             "`calibrate` measures the GPU of this machine, and PyTorch finds none here "
