@@ -9,7 +9,7 @@ import pytest
 
 import trainatomy
 from trainatomy.analysis.epochs import steps_to_replay, worst_of
-from trainatomy.api.predicting import predict_candidate, predict_row
+from trainatomy.api.elsewhere import predict_candidate, predict_row
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.lengths import prediction_of_lengths
 from trainatomy.reporters.json import to_json

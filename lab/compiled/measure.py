@@ -140,9 +140,12 @@ def measured(name: str, case: dict[str, Any], part: str, out: Path) -> dict[str,
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = build_model(workload)
-    first = time.monotonic()
+    first, batches = time.monotonic(), epoch(workload) if workload.data.lengths else None
+    steps = 100 if batches is None else len(batches.batches) // workload.train.gradient_accumulation_steps
+    if batches is not None:
+        observer.last = steps  # no step of an epoch is timed
     with suppress(EnoughSteps):
-        run(workload, model, device="cuda", steps=100, observer=observer)
+        run(workload, model, device="cuda", steps=steps, observer=observer, make_batch=batches)
     statistics = torch.cuda.memory_stats()
     found = {
         "peak_allocated": statistics["allocated_bytes.all.peak"],
@@ -154,6 +157,14 @@ def measured(name: str, case: dict[str, Any], part: str, out: Path) -> dict[str,
         (out / "code").mkdir(exist_ok=True)
         (out / "code" / f"{name}.json").write_text(json.dumps({"name": name, "code": codes}), encoding="utf-8")
     return found
+
+
+def epoch(workload: Any) -> Any:
+    """Return the batches of the first order of an epoch whose samples differ in length."""
+    from trainatomy.training.batch import BatchesOfLengths
+    from trainatomy.training.lengths import orders
+
+    return BatchesOfLengths(tuple(batch for step in orders(workload)[0].steps for batch in step))
 
 
 def written_code() -> list[str]:
@@ -228,6 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", default="tuned")
+    parser.add_argument("--parts", default="memory,time,eager")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=5, help="trainings that compile at a time on each GPU")
     parser.add_argument("--limit", type=float, default=540)
@@ -240,8 +252,11 @@ def main() -> None:
 
     found = cases(arguments.cases)
     places = Places(arguments.gpus, arguments.out, deadline)
-    places.run([(name, case, "memory") for name, case in found.items()], arguments.parallel)
-    places.run([(name, case, part) for name, case in found.items() for part in ("time", "eager")], 1)
+    parts = arguments.parts.split(",")
+    if "memory" in parts:
+        places.run([(name, case, "memory") for name, case in found.items()], arguments.parallel)
+    alone = [part for part in parts if part != "memory"]
+    places.run([(name, case, part) for name, case in found.items() for part in alone], 1)
     for name, case in cases("two_gpus").items() if arguments.gpus > 1 else ():
         if (left := deadline - time.monotonic()) > 10:
             measure_ranks(name, case, arguments.out, left)

@@ -14,6 +14,8 @@ import multiprocessing
 import resource
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,8 @@ def predicted(name: str, case: dict[str, Any], gpu_id: str, compiles: bool, code
     patched.install = install
     gpu = find_gpu(gpu_id)
     workload = workload.model_copy(update={"gpu": gpu_id})
+    if workload.data.lengths is not None:
+        return of_epoch(workload)
     simulation = simulate(workload, gpu)
     analysis = analysis_of(workload, simulation, None)
     step = step_of(workload, simulation, simulation.operations, None, analysis.driver_calls)
@@ -73,20 +77,53 @@ def predicted(name: str, case: dict[str, Any], gpu_id: str, compiles: bool, code
     }
 
 
-def run_case(name: str, case: dict[str, Any], gpu_id: str, out: Path, code: Path | None) -> None:
+def of_epoch(workload: Any) -> dict[str, Any]:
+    """Return the memory and the mean step of an epoch whose samples differ in length, in its first order."""
+    from trainatomy.api.predicting import predict
+
+    found = predict(workload)
+    return {
+        "peak_allocated": found.memory.peak_allocated_bytes,
+        "peak_reserved": found.memory.peak_reserved_bytes,
+        "step_ms": round(found.time.step_seconds * 1e3, 3) if found.time else None,
+        "notes": list(found.notes),
+    }
+
+
+def write(out: Path, line: dict[str, Any], find: Callable[[], dict[str, Any]]) -> None:
+    """Write a line with what a function finds, or with its error, and with the time that it took."""
+    began = time.monotonic()
+    try:
+        line = line | find()
+    except Exception as error:
+        line["error"] = f"{type(error).__name__}: {error}"[:1200]
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    line |= {"wall_s": round(time.monotonic() - began, 1), "cpu_s": round(used.ru_utime + used.ru_stime, 1)}
+    with out.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    print(f"{line['wall_s']:6.1f} s {line['name']}: {line.get('error') or line['step_ms']}", flush=True)
+
+
+def one_by_one(which: str, names: str, run: Callable[[str, dict[str, Any]], None]) -> None:
+    """Call a function with each case of a part of ``cases.yaml``, or with those named, in a process of its own."""
+    import transformers  # noqa: F401
+
+    import trainatomy.training.run  # noqa: F401
+    from trainatomy.training.model import build_model  # noqa: F401
+
+    wanted = set(filter(None, names.split(",")))
+    for name, case in cases(which).items():
+        if not wanted or name in wanted:
+            process = multiprocessing.get_context("fork").Process(target=run, args=(name, case))
+            process.start()
+            process.join()
+
+
+def run_case(gpu_id: str, out: Path, code: Path | None, name: str, case: dict[str, Any]) -> None:
     """Predict a training in this process, and write its lines."""
     for part in ("compiled", "eager"):
-        began = time.monotonic()
-        line: dict[str, Any] = {"name": name, "part": part}
-        try:
-            line |= predicted(name, case, gpu_id, part == "compiled", code)
-        except Exception as error:
-            line["error"] = f"{type(error).__name__}: {error}"[:600]
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        line |= {"wall_s": round(time.monotonic() - began, 1), "cpu_s": round(used.ru_utime + used.ru_stime, 1)}
-        with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        print(f"{line['wall_s']:6.1f} s {part} {name}: {line.get('error') or line['step_ms']}", flush=True)
+        find = partial(predicted, name, case, gpu_id, part == "compiled", code)
+        write(out, {"name": name, "part": part}, find)
 
 
 def main() -> None:
@@ -98,22 +135,9 @@ def main() -> None:
     parser.add_argument("--names", default="")
     parser.add_argument("--code", type=Path)
     arguments = parser.parse_args()
-    import transformers  # noqa: F401
-
-    import trainatomy.training.run  # noqa: F401
-    from trainatomy.training.model import build_model  # noqa: F401
-
     if arguments.code:
         arguments.code.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("fork")
-    wanted = set(filter(None, arguments.names.split(",")))
-    for name, case in cases(arguments.cases).items():
-        if wanted and name not in wanted:
-            continue
-        parts = (name, case, arguments.gpu, arguments.out, arguments.code)
-        process = context.Process(target=run_case, args=parts)
-        process.start()
-        process.join()
+    one_by_one(arguments.cases, arguments.names, partial(run_case, arguments.gpu, arguments.out, arguments.code))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ def test_a_failure_of_the_compiler_is_explained(
 
 @pytest.mark.parametrize(
     "options",
-    [{"backend": "aot_eager"}, {"mode": "reduce-overhead"}, {"dynamic": True}, {"options": {"max_autotune": 1}}],
+    [{"backend": "aot_eager"}, {"mode": "fastest"}, {"options": {"max_autotune": 1}}],
 )
 def test_a_script_that_asks_for_more_stays_eager(process: SimulatedProcess, options: dict[str, Any]) -> None:
     model = torch.nn.Linear(2, 2)
@@ -185,6 +186,57 @@ def compiled_llama(**parts: Any) -> Simulation:
 
 def graphs(simulation: Simulation, phase: str) -> int:
     return simulation.operations.python_calls.get(f"{GRAPH}.{phase}", 0)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "most"), [(None, 2), (True, 1), (False, 4)], ids=["from the second size on", "at once", "never"]
+)
+def test_sizes_that_vary_are_compiled_for_as_dynamo_does(
+    closed: SimulatedProcess, triton: None, dynamic: bool | None, most: int
+) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + 1).sin().sum(1)
+
+    preload_compiler()
+    with closed.open(), simulated_compiler(closed):
+        closed.recorder.operations.start(0)
+        compiled = torch.compile(scaled, dynamic=dynamic)
+        for rows in (64, 96, 128, 160):
+            compiled(torch.empty(rows, 512, device="cuda"))
+    calls = closed.recorder.operations.operations.calls
+    kernels = [dict(call.numbers) for call in calls if call.name == "inductor::fused"]
+    assert len({kernel["kernel"] for kernel in kernels}) <= most
+    assert [int(kernel["bytes"]) for kernel in kernels] == [4 * rows * 513 for rows in (64, 96, 128, 160)]
+    assert any(f"({most} graphs)" in note for note in closed.notes)
+
+
+def test_code_is_written_once_for_a_graph(
+    from_factory: Factory, triton: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.graph import GraphLowering
+
+    from trainatomy.simulator.compiled import kept_code
+
+    monkeypatch.setenv(kept_code.FOLDER, str(tmp_path))
+    written = []
+    codegen = GraphLowering.codegen
+    monkeypatch.setattr(GraphLowering, "codegen", lambda graph: written.append(graph) or codegen(graph))
+    traces = []
+    for _ in range(2):
+        monkeypatch.setattr(kept_code, "_in_process", {})  # as in a process of its own
+        traces.append(run(from_factory, compiled=True).trace)
+    assert len(written) == len(list((tmp_path / "inductor").iterdir())) == 2  # forward and backward, in the first run
+    assert traces[0].events == traces[1].events
+
+
+def test_files_of_code_are_not_more_than_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainatomy.simulator.compiled import kept_code
+
+    monkeypatch.setattr(kept_code, "MOST_FILES", 2)
+    for number in range(4):
+        kept_code._write(tmp_path, f"key{number}", b"code")
+    assert len(list(tmp_path.iterdir())) == 2 and kept_code._read(tmp_path, "key3") == [b"code"]
+    kept_code._write(Path("/dev/null/none"), "key", b"code")  # where nothing can be written
 
 
 def test_layers_that_are_compiled_alone_share_what_was_compiled(triton: None) -> None:

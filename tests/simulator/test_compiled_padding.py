@@ -85,6 +85,8 @@ def test_a_gradient_that_is_read_across_its_rows_is_not_copied_to_be_padded() ->
         return Array(shape, strides, "float32", 4, storage)
 
     hidden, weight = array((rows, width), (width, 1), 0), array((width, classes), (1, width), 1)
-    assert padding_pays(chip, "aten::mm", (hidden, weight), (True, False), 4)
+    shapes = [(rows, width), (width, classes + 2)]
+    assert padding_pays(chip, "aten::mm", (hidden, weight), shapes, (True, False))
     gradient = array((classes, rows), (1, classes), 2)
-    assert not padding_pays(chip, "aten::mm", (gradient, hidden), (False, True), 4)
+    shapes = [(classes + 2, rows), (rows, width)]
+    assert not padding_pays(chip, "aten::mm", (gradient, hidden), shapes, (False, True))

@@ -69,7 +69,7 @@ def online(in_ptr0, out_ptr0, xnumel, r0_numel, XBLOCK : tl.constexpr, R0_BLOCK 
 
 def test_a_pointwise_kernel_moves_what_it_touches_of_its_arguments() -> None:
     said = read_source(ROTATION)
-    assert (said.kind, said.elements) == ("pointwise", 8388608)
+    assert (said.kind, said.extent(())) == ("pointwise", (8388608, 1))
     assert dict(said.instructions) == {"load": 2, "trigonometric": 1, "plain": 2}
     data, table, out = torch.empty(4, 2048, 1024), torch.empty(64), torch.empty(2, 4, 2048, 1024)
     assert said.moved_bytes((data, table, out, 8388608)) == 4 * (2 * data.numel() + 64)  # of ``out`` a half
@@ -77,9 +77,9 @@ def test_a_pointwise_kernel_moves_what_it_touches_of_its_arguments() -> None:
 
 def test_what_a_reduction_computes_for_a_row_does_not_count_for_each_element() -> None:
     said = read_source(ROWS)
-    assert (said.rows, said.reduced) == (8192, 768)
+    assert said.extent(()) == (8192, 768)
     assert dict(said.instructions) == {"load": 1, "plain": 3}  # both products and the sum, not the root of a row
-    assert said.numbers["elements"] == 8192 * 1024  # a row is held as the next power of two
+    assert said.numbers(())["elements"] == 8192 * 1024  # a row is held as the next power of two
     data, bias, out = torch.empty(8192, 768), torch.empty(8192), torch.empty(8192, 768)
     assert said.moved_bytes((out, data, bias)) == 4 * (2 * data.numel() + 8192)
 
@@ -89,7 +89,19 @@ def test_a_loop_over_rows_is_read_line_by_line() -> None:
 
 
 def test_a_kernel_whose_source_says_no_sizes_has_no_elements() -> None:
-    assert read_source("@triton_heuristics.foreach(\n)\n@triton.jit\ndef many(in_ptr0):\n    pass\n").elements == 0
+    assert read_source("@triton_heuristics.foreach(\n)\n@triton.jit\ndef many(in_ptr0):\n    pass\n").extent((3,)) == (
+        0,
+        1,
+    )
+
+
+def test_sizes_that_vary_are_those_of_a_launch() -> None:
+    said = read_source(ROWS.replace("    xnumel = 8192\n", "").replace("xnumel, r0_numel", "ks0, xnumel, r0_numel"))
+    data, bias, out = torch.empty(8192, 768), torch.empty(8192), torch.empty(8192, 768)
+    for rows in (4096, 8192):
+        arguments = (out, data, bias, 512, rows, 768)
+        assert said.numbers(arguments)["elements"] == rows * 1024
+        assert said.moved_bytes(arguments) == 4 * (2 * rows * 768 + rows)
 
 
 def seconds(**numbers: object) -> float:

@@ -56,7 +56,9 @@ def executions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     [
         ("trainer", 4, [(0, 0)], {"fp16": True}, ["adamw_torch"]),
         ("trainer", 1, [(0, 0)], {}, ["sgd"]),
-        ("trainer", 2, [(0, 0), (0, 1), (1, 1)], {}, ["sgd"]),
+        ("trainer", 2, [(0, 0)], {}, ["sgd", "adamw_torch"]),
+        ("trainer", 2, [(0, 0)], {"fp16": True, "gradient_checkpointing": True}, ["adamw_torch"]),
+        ("pytorch", 3, [(0, 0)], {"bf16": True}, ["sgd"]),
         ("trainer", 6, [(0, 0)], {"gradient_checkpointing": True}, ["adafactor"]),
         ("pytorch", 4, [(0, 0)], {"bf16": True}, ["adamw_bnb_8bit"]),
     ],
@@ -102,7 +104,7 @@ def test_the_runs_that_were_used_last_are_kept() -> None:
         recalling(described(1, "pytorch"), runs, str(number))
     recalling(described(1, "pytorch"), runs, "0")
     recalling(described(1, "pytorch"), runs, "new")
-    assert [run.key for run in runs] == ["2", "3", "0", "new"]
+    assert [run.key for run in runs] == [*map(str, range(2, KEPT_RUNS)), "0", "new"]
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,11 @@ CASES = {
         "model": {"class": "T5ForConditionalGeneration", "config": T5},
         "data": {"target_length": 7},
     },
+    "compiled": {
+        "loop": "pytorch",
+        "model": LANGUAGE,
+        "train": {"torch_compile": True, "bf16": True, "use_cache": False},
+    },
     "bert": {"model": {"class": "BertForMaskedLM", "config": BERT}, "train": {"bf16": True, "optim": "adafactor"}},
 }
 
@@ -150,7 +155,8 @@ def stitched(epochs: Epochs, *, detailed: bool = False) -> AllocationTrace:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_stitched_epoch_is_what_execution_writes(name: str) -> None:
-    for library in ("bitsandbytes",) if name == "quantised" else ("trl", "datasets") if name in OF_TRL else ():
+    needed = {"quantised": ("bitsandbytes",), "compiled": ("triton",)}
+    for library in ("trl", "datasets") if name in OF_TRL else needed.get(name, ()):
         pytest.importorskip(library)
     workload = described(CASES[name])
     epochs = simulate_lengths(workload, workload.resolve_gpu(), operations=False)

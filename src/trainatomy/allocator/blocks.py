@@ -194,6 +194,28 @@ def splice(block: Block, before: Block | None, after: Block | None) -> None:
         after.prev = block
 
 
+def take_part(pool: Pool, address: int, size: int) -> Block:
+    """Take the block of ``size`` bytes at an address out of the free block that it lies in.
+
+    Raises:
+        ValueError: It does not lie in one.
+    """
+    block = next((one for one in pool.blocks.values() if one.address <= address < one.address + one.size), None)
+    if block is None or address + size > block.address + block.size:
+        raise ValueError(f"{size} bytes at {address:#x} are not free")
+    pool.remove(block)
+    if before := address - block.address:
+        left = Block(pool, block.address, before, block.expandable)
+        splice(left, block.prev, block)
+        pool.insert(left)
+    if after := block.address + block.size - address - size:
+        right = Block(pool, address + size, after, block.expandable)
+        splice(right, block, block.next)
+        pool.insert(right)
+    block.address, block.size = address, size
+    return block
+
+
 @dataclass(frozen=True, slots=True)
 class BlockView:
     """Block, with sizes in bytes; ``requested`` is 0 for a free one."""

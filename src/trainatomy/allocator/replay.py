@@ -1,22 +1,5 @@
 """Replays an allocation trace: block sizes, allocated and reserved memory over time, and their peaks.
 
-Workspaces that a library does without when memory is short.
-
-PyTorch finds a plan for cuDNN's convolutions by trying: it catches the ``OutOfMemoryError`` of a plan's workspace and
-tries the next plan.  The plan that ran is kept for all equal calls.  When its workspace fails later, PyTorch asks for
-plans again, and the first of them fails a second time before the next is tried.  Each failure has made the allocator
-release its cache and counts as a retry.  The next plan is assumed to need no workspace (see
-``trainatomy.operators.allocation.convolution``).
-
-With ``cudnn.benchmark`` the first call leaves out plans that need more than the driver has left and more than any
-cached block, takes a buffer for the largest workspace of the others, half of it and so on where that fails, and times
-the plans that fit into the buffer (``generate_and_filter_plans``).
-
-Source: aten/src/ATen/native/cudnn/Conv_v8.cpp (``run_single_conv``, ``try_configs``, ``BenchmarkCache``), the same in
-copies of 2023 and of late 2025; Conv_v7.cpp (``AlgoIterator::try_all``) does the same.
-
-Plays the events of a trace on an allocator bit by bit, where only the allocator's state afterwards is wanted.
-
 The least memory of a GPU on which a trace can be replayed to its end.
 
 What the allocator reserves where memory is plenty says little about it: freed blocks that no later request fits stay in
@@ -27,93 +10,25 @@ trace, with the retries that free the cache.
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress, count, islice
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from trainatomy.allocator.blocks import MIB
+from trainatomy.allocator.player import Player, library_moments
 from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory
 from trainatomy.results.trace import DriverCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from trainatomy.allocator.segments import AddressPolicy
     from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.results.trace import AllocationTrace, DriverAction, Event, PlansTried
+    from trainatomy.results.trace import AllocationTrace, DriverAction, Event
 
 
 Kept = TypeVar("Kept")
-
-
-class Choices:
-    """Allocates optional workspaces as their library would.
-
-    Attributes:
-        of: Number of the decision that each allocation belongs to.
-        skipped: Allocations that the library did without.
-    """
-
-    def __init__(
-        self,
-        of: Mapping[int, int],
-        malloc: Callable[[int, int], int],
-        trials: Mapping[int, PlansTried],
-        largest_possible: Callable[[], float],
-    ) -> None:
-        self.of = of
-        self.skipped: list[int] = []
-        self._malloc = malloc
-        self._trials = trials
-        self._largest_possible = largest_possible
-        self._instead: dict[int, int] = {}
-        """Workspace of the plan that is kept, of decisions whose expected plan did not fit into the trial's buffer."""
-        self._kept: set[int] = set()
-        self._without: set[int] = set()
-
-    def take(self, allocation: int, requested: int, stream: int) -> int:
-        """Allocate a workspace and return its handle, 0 if the library does without."""
-        choice = self.of[allocation]
-        if allocation in self._trials:
-            return self._try(choice, self._trials[allocation].workspaces, stream)
-        requested = min(requested, self._instead.get(choice, requested))
-        if choice not in self._without:
-            for _ in range(2 if choice in self._kept else 1):
-                try:
-                    handle = self._malloc(requested, stream)
-                except OutOfMemory:
-                    continue
-                self._kept.add(choice)
-                return handle
-            self._without.add(choice)
-        self.skipped.append(allocation)
-        return 0
-
-    def _try(self, choice: int, workspaces: tuple[int, ...], stream: int) -> int:
-        """Allocate the buffer of a trial and return its handle, 0 if all plans that fit need none."""
-        possible = self._largest_possible()
-        size, handle = max((one for one in workspaces if one <= possible), default=0), 0
-        while size and not handle:
-            try:
-                handle = self._malloc(size, stream)
-            except OutOfMemory:
-                size //= 2
-        if workspaces[0] > size:
-            self._instead[choice] = next((one for one in workspaces if one <= size), 0)
-        return handle
-
-
-Moment = tuple[int, "Callable[[CachingAllocator], None]"]
-"""An event of a trace, and what to call with the allocator before it."""
-
-
-BEFORE_THE_STEP: Final = ("load", "other")
-"""Phases before the first step, in which its kernels are not loaded yet."""
-HANDLE_LABEL: Final = "cublas_workspace"
-"""Label of the workspace that a thread allocates with its cuBLAS handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +43,7 @@ class Replay:
         peak_allocated_at: First event that reaches them, None for an empty trace.
         peak_reserved_bytes: Highest reserved bytes.
         peak_reserved_at: First event that reaches them, None for an empty trace.
+        peak_requested_bytes: Highest sum of requests, before they are rounded up to blocks.
         num_alloc_retries: Times that the allocator released its cache to serve a request.
         out_of_memory: Failure that ended the replay.
         out_of_memory_at: Event that failed, the last of the series.
@@ -142,56 +58,12 @@ class Replay:
     peak_allocated_at: int | None
     peak_reserved_bytes: int
     peak_reserved_at: int | None
+    peak_requested_bytes: int
     num_alloc_retries: int
     out_of_memory: OutOfMemory | None
     out_of_memory_at: int | None
     skipped_workspaces: tuple[int, ...] = ()
     driver_calls: tuple[DriverCall, ...] = ()
-
-
-class Player:
-    """Player of the events of one trace in their order.
-
-    Args:
-        trace: The trace; it may grow.
-        allocator: The allocator.
-        moments: Those at which libraries take memory of their own, on which addresses of segments depend
-            (``library_moments``).  Those of a trace that grows are not known.
-
-    Attributes:
-        allocator: The allocator.
-        handles: Handles of the allocations that are held, by their numbers.
-    """
-
-    def __init__(self, trace: AllocationTrace, allocator: CachingAllocator, moments: Sequence[Moment] = ()) -> None:
-        self.allocator = allocator
-        self.handles: dict[int, int] = {}
-        self._trace = trace
-        self._choices = Choices(trace.choices, allocator.malloc, trace.trials, allocator.largest_possible)
-        self._moments = deque(moments)
-        self._done = 0
-
-    def play(self, end: int) -> None:
-        """Allocate and release what the next events say, up to the event of that index."""
-        while self._moments and self._moments[0][0] <= end:
-            event, notify = self._moments.popleft()
-            self._play(self._trace.events[self._done : event])
-            notify(self.allocator)
-            self._done = event
-        self._play(self._trace.events[self._done : end])
-        self._done = end
-
-    def _play(self, events: Sequence[Event]) -> None:
-        allocator, choices, handles = self.allocator, self._choices, self.handles
-        for action, allocation, requested, stream in events:
-            if action == "alloc" and allocation in choices.of:
-                handles[allocation] = choices.take(allocation, requested, stream)
-            elif action == "alloc":
-                handles[allocation] = allocator.malloc(requested, stream)
-            elif action == "free":
-                allocator.free(handles.pop(allocation))
-            else:
-                allocator.empty_cache()
 
 
 class RecordingPlayer(Player):
@@ -220,13 +92,13 @@ class RecordingPlayer(Player):
     def _play(self, events: Sequence[Event]) -> None:
         allocator, handles = self.allocator, self.handles
         malloc, free, block_bytes = allocator.malloc, allocator.free, allocator.block_bytes
-        chosen, take = self._choices.of, self._choices.take
+        special, take = self._special(), self._take
         sizes, allocated, reserved = self._sizes, self._allocated, self._reserved
         for action, allocation, requested, stream in events:
             if action == "alloc":
                 if allocation in handles:
                     raise ValueError(f"event {len(allocated)}: allocation {allocation} is allocated twice")
-                handle = take(allocation, requested, stream) if allocation in chosen else malloc(requested, stream)
+                handle = take(allocation, requested, stream) if allocation in special else malloc(requested, stream)
                 handles[allocation] = handle
                 sizes[allocation] = block_bytes(handle)
             elif action == "free":
@@ -260,6 +132,7 @@ class RecordingPlayer(Player):
             peak_allocated_at=_first_maximum(allocated),
             peak_reserved_bytes=allocator.peak_reserved_bytes,
             peak_reserved_at=_first_maximum(reserved),
+            peak_requested_bytes=allocator.peak_requested_bytes,
             num_alloc_retries=allocator.num_alloc_retries,
             out_of_memory=failure,
             out_of_memory_at=None if failure is None else len(allocated) - 1,
@@ -331,11 +204,16 @@ def kept(
         device_bytes: Memory of the GPU.
         make: Makes it.
     """
-    key = name, len(trace.events), settings, device_bytes if settings.refer_to_device else None
+    key = _key(trace, name, settings, device_bytes)
     if key not in trace.replayed:
         trace.replayed[key] = make()
     found: Kept = trace.replayed[key]
     return found
+
+
+def _key(trace: AllocationTrace, name: Hashable, settings: AllocatorSettings, device_bytes: int) -> Hashable:
+    """Return what a trace keeps something of its replays under."""
+    return name, len(trace.events), settings, device_bytes if settings.refer_to_device else None
 
 
 class Peaks(NamedTuple):
@@ -353,56 +231,21 @@ def peaks_of(
 ) -> list[Peaks]:
     """Replay a trace with each placement of segments (None: the driver's), where only the peaks are wanted.
 
-    The arguments are those of ``replay``, whose peaks these are; reserved memory has no limit.
+    The arguments are those of ``replay``, whose peaks these are; reserved memory has no limit.  One that the trace
+    keeps (``unlimited_replay``) is not replayed again.
     """
     moments, found = None, list[Peaks]()
     for addresses in placements:
+        known = trace.replayed.get(_key(trace, "replay", settings, device_bytes)) if addresses is None else None
+        if known is not None:
+            found.append(Peaks(known.peak_allocated_bytes, known.peak_reserved_bytes))
+            continue
         moments = library_moments(trace) if moments is None else moments
         allocator = CachingAllocator(settings, device_bytes=device_bytes, addresses=addresses)
         with suppress(OutOfMemory):
             Player(trace, allocator, moments).play(len(trace.events))
         found.append(Peaks(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes))
     return found
-
-
-def library_moments(trace: AllocationTrace) -> list[Moment]:
-    """Return the moments at which libraries take memory of their own, in order.
-
-    In a trace without labels the handle is made when the first step begins.
-    """
-    start = _end_of_loading(trace)
-    moments: list[Moment] = [(start, CachingAllocator.kernels_loaded)]
-    moments += [(event, methodcaller("host_memory_pinned", size)) for event, size in _pinned(trace)]
-    moments += [(event, CachingAllocator.handle_created) for event in _handles(trace, start)]
-    return sorted(moments, key=lambda moment: moment[0])
-
-
-def _handles(trace: AllocationTrace, start: int) -> list[int]:
-    """Return the events before which a thread makes its cuBLAS handle."""
-    workspaces = {allocation for allocation, label in trace.labels.items() if label == HANDLE_LABEL}
-    if not workspaces:
-        return [start]
-    found = compress(count(), map(workspaces.__contains__, map(itemgetter(1), trace.events)))
-    return list(islice((index for index in found if trace.events[index].action == "alloc"), len(workspaces)))
-
-
-def _pinned(trace: AllocationTrace) -> list[tuple[int, int]]:
-    """Return the event before which each block of host memory is pinned, and its bytes."""
-    found, waiting = list[tuple[int, int]](), list(reversed(trace.pinned))
-    for index, event in enumerate(trace.events if waiting else ()):
-        while event.action == "alloc" and waiting and waiting[-1].allocation <= event.allocation:
-            found.append((index, waiting.pop().bytes))
-    return found
-
-
-def _end_of_loading(trace: AllocationTrace) -> int:
-    """Return the index of the first event of a step; that of the end for a trace without origins."""
-    phases = map(itemgetter(2), trace.origins)
-    of_steps = (number for number, phase in enumerate(phases) if phase not in BEFORE_THE_STEP)
-    first = next(of_steps, None)
-    if first is None:
-        return len(trace.events)
-    return next(compress(count(), map(first.__le__, map(itemgetter(1), trace.events))))
 
 
 def _first_maximum(series: array[int]) -> int | None:

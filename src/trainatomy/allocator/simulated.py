@@ -1,9 +1,9 @@
 """Simulated CUDA caching allocator: blocks and segments without a GPU.
 
 Source: ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocator.cpp, torch 2.9-2.13; README.md beside this file
-describes the rules.  Left out: private pools (CUDA graphs, ``MemPool``), streams recorded on a block
-(``record_stream``: a free then waits for that stream, which depends on timing), callbacks that free memory, sharing of
-memory between processes.
+describes the rules.  Left out: private pools that are released (``MemPool``; those of CUDA graphs stay), streams
+recorded on a block (``record_stream``: a free then waits for that stream, which depends on timing), callbacks that free
+memory, sharing of memory between processes.
 
 Out of memory: the prediction that a real run would stop here.
 """
@@ -33,6 +33,7 @@ from trainatomy.allocator.blocks import (
     segment_bytes,
     segments_of,
     splice,
+    take_part,
 )
 from trainatomy.allocator.segments import (
     AddressPolicy,
@@ -45,6 +46,7 @@ from trainatomy.allocator.segments import (
     oversize_blocks,
     unmap,
 )
+from trainatomy.results.trace import PRIVATE_POOL, pool_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,6 +181,22 @@ class CachingAllocator:
             self.peak_requested_bytes = requested
         return address
 
+    def malloc_at(self, address: int, size: int, requested_bytes: int, stream: int) -> int:
+        """Allocate a block of ``size`` bytes at an address that is free in its pool, and return the handle.
+
+        Raises:
+            ValueError: The address is not free.
+        """
+        requested = block_bytes(requested_bytes, self.settings.roundup_power2_divisions)
+        block = take_part((self._small if requested <= SMALL_REQUEST_BYTES else self._large)[stream], address, size)
+        block.state, block.requested = ALLOCATED, requested_bytes
+        self._live[address] = block
+        self.allocated_bytes += size
+        self.requested_bytes += requested_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)
+        return address
+
     def free(self, handle: int) -> None:
         """Return a block to its pool, merged with adjacent free blocks.
 
@@ -222,9 +240,13 @@ class CachingAllocator:
         return max(self._capacity - self.reserved_bytes, *cached, 0)
 
     def empty_cache(self) -> None:
-        """Return every wholly free segment (expandable: page) to the driver."""
+        """Return every wholly free segment (expandable: page) to the driver, but for those of private pools."""
         for pool in (*self._pools(self._large), *self._pools(self._small)):
             self._release_pool(pool)
+
+    def private_bytes(self) -> int:
+        """Return the reserved bytes of private pools."""
+        return sum(segment.size for segment in self.snapshot() if pool_of(segment.stream))
 
     def kernels_loaded(self) -> None:
         """Note that the model is on the GPU and its first step begins; addresses change (see ``segments.py``)."""
@@ -294,7 +316,7 @@ class CachingAllocator:
 
     @staticmethod
     def _pools(of_kind: dict[int, Pool]) -> Iterator[Pool]:
-        return (of_kind[stream] for stream in sorted(of_kind))
+        return (of_kind[stream] for stream in sorted(of_kind) if stream < PRIVATE_POOL)
 
     def _find(self, pool: Pool, size: int) -> Block | None:
         """Take the best fit out of its pool; no other candidate is tried (``get_free_block``)."""
@@ -314,13 +336,16 @@ class CachingAllocator:
         return pool.blocks.pop(found & ADDRESS_MASK)
 
     def _obtain(self, pool: Pool, requested: int, size: int) -> Block:
-        """Return a block of new memory, releasing cached memory if the driver refuses (``malloc``, ``alloc_block``)."""
+        """Return a block of new memory, releasing cached memory if the driver refuses (``malloc``, ``alloc_block``).
+
+        While memory of a private pool is allocated, no cached memory is released (``captures_underway``).
+        """
         if self._collects:
             self._collect_garbage()
         block = self._allocate(pool, size)
         if block is None and self._release_oversize(pool, size):
             block = self._allocate(pool, size)
-        if block is None:
+        if block is None and pool.stream < PRIVATE_POOL:
             self.empty_cache()
             self.num_alloc_retries += 1
             block = self._allocate(pool, size)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from trainatomy.allocator.blocks import block_bytes
 from trainatomy.allocator.replay import Replay, replay, replay_on_least
 from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.analysis.memory import held_after, lifetimes
 from trainatomy.results.lengths import OrderPrediction
 from trainatomy.results.script import Growth
 from trainatomy.results.trace import AllocationTrace
@@ -165,13 +166,7 @@ def growth_of(trace: AllocationTrace, spare_bytes: int) -> Growth | None:
 
 def live_bytes(trace: AllocationTrace) -> int:
     """Return the bytes that are allocated at the end of a trace."""
-    sizes: dict[int, int] = {}
-    for action, number, size, _ in trace.events:
-        if action == "alloc":
-            sizes[number] = size
-        elif action == "free":
-            sizes.pop(number, None)
-    return sum(sizes.values())
+    return sum(size for _, size in _held_after(trace, len(trace.events)))
 
 
 def _moments(trace: AllocationTrace) -> dict[int, int]:
@@ -185,20 +180,19 @@ def _moments(trace: AllocationTrace) -> dict[int, int]:
 
 def _held(trace: AllocationTrace, moments: list[int]) -> Iterator[Counter[_Place]]:
     """Yield the bytes of the blocks that are held at each moment, by what allocated them."""
-    sizes: dict[int, int] = {}
-    begin = 0
     for moment in moments:
-        for action, number, size, _ in trace.events[begin:moment]:
-            if action == "alloc":
-                sizes[number] = size
-            elif action == "free":
-                sizes.pop(number, None)
         held: Counter[_Place] = Counter()
-        for number, size in sizes.items():
+        for number, size in _held_after(trace, moment):
             if trace.labels.get(number) not in _STAYS:
                 held[_place(trace.origins[number])] += block_bytes(size, ())
         yield held
-        begin = moment
+
+
+def _held_after(trace: AllocationTrace, count: int) -> Iterator[tuple[int, int]]:
+    """Yield the allocations that are held after so many events, and their bytes."""
+    births = lifetimes(trace).born
+    for number in held_after(trace, count - 1):
+        yield number, trace.events[births[number]].bytes
 
 
 def _place(origin: Origin) -> _Place:

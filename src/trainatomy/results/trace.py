@@ -21,6 +21,19 @@ Action = Literal["alloc", "free", "empty_cache"]
 DriverAction = Literal["malloc", "map", "free", "unmap", "refused"]
 
 
+PRIVATE_POOL = 1 << 20
+"""Streams in a private memory pool: an allocation's ``stream`` is this number times the pool's, plus the stream's."""
+
+
+WORKSPACES = frozenset({"cublas_workspace", "cublaslt_workspace", "hipblas_workspace", "hipblaslt_workspace"})
+"""Labels of the workspaces that libraries of matrix products keep; those of AMD GPUs are hipBLAS' and hipBLASLt's."""
+
+
+def pool_of(stream: int) -> int:
+    """Return the private pool of an allocation, by its ``stream``; 0 for none."""
+    return stream // PRIVATE_POOL
+
+
 class Event(NamedTuple):
     """An allocation, a release, or ``torch.cuda.empty_cache()``.
 
@@ -28,8 +41,9 @@ class Event(NamedTuple):
         action: Kind of the event.
         allocation: Index into ``AllocationTrace.origins``, unique for each allocation; -1 for ``empty_cache``.
         bytes: Requested size, before the allocator rounds it; 0 for ``free`` and ``empty_cache``.
-        stream: Number of the CUDA stream that was current at an allocation, 0 for the default stream; the allocator
-            keeps a pool for each.
+        stream: Number of the CUDA stream that was current at an allocation, 0 for the default stream, plus
+            ``PRIVATE_POOL`` times the number of the private pool (CUDA graphs), if there is one; the allocator keeps
+            blocks of each apart.
     """
 
     action: Action
@@ -165,6 +179,8 @@ class AllocationTrace:
             the decision that each belongs to, as a library decides once for all equal calls.
         trials: Plans that were tried, by the number of the allocation for them; its number in ``choices`` is that of
             the workspaces of the plan that is kept.
+        places: Allocations that take the place of a released one in a private pool, by their numbers; the value is
+            that allocation's number (``_cuda_setCheckpointPoolState``).
         rank: Rank of the process in a training on several GPUs.
         output_layers: Paths of the modules that make logits.
         around_output_layers: Paths of the modules that these lie in.
@@ -181,6 +197,7 @@ class AllocationTrace:
     marks: list[Mark] = field(default_factory=list)
     choices: dict[int, int] = field(default_factory=dict)
     trials: dict[int, PlansTried] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
     rank: int = 0
     output_layers: set[str] = field(default_factory=set)
     around_output_layers: set[str] = field(default_factory=set)

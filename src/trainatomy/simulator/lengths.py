@@ -16,6 +16,7 @@ import torch
 
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.results.operations import Operations
+from trainatomy.simulator.compiled import compiles
 from trainatomy.simulator.pieces import Beginning, Piece, StepLibrary, StepShapes, Stitched, cut, same_events
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.simulate import simulate
@@ -142,7 +143,8 @@ def simulate_lengths(
     run = _Run(workload, gpu, model, trust_remote_code)
     taken = orders(workload)
     if len(taken[0].steps) < run.begun:
-        message = f"an epoch has {len(taken[0].steps)} step, and on several GPUs it needs two: give more `samples`"
+        why = "on several GPUs" if workload.parallel.world_size > 1 else "with torch_compile"
+        message = f"an epoch has {len(taken[0].steps)} step, and {why} it needs two: give more `samples`"
         raise WorkloadError(f"data.lengths: {message}", key="data.lengths")
     stand_ins = stand_ins_of(workload, taken)
     shapes = sorted(set(stand_ins.values()), key=lambda shape: (shape.length, shape.is_mixed, shape.tokens))
@@ -226,8 +228,11 @@ class _Run:
 
     @property
     def begun(self) -> int:
-        """Return how many steps at the beginning are not repeated: in the second one, DDP makes new buckets."""
-        return 1 if self.workload.parallel.world_size == 1 else 2
+        """Return how many steps at the beginning are not repeated.
+
+        In the second one, DDP makes new buckets, and a length other than the first lets Dynamo compile for all lengths.
+        """
+        return 1 if self.workload.parallel.world_size == 1 and not compiles(self.workload) else 2
 
     def library(
         self, shapes: Sequence[BatchShape], tell: Told, *, operations: bool
@@ -265,11 +270,14 @@ class _Run:
         accumulation = self.workload.train.gradient_accumulation_steps
         executed = list(dict.fromkeys((shortest, *shapes)))
         mixed = tuple(executed[-1 - place % len(executed)] for place in range(accumulation))
-        first = (shortest,) * accumulation
-        steps = [*[first] * self.begun, *((shape,) * accumulation for shape in executed), mixed, first, first]
+        alike = [(shape,) * accumulation for shape in executed]
+        first, begins = alike[0], alike[:1] * self.begun
+        if compiles(self.workload):
+            begins = [first, *alike[::-1]]  # the second length and some others let Dynamo compile, and kernels be tried
+        steps = [*begins, *alike, mixed, first, first]
         simulation, watcher = self._simulate(steps, operations=operations)
-        pieces = cut(simulation.trace, self.begun).steps
-        found = dict(zip(executed, pieces[self.begun :], strict=False))
+        pieces = cut(simulation.trace, len(begins)).steps
+        found = dict(zip(executed, pieces[len(begins) :], strict=False))
         library = StepLibrary(found)
         for place in (-3, -2):
             if not same_events(library.pieces(steps[place]), pieces[place]):
@@ -277,7 +285,7 @@ class _Run:
                     "data.lengths: a step that was executed twice did not allocate the same, so epochs cannot be put "
                     "together from single steps.\nPredict this training with data.sequence_length"
                 )
-        return simulation, found, dict(zip(executed, watcher.operations[self.begun :], strict=False))
+        return simulation, found, dict(zip(executed, watcher.operations[len(begins) :], strict=False))
 
     def beginning(self, steps: Sequence[StepShapes], following: BatchShape) -> Beginning:
         """Execute the first steps of a training, and one more that shows what the last of them keeps."""

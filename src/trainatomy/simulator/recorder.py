@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import KernelCall, Rule
-from trainatomy.operators.allocation.workspaces import Workspace, product_of
+from trainatomy.operators.allocation.workspaces import TakenWorkspaces, Workspace, product_of
 from trainatomy.operators.registry import find, libraries_of
 from trainatomy.results.operations import CHOSEN_ROWS, SAME_ROW
 from trainatomy.results.prediction import GroupUse
@@ -174,6 +175,8 @@ class Recorder(TraceWriter, TorchDispatchMode):
         largest_read: Bytes of the largest tensor that was read from a sharded checkpoint.
         too_long_transcript: Labels and frames of a sample for which the loss of CTC is infinite.
         cards: The GPU, and others that the execution serves.
+        captures: True while operations become part of a CUDA graph instead of running.
+        overwritten: What PyTorch says of storages whose memory a CUDA graph has taken for other tensors, by their keys.
         functions: Where it is a list, the operators that run and the values that Python reads are appended to it.
     """
 
@@ -187,7 +190,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
         modules: ModuleTracker,
         rules: dict[str, Rule],
         cards: Cards,
-        workspaces: Callable[[str, bool, int], list[Workspace]],
+        workspaces: TakenWorkspaces,
         device: torch.device,
     ) -> None:
         TorchDispatchMode.__init__(self)
@@ -220,6 +223,9 @@ class Recorder(TraceWriter, TorchDispatchMode):
         self._rules = rules
         self._facts: dict[int, OperatorFacts] = {}  # by the operator's identity, as hashing one is slow
         self._workspaces = workspaces
+        self._kept_workspaces: list[int] = []
+        self.overwritten: dict[int, str] = {}
+        self.captures = False
         self._plans = PlanWriter(self.trace, self.allocate, self.release, self.hold)
         self._zeros = FreshZeros()
         self.sizes = DataDependentSizes(self.values)
@@ -284,6 +290,8 @@ class Recorder(TraceWriter, TorchDispatchMode):
                     with self:
                         return run(*args, **kwargs)
         with _DISABLED():
+            if self.overwritten:
+                self._refuse_overwritten(func, args)
             name = facts.name
             event, self._taken_over = len(self.trace.events), False
             if self.trace.stream_uses and (facts.reads or facts.sized):
@@ -296,6 +304,7 @@ class Recorder(TraceWriter, TorchDispatchMode):
             if facts.indexes:
                 check_range(name, args, self.values)
             written = self.mixed.run(name, func, args, kwargs) if has_host_tensor(args) else None
+            self.mixed.check(name, args)
             if result is None and facts.sized:
                 result = self.sizes.run(name, func, args, kwargs)
             before = self._sizes(args, kwargs) if facts.resizes else {}
@@ -393,11 +402,29 @@ class Recorder(TraceWriter, TorchDispatchMode):
             self._plans.write((), name, outputs, passing)
         else:
             selected = self.sizes.selected if facts.sized else ()
-            call = KernelCall(func, args, kwargs, tuple(outputs), self.cards.processor, selected)
+            call = KernelCall(func, args, kwargs, tuple(outputs), self.cards.processor, selected, self.captures)
             self._plans.write(self.cards.plan(facts.rule, call), name, outputs, passing)
         for workspace in workspaces:
             if workspace.is_kept:
-                self.trace.labels[self.allocate(workspace.bytes, workspace.name)] = workspace.name
+                number = self.allocate(workspace.bytes, workspace.name)
+                self.trace.labels[number] = workspace.name
+                self._kept_workspaces.append(number)
+
+    def clear_workspaces(self) -> None:
+        """Release the workspaces of cuBLAS (``torch._C._cuda_clearCublasWorkspaces``)."""
+        for number in self._kept_workspaces:
+            self.release(number)
+        self._kept_workspaces.clear()
+        self._workspaces.clear()
+
+    def _refuse_overwritten(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Refuse to read or write a tensor whose memory a CUDA graph has taken for other tensors, as PyTorch does."""
+        for tensor in () if func.is_view else _tensors(args):
+            if (message := self.overwritten.get(tensor.untyped_storage()._cdata)) is not None:
+                raise SimulationError(
+                    f"PyTorch stops this training, which runs CUDA graphs, at {func.name()}:\n{message}\n"
+                    "Compile without CUDA graphs: torch_compile_mode: default, or max-autotune-no-cudagraphs"
+                )
 
     def _use_libraries(self, name: str) -> list[Workspace]:
         """Load the libraries of an operation, and return the workspaces that they take before the kernel."""

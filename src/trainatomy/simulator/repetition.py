@@ -16,7 +16,8 @@ The first micro-batch of a step is copied from that of the step before if that d
 did; the gradients that it made are then tensors of the same layout.
 
 What an earlier run of the same training with another optimizer did takes the place of what this run would have to
-execute to see that it repeats (``micro_batches.py``).
+execute to see that it repeats (``micro_batches.py``).  A run is remembered after its second step, which has shown
+whether its micro-batches repeat.
 """
 
 from __future__ import annotations
@@ -57,11 +58,14 @@ class Repetition:
         self._recollections = recollections
         self._beginning: Beginning | None = None
         self._recalled: RememberedRun | None = None
+        self._is_followed = False
+        self._second: Template | None = None
         self._libraries: frozenset[str] = frozenset()
         self._loads_later = False
         self._operations = recorder.operations
         self._firsts: dict[int, Window] = {}
         self._further: tuple[Window, list[Entry]] | None = None
+        self._earliest: Template | None = None
         self._template: Template | None = None
         self._open: tuple[Window, Any, tuple[int, ...]] | None = None
         self._modules: list[nn.Module] = []
@@ -82,6 +86,7 @@ class Repetition:
 
     def between_steps(self) -> None:
         """Note that a step is over, or that the first one is about to be prepared."""
+        self._remember()
         self._origins_before_step = len(self._recorder.trace.origins)
 
     def interrupted(self) -> None:
@@ -193,9 +198,18 @@ class Repetition:
         self._batch, self._loss = None, None
         recorder.functions = functions
         self._libraries = frozenset(recorder.libraries)
-        if self._further is not None if micro_step > 0 else recorder.step - 1 in self._firsts:
+        if self._is_to_be_recorded(micro_step):
             self._operations.begin_recording(recorder.step)
         self._open = window, self.host_state(), recorder.exchanges
+
+    def _is_to_be_recorded(self, micro_step: int) -> bool:
+        """Return whether operations of a micro-batch may be copied: by this run, or by one that recalls it.
+
+        The second micro-batch of the first step is copied by others alone.
+        """
+        if micro_step == 0:
+            return self._recorder.step - 1 in self._firsts
+        return self._further is not None or (self._recorder.step == 0 and self._beginning is not None)
 
     def end(self) -> None:
         """End of a micro-batch that was executed: compare it with the one before."""
@@ -214,7 +228,7 @@ class Repetition:
         if window.micro_step == 0:
             window.gradients = gradients(self._parameters, lambda grad: _number(self._recorder, grad))
             self._firsts[window.step] = window
-            self._recall_or_remember(window)
+            self._recall_or_follow(window)
             return
         self._loads_later = self._loads_later or self._recorder.libraries != self._libraries
         if window.exchanges:
@@ -223,14 +237,13 @@ class Repetition:
         before, self._further, self._template = self._further, (window, entries), None
         if before is not None and window.recording is not None and self._is_repeated(before, window, entries):
             self._template = Template.of(window, entries)
+            if self._beginning is not None and self._earliest is None:
+                self._earliest = Template.of(*before)
 
     # -- earlier runs --------------------------------------------------------------------------------------------------
 
-    def _recall_or_remember(self, window: Window) -> None:
-        """Recall an earlier run that began in the same way, after the first micro-batch, or remember this run.
-
-        It is remembered in its second step, when it has shown whether its micro-batches repeat.
-        """
+    def _recall_or_follow(self, window: Window) -> None:
+        """Recall an earlier run that began in the same way, after the first micro-batch, or else follow this run."""
         if self._recollections is None or not self._recorder.is_alone or window.is_stateful:
             return
         if window.step == 0:
@@ -240,12 +253,18 @@ class Repetition:
                 self._template = self._recalled.further
                 self._recorder.cards.keep(self._recalled.served)
         elif window.step == 1 and self._beginning is not None and self._recalled is None:
-            further = self._template
-            if further is not None and (further.window.step or self._loads_later):
-                further = None
             loads = self._recorder.libraries != self._libraries
-            first, served = None if loads else self._template_of_first(window), frozenset(self._recorder.cards.others)
-            self._recollections.remember(self._beginning, first, further, served)
+            self._second = None if loads else self._template_of_first(window)
+            self._is_followed = True
+
+    def _remember(self) -> None:
+        """Remember this run after its second step: the first micro-batch of that, and the second one of its first."""
+        if not self._is_followed or self._recollections is None or self._beginning is None:
+            return
+        self._is_followed, further = False, self._earliest
+        if further is not None and (further.window.step or self._loads_later):
+            further = None
+        self._recollections.remember(self._beginning, self._second, further, frozenset(self._recorder.cards.others))
 
     # -- comparison ----------------------------------------------------------------------------------------------------
 

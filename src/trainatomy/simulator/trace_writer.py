@@ -18,6 +18,7 @@ import torch
 from trainatomy.operators.allocation.plan import Free, Out, Plan, Scratch, Trial
 from trainatomy.operators.allocation.workspaces import Workspace
 from trainatomy.results.trace import (
+    PRIVATE_POOL,
     AllocationTrace,
     Event,
     Mark,
@@ -31,6 +32,9 @@ from trainatomy.simulator.modules import ModuleTracker
 from trainatomy.simulator.operations import OperationWriter
 from trainatomy.simulator.storages import Storages, storage_key
 from trainatomy.simulator.streams import CPUWaits, Streams, SyncKind
+
+NO_ALLOCATION = -1
+"""Number of what lies on the GPU and was not allocated: an empty tensor, an output of a CUDA graph."""
 
 
 class Ledger:
@@ -62,6 +66,12 @@ class Ledger:
         entry = self._entries.pop(storage._cdata, None)
         return entry[0] if entry else None
 
+    def disown(self, number: int) -> None:
+        """Let the storage of an allocation, if it lives, be on the GPU without one of its own."""
+        for known, reference in list(self._entries.values()):
+            if known == number and (storage := reference()) is not None:
+                self.assign(storage, NO_ALLOCATION)
+
     def forget(self, number: int) -> None:
         """Let the storage of an allocation die without a release, as the trace has it already."""
         for key, (known, _) in self._entries.items():
@@ -90,6 +100,8 @@ class TraceWriter:
         streams: CUDA streams of the process.
         step: Optimizer step, from 0; -1 before the first.
         stage: Stage of the loop: load, forward, optimizer, zero_grad or other; "host" while a model is built.
+        pool: Private pool that allocations come from, 0 for none.
+        in_pools: Events that made the live allocations of private pools, by their numbers.
     """
 
     def __init__(self, storages: Storages, modules: ModuleTracker, device: torch.device) -> None:
@@ -97,11 +109,14 @@ class TraceWriter:
         self.ledger = Ledger(self.release)
         self.step = -1
         self.stage = "load"
+        self.pool = 0
+        self.in_pools: dict[int, Event] = {}
         self._modules = modules
         self._references = GradientReferences()
         self._side_streams: dict[int, int] = {}  # of allocations on other streams than the default one
         self._labels_at_end: dict[int, str] = {}
         storages.host_memory.on_block = self.pin
+        storages.host_memory.stage = lambda: self.stage
         self.operations = OperationWriter(storages, modules, self.ledger.number_at, lambda: len(self.trace.events))
         self._waits = CPUWaits()
         self.trace.cpu_waits = self._waits.noted
@@ -118,7 +133,7 @@ class TraceWriter:
         Returns its number in the trace, or -1 for an empty request, for which PyTorch allocates nothing.
         """
         if size == 0:
-            return -1
+            return NO_ALLOCATION
         number = len(self.trace.origins)
         if torch._C._current_graph_task_id() != -1:
             self._references.allocated(number)
@@ -127,13 +142,28 @@ class TraceWriter:
         stream = self.streams.executing.stream_id
         if stream:
             self._side_streams[number] = stream
-        self.trace.events.append(Event("alloc", number, size, stream))
+        event = Event("alloc", number, size, stream + PRIVATE_POOL * self.pool)
+        if self.pool:
+            self.in_pools[number] = event
+        self.trace.events.append(event)
         return number
 
     def release(self, number: int) -> None:
         """Write that the allocation of that number is released."""
         if number >= 0:
+            self.in_pools.pop(number, None)
             self.trace.events.append(Event("free", number, 0))
+
+    def allocate_again(self, made: Event) -> int:
+        """Write an allocation in the place of a released one in its private pool, and return its number."""
+        trace, old, number = self.trace, made.allocation, len(self.trace.origins)
+        trace.origins.append(trace.origins[old])
+        if old in trace.labels:
+            trace.labels[number] = trace.labels[old]
+        trace.places[number] = old
+        self.in_pools[number] = made._replace(allocation=number)
+        trace.events.append(self.in_pools[number])
+        return number
 
     def pin(self, size: int) -> None:
         """Note a new block of pinned host memory."""

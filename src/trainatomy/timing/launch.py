@@ -34,6 +34,9 @@ GENERATION = "generation"
 OTHER = "other"
 """Name, among the costs of hooks of saved tensors and shares of kinds, of those that have none of their own."""
 _ON_ARRAYS = "numpy::"
+_ON_A_DRIVE = "deepspeed::aio"
+_DRIVE_BYTE = 1 / 3e9
+"""Seconds for each byte of a transfer between host memory and an NVMe drive: assumed, one drive for each process."""
 ACCUMULATION = "accumulation"
 """Name, among the costs of backward, of adding a gradient to another one of the same tensor."""
 _ADDITIONS = frozenset({"aten::add", "aten::add_"})
@@ -108,6 +111,11 @@ def _large_host_bytes(call: Call) -> int:
     return moved if moved > _CACHED_BYTES else 0
 
 
+def _drive_seconds(call: Call) -> float:
+    """Return the time in which the CPU waits for a drive."""
+    return _DRIVE_BYTE * int(dict(call.numbers)["bytes"]) if call.name == _ON_A_DRIVE else 0.0
+
+
 def _new_host_bytes(call: Call) -> int:
     """Return the bytes of new tensors of the CPU that are too large for their memory to be kept when they are freed."""
     if call.is_view or call.written or not all(array.on_host for array in call.inputs + call.outputs):
@@ -123,7 +131,8 @@ def list_length(call: Call) -> int:
 def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterator[float]:
     """Yield the CPU time of each operation, in order.
 
-    The calls of modules around operations are spread evenly over the operations of their phase.
+    The calls of modules around operations are spread evenly over the operations of their phase.  Operations of a CUDA
+    graph cost nothing: their launch does.
 
     Args:
         operations: The operations of one rank's step.
@@ -140,6 +149,9 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
     }
     known: dict[tuple[int, str, bool, int, bool, bool], float] = {}
     for operation, looped in zip(operations.operations, in_python_loops(operations), strict=True):
+        if operation.captured:
+            yield 0.0
+            continue
         key = (operation.call, operation.phase, operation.stream < 0, operation.threads, operation.generated, looped)
         seconds = known.get(key)
         if seconds is None:
@@ -158,6 +170,7 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
             if call.name == _REPLICATE:
                 seconds += costs.replicated_module * int(dict(call.numbers)["modules"])
             seconds += batch_seconds(operation, call, costs, loop)
+            seconds += _drive_seconds(call)
             seconds += costs.host_byte * _large_host_bytes(call) + costs.new_host_byte * _new_host_bytes(call)
             known[key] = seconds = seconds * operation.threads  # one thread at a time runs Python
         yield seconds
@@ -216,7 +229,8 @@ def seconds_between_operations(operations: Operations, costs: CPUCosts) -> dict[
     """Return Python's own time per operation of a phase: of passes, calls of modules and checkpointed regions."""
     counts: dict[str, int] = {}
     for operation in operations.operations:
-        counts[operation.phase] = counts.get(operation.phase, 0) + operation.repeats
+        if not operation.captured:
+            counts[operation.phase] = counts.get(operation.phase, 0) + operation.repeats
     work = {phase: calls * costs.module_call for phase, calls in operations.module_calls.items()}
     if "recompute" in work:
         work["recompute"] *= costs.recomputed

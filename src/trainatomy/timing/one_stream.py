@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainatomy.results.operations import Operations
 from trainatomy.timing.host_costs import CPUCosts
@@ -60,6 +61,10 @@ class Row(NamedTuple):
     waits: bool
     within: float
     alternates: bool = False
+
+
+row_of: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
+"""Makes a row of its fields in half the time that the class takes: a step has thousands, for each GPU and pace."""
 
 
 def end_within(begin: float, seconds: float, ready: float, alternates: bool) -> float:

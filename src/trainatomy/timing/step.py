@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.machines import reference_host
 from trainatomy.operators.traffic import crosses
 from trainatomy.results.operations import Call, Operations
@@ -43,6 +42,7 @@ from trainatomy.timing.host_costs import (
     first_call_seconds,
     not_collating,
 )
+from trainatomy.timing.intervals import convolution_share, interval_name, interval_seconds, slow_pace
 from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
 from trainatomy.timing.one_stream import COLLECTIVES, StepTimeline
 from trainatomy.timing.timeline import LaunchCosts, has_one_stream, replay_step
@@ -104,34 +104,6 @@ def mean_over_period(rare: Time, other: Time, period: int) -> Time:
         and other.slow_host
         and replace(rare.slow_host, step_seconds=mean(rare.slow_host.step_seconds, other.slow_host.step_seconds)),
     )
-
-
-def slow_pace() -> float:
-    """Return the pace of the slowest of hosts that count, beside the one that is assumed where none is known."""
-    return float(_known()["hosts"]["pace"])
-
-
-def interval_seconds(
-    seconds: float, slow_host: PacedStep | None, bound: Bound, *, calibrated: bool
-) -> tuple[float, float]:
-    """Return both ends of the interval.
-
-    Args:
-        seconds: The predicted step.
-        slow_host: The same on a host of ``slow_pace``; None where the host is known.
-        bound: What bounds the step.
-        calibrated: Whether a calibration measured the GPU, with the software that is assumed.
-    """
-    known = _known()
-    low, high = known["calibrated" if calibrated else "uncalibrated"]["host" if bound == "host" else "gpu"]
-    longest = seconds * high
-    if slow_host is not None:
-        longest = max(longest, slow_host.step_seconds * known["hosts"]["beyond"])
-    return seconds * low, longest
-
-
-def _known() -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", read_yaml("intervals.yaml"))
 
 
 Kept = TypeVar("Kept")
@@ -229,7 +201,13 @@ def predict_step_time(
     tokens = None if tokens_per_sample is None else rate * tokens_per_sample
     return Time(
         step_seconds=timeline.seconds,
-        interval_seconds=interval_seconds(timeline.seconds, slow_host, bound, calibrated=calibrated),
+        interval_seconds=interval_seconds(
+            timeline.seconds,
+            slow_host,
+            bound,
+            interval_name(calibrated=calibrated, unmeasured=cost_model.unmeasured),
+            convolving=convolution_share(operations, kernels),
+        ),
         samples_per_second=rate,
         tokens_per_second=tokens,
         bound_by=bound,
@@ -305,7 +283,8 @@ def _launch_costs(step: RankStep, pace: float) -> LaunchCosts:
     for index, work in driver.items():
         launches[index] += work.seconds
     synchronized = {index for index, work in driver.items() if work.waits}
-    return LaunchCosts(launches, costs, loop_seconds(operations, costs, step.loop, step.samples), synchronized)
+    of_loop = step.kept("loop", pace, lambda: loop_seconds(operations, costs, step.loop, step.samples))
+    return LaunchCosts(launches, costs, of_loop, synchronized)
 
 
 def _at_pace(call: Call, cost: KernelCost, slower_copies: float) -> KernelCost:

@@ -31,7 +31,7 @@ from trainatomy.results.operations import Call, Operations
 from trainatomy.timing.contention import Contention
 from trainatomy.timing.host_costs import CPUCosts
 from trainatomy.timing.launch import alternates, batch_bytes, seconds_within, waits_first
-from trainatomy.timing.one_stream import COLLECTIVES, LoopWork, Row, StepTimeline, replay_one_stream
+from trainatomy.timing.one_stream import COLLECTIVES, LoopWork, StepTimeline, replay_one_stream, row_of
 from trainatomy.timing.streams import OnLaunch, replay_streams
 
 _BACKWARD_PHASES = frozenset({"backward", "recompute"})
@@ -96,15 +96,17 @@ def replay_step(
     waiting = [waits_first(call) for call in operations.calls]
     alternating = [alternates(call) for call in operations.calls]
     rows = [
-        Row(
-            seconds,
-            *kernels[one.call],
-            one.phase,
-            one.stream,
-            blocking[one.call],
-            index in launch.synchronized or waiting[one.call],
-            within[one.call],
-            alternating[one.call],
+        row_of(
+            (
+                seconds,
+                *kernels[one.call],
+                one.phase,
+                one.stream,
+                blocking[one.call],
+                index in launch.synchronized or waiting[one.call],
+                within[one.call],
+                alternating[one.call],
+            )
         )
         for index, (one, seconds) in enumerate(zip(operations.operations, launch.launch_seconds, strict=True))
     ]

@@ -243,8 +243,22 @@ def _to_replay(
         peak_allocated_bytes=peak,
         peak_allocated_at=series[0].index(peak) if series[0] else None,
         peak_reserved_bytes=peak_reserved,
+        peak_requested_bytes=_peak_requested(trace),
         peak_reserved_at=next((at for at, count in enumerate(series[1]) if count == peak_reserved), None),
         num_alloc_retries=retries,
         out_of_memory=None,
         out_of_memory_at=None,
     )
+
+
+def _peak_requested(trace: AllocationTrace) -> int:
+    sizes: dict[int, int] = {}
+    now = peak = 0
+    for action, allocation, size, _ in trace.events:
+        if action == "alloc":
+            sizes[allocation] = size
+            now += size
+            peak = max(peak, now)
+        elif action == "free":
+            now -= sizes.pop(allocation, 0)
+    return peak

@@ -14,6 +14,7 @@ from trainatomy.simulator.flex.calls import run_without_compiling
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.workload.arguments import arguments, is_factory
 from trainatomy.workload.schema import Workload
+from trainatomy.workload.train import CAPTURING
 
 if TYPE_CHECKING:
     from trainatomy.simulator.compiled.module import Compiler
@@ -25,6 +26,11 @@ OLDEST, NEWEST = (2, 11), (2, 15)
 def compiles(workload: Workload) -> bool:
     """Return whether a training compiles its model."""
     return workload.mode == "training" and workload.train.compiles
+
+
+def captures(workload: Workload) -> bool:
+    """Return whether a training compiles its model with CUDA graphs."""
+    return compiles(workload) and workload.train.torch_compile_mode in CAPTURING
 
 
 def optimizer_that_compiles(workload: Workload) -> str | None:
@@ -86,6 +92,7 @@ def simulated_compiler(
     """
     from trainatomy.simulator.compiled.module import Compiler
 
+    process.processor.need_cuda(asked if fails is None else "torch.compile")
     with contextlib.ExitStack() as stack:
         compiler = Compiler(process, fails)
         compiler.install(stack)
@@ -110,8 +117,10 @@ def compiled_notes(compiler: Compiler, asked: str) -> list[str]:
     notes = [
         f"{asked} is experimental: memory is that of the buffers in the code that Inductor of PyTorch {release} writes "
         f"({len(compiler.wrappers)} graphs), and that in which kernels are tried before their first launch, which a "
-        "later run need not do; compiling itself is not counted",
+        "later run need not do; compiling itself is not counted: the first steps took 18 to 42 s more in 20 trainings "
+        "of 4 to 12 layers on an H200's host, and 4 to 20 s in later runs, by Inductor's cache (PyTorch 2.11)",
         *compiler.recompilations.notes(),
+        *compiler.graphs.notes(),
     ]
     if compiler.autotunes:
         notes.append(

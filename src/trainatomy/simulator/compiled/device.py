@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,16 @@ def pads(device_name: str, match: Any, mat1: torch.Tensor, mat2: torch.Tensor, o
     """
     from torch._inductor.fx_passes import pad_mm
 
-    m, k, n = mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]
+    unit = pad_mm.get_alignment_size(mat1)
+    # A dimension whose size varies is not padded.
+    padded = [
+        tuple(
+            size + (pad_mm.get_padded_length(size, unit) if dimension >= each.ndim - 2 else 0)
+            for dimension, size in enumerate(each.shape)
+        )
+        for each in (mat1, mat2)
+    ]
+    m, k, n = sizes_at_compile_time((mat1.shape[-2], mat1.shape[-1], mat2.shape[-1]))
     if not pad_mm.is_mm_compute_bound(m, k, n, mat1.dtype):
         return False
     gpu = gpu_of_driver(device_name)
@@ -50,12 +59,23 @@ def pads(device_name: str, match: Any, mat1: torch.Tensor, mat2: torch.Tensor, o
         return True
     chip = chip_of(gpu, torch.backends.cuda.matmul.fp32_precision == "tf32")
     operands = [
-        Array(tuple(each.shape), each.stride(), str(each.dtype).removeprefix("torch."), each.itemsize, storage)
+        Array(
+            sizes_at_compile_time(each.shape),
+            sizes_at_compile_time(each.stride()),
+            str(each.dtype).removeprefix("torch."),
+            each.itemsize,
+            storage,
+        )
         for storage, each in enumerate((mat1, mat2))
     ]
     is_free = [pad_mm.should_exclude_padding_time(match, name) for name in ("mat1", "mat2")]
     name = "aten::bmm" if op is torch.ops.aten.bmm else "aten::mm"
-    return padding_pays(chip, name, operands, is_free, pad_mm.get_alignment_size(mat1))
+    return padding_pays(chip, name, operands, [sizes_at_compile_time(shape) for shape in padded], is_free)
+
+
+def sizes_at_compile_time(sizes: Iterable[int | torch.SymInt]) -> tuple[int, ...]:
+    """Return sizes as numbers: one that varies is what it was in the call that is compiled."""
+    return tuple(size if isinstance(size, int) else size.node.hint for size in sizes)
 
 
 _SHARED_MEMORY_KIB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (12, 0): 99, (12, 1): 99}
@@ -79,6 +99,11 @@ class CompilerProperties(DeviceProperties):
         self.shared_memory_per_multiprocessor = shared + (1 << 10)
         self.max_threads_per_block = 1024
         self.L2_cache_size = 50 << 20
+
+    @property
+    def text(self) -> str:
+        """Return all that code depends on."""
+        return f"{self.name}, {self.major}.{self.minor}, {self.multi_processor_count} multiprocessors"
 
 
 def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties) -> None:
@@ -126,6 +151,7 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     _install_guard(stack)
     patch(torch.cuda, "get_device_properties", lambda device=None: properties)
     patch(torch._utils_internal, "max_clock_rate", _no_clock)
+    patch(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True)
     patch(torch._C, "_conv_determine_backend_memory_format", _convolution_format)
     for module in (utils, _triton):
         _forget(stack, module)

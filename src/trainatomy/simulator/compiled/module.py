@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map
 
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.compiled.device import CompilerProperties, install_compiler
+from trainatomy.simulator.compiled.kept_code import kept_code
 from trainatomy.simulator.compiled.recompilations import Recompilations
 from trainatomy.simulator.compiled.tracing import (
     FUNCTIONS,
@@ -38,10 +39,13 @@ from trainatomy.simulator.compiled.tracing import (
 from trainatomy.simulator.compiled.trials import Trials
 from trainatomy.simulator.compiled.wrapper import load_wrapper
 from trainatomy.simulator.device import SimulatedGenerator
+from trainatomy.simulator.graphs import CUDAGraphs
 from trainatomy.simulator.modules import without_hooks_of_all_modules
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.workload.train import MODES
+from trainatomy.workload.train import CAPTURING, MODES
 
+CAPTURES = "triton.cudagraphs"
+"""Option of ``torch.compile`` with which Inductor makes CUDA graphs."""
 _OURS = str(Path(__file__).parents[2])
 
 
@@ -67,6 +71,7 @@ class Compiler:
         eager: Why calls of ``torch.compile`` were left without effect.
         recompilations: What Dynamo compiled again.
         autotunes: Whether a mode measures kernels against each other.
+        graphs: CUDA graphs of the process.
     """
 
     def __init__(self, process: SimulatedProcess, fails: Callable[[Any, SimulationError], None] | None = None) -> None:
@@ -78,7 +83,9 @@ class Compiler:
         self._trials = Trials(process.tuning.buffer_bytes())
         self._is_called = False
         self._compile = torch.compile
-        self._one_backend = self._backend  # Dynamo looks up what it compiled by it
+        # Dynamo looks up what it compiled by its backend.
+        self._backends = {captures: partial(self._backend, captures) for captures in (False, True)}
+        self.graphs = CUDAGraphs(process)
 
     def install(self, stack: contextlib.ExitStack) -> None:
         """Replace ``torch.compile`` until ``stack`` closes."""
@@ -99,6 +106,7 @@ class Compiler:
         logger = logging.getLogger("torch._dynamo")
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)  # what it warns of is in the notes
+        stack.callback(torch._C._set_cached_tensors_enabled, False)  # which graph trees enable, and leave so
         stack.callback(torch.compiler.reset)
         stack.callback(gc.unfreeze)
 
@@ -111,22 +119,23 @@ class Compiler:
         if (reason := _unsupported(options)) is not None:
             self.eager.append(reason)
             return model
-        self.autotunes |= options.get("mode") not in (None, "default")
+        self.autotunes |= str(options.get("mode")).startswith("max-autotune")
+        captures = options.get("mode") in CAPTURING or bool((options.get("options") or {}).get(CAPTURES))
         if isinstance(model, nn.Module):
-            return OptimizedModule(model, self._compiled)  # type: ignore[arg-type]
-        return self._compiled(model)
+            return OptimizedModule(model, partial(self._compiled, captures, options.get("dynamic")))  # type: ignore[arg-type]
+        return self._compiled(captures, options.get("dynamic"), model)
 
     # -- Dynamo --------------------------------------------------------------------------------------------------------
 
-    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that is compiled when it is called.
+    def _compiled(self, captures: bool, dynamic: bool | None, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is compiled when it is called, with CUDA graphs or without.
 
         Calls leave cycles of Python objects that hold outputs.  Python's collector, which is off in a simulation, would
         soon release them: after each call here.
         """
         from torch._dynamo.exc import TorchDynamoException
 
-        compiled = self._compile(function, backend=self._one_backend, dynamic=False)
+        compiled = self._compile(function, backend=self._backends[captures], dynamic=dynamic)
         failed = False
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +143,6 @@ class Compiler:
             if self._is_called or failed:  # by Python between two graphs of another one
                 return (function if failed else compiled)(*args, **kwargs)
             self._is_called = True
-            graphs = len(self.wrappers)
             for module in function.modules() if isinstance(function, nn.Module) else ():
                 self._process.count_calls_of(module, args)
             try:
@@ -149,8 +157,6 @@ class Compiler:
             finally:
                 self._is_called = False
                 gc.collect()
-                if len(self.wrappers) > graphs:
-                    gc.freeze()  # what compiling leaves is large, and later collections need not look at it
             return function(*args, **kwargs)
 
         call._torchdynamo_inline = function  # type: ignore[attr-defined]
@@ -200,8 +206,13 @@ class Compiler:
             if frame.f_code.co_filename.startswith(_OURS):
                 skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
                 return types.ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
+            graphs = len(self.wrappers)
             with self._outside(), mock.patch.object(utils, "run_node", self._traced(utils.run_node)):
-                return convert(wrapper, frame, *args)
+                converted = convert(wrapper, frame, *args)
+            if len(self.wrappers) > graphs:
+                gc.collect()
+                gc.freeze()  # what compiling leaves is large, and later collections need not look at it
+            return converted
 
         return converting
 
@@ -216,9 +227,10 @@ class Compiler:
 
     # -- AOTAutograd and Inductor --------------------------------------------------------------------------------------
 
-    def _backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    def _backend(self, captures: bool, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile a graph of Dynamo as Inductor does."""
         from torch._functorch import config as functorch_config
+        from torch._inductor import config
 
         aot_autograd: Any = import_module("torch._functorch.aot_autograd")
         compile_fx: Any = import_module("torch._inductor.compile_fx")
@@ -241,7 +253,9 @@ class Compiler:
             ):
                 stack.enter_context(mock.patch.object(target, name, value))
             stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
-            compiled: Callable[..., Any] = compile_fx.compile_fx(graph, inputs, inner_compile=self._lower)
+            stack.enter_context(config.patch({CAPTURES: captures}))
+            lower = partial(self._lower, captures)
+            compiled: Callable[..., Any] = compile_fx.compile_fx(graph, inputs, inner_compile=lower)
 
         @wraps(compiled)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -249,31 +263,58 @@ class Compiler:
 
         return run
 
-    def _lower(self, module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+    def _lower(self, captures: bool, module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
         """Let Inductor write the code of a graph, and return what runs it in the process."""
         from torch._inductor import config
         from torch._inductor.graph import GraphLowering
 
         compile_fx: Any = import_module("torch._inductor.compile_fx")
+        process = self._process
 
-        def load(lowering: Any) -> Any:
-            code = lowering.codegen()[0]
-            text: str = getattr(code, "value", code)
+        def load(text: str) -> SimpleNamespace:
             self.wrappers.append(text)
-            return SimpleNamespace(call=load_wrapper(text, self._trials, count), __file__="", key="", runner=None)
+            return load_wrapper(text, self._trials, process.recorder.operations.count_call)
 
-        mode, count = _fake_mode(), self._process.recorder.operations.count_call
+        def write(lowering: Any) -> Any:
+            code = lowering.codegen()[0]
+            return load(getattr(code, "value", code))
+
+        mode = _fake_mode()
         with (
             self._outside(),
-            mock.patch.object(GraphLowering, "compile_to_module", load),
-            config.patch(fx_graph_cache=False, fx_graph_remote_cache=False, compile_threads=1),
+            mock.patch.object(GraphLowering, "compile_to_module", write),
+            config.patch({"compile_threads": 1, CAPTURES: captures}),
+            kept_code(CompilerProperties(process.cards).text, load, writes=self._fails is None),
+            self._capturing(),
         ):
             put_on_gpu(module, mode)
-            options["cudagraphs"] = compile_fx.BoxedBool(False)
+            may_capture = bool(options["cudagraphs"])
             try:
-                return compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
+                code = compile_fx.compile_fx_inner(module, [on_gpu(each, mode) for each in inputs], **options)
             except Exception as error:
                 raise _failure(error) from error
+            if may_capture and not options["cudagraphs"]:
+                reasons = getattr(code.cudagraph_info, "cudagraph_fail_reasons", None)
+                self.graphs.skipped.append(f"skipping cudagraphs due to {reasons or 'code without a part for a graph'}")
+            return code
+
+    @contextlib.contextmanager
+    def _capturing(self) -> Iterator[None]:
+        """Let what Inductor makes CUDA graphs of run over those of the process."""
+        compile_fx: Any = import_module("torch._inductor.compile_fx")
+        make = compile_fx.cudagraphify
+
+        def cudagraphify(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+            made = make(*args, **kwargs)
+
+            def run(inputs: Any) -> Any:
+                with self.graphs.installed():
+                    return made(inputs)
+
+            return run
+
+        with mock.patch.object(compile_fx, "cudagraphify", cudagraphify):
+            yield
 
 
 def _validate_nothing(*tensors: torch.Tensor) -> None:
@@ -310,9 +351,9 @@ def _unsupported(options: Mapping[str, Any]) -> str | None:
     accepted: dict[str, tuple[Any, ...]] = {
         "backend": ("inductor",),
         "mode": (None, *MODES),
-        "dynamic": (None, False),
+        "dynamic": (None, False, True),
         "fullgraph": (False, True),
-        "options": (None, {}),
+        "options": (None, {}, {CAPTURES: False}, {CAPTURES: True}),
     }
     for name, value in options.items():
         if name == "disable" and value:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-_SIZE = re.compile(r"^    (x|y|z|r0_|r1_)numel = (\d+)$", re.MULTILINE)
+_SIZE_NAME = re.compile(r"(?:x|y|z|r0_|r1_)numel")
+_SIZE = re.compile(rf"^    ({_SIZE_NAME.pattern}) = (\d+)$", re.MULTILINE)
 _ARGUMENTS = re.compile(r"^def \w+\((.*)\):$", re.MULTILINE)
 _ASSIGNED = re.compile(r"^( +)(?:tmp\d+(?:, )?)+ = (.*)$")
 _LOAD = re.compile(r"tl\.load\((\w+) \+ (.*)")
@@ -54,42 +55,47 @@ class KernelSource(NamedTuple):
 
     Attributes:
         kind: ``pointwise``, ``reduction``, ``persistent_reduction`` or another of Inductor's heuristics.
-        rows: The product of the sizes that are not reduced; 0 where the source names none.
-        reduced: The product of those that are.
+        sizes: Sizes of the dimensions that it covers, by name; those that vary are arguments instead.
         names: Its arguments.
         accesses: What it does to each array, by argument; one that is read and written comes twice.
         instructions: Number of operations for each element, by class; ``plain`` are those of no class.
     """
 
     kind: str
-    rows: int
-    reduced: int
+    sizes: tuple[tuple[str, int], ...]
     names: tuple[str, ...]
     accesses: tuple[tuple[str, Access], ...]
     instructions: tuple[tuple[str, int], ...]
 
-    @property
-    def elements(self) -> int:
-        """Return the number of elements that it covers; 0 where its source does not say so."""
-        return self.rows * self.reduced
+    def extent(self, arguments: Sequence[object]) -> tuple[int, int]:
+        """Return the product of the sizes that are not reduced, 0 where none is known, and that of those that are."""
+        varying = {
+            name: size
+            for name, size in zip(self.names, arguments, strict=False)
+            if _SIZE_NAME.fullmatch(name) and isinstance(size, int)
+        }
+        sizes = varying | dict(self.sizes)
+        reduced = prod(size for name, size in sizes.items() if name.startswith("r"))
+        return prod(sizes.values()) // reduced if sizes and reduced else 0, reduced
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self, arguments: Sequence[object]) -> dict[str, Any]:
         """Return what its time depends on besides its traffic.
 
         A persistent reduction holds a row in registers, and computes as many elements as the next power of two has.
         """
-        row = 2 ** ceil(log2(self.reduced)) if self.kind.startswith("persistent") else self.reduced
-        return {"kind": self.kind, "elements": self.rows * row, **dict(self.instructions)}
+        rows, reduced = self.extent(arguments)
+        row = 2 ** ceil(log2(reduced)) if self.kind.startswith("persistent") else reduced
+        return {"kind": self.kind, "elements": rows * row, **dict(self.instructions)}
 
     def moved_bytes(self, arguments: Sequence[object]) -> int:
         """Return the bytes that it reads and writes of its arguments, each at most once."""
+        rows, reduced = self.extent(arguments)
         by_name = dict(zip(self.names, arguments, strict=False))
         moved = 0
         for name, access in self.accesses:
             tensor = by_name.get(name)
             if isinstance(tensor, Tensor):
-                touched = access.over_rows * self.elements + access.per_row * self.rows
+                touched = access.over_rows * rows * reduced + access.per_row * rows
                 moved += min(tensor.numel(), touched) * tensor.element_size()
         return moved
 
@@ -101,7 +107,7 @@ def read_source(source: str) -> KernelSource:
     sizes = {name: int(size) for name, size in _SIZE.findall(source)}
     signature = _ARGUMENTS.search(source)
     names = tuple(part.partition(":")[0].strip() for part in signature[1].split(",")) if signature else ()
-    reduces = any(name.startswith("r") for name in sizes)
+    reduces = any(name.startswith("r") and _SIZE_NAME.fullmatch(name) for name in (*sizes, *names))
     loads: Counter[tuple[str, bool, bool]] = Counter()
     instructions: Counter[str] = Counter()
     for line in _body(source):
@@ -117,8 +123,7 @@ def read_source(source: str) -> KernelSource:
     arrays = dict.fromkeys((name, stores) for name, stores, _ in loads)
     return KernelSource(
         kind[1] if kind else "",
-        prod(size for name, size in sizes.items() if not name.startswith("r")) if sizes else 0,
-        prod(size for name, size in sizes.items() if name.startswith("r")),
+        tuple(sizes.items()),
         names,
         tuple((name, Access(loads[name, stores, True], loads[name, stores, False], stores)) for name, stores in arrays),
         tuple(sorted((name, count) for name, count in instructions.items() if name)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -20,13 +21,16 @@ GRAPH = "compiled_graph"
 Call = Callable[[list[Any]], Any]
 
 
-def load_wrapper(text: str, trials: Trials, count: Callable[[str], None]) -> Call:
-    """Return the function of a wrapper that runs a graph, given a list of its inputs that it empties.
+def load_wrapper(text: str, trials: Trials, count: Callable[[str], None]) -> SimpleNamespace:
+    """Return the module of a wrapper: ``call`` runs a graph, given a list of its inputs that it empties.
 
     Args:
         text: Inductor's code.
         trials: Tries kernels before their first launch.
         count: Counts its calls, which take the CPU time besides their kernels.
+
+    Returns:
+        The module; ``call`` has the code as ``source``.
     """
     from torch._inductor import async_compile
 
@@ -48,7 +52,9 @@ def load_wrapper(text: str, trials: Trials, count: Callable[[str], None]) -> Cal
         count(GRAPH)
         return call(inputs)
 
-    return run
+    run.source = text  # type: ignore[attr-defined]
+    parts = {name: space.get(name) for name in ("runner", "recursively_apply_fns")}
+    return SimpleNamespace(call=run, __file__="", key="", **parts)
 
 
 def _buffer(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -94,5 +100,5 @@ class _Kernel:
         self._trials.before(self._source, arguments)
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         moved = self._said.moved_bytes(arguments)
-        with one_operation("inductor::fused", *tensors, kernel=self.name, bytes=moved, **self._said.numbers):
+        with one_operation("inductor::fused", *tensors, kernel=self.name, bytes=moved, **self._said.numbers(arguments)):
             pass

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,6 +68,49 @@ PASSING = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
 """Operators that return their argument: their meta kernels make a new tensor, those of CUDA do not."""
 
 
+@dataclass(eq=False, slots=True)
+class Group:
+    """Ranks that communicate, and what for; equal to itself alone, as to compare thousands of ranks takes long.
+
+    Attributes:
+        ranks: The ranks, in order.
+        nodes: Number of machines that they are on.
+        uses: What they were used for.
+        names: Names of PyTorch's groups with these ranks; each is a communicator of its own.
+    """
+
+    ranks: tuple[int, ...]
+    nodes: int
+    uses: set[GroupUse] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+
+
+class Groups:
+    """The groups of a process.
+
+    Args:
+        gpus_per_node: GPUs of each machine.
+    """
+
+    def __init__(self, gpus_per_node: int) -> None:
+        self._gpus_per_node = gpus_per_node
+        self._of_ranks: dict[tuple[int, ...], Group] = {}
+        self._of_names: dict[str, Group] = {}
+
+    def named(self, group: Any) -> Group:
+        """Return the ranks of one of PyTorch's groups."""
+        name = str(group.group_name)
+        if name not in self._of_names:
+            self._of_names[name] = self.of(tuple(dist.get_process_group_ranks(group)))
+        return self._of_names[name]
+
+    def of(self, ranks: tuple[int, ...]) -> Group:
+        """Return the group of these ranks."""
+        if ranks not in self._of_ranks:
+            self._of_ranks[ranks] = Group(ranks, len({rank // self._gpus_per_node for rank in ranks}))
+        return self._of_ranks[ranks]
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective that was called.
@@ -75,29 +118,29 @@ class Collective:
     Attributes:
         kind: A key of ``_KINDS``.
         bytes: Size of the whole message, as nccl-tests counts it: output of an all-gather, input of a reduce-scatter.
-        ranks: Ranks of the group, in order.
-        group: Name of the group: several groups may have the same ranks.
+        group: The ranks that take part.
+        name: Name of PyTorch's group: several groups may have the same ranks.
         inputs: Tensors that this rank sends.
         outputs: Tensors that it receives.
         is_async: True if the caller goes on before the collective is over, and waits for it later.
-        members: All ranks of the group; of a message, more than the two in ``ranks``.
+        members: All ranks of PyTorch's group; of a message, more than the two in ``group``.
         peer: The other rank of a message; None for a collective of the group.
         reduction: Name of the operation that a functional collective reduces with, else empty.
     """
 
     kind: str
     bytes: int
-    ranks: tuple[int, ...]
-    group: str
+    group: Group
+    name: str
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     is_async: bool
-    members: tuple[int, ...]
+    members: Group
     peer: int | None
     reduction: str
 
 
-def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Collective:
+def collective_of(groups: Groups, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Collective:
     """Describe a call of an operator in one of ``NAMESPACES``."""
     schema = func._schema
     named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
@@ -106,17 +149,17 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
     received = received or tensors_in(result) or sent
     sent = sent or received
     group = _group(named)
-    ranks = tuple(dist.get_process_group_ranks(group))
-    peer = _peer(ranks, named)
+    members = groups.named(group)
+    peer = _peer(members.ranks, named)
     return Collective(
         KINDS.get(schema.name.rpartition("::")[2], ""),
         max(sum(tensor.nbytes for tensor in sent), sum(tensor.nbytes for tensor in received)),
-        ranks if peer is None else tuple(sorted({dist.get_rank(), peer})),
+        members if peer is None else groups.of(tuple(sorted({dist.get_rank(), peer}))),
         str(group.group_name),
         tuple(sent),
         tuple(received),
         bool(named.get("async_op", named.get("asyncOp", True))),
-        ranks,
+        members,
         peer,
         named["reduce_op"] if isinstance(named.get("reduce_op"), str) else "",
     )
@@ -203,13 +246,13 @@ def _delivered(
     collective: Collective, value: torch.Tensor, output: torch.Tensor, reduction: str
 ) -> torch.Tensor | None:
     """Return the values of an output, given those of its input; None if they do not follow."""
-    ranks = len(collective.ranks)
+    ranks = len(collective.group.ranks)
     if collective.kind == "all_gather" and value.numel() and output.numel() % value.numel() == 0:
         return value.flatten().repeat(output.numel() // value.numel()).view(output.shape)
     if collective.kind in ("all_reduce", "reduce") and reduction in _REDUCED:
         return _REDUCED[reduction](value, ranks).to(output.dtype)
     if collective.kind == "all_to_all" and value.numel() == output.numel() and value.numel() % ranks == 0:
-        to_this_rank = value.flatten().chunk(ranks)[collective.ranks.index(dist.get_rank())]
+        to_this_rank = value.flatten().chunk(ranks)[collective.group.ranks.index(dist.get_rank())]
         return to_this_rank.repeat(ranks).view(output.shape)
     if collective.kind == "broadcast":
         return value
@@ -263,10 +306,11 @@ class RankRecorder(Recorder):
         self.paused = False
         self.batching = False
         self.reduction = ""
-        self._group_streams: dict[tuple[int, ...], int] = {}
-        self._last_of_group: dict[tuple[int, ...], int] = {}
+        self._group_streams: dict[Group, int] = {}
+        self._last_of_group: dict[Group, int] = {}
         self._pending: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # ends with the storage
         self._step = self.operations.operations
+        self._groups = Groups(topology.gpus_per_node)
         self.groups: dict[tuple[int, ...], set[GroupUse]] = {}
         self.group_names: dict[tuple[int, ...], set[str]] = {}
 
@@ -357,7 +401,7 @@ class RankRecorder(Recorder):
         finally:
             writer.whole = before
         with _DISABLED():
-            found = collective_of(func, args, kwargs, result)
+            found = collective_of(self._groups, func, args, kwargs, result)
             self._note(found, event, is_c10d=func.namespace == "c10d")
             learn(self.values, found, sent, found.reduction or self.reduction)
             self.reduction = ""
@@ -369,9 +413,11 @@ class RankRecorder(Recorder):
 
     def _note(self, collective: Collective, event: int, *, is_c10d: bool) -> None:
         """Write a collective, and label its buffers unless they are activations (functional collectives)."""
-        used = collective.members if self.batching else collective.ranks
-        self.groups.setdefault(used, set()).add(GroupUse(collective.kind, collective.peer))
-        self.group_names.setdefault(used, set()).add(collective.group)
+        used = collective.members if self.batching else collective.group
+        if not used.uses:
+            self.groups[used.ranks], self.group_names[used.ranks] = used.uses, used.names
+        used.uses.add(GroupUse(collective.kind, collective.peer))
+        used.names.add(collective.name)
         if is_c10d:
             numbers = {self.number_of(tensor) for tensor in (*collective.inputs, *collective.outputs)}
             found = tuple(sorted(number for number in numbers if number is not None and number >= 0))
@@ -381,12 +427,12 @@ class RankRecorder(Recorder):
             if collective.is_async and collective.kind not in ("send", "recv"):
                 in_backward = torch._C._current_graph_task_id() != -1
                 self.trace.collectives.append(CollectiveUse(event, found, in_backward))
-        if len(collective.ranks) > 1:
+        if len(collective.group.ranks) > 1:
             self._write_collective(collective, event)
 
     def _write_collective(self, collective: Collective, event: int) -> None:
         """Write the operation, after those that it has to wait for."""
-        writer, group = self.operations, collective.ranks
+        writer, group = self.operations, collective.group
         if writer.operations is not self._step:  # another step is written: indices of the one before mean nothing in it
             self._step = writer.operations
             self._pending.clear()
@@ -397,8 +443,7 @@ class RankRecorder(Recorder):
         stream = None
         if collective.is_async:
             stream = self._group_streams.setdefault(group, -1 - len(self._group_streams))
-        nodes = len({rank // self.topology.gpus_per_node for rank in group})
-        numbers = {"bytes": collective.bytes, "ranks": len(group), "nodes": nodes}
+        numbers = {"bytes": collective.bytes, "ranks": len(group.ranks), "nodes": group.nodes}
         position = writer.write_collective(
             f"nccl::{collective.kind}", collective.inputs, collective.outputs, numbers, event, stream, before
         )
