@@ -9,7 +9,7 @@ from executed import simulated
 from spread import CONFIG, HIDDEN, INNER, LAYERS, collectives, labelled
 
 from trainatomy.api import predict
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.measurement.process.job import Task
 from trainatomy.measurement.process.pool import TimeLimit
 from trainatomy.workload.schema import Workload
@@ -22,8 +22,16 @@ FOUR = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dt
 EIGHT = {"load_in_8bit": True}
 
 
-def workload(quantization: dict[str, Any], loop: str, train: dict[str, Any] | None = None, **parallel: Any) -> Workload:
-    model = {"class": "LlamaForCausalLM", "config": CONFIG, "quantization": quantization, "lora": {"r": 8}}
+def workload(
+    quantization: dict[str, Any], loop: str, train: dict[str, Any] | None = None, dtype: str = "auto", **parallel: Any
+) -> Workload:
+    model = {
+        "class": "LlamaForCausalLM",
+        "config": CONFIG,
+        "dtype": dtype,
+        "quantization": quantization,
+        "lora": {"r": 8},
+    }
     return Workload.from_mapping(
         {
             "loop": loop,
@@ -84,6 +92,20 @@ def test_fsdp2_shards_weights_that_are_packed_as_floats(storage: str) -> None:
     )
 
 
+def test_fsdp1_shards_weights_that_are_packed_as_floats_and_not_cast() -> None:
+    quantization = {**FOUR, "bnb_4bit_quant_storage": "bfloat16", "prepare_model_for_kbit_training": False}
+    first = {"fsdp": True, "fsdp_config": {"version": 1}}
+    alone, shared = (
+        simulated(workload(quantization, "trainer", train, "bfloat16", gpus=gpus))
+        for gpus, train in ((1, {}), (2, first))
+    )
+    assert labelled(alone.trace, "scale") == labelled(shared.trace, "scale") > 0
+    for label in ("weight", "optimizer_state"):
+        assert labelled(shared.trace, label) == pytest.approx(labelled(alone.trace, label) / 2, rel=0.01)
+    with pytest.raises(SimulationError, match="Must flatten tensors with uniform dtype"):
+        simulated(workload(quantization, "trainer", first, "float32", gpus=2))
+
+
 @pytest.mark.parametrize(("storage", "kind"), [("bfloat16", "FULL_STATE_DICT"), ("uint8", "SHARDED_STATE_DICT")])
 def test_fsdp2_saves_and_loads_adapters_beside_packed_weights(storage: str, kind: str) -> None:
     train = {"fsdp": True, "fsdp_config": {"state_dict_type": kind}, **BEST}
@@ -98,11 +120,11 @@ def test_whole_files_are_not_loaded_beside_weights_that_stay_whole() -> None:
         workload(FOUR, "trainer", {"fsdp": True, **BEST}, gpus=2)
 
 
-def test_real_ranks_hold_half_of_the_packed_weights(two_processes: Ranks) -> None:
-    answers = two_processes.run(
-        Task("packed", "rank_tasks:packed_weights_on_cpu", {"config": CONFIG}), TimeLimit(120.0)
-    )
-    for answer in answers:
+@pytest.mark.parametrize("version", [1, 2])
+def test_real_ranks_hold_half_of_the_packed_weights(two_processes: Ranks, version: int) -> None:
+    task = Task("packed", "rank_tasks:packed_weights_on_cpu", {"config": CONFIG, "version": version})
+    norms = LAYERS * 2 * HIDDEN * 2 if version == 1 else 0  # beside them in FSDP1's flat parameters
+    for answer in two_processes.run(task, TimeLimit(120.0)):
         assert answer.result is not None, answer.log
         assert answer.result["loss"] == pytest.approx(answer.result["loss of whole"], abs=1e-6)
-        assert answer.result["packed"] == PACKED // 2 and answer.result["scales"] == PACKED * 2 // 64
+        assert answer.result["packed"] == (PACKED + norms) // 2 and answer.result["scales"] == PACKED * 2 // 64

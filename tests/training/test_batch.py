@@ -439,9 +439,16 @@ def test_a_factory_makes_the_batch(describe: Any, tmp_path: Path) -> None:
     file = tmp_path / "user.py"
     file.write_text(
         "import torch\n\n\ndef batch(size):\n    return {'input_ids': torch.ones(size, 3, dtype=torch.long)}\n\n\n"
-        "def wrong(size):\n    return [size]\n\n\ndef broken(size):\n    return {}['x']\n"
+        "def wrong(size):\n    return [size]\n\n\ndef broken(size):\n    return {}['x']\n\n\n"
+        "def long(size, length=3):\n    return {'input_ids': torch.ones(size, length, dtype=torch.long)}\n"
     )
     assert shapes(batch_of(describe(data={"factory": f"{file}:batch"}))) == {"input_ids": ((2, 3), torch.int64)}
+    long = describe(data={"factory": f"{file}:long", "factory_arguments": {"length": 5}})
+    assert shapes(batch_of(long)) == {"input_ids": ((2, 5), torch.int64)}
+    with pytest.raises(
+        FactoryError, match=r"is called with the batch size and width, but its signature is \(size, length"
+    ):
+        batch_of(describe(data={"factory": f"{file}:long", "factory_arguments": {"width": 5}}))
     with pytest.raises(FactoryError, match="must be a dict of tensors, not list"):
         batch_of(describe(data={"factory": f"{file}:wrong"}))
     with pytest.raises(FactoryError, match=r"user\.py:13, in broken"):

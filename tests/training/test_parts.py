@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import trainatomy
+from trainatomy.errors import WorkloadError
 from trainatomy.training.model import build_model
 from trainatomy.workload.schema import Workload
 
@@ -96,5 +97,39 @@ def test_weights_that_are_trained_are_cast() -> None:
         return prediction.memory.components.weights
 
     half, whole = weights(), weights(trainable_dtype="float32")
+    tables = 2 * TEXT["vocab_size"] * TEXT["hidden_size"] * 2  # bytes of the embeddings and the output layer
+    assert weights(float32_parameters=[".*embed_tokens", "lm_head"]) == half + tables
+    with pytest.raises(WorkloadError, match=r"model\.float32_parameters: no parameter's name begins with a match"):
+        weights(float32_parameters=["embed"])
     assert 1.9 < whole / half < 2.2  # tables of rotary positions stay
     assert half < weights(trainable_dtype="float32", freeze=["*embed*", "lm_head*"]) < whole
+
+
+def test_parameters_are_trained_alone_that_are_named() -> None:
+    text = {"class": "LlamaForCausalLM", "config": TEXT}
+    named = {**text, "freeze_except": [r"lm_head", r"model\.layers\.0\.mlp"]}
+    assert trained(named) == {name for name in trained(text) if name.startswith(("lm_head", "model.layers.0.mlp"))}
+    with pytest.raises(
+        WorkloadError, match=r"no parameter's name begins with a match of 'mlp'; the first is model\.emb"
+    ):
+        trained({**text, "freeze_except": ["mlp"]})
+    with pytest.raises(WorkloadError, match=r"'\(' is no regular expression"):
+        trained({**text, "freeze_except": ["("]})
+
+
+def test_gradients_reach_the_embeddings_where_inputs_require_them() -> None:
+    """Without, nothing below the first layer that is trained has a backward pass."""
+    text = {"class": "LlamaForCausalLM", "config": TEXT, "freeze_except": ["lm_head"]}
+    run = {"train": {"per_device_train_batch_size": 1}, "data": {"sequence_length": 8}, "gpu": "l4"}
+    kept, more = (
+        trainatomy.predict(Workload.from_mapping({"model": {**text, **model}, **run})).memory.components.activations
+        for model in ({}, {"enable_input_require_grads": True})
+    )
+    assert more > kept
+
+
+def test_methods_of_peft_leave_frozen_towers_out() -> None:
+    rotated = {"peft_type": "OFT", "r": 0, "oft_block_size": 8, "target_modules": "all-linear"}
+    names = trained({**LLAVA, "peft": rotated, "freeze_vision_tower": True})
+    assert names and not any("vision_tower" in name for name in names)
+    assert any("vision_tower" in name for name in trained({**LLAVA, "peft": rotated}))

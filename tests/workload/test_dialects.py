@@ -51,6 +51,16 @@ def test_llamafactory_trains_adapters_with_its_own_defaults(tmp_path: Path) -> N
     assert workload.where("model", "lora", "r").endswith("train.yaml:7: lora_rank")
 
 
+def test_rotations_are_those_of_oft_on_the_layers_of_adapters(tmp_path: Path) -> None:
+    """LLaMA-Factory has a key for OFT's layers, which it does not read."""
+    text = LORA + "oft_block_size: 64\noft_target: all\n"
+    model = said(tmp_path, text.replace("finetuning_type: lora", "finetuning_type: oft"))["model"]
+    assert model["peft"]["peft_type"] == "OFT" and "lora" not in model
+    assert (model["peft"]["oft_block_size"], model["peft"]["target_modules"]) == (64, ["q_proj", "v_proj"])
+    four = text.replace("finetuning_type: lora", "finetuning_type: oft") + "quantization_bit: 4\n"
+    assert "finetuning_type: oft: not simulated with quantised weights" in problem(tmp_path, four)
+
+
 def test_llamafactory_casts_what_it_trains_unless_it_is_told_not_to(tmp_path: Path) -> None:
     full = LORA.replace("finetuning_type: lora", "finetuning_type: full")
     assert said(tmp_path, full)["model"] == {
@@ -118,7 +128,7 @@ def test_a_broken_configuration_of_deepspeed_is_named_with_the_line_that_names_i
     assert message.startswith("/train.yaml:17: deepspeed:") and "/ds.json" in message and "\n" not in message
 
 
-@pytest.mark.parametrize("stage", ["dpo", "kto", "rm", "ppo"])
+@pytest.mark.parametrize("stage", ["ppo"])
 def test_trainers_that_are_not_simulated_are_refused_with_what_helps(tmp_path: Path, stage: str) -> None:
     found = problem(tmp_path, LORA.replace("stage: sft", f"stage: {stage}"))
     assert f"stage: {stage}: not simulated" in found and "trainatomy run llamafactory-cli train" in found

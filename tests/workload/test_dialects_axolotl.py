@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,32 @@ def test_fsdp_of_the_first_version_is_the_trainers(tmp_path: Path) -> None:
     sharded = text + "fsdp_config: {fsdp_offload_params: true, fsdp_limit_all_gathers: true}\n"
     train = said(tmp_path, sharded)["train"]
     assert train["fsdp"] is True and train["fsdp_config"] == {"cpu_offload": True, "version": 1}
-    assert "train.yaml:13: fsdp_version: 2: not simulated" in problem(tmp_path, sharded + "fsdp_version: 2\n")
+    assert "train.yaml:9: optimizer: does not go with FSDP2" in problem(tmp_path, sharded + "fsdp_version: 2\n")
+
+
+def test_parameters_are_trained_that_are_named(tmp_path: Path) -> None:
+    text = without(LORA, "adapter", "lora_r", "lora_alpha", "lora_target_linear", "lora_mlp_kernel")
+    model = said(tmp_path, text + "unfrozen_parameters: [^lm_head.weight$, 'model.layers.2[0-9]+.mlp']\n")["model"]
+    assert model["freeze_except"] == [r"^lm_head\.weight$", r"model\.layers\.2[0-9]+\.mlp"]
+    assert model["enable_input_require_grads"] is True
+    rows = problem(tmp_path, text + "unfrozen_parameters: ['^model.embed_tokens.weight$[:32000]']\n")
+    assert "[:32000]: not simulated: some rows of a parameter" in rows
+    assert "axolotl freezes the adapters, too" in problem(tmp_path, LORA + "unfrozen_parameters: [lm_head]\n")
+
+
+def test_models_are_prepared_for_the_second_version_by_axolotl(tmp_path: Path) -> None:
+    text = LORA.replace("adamw_bnb_8bit", "adamw_torch_8bit") + "fsdp_version: 2\n"
+    found = said(
+        tmp_path, text + "fsdp_config: {reshard_after_forward: true}\ndp_shard_size: 2\ndp_replicate_size: 4\n"
+    )
+    config = {"reshard_after_forward": True, "version": 2, "prepared_by": "axolotl"}
+    assert found["train"]["fsdp_config"] == config
+    assert found["parallel"] == {"gpus": 8, "dp_replicate_size": 4}
+    four = text.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true")
+    rejected = problem(tmp_path, four + "fsdp_config: {cpu_ram_efficient_loading: true}\n")
+    assert "fsdp_config: cpu_ram_efficient_loading does not go with load_in_4bit" in rejected
+    pageable = problem(tmp_path, text + "fsdp_config: {offload_params: true, cpu_offload_pin_memory: false}\n")
+    assert "cpu_offload_pin_memory: false: not simulated" in pageable
 
 
 CUT = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
@@ -116,8 +142,8 @@ def test_cut_cross_entropy_is_switched_on_by_its_plugin(tmp_path: Path) -> None:
 def test_with_cut_cross_entropy_no_weights_stay_in_float32(tmp_path: Path) -> None:
     text = without(LORA, "adapter", "lora_r", "lora_alpha", "lora_target_linear", "lora_mlp_kernel", "sample_packing")
     sdpa = text.replace("flash_attention_2", "sdpa")
-    assert "keeps embeddings" in problem(tmp_path, sdpa)
-    read(written(tmp_path, sdpa + CUT))
+    assert read(written(tmp_path, sdpa)).model.float32_parameters
+    assert not read(written(tmp_path, sdpa + CUT)).model.float32_parameters
 
 
 def test_axolotl_switches_on_its_kernels_for_adapters_by_itself(tmp_path: Path) -> None:
@@ -183,10 +209,18 @@ def test_keys_that_are_off_are_no_reason_to_refuse(tmp_path: Path) -> None:
     read(written(tmp_path, LORA + off))
 
 
-def test_weights_of_which_some_stay_in_float32_are_refused(tmp_path: Path) -> None:
+def test_embeddings_and_norms_stay_in_float32_without_kernels_of_flash_attention(tmp_path: Path) -> None:
     full = without(LORA, "adapter", "lora_r", "lora_alpha", "lora_target_linear", "lora_mlp_kernel", "sample_packing")
-    read(written(tmp_path, full))
-    assert "axolotl keeps embeddings" in problem(tmp_path, full.replace("flash_attention_2", "sdpa"))
+    assert not read(written(tmp_path, full)).model.float32_parameters
+    sdpa = full.replace("flash_attention_2", "sdpa")
+    patterns = read(written(tmp_path, sdpa)).model.float32_parameters
+    names = ["model.norm.weight", "lm_head.weight", "model.layers.0.post_attention_layernorm.weight"]
+    names += ["model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate_proj.weight"]
+    kept = [name for name in names if any(re.match(pattern, name) for pattern in patterns)]
+    assert kept == names[:-1]
+    assert "not simulated with deepspeed: embeddings and norms" in problem(
+        tmp_path, sdpa + "deepspeed: {zero_optimization: {stage: 2}}\n"
+    )
 
 
 def test_a_command_names_the_launcher_and_its_gpus(tmp_path: Path) -> None:

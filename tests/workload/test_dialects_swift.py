@@ -91,7 +91,7 @@ def test_what_is_wrong_or_not_simulated_is_named(options: str, message: str) -> 
     assert message in problem(f"{SFT} {options}")
 
 
-@pytest.mark.parametrize("kind", ["dpo", "kto", "grpo"])
+@pytest.mark.parametrize("kind", ["gkd", "ppo", "grpo"])
 def test_trainers_of_its_own_are_refused_with_what_helps(kind: str) -> None:
     found = problem(f"swift rlhf --rlhf_type {kind} --model Qwen/Qwen2.5-0.5B --num_generations 8")
     assert found.startswith(f"swift rlhf: --rlhf_type: {kind}: not simulated") and "trainatomy run swift" in found

@@ -40,6 +40,14 @@ def test_refused_by_name(settings: dict[str, Any], why: str) -> None:
         describe(settings)
 
 
+def test_a_refused_method_is_the_only_complaint_about_its_section() -> None:
+    """Its keys are not known here, which is no mistake of whoever wrote them."""
+    with pytest.raises(WorkloadError) as refused:
+        describe({"quant_method": "gptq", "bits": 4, "group_size": 128})
+    assert str(refused.value).startswith("model.quantization: ")
+    assert "unknown key" not in str(refused.value)
+
+
 def stored_by(method: str, **settings: Any) -> dict[str, Any]:
     config = {**LLAMA, "quantization_config": {"quant_method": method, **settings}}
     return {"class": "LlamaForCausalLM", "config": config}

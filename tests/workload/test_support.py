@@ -42,6 +42,9 @@ EXAMPLES: Mapping[str, Settings] = {
     "generation.num_return_sequences": {"generation.num_return_sequences": 4},
     "the Trainer": {"loop": "trainer"},
     "TRL's trainers": {"loop": "sft"},
+    "trainers on preferences": {"loop": "preference"},
+    "a reference model": {"loop": "preference"},
+    "preference": {"preference.rpo_alpha": 0.5},
     "sentence-transformers' trainer": {"loop": "sentence_transformers"},
     "sentence_transformers": {"sentence_transformers.negatives": 1},
     "model.config.dtype": {"model.config": {"dtype": "bfloat16"}},
@@ -73,6 +76,8 @@ EXAMPLES: Mapping[str, Settings] = {
     "gathered outputs": {"data.compute_metrics": True},
     "a checkpoint of whole files": {"train.resume_from_checkpoint": True, **FOUR_BITS},
     "several GPUs": TWO,
+    "an AMD GPU": {"gpu": "mi300x"},
+    "an optimizer of torchao": {"train.optim": "adamw_torch_4bit"},
     "a MIG instance": {"gpu": "h200:3g.71gb"},
     "several data-parallel ranks": EIGHT,
     "replicas": {**EIGHT, "parallel.dp_replicate_size": 2},
@@ -80,7 +85,7 @@ EXAMPLES: Mapping[str, Settings] = {
     "whole weights on each rank": {},
     "DDP": {},
     "DataParallel": {**TWO, "parallel.strategy": "dp"},
-    "4 bits by the Trainer's FSDP2": {**FOUR_BITS, **TWO, "train.fsdp": True},
+    "4 bits by the Trainer's FSDP": {**FOUR_BITS, **TWO, "train.fsdp": True},
     "a number of ranks in parallel.reshard_after_forward": {"parallel.reshard_after_forward": 2},
     "all_but_last in parallel.reshard_after_forward": {"parallel.reshard_after_forward": "all_but_last"},
     "micro-batches without a reduction": {**TWO, "train.gradient_accumulation_steps": 2},
@@ -113,7 +118,7 @@ WITHOUT: Mapping[str, Settings] = {
     "all GPUs in parallel.tp_size": EIGHT,
     "batches for each rank": {"parallel.strategy": "dp"},
     "DDP alone": {"train.fsdp": True, "train.fsdp_config": {"version": 1}},
-    "4 bits by the Trainer's FSDP2": {"train.fsdp": True, "train.fsdp_config": {"version": 1}},
+    "4 bits by the Trainer's FSDP": {"train.fsdp": True, "train.fsdp_config": {"version": 1}},
     "checkpoints that are evaluated": {"train.eval_strategy": "no"},
 }
 """Settings of a workload without a feature that the defaults have."""
@@ -134,7 +139,7 @@ CANDIDATES = (
     "dynamic",
     "GPipe",
 )
-CANDIDATES += ("all", "float16", {"version": 2}, 0.5, "max_length")
+CANDIDATES += ("all", "float16", {"version": 2}, {"peft_type": "VERA"}, 0.5, "max_length")
 
 SURROUNDINGS: tuple[Settings, ...] = (
     {},

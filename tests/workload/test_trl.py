@@ -52,7 +52,7 @@ def test_a_default_that_is_switched_off_stays_off_when_the_workload_is_written()
         ),
         ("sft", {"trl": {"packin": True}}, "trl.packin: unknown key; did you mean packing"),
         ("trainer", {"trl": {"packing": True}}, "trl: needs a loop of TRL"),
-        ("trainer", {"data": {"prompt_length": 4}}, "data.prompt_length: is of TRL's loops"),
+        ("trainer", {"data": {"prompt_length": 4}}, "data.prompt_length: is of loop: sft, dpo, kto and preference"),
         ("dpo", {}, "data.prompt_length: loop: dpo scores the tokens after the prompt"),
         ("sft", {"data": {"prompt_length": 9, "sequence_length": 9}}, "data.prompt_length: must be below"),
         ("grpo", {"data": {"prompt_length": 9}}, "data.prompt_length: does not apply to loop: grpo"),

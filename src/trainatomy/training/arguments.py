@@ -13,7 +13,7 @@ from trainatomy.workload.arguments import is_own
 from trainatomy.workload.deepspeed import REPORTS
 from trainatomy.workload.defaults import loop_checkpoints
 from trainatomy.workload.document import suggestion
-from trainatomy.workload.fsdp import SHARDING_STRATEGY
+from trainatomy.workload.fsdp import PREPARED_BY, SHARDING_STRATEGY
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.trl import applied_settings
 
@@ -119,6 +119,7 @@ def _settings(workload: Workload) -> dict[str, Any]:
         values["fsdp"] = list(values["fsdp"])
     if "fsdp_config" in values:
         values["fsdp_config"] = copy.deepcopy(values["fsdp_config"])  # transformers fills it in
+        values["fsdp_config"].pop(PREPARED_BY, None)
         if (strategy := values["fsdp_config"].pop(SHARDING_STRATEGY, None)) is not None:
             os.environ["FSDP_SHARDING_STRATEGY"] = str(strategy).upper()
     if "liger_kernel_config" in values:

@@ -147,7 +147,8 @@ def _dataset_of(
         return _from_function(make_batch, "the batch", size, model)
     if workload.data.factory is not None:
         reference = workload.data.factory
-        return _from_function(factory.load(reference, "data.factory"), f"data.factory: {reference}", size, model)
+        make, keywords = factory.load(reference, "data.factory"), workload.data.factory_arguments
+        return _from_function(make, f"data.factory: {reference}", size, model, keywords)
     shape = shape_of(model, lengths(workload, unwrap(model)), workload.data)
     refuse_unused_lengths(workload.data, shape)
     refuse_unused_images(workload.data, shape)
@@ -168,12 +169,16 @@ def build_batch(workload: Workload, model: nn.Module, make_batch: MakeBatch | No
 
 
 def _from_function(
-    make: Callable[[int], Mapping[str, Any]], what: str, size: int, model: nn.Module
+    make: Callable[..., Mapping[str, Any]],
+    what: str,
+    size: int,
+    model: nn.Module,
+    keywords: Mapping[str, Any] | None = None,
 ) -> SyntheticDataset:
     """Return a dataset of placeholders, each of whose batches is one call of the user's function."""
 
     def collate(samples: Sequence[Any]) -> Batch:
-        batch = factory.call(make, what, (len(samples),))
+        batch = factory.call(make, what, (len(samples),), keywords)
         if not isinstance(batch, Mapping) or not batch:
             raise FactoryError(f"{what} must be a dict of tensors, not {type(batch).__name__}")
         _check_rows(batch, what, len(samples))

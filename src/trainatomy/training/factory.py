@@ -105,26 +105,33 @@ def load(reference: str, key: str) -> Callable[..., Any]:
     return function
 
 
-def call(function: Callable[..., Any], what: str, arguments: tuple[Any, ...]) -> Any:
-    """Call a user's factory; raise ``FactoryError`` if its signature does not take ``arguments`` or if it fails.
+def call(
+    function: Callable[..., Any], what: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any] | None = None
+) -> Any:
+    """Call a user's factory; raise ``FactoryError`` if its signature does not take the arguments or if it fails.
 
     Args:
         function: The factory.
         what: How messages name it, such as ``model.factory: models.py:build``.
         arguments: The positional arguments of the call.
+        keywords: Its other arguments, which the user names.
     """
+    keywords = keywords or {}
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin or an extension's function
         signature = None
     if signature is not None:
         try:
-            signature.bind(*arguments)
+            signature.bind(*arguments, **keywords)
         except TypeError:
             wanted = "one argument, the batch size" if arguments else "no arguments"
+            if keywords:
+                named = ", ".join(keywords)
+                wanted = f"the batch size and {named}" if arguments else named
             raise FactoryError(f"{what} is called with {wanted}, but its signature is {signature}") from None
     with user_code(what):
-        return function(*arguments)
+        return function(*arguments, **keywords)
 
 
 def _file(place: str, key: str) -> ModuleType:

@@ -22,15 +22,19 @@ from trainatomy.training.configuration import DTYPES, build_configuration, dtype
 from trainatomy.training.host_values import call_with_values
 from trainatomy.training.kernels import replace_layers
 from trainatomy.training.model_class import embedding_class, head_note, model_class
-from trainatomy.training.parts import frozen_parts, without
+from trainatomy.training.parts import excluded, frozen_parts, without
+from trainatomy.training.peft_methods import NOTES, adapt_by_method
 from trainatomy.training.positions import lengths
 from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import loop_of
+from trainatomy.workload.preference import has_reference_model
 from trainatomy.workload.sentence_transformers import is_of_sentence_transformers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from trainatomy.workload.model import LoraSpec, ModelSpec
@@ -51,7 +55,7 @@ def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Mo
     """
     spec = workload.model
     if spec.factory is not None:
-        model = _from_factory(spec.factory)
+        model = _from_factory(spec.factory, spec.factory_arguments)
     else:
         model = _from_transformers(workload, trust_remote_code)
         if workload.data.factory is None:
@@ -73,7 +77,15 @@ def adapt_and_freeze(model: nn.Module, workload: Workload) -> nn.Module:
         in_float32 = not (by_trl and zero_stage(workload.train.deepspeed) == 3)
         in_place = is_of_sentence_transformers(workload)
         model = _adapt(model, without(frozen, spec.lora), in_float32=in_float32, in_place=in_place)
+    if spec.peft:
+        notes = model_notes(model)
+        left_out = {"exclude_modules": excluded(frozen, spec.peft.get("exclude_modules"))} if frozen else {}
+        model = adapt_by_method(model, {**spec.peft, **left_out})
+        add_notes(model, (*notes, *filter(None, [NOTES.get(str(spec.peft["peft_type"]).upper())])))
     _freeze(model, spec.freeze)
+    _freeze_others(model, spec.freeze_except)
+    if spec.enable_input_require_grads:
+        _require_gradients_of_inputs(model)
     for name, parameter in model.named_parameters():
         if any(name.startswith(f"{part}.") for part in frozen):
             parameter.requires_grad_(False)
@@ -82,15 +94,24 @@ def adapt_and_freeze(model: nn.Module, workload: Workload) -> nn.Module:
     return model
 
 
-def cast_trained(model: nn.Module, workload: Workload, device: str) -> None:
-    """Cast the weights that are trained as the workload says, on the GPU where they are not sharded."""
-    wanted = workload.model.trainable_dtype
-    if wanted in (None, "auto"):
+def cast_weights(model: nn.Module, workload: Workload, device: str, *, is_copied: bool = False) -> None:
+    """Cast named weights and those that are trained as the workload says, on the GPU where they are not sharded.
+
+    A model of which a copy serves as reference is cast once it has been copied.
+    """
+    wanted, named = workload.model.trainable_dtype, workload.model.float32_parameters
+    if (wanted in (None, "auto") and not named) or (has_reference_model(workload) and not is_copied):
         return
     if workload.train.deepspeed is None and not workload.train.fsdp:
         model.to(device)
+    kept = [each for name, each in model.named_parameters() if any(re.match(pattern, name) for pattern in named)]
+    if named and not kept:
+        message = f"model.float32_parameters: no parameter's name begins with a match of {', '.join(named)}"
+        raise WorkloadError(message, key="model.float32_parameters")
+    for parameter in kept:
+        parameter.data = parameter.data.to(torch.float32)
     for parameter in model.parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and wanted not in (None, "auto"):
             parameter.data = parameter.data.to(DTYPES[wanted])
 
 
@@ -136,9 +157,9 @@ def add_notes(model: nn.Module, notes: tuple[str, ...]) -> None:
     setattr(unwrap(model), _NOTES, notes)
 
 
-def _from_factory(reference: str) -> nn.Module:
+def _from_factory(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
     build = factory.load(reference, "model.factory")
-    model = call_with_values(partial(factory.call, build, f"model.factory: {reference}", ()))
+    model = call_with_values(partial(factory.call, build, f"model.factory: {reference}", (), arguments))
     if not isinstance(model, nn.Module):
         raise FactoryError(f"model.factory: {reference} must return an nn.Module, not a {type(model).__name__}")
     if any(isinstance(parameter, UninitializedParameter) for parameter in model.parameters()):
@@ -302,6 +323,30 @@ def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
     for name, parameter in model.named_parameters():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(False)
+
+
+def _freeze_others(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    """Train the parameters alone whose names begin with a match of one of ``patterns`` (regular expressions)."""
+    if not patterns:
+        return
+    for pattern in patterns:
+        if not any(re.match(pattern, name) for name, _ in model.named_parameters()):
+            raise WorkloadError(
+                f"model.freeze_except: no parameter's name begins with a match of {pattern!r}; the first is "
+                f"{next((name for name, _ in model.named_parameters()), 'none')}",
+                key="model.freeze_except",
+            )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(re.match(pattern, name) for pattern in patterns))
+
+
+def _require_gradients_of_inputs(model: nn.Module) -> None:
+    if not hasattr(model, "enable_input_require_grads"):
+        raise WorkloadError(
+            f"model.enable_input_require_grads: {type(unwrap(model)).__name__} has no such function: leave it out",
+            key="model.enable_input_require_grads",
+        )
+    cast("PreTrainedModel", model).enable_input_require_grads()
 
 
 def set_use_cache(model: nn.Module, use_cache: bool | None) -> None:

@@ -261,7 +261,7 @@ def create_single(workload: Workload, model: nn.Module) -> torch.optim.Optimizer
         raise WorkloadError(
             f"train.optim: {found}, and loop: {workload.loop} steps one: use loop: pytorch", key="train.optim"
         )
-    if any(state.numel() > 1 for state in tensors_in(list(optimizer.state.values()))):
+    if any(state.numel() > 1 for state in states_of(optimizer)):
         raise WorkloadError(
             f"train.optim: {workload.train.optim} makes its states when it is made. They stay on the CPU when the "
             "Trainer moves the model, so that its first step fails: use loop: pytorch, or a name of the Trainer's "
@@ -373,7 +373,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def states_of(optimizer: Any) -> Iterator[torch.Tensor]:
-    """Yield the states of an optimizer, and those of the optimizers of single layers that it stands for."""
+    """Yield the states of an optimizer, and those of the optimizers that it stands for.
+
+    These are of single layers (transformers' GaLore: ``optimizer_dict``), or of single parameters on the host, with one
+    for those that stay on the GPU (torchao's ``CPUOffloadOptimizer``: ``optim_dict``, ``d_opt``).
+    """
     plain = getattr(optimizer, "optimizer", optimizer)  # accelerate's has the real one inside
-    for each in (optimizer, *getattr(plain, "optimizer_dict", {}).values()):
+    of_parts = [each for name in ("optimizer_dict", "optim_dict") for each in getattr(plain, name, {}).values()]
+    for each in (optimizer, *of_parts, getattr(plain, "d_opt", None)):
         yield from tensors_in(list(getattr(each, "state", {}).values()))

@@ -6,6 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
     from trainatomy.workload.model import LoraSpec, ModelSpec
@@ -46,7 +48,10 @@ def without(frozen: list[str], lora: LoraSpec) -> LoraSpec:
     """Return the settings of adapters that leave out frozen parts of the model."""
     if not frozen:
         return lora
-    given = lora.exclude_modules or ()
-    others = [given] if isinstance(given, str) else [rf"(.*\.)?{re.escape(name)}" for name in given]
-    parts = [rf"{re.escape(name)}\..*" for name in frozen]
-    return lora.model_copy(update={"exclude_modules": "|".join([*others, *parts])})
+    return lora.model_copy(update={"exclude_modules": excluded(frozen, lora.exclude_modules)})
+
+
+def excluded(frozen: list[str], given: str | Sequence[str] | None) -> str:
+    """Return what adapters leave out: what is given, and frozen parts of the model."""
+    others = [given] if isinstance(given, str) else [rf"(.*\.)?{re.escape(name)}" for name in given or ()]
+    return "|".join([*others, *(rf"{re.escape(name)}\..*" for name in frozen)])

@@ -170,7 +170,7 @@ def preload(workload: Workload) -> None:
     check_transformers()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it logs what it cannot do on a CPU
     import_module("torch._dynamo")
-    if workload.model.lora is not None:
+    if workload.model.has_adapters:
         import_library("peft", "model.lora")
     loop = loop_of(workload)
     for library, purpose in loop.libraries.items():

@@ -20,7 +20,7 @@ from torch import nn
 from trainatomy.errors import MissingLibrary, WorkloadError
 from trainatomy.libraries import import_library, version_of
 from trainatomy.results.prediction import LeadingNote
-from trainatomy.training.model import adapt_and_freeze, add_notes, cast_trained, is_quantised, model_notes
+from trainatomy.training.model import adapt_and_freeze, add_notes, cast_weights, is_quantised, model_notes
 from trainatomy.training.process import isolated_process_settings
 from trainatomy.training.stored_weights import is_packed, library_of, parts, stored_quantization
 from trainatomy.units import human_bytes
@@ -115,7 +115,7 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
         MissingLibrary: bitsandbytes or accelerate is missing or too old.
     """
     if not is_quantised(workload, model):
-        cast_trained(model, workload, device)
+        cast_weights(model, workload, device)
         return model
     problems = list(table()[BETWEEN_SECTIONS]["Quantised weights"].problems(Features(workload)))
     if problems:
@@ -129,7 +129,7 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     notes = list(_prepare(workload, quantised)) if peft_prepares(workload) else []
     notes += [*unquantised_notes(quantised, unquantised), *model_notes(model)]
     adapted = adapt_and_freeze(quantised, workload)
-    cast_trained(adapted, workload, device)
+    cast_weights(adapted, workload, device)
     add_notes(adapted, (*notes, *quantisation_notes(quantised, outlier_columns(workload))))
     return adapted
 

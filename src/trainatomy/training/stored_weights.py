@@ -273,6 +273,8 @@ def _why_dequantised(workload: Workload, method: str, settings: Mapping[str, Any
     missing = [each for each in ("triton", "kernels") if version_of(each) is None]
     if method == "mxfp4" and missing:
         return f"because {' and '.join(missing)} cannot be imported here (where they can, weights stay packed)"
+    if gpu.is_amd:
+        raise WorkloadError(f"weights stored quantised ({method}) are not simulated on AMD GPUs", key="gpu")
     return None
 
 

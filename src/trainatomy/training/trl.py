@@ -38,14 +38,18 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 
-def check_model(loop: str, model: nn.Module) -> None:
+def check_model(loop: str, model: nn.Module, *, is_classifier: bool | None = None) -> None:
     """Raise ``WorkloadError`` for a model that the trainer does not train.
 
-    ``loop: reward`` needs a classifier of sequences with one label, the others a causal language model.
+    Args:
+        loop: The loop.
+        model: The model.
+        is_classifier: Whether it has to be a classifier of sequences with one label, as for ``loop: reward``; the
+            others need a causal language model.
     """
     inner: Any = unwrap(model)
-    if loop == "reward":
-        _check_reward_model(inner)
+    if loop == "reward" if is_classifier is None else is_classifier:
+        _check_reward_model(loop, inner)
         return
     head = getattr(inner, "get_output_embeddings", lambda: None)()
     if head is None or getattr(inner.config, "is_encoder_decoder", False) or not hasattr(inner, "generation_config"):
@@ -53,17 +57,17 @@ def check_model(loop: str, model: nn.Module) -> None:
         raise WorkloadError(f"loop: {loop} trains causal language models, and {name} is none", key="loop")
 
 
-def _check_reward_model(model: Any) -> None:
+def _check_reward_model(loop: str, model: Any) -> None:
     name, labels = type(model).__name__, getattr(model.config, "num_labels", None)
     if "SequenceClassification" not in name:
         raise WorkloadError(
-            f"loop: reward trains a classifier with one label, and {name} is none: set model.class: "
+            f"loop: {loop} trains a classifier with one label, and {name} is none: set model.class: "
             "AutoModelForSequenceClassification and model.config: {num_labels: 1}",
             key="loop",
         )
     if labels != 1:
         raise WorkloadError(
-            f"loop: reward trains a classifier with one label, and {name} has {labels}: set model.config: "
+            f"loop: {loop} trains a classifier with one label, and {name} has {labels}: set model.config: "
             "{num_labels: 1}",
             key="loop",
         )

@@ -9,6 +9,7 @@ Keys of ``train.gradient_checkpointing_kwargs``: those of PyTorch's checkpoints,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainatomy.catalog.files import parse_yaml
+from trainatomy.errors import WorkloadError
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.section import Problem, refuse
 
@@ -115,6 +117,32 @@ def path_of(optimizer: Callable[..., Any]) -> str:
     """Return the path of a class or of a function that makes optimizers, as ``train.optim`` has it."""
     between = "." if isinstance(optimizer, type) else ":"
     return f"{optimizer.__module__}{between}{optimizer.__qualname__}"
+
+
+def check_keywords(batch: Any, optimizer: Any) -> None:
+    """Raise WorkloadError if a batch or an optimizer has the wrong type."""
+    torch: Any = sys.modules.get("torch")  # who has not imported it has no instance
+    if torch is not None and isinstance(optimizer, torch.optim.Optimizer):
+        name = type(optimizer).__name__
+        raise WorkloadError(
+            f"optimizer: got an instance of {name}, which belongs to the parameters it was made with.\n"
+            f"Pass its class (optimizer=torch.optim.{name}) or a name ('adamw_torch'), and its settings by their names "
+            "in TrainingArguments (learning_rate=1e-4)",
+            key="train.optim",
+        )
+    if optimizer is not None and not isinstance(optimizer, str) and not callable(optimizer):
+        kinds = "a name, a class of torch.optim.Optimizer, or a function of the model that returns optimizers"
+        kind = type(optimizer).__name__
+        raise WorkloadError(f"optimizer: got an object of type {kind}; it takes {kinds}", key="train.optim")
+    if not "".join(getattr(optimizer, "__qualname__", "x").split(".")).isidentifier():
+        raise WorkloadError(
+            f"optimizer: {optimizer.__qualname__} cannot be imported by its name: define it at the top of a module",
+            key="train.optim",
+        )
+    if batch is not None and not isinstance(batch, Mapping) and not callable(batch):
+        raise WorkloadError(
+            f"batch: takes a mapping of names to tensors, or a function of the batch size, not a {type(batch).__name__}"
+        )
 
 
 def is_own(optim: str) -> bool:

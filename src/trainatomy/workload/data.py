@@ -22,7 +22,8 @@ from pydantic_core import PydanticCustomError
 
 from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
 from trainatomy.workload.loops import loop_of
-from trainatomy.workload.section import Amount, Count, Index, Problem, Section, Text
+from trainatomy.workload.preference import is_of_preferences
+from trainatomy.workload.section import Amount, Count, Index, Problem, Section, Settings, Text
 from trainatomy.workload.sentence_transformers import sequences_of
 from trainatomy.workload.trl import max_length, packing_strategy
 
@@ -82,9 +83,10 @@ def batching_of(workload: Workload) -> Batching:
     data = workload.data
     if loop_of(workload).settings is not None:
         return _of_trl(workload)
+    fixed = workload.preference.framework.multiple if is_of_preferences(workload) else 1
     return Batching(
         data.sequence_length,
-        multiple=data.pad_to_multiple_of or 1,
+        multiple=data.pad_to_multiple_of or fixed,
         is_joined=data.padding_free,
         prompt=0 if _takes_padding_out(workload) and not data.padding_free else None,
     )
@@ -306,8 +308,8 @@ class DataSpec(Section):
     )
     prompt_length: Count | None = Field(
         default=None,
-        description="with `loop: sft`, `dpo` and `kto`: tokens of each sample that are its prompt and outside the loss "
-        "(default of `sft`: none, a text without a prompt)",
+        description="with `loop: sft`, `dpo`, `kto` and `preference`: tokens of each sample that are its prompt and "
+        "outside the loss (default of `sft` and `preference`: none, a text without a prompt)",
     )
     images: Count | None = Field(default=None, description="images of each sample, for models that see (default: 1)")
     image_size: Count | tuple[Count, Count] | None = Field(
@@ -339,6 +341,9 @@ class DataSpec(Section):
         default=None,
         description="`package.module:batch` or `path/to/file.py:batch`: a function that takes the batch size "
         "and returns a dict of tensors",
+    )
+    factory_arguments: Settings = Field(
+        default_factory=dict, description="further arguments of that function, by their names"
     )
 
     train_samples: Count | None = Field(

@@ -30,17 +30,20 @@ _SECTIONS = frozenset(
     "nebula".split()
 )
 """Other keys of a configuration (deepspeed/runtime/constants.py).  DeepSpeed leaves out what it does not know."""
+_STAGE_3 = (
+    "prefetch_bucket_size param_persistence_threshold model_persistence_threshold max_live_parameters "
+    "max_reuse_distance gather_16bit_weights_on_model_save module_granularity_threshold allgather_sequential "
+    "use_all_reduce_for_fetch_params".split()
+)
+"""Options that may have ``stage3_`` before their names (``DeepSpeedZeroConfig``: aliases, ``populate_by_name``)."""
 _OPTIONS = frozenset(
     "stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions "
     "allgather_bucket_size overlap_comm compute_grad_norm load_from_fp32_weights elastic_checkpoint offload_param "
     "offload_optimizer sub_group_size cpu_offload cpu_offload_param cpu_offload_use_pin_memory "
-    "stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_model_persistence_threshold "
-    "stage3_max_live_parameters stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save "
-    "stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold stage3_allgather_sequential "
-    "stage3_use_all_reduce_for_fetch_params ignore_unused_parameters legacy_stage1 round_robin_gradients "
+    "stage3_gather_fp16_weights_on_model_save ignore_unused_parameters legacy_stage1 round_robin_gradients "
     "parameter_alignment memory_efficient_linear pipeline_loading_checkpoint override_module_apply "
     "log_trace_cache_warnings enable_sanity_checks leaf_module save_muon_momentum_buffer_in_memory".split()
-)
+) | {f"{prefix}{name}" for name in _STAGE_3 for prefix in ("", "stage3_")}
 _PLUS_PLUS = "belongs to ZeRO++, which is not simulated"
 _REFUSED_OPTIONS: Mapping[str, str] = {
     "zero_quantized_weights": _PLUS_PLUS,
@@ -165,6 +168,8 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
         elif name not in _OPTIONS:
             yield Problem((_ZERO, name), f"unknown key{suggestion(name, _OPTIONS)}")
     yield from _offload(section, stage)
+    if isinstance(drive := config.get("aio"), Mapping) and drive.get("use_gds"):
+        yield Problem(("aio", "use_gds"), "GPUDirect Storage is not simulated; leave it out")
 
 
 def _device(section: Mapping[str, Any], name: str) -> Any:
@@ -176,12 +181,12 @@ def _offload(section: Mapping[str, Any], stage: Any) -> Iterator[Problem]:
     for name in ("offload_optimizer", "offload_param"):
         device = _device(section, name)
         here = (_ZERO, name, "device")
-        if device == "nvme":
-            yield Problem(here, "NVMe is not simulated; cpu is")
-        elif not _is_off(device) and device != "cpu":
-            yield Problem(here, f"must be none or cpu, found {device!r}")
-        elif device == "cpu" and name == "offload_param" and stage != 3:
+        if not _is_off(device) and device not in ("cpu", "nvme"):
+            yield Problem(here, f"must be none, cpu or nvme, found {device!r}")
+        elif not _is_off(device) and stage != 3 and (name == "offload_param" or device == "nvme"):
             yield Problem(here, f"needs stage 3, found stage {stage}")
+        elif device == "nvme" and not section[name].get("nvme_path"):
+            yield Problem((_ZERO, name, "nvme_path"), "is missing: the folder on the drive")
         elif device == "cpu" and stage == 0:
             yield Problem(here, "needs stage 1, 2 or 3, found stage 0")
     options = section.get("offload_optimizer")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.workload import sentence_transformers
-from trainatomy.workload.arguments import is_class_path, is_factory
+from trainatomy.workload import preference, sentence_transformers
+from trainatomy.workload.arguments import arguments, is_class_path, is_factory
 from trainatomy.workload.deepspeed import zero_stage
+from trainatomy.workload.defaults import peft_prepares
 from trainatomy.workload.loops import LOOPS
 from trainatomy.workload.model import CUT_CROSS_ENTROPY, LORA_KERNELS
 from trainatomy.workload.parallel import LOOPED
@@ -77,20 +78,30 @@ def _is_plain_ddp(workload: Workload) -> bool:
     return parallel.strategy in (None, "ddp") and is_alone and not workload.train.fsdp
 
 
-def _shards_four_bits(workload: Workload) -> bool:
-    """Return whether accelerate's FSDP2 shards layers of 4 bits; weights that are not packed as floats stay whole."""
+def _is_packed_as_floats(workload: Workload) -> bool:
     spec = workload.model.quantization
-    by_fsdp2 = LOOPS[workload.loop].by_trainer and _fsdp_version(workload) == "2"
+    return spec is not None and "float" in str(spec.bnb_4bit_quant_storage)
+
+
+def _shards_four_bits(workload: Workload) -> bool:
+    """Return whether FSDP shards layers of 4 bits for a Trainer.
+
+    FSDP2 leaves weights whole that are not packed as floats.  FSDP1 flattens the parameters of a layer, which therefore
+    need one dtype: floats, without norms that peft casts to float32.  Adapters are layers of their own (peft's
+    ``fsdp_auto_wrap_policy``).
+    """
+    spec, version = workload.model.quantization, _fsdp_version(workload)
     is_alone = workload.parallel.strategy is None and _is_data_parallel(workload)
-    return by_fsdp2 and is_alone and spec is not None and spec.load_in_4bit
+    if not LOOPS[workload.loop].by_trainer or not is_alone or spec is None or not spec.load_in_4bit:
+        return False
+    is_flattened = version == "1" and _is_packed_as_floats(workload) and not peft_prepares(workload)
+    return version == "2" or is_flattened
 
 
 def _loads_whole_files(workload: Workload) -> bool:
     """Return whether whole files are loaded of a model some of whose packed weights are not sharded."""
-    spec = workload.model.quantization
-    is_packed_as_floats = spec is not None and "float" in str(spec.bnb_4bit_quant_storage)
     is_whole = _fsdp_setting(workload, "state_dict_type", "FULL_STATE_DICT").upper() == "FULL_STATE_DICT"
-    return (workload.resumes or workload.loads_best_model) and is_whole and not is_packed_as_floats
+    return (workload.resumes or workload.loads_best_model) and is_whole and not _is_packed_as_floats(workload)
 
 
 def _deals_out_lengths(workload: Workload) -> bool:
@@ -115,6 +126,8 @@ def _leaves_no_answer(workload: Workload) -> bool:
 FEATURES: Mapping[str, Callable[[Workload], bool]] = {
     "the Trainer": lambda w: LOOPS[w.loop].by_trainer,
     "TRL's trainers": lambda w: LOOPS[w.loop].settings is not None,
+    "trainers on preferences": lambda w: w.loop == preference.LOOP,
+    "a reference model": preference.has_reference_model,
     "sentence-transformers' trainer": lambda w: w.loop == sentence_transformers.LOOP,
     # Model and optimizer
     "model.config.dtype": lambda w: _has_other_dtype(w, "dtype"),
@@ -166,11 +179,15 @@ FEATURES: Mapping[str, Callable[[Workload], bool]] = {
     "DDP alone": _is_plain_ddp,
     "DataParallel": lambda w: w.parallel.strategy == "dp",
     "train.fsdp with FSDP2": lambda w: _fsdp_version(w) == "2",
-    "4 bits by the Trainer's FSDP2": _shards_four_bits,
+    "4 bits by the Trainer's FSDP": _shards_four_bits,
     "a number of ranks in parallel.reshard_after_forward": lambda w: type(w.parallel.reshard_after_forward) is int,
     "all_but_last in parallel.reshard_after_forward": lambda w: w.parallel.reshard_after_forward == "all_but_last",
     "micro-batches without a reduction": _skips_reductions,
     "batches for each rank": _deals_out_lengths,
+    "an AMD GPU": lambda w: w.resolve_gpu().is_amd,
+    "an optimizer of torchao": lambda w: (
+        not is_factory(w.train.optim) and arguments().package_of(w.train.optim) == "torchao"
+    ),
     "a MIG instance": lambda w: bool(w.resolve_gpu().slice_of),
     "gpu.power_limit_watts": lambda w: getattr(w.gpu, "power_limit_watts", None) is not None,
     # Pipelines

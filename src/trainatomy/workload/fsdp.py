@@ -25,6 +25,8 @@ SHARDING_STRATEGY = "sharding_strategy"
 
 For FSDP1, accelerate 1.15 reads this variable instead of ``reshard_after_forward``, which transformers gives it.
 """
+PREPARED_BY = "prepared_by"
+"""A key of ours in ``fsdp_config``: the framework whose preparation of a model replaces accelerate's for FSDP2."""
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _OFFLOADED = "gradient_checkpointing: true with gradient_checkpointing_kwargs: {offload: true}"
 
@@ -41,6 +43,12 @@ def fsdp_problems(workload: Workload) -> list[Problem]:
             problems.append(Problem((*here, key), "is about TPUs, which are not simulated"))
         elif key == SHARDING_STRATEGY:
             problems += _sharding_problems((*here, key), value, workload.train.fsdp_config or {})
+        elif key == PREPARED_BY:
+            is_second = fsdp_version(workload.train.fsdp_config) == 2 and workload.loop == "trainer"
+            if value != "axolotl" or not is_second:
+                problems.append(
+                    Problem((*here, key), f"must be axolotl, with loop: trainer and version: 2, not {value!r}")
+                )
         elif name == "activation_checkpointing_offload":
             if str(value).lower() in ("true", "1"):
                 message = "is not passed on to accelerate by TrainingArguments (transformers 5.17)"

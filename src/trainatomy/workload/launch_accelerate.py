@@ -164,6 +164,8 @@ def of_accelerate(section: Mapping[str, Any], precision: str | None, source: str
         device = str(section.get(f"offload_{part}_device") or "none").lower()
         if device != "none":
             zero[f"offload_{part}"] = {"device": device}
+            if folder := section.get(f"offload_{part}_nvme_path"):
+                zero[f"offload_{part}"]["nvme_path"] = folder
     config = {
         "zero_optimization": zero,
         "train_batch_size": "auto",

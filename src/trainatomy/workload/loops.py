@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.schema import Workload
 
-LoopName = Literal["trainer", "sft", "dpo", "kto", "reward", "grpo", "sentence_transformers", "pytorch"]
+LoopName = Literal["trainer", "sft", "dpo", "kto", "reward", "grpo", "preference", "sentence_transformers", "pytorch"]
 """The values of the workload's key ``loop``: the names of the rows below that train."""
 
 
@@ -216,6 +216,17 @@ LOOPS: Mapping[str, Loop] = {
             "GRPOConfig",
             "the step of TRL's `GRPOTrainer`, which generates what it trains on",
             defaults={"learning_rate": 1e-6},
+        ),
+        Loop(
+            name="preference",
+            run="trainatomy.training.loops.preference:train",
+            description="the step of other frameworks' trainers on preferences: DPO, KTO, ORPO, rewards and others",
+            cpu_costs="trainer",
+            libraries={"accelerate": "the Trainer"},
+            imports=("transformers.trainer", "trainatomy.training.loops.preference"),
+            unused=_HOST_ONLY | _EVALUATION_ONLY,
+            by_trainer=True,
+            sequences=2,
         ),
         Loop(
             name="sentence_transformers",

@@ -122,6 +122,15 @@ class LoraSpec(Section):
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
+def _mistake(pattern: str) -> str | None:
+    """Return what is wrong with a regular expression, if anything is."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return str(error)
+    return None
+
+
 class ModelSpec(Section):
     """The model: one of ``id``, ``class`` with ``config``, or ``factory``."""
 
@@ -147,11 +156,25 @@ class ModelSpec(Section):
         "checkpoint since 5.0, or float32 if it names none",
     )
     lora: LoraSpec | None = Field(default=None, description="train low-rank adapters (peft) instead of all weights")
+    peft: Settings = Field(
+        default_factory=dict,
+        description="train by another of peft's methods than LoRA: `peft_type` and the arguments of its configuration, "
+        "such as `{peft_type: VERA, target_modules: all-linear}`",
+    )
     quantization: QuantizationSpec | None = Field(
         default=None, description="load the weights quantised, in 4 or 8 bits (bitsandbytes, torchao)"
     )
     freeze: Names = Field(
         default=(), description="parameters that are not trained, as patterns of their names such as `*.embeddings.*`"
+    )
+    freeze_except: Names = Field(
+        default=(),
+        description="regular expressions: parameters are not trained unless their names begin with a match of one",
+    )
+    enable_input_require_grads: bool = Field(
+        default=False,
+        description="let gradients reach the outputs of the embeddings although these are frozen, as the function of "
+        "transformers does",
     )
     freeze_vision_tower: bool = Field(
         default=False,
@@ -163,6 +186,11 @@ class ModelSpec(Section):
     trainable_dtype: Annotated[Dtype, BeforeValidator(spell_dtype)] | None = Field(
         default=None, description="dtype to which the weights that are trained are cast (default: they keep theirs)"
     )
+    float32_parameters: Names = Field(
+        default=(),
+        description="regular expressions: parameters whose names begin with a match of one are cast to float32, once "
+        "the model is loaded",
+    )
     kernels: Annotated[tuple[Kernel, ...], BeforeValidator(listed)] = Field(
         default=(),
         description="layers that are replaced as axolotl replaces them: `cut_cross_entropy`, a loss that never stores "
@@ -170,17 +198,35 @@ class ModelSpec(Section):
     )
     factory: Factory | None = Field(
         default=None,
-        description="`package.module:build` or `path/to/file.py:build`: a function without arguments that returns an "
-        "`nn.Module`; relative paths start from the folder of the workload file",
+        description="`package.module:build` or `path/to/file.py:build`: a function that returns an `nn.Module`; "
+        "relative paths start from the folder of the workload file",
     )
+    factory_arguments: Settings = Field(default_factory=dict, description="arguments of that function, by their names")
 
     @property
     def is_quantised(self) -> bool:
         """Return whether weights are packed while they are loaded, or said to be packed in the checkpoint."""
         return self.quantization is not None and not self.quantization.is_dequantised
 
+    @property
+    def says_what_is_trained(self) -> bool:
+        """Return whether parameters are named that are trained or not, or a method of peft besides LoRA."""
+        return bool(self.freeze or self.freeze_except or self.peft)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether peft adds what is trained, and freezes the rest."""
+        return self.lora is not None or bool(self.peft)
+
     def contradictions(self) -> list[Problem]:
-        """Refuse a section that names no model."""
+        """Refuse a section that names no model, and expressions that are none."""
         if self.factory is None and self.id is None and self.class_ is None:
             return [Problem((), "names no model: give `id`, or `class` with `config`, or `factory`")]
-        return []
+        if self.peft and not isinstance(self.peft.get("peft_type"), str):
+            return [Problem(("peft",), "needs `peft_type`, the name of a method of peft, such as VERA or IA3")]
+        return [
+            Problem((key,), f"{pattern!r} is no regular expression: {reason}")
+            for key in ("freeze_except", "float32_parameters")
+            for pattern in getattr(self, key)
+            if (reason := _mistake(pattern)) is not None
+        ]

@@ -47,7 +47,8 @@ _IMAGE_SIZE: Path = ("data", "image_size")
 """Its flag takes one text."""
 _RESHARD: Path = ("parallel", "reshard_after_forward")
 """Its flag is a switch; its other values need a file."""
-_PREFIXED = {("model", "class"), ("model", "factory"), ("data", "factory"), ("generation", "use_cache")}
+_FACTORIES = {(section, name) for section in ("model", "data") for name in ("factory", "factory_arguments")}
+_PREFIXED = {*_FACTORIES, ("model", "class"), ("generation", "use_cache")}
 _FILE_ONLY = {
     ("gpu", "base"),
     *(("gpu", "rates_flop_per_second", key) for key in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")),
@@ -59,6 +60,7 @@ _PANELS = {
     "quantization": "Quantization",
     "data": "Data",
     "parallel": "Parallel",
+    "preference": "Preferences",
     "sentence_transformers": "sentence-transformers",
     "generation": "Generation",
     "train": "TrainingArguments",

@@ -7,11 +7,12 @@ Source: transformers 5.17, quantizers/quantizer_*.py (``validate_environment``, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from trainatomy.workload.section import Amount, Fraction, Names, Problem, Section, spell_dtype
+from trainatomy.workload.section import Amount, Fraction, Names, Problem, Section, refuse, spell_dtype
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
@@ -122,8 +123,19 @@ class QuantizationSpec(Section):
         "cast to float32 (trainatomy's own key)",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_methods(cls, given: Any) -> Any:
+        """Refuse methods that are not simulated as a whole: their keys are not known here."""
+        method = given.get("quant_method") if isinstance(given, Mapping) else None
+        if isinstance(method, str) and method != "bitsandbytes":
+            why = refusal(method, dequantize=bool(given.get("dequantize")))
+            if why is not None:
+                refuse([Problem((), why)])
+        return given
+
     def contradictions(self) -> list[Problem]:
-        """Refuse methods that are not simulated, two at once, and keys that the method does not read."""
+        """Refuse two methods at once, and keys that the method does not read."""
         if self.quant_method != "bitsandbytes":
             return self._of_other_method()
         if self.load_in_4bit and self.load_in_8bit:
@@ -146,10 +158,7 @@ class QuantizationSpec(Section):
         ]
 
     def _of_other_method(self) -> list[Problem]:
-        """Refuse methods that are not simulated, and keys that a method does not read."""
-        why = refusal(self.quant_method, dequantize=self.dequantize)
-        if why is not None:
-            return [Problem(("quant_method",), why)]
+        """Refuse keys that a method does not read."""
         is_torchao = self.quant_method == "torchao"
         read = {"quant_method", *(_OF_TORCHAO if is_torchao else ("dequantize",))}
         unread = [Problem((name,), f"has no effect with {self.quant_method}") for name in self._named() - read]

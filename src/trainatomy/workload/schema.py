@@ -39,6 +39,7 @@ from trainatomy.workload.loops import LOOPS, LoopName, describe_loops
 from trainatomy.workload.model import AllocatorSettings, Dtype, LoraSpec, ModelSpec, SoftwareSpec
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key
 from trainatomy.workload.parallel import ParallelSpec
+from trainatomy.workload.preference import PreferenceSpec
 from trainatomy.workload.section import Count, Decay, Index, Path, Problem, Section, Settings, Text, number_as_text
 from trainatomy.workload.sentence_transformers import SentenceTransformersSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
@@ -60,7 +61,7 @@ __all__ = [
     "Workload",
 ]
 
-_SECTIONS = ("data", "train", "trl", "sentence_transformers", "generation", "parallel", "software")
+_SECTIONS = ("data", "train", "trl", "preference", "sentence_transformers", "generation", "parallel", "software")
 """Sections that may be empty."""
 _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
@@ -107,6 +108,10 @@ class Workload(Section):
         default_factory=dict,
         description="with `loop: sft`, `dpo`, `kto`, `reward` or `grpo`: settings that the configuration of TRL's "
         "trainer (`SFTConfig`) has and `TrainingArguments` does not, such as `{packing: true}`",
+    )
+    preference: PreferenceSpec = Field(
+        default_factory=PreferenceSpec,
+        description="with `loop: preference`: whose trainer computes which loss",
     )
     sentence_transformers: SentenceTransformersSpec = Field(
         default_factory=SentenceTransformersSpec,
@@ -206,6 +211,13 @@ class Workload(Section):
     @property
     def _is_of_a_trainer(self) -> bool:
         return self.mode == "training" and LOOPS[self.loop].by_trainer
+
+    @property
+    def shards_on_host(self) -> bool:
+        """True if FSDP keeps weights in host memory."""
+        fsdp, config = self.train.fsdp, self.train.fsdp_config or {}
+        words = " ".join(map(str, fsdp)) if isinstance(fsdp, tuple | list) else str(fsdp)
+        return self.parallel.offload_policy is not None or bool(config.get("cpu_offload")) or "offload" in words
 
     @property
     def tf32(self) -> bool | None:
@@ -359,7 +371,7 @@ class Workload(Section):
         DeepSpeed scales its loss itself, and has copies of the weights in float32: accelerate makes no ``GradScaler``.
         """
         train = self.train
-        trains_halves = dtype == "float16" and self.model.lora is None
+        trains_halves = dtype == "float16" and not self.model.has_adapters
         unscales = train.max_grad_norm > 0 or train.optim not in FUSED_OPTIMIZERS
         by_torch = train.fp16 and train.deepspeed is None
         return self.mode == "training" and by_torch and trains_halves and unscales

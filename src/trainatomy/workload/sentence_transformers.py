@@ -15,6 +15,7 @@ from trainatomy.catalog.embedding_models import EmbeddingModel, embedding_model
 from trainatomy.catalog.files import parse_yaml
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import loop_of
+from trainatomy.workload.preference import is_of_preferences
 from trainatomy.workload.section import Count, Index, Problem, Section, Settings, Text
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ def model_on_hub(workload: Workload) -> EmbeddingModel | None:
 
 def sequences_of(workload: Workload) -> int:
     """Return the sequences that a sample has in the batch."""
+    if is_of_preferences(workload):
+        return workload.preference.sequences
     return (
         workload.sentence_transformers.columns if is_of_sentence_transformers(workload) else loop_of(workload).sequences
     )

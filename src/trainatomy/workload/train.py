@@ -33,8 +33,10 @@ from trainatomy.workload.section import (
 
 OWN_KEYS = frozenset({"gradient_checkpointing_every", "dynamo_use_regional_compilation"})
 """Keys that ``TrainingArguments`` does not have."""
-MODES = ("default", "max-autotune-no-cudagraphs")
-"""Modes of ``torch.compile`` that are simulated."""
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Modes of ``torch.compile``."""
+CAPTURING = ("reduce-overhead", "max-autotune")
+"""Those that run CUDA graphs."""
 
 
 def _optimizer(name: str) -> str:
@@ -243,7 +245,8 @@ class TrainSpec(Section):
     )
     torch_compile_mode: str | None = Field(
         default=None,
-        description="mode of `torch.compile`: `default` or `max-autotune-no-cudagraphs`; others are not simulated",
+        description="mode of `torch.compile`: `default`, `reduce-overhead` or `max-autotune`, with CUDA graphs, or "
+        "`max-autotune-no-cudagraphs`",
     )
     dynamo_use_regional_compilation: bool = Field(
         default=False,
@@ -349,11 +352,8 @@ class TrainSpec(Section):
         if backend not in (None, "inductor"):
             message = f"{backend!r} is not simulated; the code of inductor, the default, is"
             problems.append(Problem(("torch_compile_backend",), message))
-        if mode in ("reduce-overhead", "max-autotune"):
-            message = f"{mode!r} runs CUDA graphs, whose memory pools are not simulated; the default mode is"
-            problems.append(Problem(("torch_compile_mode",), message))
-        elif mode not in (None, *MODES):
-            message = f"{mode!r} is no mode of torch.compile; {' and '.join(MODES)} are simulated"
+        if mode not in (None, *MODES):
+            message = f"{mode!r} is no mode of torch.compile; {', '.join(MODES[:-1])} and {MODES[-1]} are"
             problems.append(Problem(("torch_compile_mode",), message))
         return problems
 

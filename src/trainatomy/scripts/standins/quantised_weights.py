@@ -58,8 +58,14 @@ def load(process: SimulatedProcess, model: Any, settings: Any, *, stored: bool =
     Raises:
         SimulationError: Another library quantises the weights.
     """
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
     arguments = settings if isinstance(settings, Mapping) else settings.to_dict()
     why = refusal(library_of(arguments), dequantize=False)
+    if why is None and is_deepspeed_zero3_enabled():
+        why = (
+            "weights that DeepSpeed's ZeRO-3 partitions are not simulated with quantised weights: use stage 2, or FSDP"
+        )
     if why is not None:
         raise SimulationError(f"quantization_config: {why}")
     with loading(process.on_host):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from trainatomy.training.loops.generation import special_tokens
 from trainatomy.training.model import unwrap
 from trainatomy.training.optimizer import create_single
 from trainatomy.workload.arguments import is_own
+from trainatomy.workload.fsdp import PREPARED_BY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,8 +84,17 @@ def _run(
     optimizer = create_single(workload, model) if made_before else None
     trainer = kind(workload, observer, model, arguments, dataset, optimizer, evaluation)
     trainer.remove_callback(PrinterCallback)
-    with without_progress_bars():
+    with without_progress_bars(), _preparation(workload):
         trainer.train(resume_from_checkpoint=continue_training(workload, arguments))
+
+
+def _preparation(workload: Workload) -> AbstractContextManager[None]:
+    """Return the context in which a model is prepared for FSDP2: by accelerate, or as a framework does."""
+    if (workload.train.fsdp_config or {}).get(PREPARED_BY) is None:
+        return nullcontext()
+    from trainatomy.training.parallel.axolotl import prepared_by_axolotl
+
+    return prepared_by_axolotl()
 
 
 def continue_training(workload: Workload, arguments: Any) -> str | None:

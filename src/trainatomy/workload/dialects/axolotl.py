@@ -7,10 +7,12 @@ Sources: ``loaders/model.py``, ``loaders/adapter.py``, ``core/builders``, ``util
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.arguments import is_off
+from trainatomy.workload.dialects.axolotl_sharding import read_sharding, uses_fsdp
 from trainatomy.workload.dialects.translation import configuration_of, names_in
 from trainatomy.workload.model import LORA_KERNELS
 from trainatomy.workload.overlay import get_key
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 _RUN = "`trainatomy run axolotl train FILE` executes axolotl itself without a GPU"
 _TRAINERS = {
-    **dict.fromkeys(("dpo", "ipo"), "which empties the allocator's cache after each micro-batch"),
+    **dict.fromkeys(("dpo", "ipo"), "which scores tokens by Triton kernels of axolotl's own"),
     "kto": "which is that of TRL 1.9; loop: kto of a workload is that of TRL 1.16 and newer",
     "a reward model": "which is that of TRL 1.9; loop: reward of a workload is that of TRL 1.16 and newer",
 }
@@ -37,6 +39,12 @@ _OLD_ATTENTION = {
 _ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 _UNCAST = (None, "sdpa", "eager")
 """Attention with which axolotl keeps embeddings and norms in float32 where all weights are trained."""
+_EMBEDDINGS = {
+    "gpt_neox": ("embed_in", "embed_out"),
+    "falcon": ("word_embeddings", "lm_head"),
+    "nemotron_h": ("embeddings", "lm_head"),
+}
+"""Names of embeddings and output layers that are not embed_tokens and lm_head (``get_linear_embedding_layers``)."""
 _EMBEDDING = "lora_embedding_kernel"
 _WITHOUT = "set lora_mlp_kernel: false to predict the training without them"
 _PLUGINS = ("liger", "cut_cross_entropy", "swanlab", "lm_eval")
@@ -73,12 +81,6 @@ _LIGER = {
     "liger_cross_entropy": ("cross_entropy",),
     "liger_fused_linear_cross_entropy": ("fused_linear_cross_entropy",),
 }
-_FSDP = {"offload_params": "cpu_offload"}
-_FSDP_KEYS = frozenset(
-    "activation_checkpointing offload_params sync_module_states cpu_ram_efficient_loading use_orig_params "
-    "state_dict_type auto_wrap_policy transformer_layer_cls_to_wrap reshard_after_forward min_num_params".split()
-)
-"""Settings of FSDP that axolotl reads; it leaves out others."""
 
 
 def translate(said: Translation) -> None:
@@ -94,6 +96,7 @@ def translate(said: Translation) -> None:
     _model(said)
     dtype = _precision(said)
     _adapters(said, dtype)
+    _unfrozen(said)
     attention = _attention(said)
     _uncast(said, dtype, attention)
     _rows(said, attention)
@@ -102,7 +105,7 @@ def translate(said: Translation) -> None:
     _optimizer(said)
     _kernels(said)
     _plugins(said)
-    _sharding(said)
+    read_sharding(said)
 
 
 def _model(said: Translation) -> None:
@@ -196,6 +199,23 @@ def _adapters(said: Translation, dtype: str) -> None:
     _quantisation(said, kind, dtype, given["bnb_config_kwargs"] or {})
 
 
+def _unfrozen(said: Translation) -> None:
+    """Read the names of the parameters that are trained (``utils/freeze.py``)."""
+    names = said.take("unfrozen_parameters")
+    if is_off(names):
+        return
+    patterns = [names] if isinstance(names, str) else list(names)
+    if not is_off(said.value("adapter")):
+        said.refuse("unfrozen_parameters", f"not simulated with an adapter: axolotl freezes the adapters, too; {_RUN}")
+    elif ranged := next((pattern for pattern in patterns if re.search(r"\[[0-9]*(:[0-9]*)?\]$", str(pattern))), None):
+        said.refuse("unfrozen_parameters", f"{ranged}: not simulated: some rows of a parameter; {_RUN}")
+    else:
+        escaped = [re.sub(r"\.(?!\+)", r"\.", str(pattern)) for pattern in patterns]
+        said.set("model.freeze_except", escaped, "unfrozen_parameters")
+        embeds = any(part in str(pattern) for pattern in patterns for part in ("lm_head", "embed_tokens"))
+        said.set("model.enable_input_require_grads", embeds, "unfrozen_parameters")
+
+
 def _quantisation(said: Translation, kind: str, dtype: str, options: Mapping[str, Any]) -> None:
     """Read quantised weights; norms and embeddings end in the dtype of the others, whatever peft casts in between."""
     four, eight = not is_off(said.value("load_in_4bit")), not is_off(said.value("load_in_8bit"))
@@ -207,7 +227,7 @@ def _quantisation(said: Translation, kind: str, dtype: str, options: Mapping[str
         )
     elif four:
         model = str(configuration_of(said.value("base_model")).get("model_type", ""))
-        wide = model in ("jamba", "qwen2_moe", "nemotron_h") and not said.value("deepspeed") and not _fsdp(said)
+        wide = model in ("jamba", "qwen2_moe", "nemotron_h") and not said.value("deepspeed") and not uses_fsdp(said)
         said.set("model.quantization.load_in_4bit", True, "load_in_4bit")
         chosen = {
             "bnb_4bit_quant_type": "nf4",
@@ -238,15 +258,22 @@ def _attention(said: Translation) -> str | None:
 
 
 def _uncast(said: Translation, dtype: str, attention: str | None) -> None:
-    """Refuse weights of which axolotl keeps some in float32: embeddings and norms, where all are trained."""
-    cast = attention not in _UNCAST or _fsdp(said) or _cuts(said)
-    if is_off(said.value("adapter")) and dtype != "float32" and not cast:
-        key = "attn_implementation" if said.gives("attn_implementation") else "base_model"
-        said.refuse(
-            key,
-            "without an adapter and with sdpa, eager or no attention named, axolotl keeps embeddings, the output layer "
-            f"and norms in float32, which is not simulated; flash_attention_2 is. {_RUN}",
-        )
+    """Read the weights that axolotl keeps in float32: embeddings, norms and gates, where all are trained.
+
+    It goes by the names of modules (``_convert_embedding_modules_dtype``).
+    """
+    cast = attention not in _UNCAST or uses_fsdp(said) or _cuts(said)
+    if not is_off(said.value("adapter")) or dtype == "float32" or cast:
+        return
+    key = "attn_implementation" if said.gives("attn_implementation") else "base_model"
+    if not is_off(said.value("deepspeed")):
+        said.refuse(key, f"not simulated with deepspeed: embeddings and norms that axolotl keeps in float32; {_RUN}")
+        return
+    architecture = configuration_of(said.value("base_model")).get("model_type")
+    tables = "|".join(_EMBEDDINGS.get(str(architecture), ("embed_tokens", "lm_head")))
+    kept = [r".*norm.*\.", r".*\.gate\.", rf".*({tables})[^.]*\.weight"]
+    said.set("model.float32_parameters", kept, key)
+    said.assume("embeddings, the output layer and norms are kept in float32 (attn_implementation)")
 
 
 def _rows(said: Translation, attention: str | None) -> None:
@@ -344,7 +371,7 @@ def _kernels(said: Translation) -> None:
     if kind not in ("lora", "qlora"):
         return
     automatic = all(value is None for value in given.values()) and is_off(said.value("trust_remote_code"))
-    automatic = automatic and is_off(said.value("rl")) and not (kind == "lora" and eight) and not _fsdp(said)
+    automatic = automatic and is_off(said.value("rl")) and not (kind == "lora" and eight) and not uses_fsdp(said)
     used = [key for key in given if automatic or not is_off(given[key])]
     chosen = [key for key in LORA_KERNELS if key in used]
     if chosen and not automatic:
@@ -365,7 +392,7 @@ def _check_kernels(said: Translation, key: str, *, eight: bool) -> None:
         said.reject(key, "does not go with adapter: lora and load_in_8bit, as axolotl says: set it to false")
     elif not is_off(said.value("trust_remote_code")):
         said.reject(key, "does not go with trust_remote_code, as axolotl says: set it to false")
-    elif _fsdp(said):
+    elif uses_fsdp(said):
         said.refuse(key, f"not simulated with FSDP: set it to false. {_RUN}")
 
 
@@ -397,38 +424,6 @@ def _plugins(said: Translation) -> None:
             said.set("train.liger_kernel_config", chosen, *_LIGER)
     elif any(liger.values()):
         said.assume("keys of Liger have no effect without its plugin (plugins)")
-
-
-def _fsdp(said: Translation) -> bool:
-    return not is_off(said.value("fsdp_config")) or not is_off(said.value("fsdp"))
-
-
-def _sharding(said: Translation) -> None:
-    """Read DDP, DeepSpeed and FSDP; axolotl prepares FSDP2 itself."""
-    unused = said.take("ddp_find_unused_parameters")
-    sharded = not is_off(said.take("deepspeed")) or _fsdp(said)
-    if not sharded:
-        said.set("train.ddp_find_unused_parameters", not is_off(unused), "ddp_find_unused_parameters")
-    if (deepspeed := said.configuration("deepspeed")) is not None:
-        said.set("train.deepspeed", deepspeed, "deepspeed")
-    config, version, switch = said.take("fsdp_config") or {}, said.take("fsdp_version"), said.take("fsdp")
-    if not isinstance(config, Mapping):
-        said.reject("fsdp_config", f"must be a mapping of keys to values, found {config!r}")
-        return
-    settings = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
-    version = version or settings.get("version") or 1
-    if is_off(switch) and not settings:
-        return
-    if str(version) == "2":
-        said.refuse(
-            "fsdp_version" if said.gives("fsdp_version") else "fsdp_config",
-            "2: not simulated: axolotl's own preparation for FSDP2, which trains bfloat16 weights where accelerate "
-            f"casts them to float32. {_RUN}",
-        )
-        return
-    read = {_FSDP.get(key, key): value for key, value in settings.items() if key in _FSDP_KEYS and value is not None}
-    said.set("train.fsdp", True, "fsdp", "fsdp_config")
-    said.set("train.fsdp_config", {**read, "version": 1}, "fsdp_config")
 
 
 def _interval(times: float, epochs: float) -> float:

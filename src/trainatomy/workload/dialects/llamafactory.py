@@ -5,24 +5,25 @@ Sources: ``hparams/parser.py``, ``model/adapter.py`` and ``model/patcher.py`` of
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from trainatomy.workload.arguments import is_off
 from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.dialects.translation import names_in
+from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:
     from trainatomy.workload.dialects.translation import Translation
 
 _ATTENTION = {"sdpa": "sdpa", "disabled": "eager", "fa2": "flash_attention_2", "fa3": "flash_attention_3"}
-_STAGES = {
-    "rm": "the reward trainer of LLaMA-Factory, with a head for values",
-    "ppo": "PPO",
-    "dpo": "the DPO trainer of LLaMA-Factory, which is not TRL's",
-    "kto": "the KTO trainer of LLaMA-Factory, which is not TRL's",
-}
+_STAGES = ("pt", "sft", "dpo", "kto", "rm")
+_LOSSES = ("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo")
 _RUN = "`trainatomy run llamafactory-cli train FILE` executes LLaMA-Factory itself without a GPU"
 _OF_ADAPTERS = "lora_rank lora_alpha lora_target lora_dropout use_rslora use_dora additional_target".split()
+_OF_ROTATIONS = ("oft_rank", "oft_block_size", "oft_target", "module_dropout")
+_MULTIPLE = 8
+"""Batches are padded to a multiple of this."""
 _VERSION_1 = ("train_dataset", "dist_config", "model_class")
 
 
@@ -32,9 +33,7 @@ def translate(said: Translation) -> None:
         if said.gives(key):
             said.abandon(key, f"is a key of LLaMA-Factory's v1 trainer, whose configurations are not read: {_RUN}")
             return
-    stage = said.take("stage", "sft")
-    if stage in _STAGES:
-        said.refuse("stage", f"{stage}: not simulated: {_STAGES[stage]}; {_RUN}")
+    _preferences(said, _stage(said))
     if not said.take("do_train", False) and said.gives("do_train"):
         said.reject("do_train", "false: the file trains nothing")
     _method(said)
@@ -42,12 +41,50 @@ def translate(said: Translation) -> None:
     _quantisation(said)
     _checkpointing(said)
     _data(said)
+    if get_key(said.mapping, ("loop",)) and not is_off(said.value("enable_liger_kernel")):
+        losses = {"fused_linear_cross_entropy": False, "cross_entropy": True}
+        said.set("train.liger_kernel_config", losses, "enable_liger_kernel")
     _evaluation(said)
     attention = said.take("flash_attn", "auto")
     if attention in _ATTENTION:
         said.set("model.attn_implementation", _ATTENTION[attention], "flash_attn")
     elif attention != "auto":
         said.reject("flash_attn", f"has no value {attention!r}; known: auto, {', '.join(_ATTENTION)}")
+
+
+def _stage(said: Translation) -> str:
+    stage = str(said.take("stage", "sft"))
+    if stage == "ppo":
+        said.refuse("stage", f"ppo: not simulated: PPO; {_RUN}")
+    elif stage not in _STAGES:
+        said.reject("stage", f"has no value {stage!r}; known: {', '.join(_STAGES)}, ppo")
+    return stage
+
+
+def _preferences(said: Translation, stage: str) -> None:
+    """Read the loss of preferences; what else the file says of it only scales numbers."""
+    given = {key: said.take(key) for key in ("pref_loss", "pref_ftx", "pref_bco_weight", "ld_alpha", "ref_model")}
+    if stage not in ("dpo", "kto", "rm"):
+        return
+    said.set("loop", "preference", "stage")
+    said.set("preference.trainer", "llamafactory", "stage")
+    loss = {"kto": "kto", "rm": "reward"}.get(stage) or given["pref_loss"] or "sigmoid"
+    if stage == "dpo" and loss not in _LOSSES:
+        said.reject("pref_loss", f"has no value {loss!r}; known: {', '.join(_LOSSES)}")
+        return
+    said.set("preference.loss_type", loss, *(("pref_loss",) if stage == "dpo" else ()), "stage")
+    if stage != "rm" and not is_off(given["pref_ftx"]):
+        said.set("preference.rpo_alpha", given["pref_ftx"], "pref_ftx")
+    if loss in _LOSSES and not is_off(given["pref_bco_weight"]) and loss not in ("orpo", "simpo"):
+        said.refuse("pref_bco_weight", f"not simulated: the loss of BCO beside another; {_RUN}")
+    if stage == "dpo" and given["ld_alpha"] is not None:
+        said.refuse("ld_alpha", f"not simulated: tokens that are weighed by their position; {_RUN}")
+    if stage != "rm" and given["ref_model"] is not None and loss not in ("orpo", "simpo"):
+        said.refuse("ref_model", f"not simulated: another model as the reference; {_RUN}")
+    if stage == "kto":
+        said.assume("half of the answers of each batch are good, and all have the same length")
+    else:
+        said.assume("both answers of a pair have the same length")
 
 
 def _method(said: Translation) -> None:
@@ -60,9 +97,13 @@ def _method(said: Translation) -> None:
     else:
         for key in _OF_ADAPTERS:
             said.take(key)
-    if method in ("freeze", "oft"):
-        reason = "training of some layers" if method == "freeze" else "OFT's adapters"
-        said.refuse("finetuning_type", f"{method}: not simulated: {reason}; {_RUN}")
+    if method == "oft":
+        _rotations(said)
+    else:
+        for key in _OF_ROTATIONS:
+            said.take(key)
+    if method == "freeze":
+        said.refuse("finetuning_type", f"freeze: not simulated: training of some layers; {_RUN}")
     for key in ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"):
         said.take(key)
     if said.gives("adapter_name_or_path") and not is_off(said.take("adapter_name_or_path")):
@@ -85,6 +126,20 @@ def _adapters(said: Translation) -> None:
         said.assume("adapters of rank 8 (lora_rank)")
     if not said.gives("lora_target"):
         said.assume("adapters on all linear layers (lora_target)")
+
+
+def _rotations(said: Translation) -> None:
+    """Read OFT's adapters."""
+    if said.gives("quantization_bit"):
+        said.refuse("finetuning_type", f"oft: not simulated with quantised weights; {_RUN}")
+    said.take("oft_target")  # which LLaMA-Factory does not read: it adapts the layers of lora_target
+    names = names_in(said.value("lora_target", "all"))
+    targets: str | list[str] = "all-linear" if names == ["all"] else names
+    given = {"peft_type": "OFT", "r": said.take("oft_rank", 0), "oft_block_size": said.take("oft_block_size", 32)}
+    given |= {"target_modules": targets, "module_dropout": said.take("module_dropout", 0.0), "task_type": "CAUSAL_LM"}
+    if saved := said.value("additional_target"):
+        given["modules_to_save"] = names_in(saved)
+    said.set("model.peft", given, "oft_block_size", "lora_target", "finetuning_type")
 
 
 def _precision(said: Translation) -> None:
@@ -144,6 +199,9 @@ def _data(said: Translation) -> None:
     length = said.take("cutoff_len", 2048)
     said.set("data.sequence_length", length, "cutoff_len")
     said.set("data.attention_mask", True)
+    if get_key(said.mapping, ("loop",)) and isinstance(length, int) and length % _MULTIPLE:
+        said.set("data.sequence_length", _MULTIPLE * math.ceil(length / _MULTIPLE), "cutoff_len")
+        said.set("data.padding", True)
     said.assume_length(length, "cutoff_len")
     said.take("packing")
     if said.take("neat_packing"):

@@ -27,6 +27,28 @@ _JOINING = ("flash_attention_2", "flash_attention_3")
 """Attention that rows with several samples need."""
 _WEIGHTS_OF_1 = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
 """Parts of ``loss_scale`` that weigh a token with 0 or 1, for which the model computes the loss."""
+_RUN_RLHF = "`trainatomy run swift rlhf …` executes ms-swift itself without a GPU"
+_LOSSES = {
+    "dpo": {"sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo"},
+    "kto": {"kto": "kto"},
+    "orpo": {"orpo": "orpo"},
+    "cpo": {"sigmoid": "cpo", "simpo": "simpo"},
+    "simpo": {"simpo": "simpo"},
+    "rm": {"reward": "reward"},
+}
+"""Values of ``loss_type``, the first of which is the default, for each ``rlhf_type``; and those of a workload."""
+_REFERENCES = {
+    "ref_model": "another model as the reference",
+    "ref_adapters": "other adapters as the reference",
+    "ld_alpha": "tokens that are weighed by their position",
+    "reference_free": "pairs without a reference",
+    "f_divergence_type": "another divergence",
+    "precompute_ref_log_probs": "a reference that is computed before, which ms-swift refuses",
+    "center_rewards_coefficient": "rewards that are centred",
+}
+_PLAIN_REFERENCES = {"f_divergence_type": "reverse_kl"}
+_LENGTH = 512
+"""Tokens of a sample where nothing says how many."""
 _OPTIMIZERS = ("lorap", "multimodal")
 """Optimizers of ms-swift that only group parameters."""
 _FULL_BATCH = 16
@@ -35,11 +57,10 @@ _FULL_BATCH = 16
 
 def translate(said: Translation) -> None:
     """Read the model and its precision, the tuner, the rows of a batch, checkpointing, evaluation and sharding."""
-    if get_key(said.mapping, ("loop",)) == "rlhf" or said.gives("rlhf_type"):
-        kind = said.value("rlhf_type", "dpo")
-        said.abandon(
-            "rlhf_type", f"{kind}: not simulated: the trainer of ms-swift for it, whose step is its own; {_RUN}"
-        )
+    kind = _preference(said)
+    if kind is not None and kind not in _LOSSES:
+        reason = "the trainer of ms-swift for it, which generates what it trains on, or learns from a teacher"
+        said.abandon("rlhf_type", f"{kind}: not simulated: {reason}; {_RUN_RLHF}")
         return
     _environment(said)
     dtype = _model(said)
@@ -49,6 +70,56 @@ def translate(said: Translation) -> None:
     _checkpointing(said, _sharding(said))
     _evaluation(said)
     _loss(said)
+    if kind is not None:
+        _preferences(said, kind)
+
+
+def _preference(said: Translation) -> str | None:
+    """Return the kind of a training on preferences, None for others; the loop's name is that of the command."""
+    if get_key(said.mapping, ("loop",)) != "rlhf" and not said.gives("rlhf_type"):
+        return None
+    return str(said.take("rlhf_type", "dpo"))
+
+
+def _preferences(said: Translation, kind: str) -> None:
+    """Read the loss of preferences, the reference and the head of a reward model."""
+    said.set("loop", "preference", "rlhf_type")
+    said.set("preference.trainer", "swift", "rlhf_type")
+    losses, known = names_in(said.take("loss_type") or []), _LOSSES[kind]
+    loss = losses[0] if losses else next(iter(known))
+    if len(losses) > 1 or loss not in known:
+        said.refuse("loss_type", f"{', '.join(losses)}: not simulated with {kind}: {', '.join(known)} are. {_RUN_RLHF}")
+        return
+    said.set("preference.loss_type", known[loss], *(("loss_type",) if losses else ()), "rlhf_type")
+    said.take("loss_weights")
+    alpha = {"dpo": "rpo_alpha", "cpo": "cpo_alpha", "simpo": "cpo_alpha"}.get(kind)
+    weights = {"rpo_alpha": said.take("rpo_alpha", 0.0), "cpo_alpha": said.take("cpo_alpha", 1.0)}
+    if alpha is not None and not is_off(weights[alpha]):
+        said.set("preference.rpo_alpha", weights[alpha], alpha)
+    for key, reason in _REFERENCES.items():
+        value = said.take(key)
+        if not is_off(value) and value != _PLAIN_REFERENCES.get(
+            key, said.value("model") if key == "ref_model" else None
+        ):
+            said.refuse(key, f"{value}: not simulated: {reason}; {_RUN_RLHF}")
+    for key in ("packing", "padding_free", "use_liger_kernel"):
+        if not is_off(said.value(key)):
+            said.refuse(key, f"not simulated with rlhf_type {kind}; {_RUN_RLHF}")
+    if kind == "rm":
+        said.set("model.class", "AutoModelForSequenceClassification", "rlhf_type")
+        said.set("model.config.num_labels", 1)
+        if get_key(said.mapping, ("model", "lora")):
+            said.set("model.lora.task_type", "SEQ_CLS")
+        said.take("task_type"), said.take("num_labels")
+    elif kind in ("dpo", "kto") and said.value("use_logits_to_keep") is not False:
+        length = get_key(said.mapping, ("data", "sequence_length")) or _LENGTH
+        if isinstance(length, int):
+            said.set("data.prompt_length", length // 2)
+            said.assume("half of each sample is the prompt, whose logits are left out; give --prompt-length for yours")
+    if kind == "kto":
+        said.assume("half of the answers of each batch are good, and all have the same length")
+    else:
+        said.assume("both answers of a pair have the same length")
 
 
 def _environment(said: Translation) -> None:
@@ -291,6 +362,8 @@ def _loss(said: Translation) -> None:
     if optimizer is not None and optimizer not in _OPTIMIZERS:
         said.refuse("optimizer", f"{optimizer}: not simulated: an optimizer that ms-swift makes itself; {_RUN}")
     said.set("train.include_num_input_tokens_seen", "all")
+    if said.gives("rlhf_type") or get_key(said.mapping, ("loop",)):
+        return
     said.assume("every token is in the loss, and the CPU waits in each micro-batch for its accuracy")
     if said.take("use_logits_to_keep", True):
         said.assume(

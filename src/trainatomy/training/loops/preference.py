@@ -1,0 +1,175 @@
+"""``loop: preference``: the steps of frameworks that train on preferences with a Trainer of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PrinterCallback, Trainer
+
+from trainatomy.training.arguments import training_arguments
+from trainatomy.training.batch import build_dataset, evaluation_of
+from trainatomy.training.checkpointing import check_checkpointing
+from trainatomy.training.loops.observed_trainer import ObservedTrainer
+from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
+from trainatomy.training.model import cast_weights
+from trainatomy.training.optimizer import create_single
+from trainatomy.training.preference import alone, llamafactory, swift
+from trainatomy.training.preference.batches import Batch, paired
+from trainatomy.training.preference.reference import engine_of
+from trainatomy.training.trl import check_model, reference_of
+from trainatomy.workload.arguments import is_own
+from trainatomy.workload.preference import WITHOUT_REFERENCE, has_reference_model
+
+if TYPE_CHECKING:
+    from trainatomy.training.batch import BatchesOfLengths, Evaluation, MakeBatch, SyntheticDataset
+    from trainatomy.training.observer import Observer
+    from trainatomy.workload.preference import PreferenceSpec
+    from trainatomy.workload.schema import Workload
+
+_LOSSES: Mapping[str, Mapping[str, Callable[[PreferenceTrainer, nn.Module, Batch], Tensor]]] = {
+    "llamafactory": {"pairs": llamafactory.pair_loss, "kto": llamafactory.kto_loss, "reward": llamafactory.reward_loss},
+    "swift": {
+        "pairs": swift.dpo_loss,
+        "kto": swift.kto_loss,
+        "orpo": alone.orpo_loss,
+        "simpo": alone.cpo_loss,
+        "cpo": alone.cpo_loss,
+        "reward": swift.reward_loss,
+    },
+}
+"""Functions of a trainer, a model and a batch, by the framework and the kind of samples."""
+
+
+class PreferenceTrainer(Trainer):
+    """A framework's trainer on preferences.
+
+    Attributes:
+        preference: Whose loss it computes.
+        reference_model: A second model; None where there is none, or where the model without its adapters serves.
+    """
+
+    preference: PreferenceSpec
+    reference_model: nn.Module | None
+
+    def prepare(self, reference_model: nn.Module | None) -> None:
+        """Set up what follows the Trainer's own constructor."""
+        if self.preference.trainer != "swift":  # ms-swift leaves it to the Trainer, which counts the tokens of pairs
+            self.model_accepts_loss_kwargs = False
+        self.reference_model = reference_model
+        if reference_model is not None and self.is_deepspeed_enabled:
+            self.reference_model = engine_of(reference_model, self.accelerator)
+        elif reference_model is not None:
+            self.reference_model = self.accelerator.prepare_model(reference_model, evaluation_mode=True).eval()
+
+    @property
+    def compares(self) -> bool:
+        """Whether the loss compares with a reference."""
+        return self.preference.loss_type not in WITHOUT_REFERENCE
+
+    @contextlib.contextmanager
+    def reference(self, model: nn.Module) -> Iterator[nn.Module]:
+        """Give the model to compare with, without gradients: the second one, or ``model`` without its adapters."""
+        if self.reference_model is not None:
+            with torch.no_grad():
+                yield self.reference_model
+            return
+        adapted: Any = self.accelerator.unwrap_model(model)
+        with torch.no_grad(), adapted.disable_adapter():
+            yield model
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the loss of a batch."""
+        kinds = _LOSSES[self.preference.trainer]
+        return kinds.get(self.preference.loss_type, kinds["pairs"])(self, model, batch)
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss = self.loss(model, inputs)
+        if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
+            loss = loss / self.args.gradient_accumulation_steps
+        return loss
+
+    def prediction_step(self, model: nn.Module, inputs: Batch, *arguments: Any, **keywords: Any) -> Any:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            loss = self.loss(model, inputs)
+        return loss.detach(), None, None
+
+
+class ObservedPreferenceTrainer(ObservedTrainer, PreferenceTrainer):
+    """A framework's trainer on preferences that notifies an observer of every phase of a step."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        observer: Observer,
+        model: nn.Module,
+        arguments: Any,
+        dataset: SyntheticDataset,
+        optimizer: torch.optim.Optimizer | None,
+        evaluation: Evaluation | None,
+        reference_model: nn.Module | None,
+    ) -> None:
+        self.preference = workload.preference
+        super().__init__(workload, observer, model, arguments, dataset, optimizer, evaluation)
+        self.prepare(reference_model)
+        if self.reference_model is not None:
+            observer.reference_loaded(self.reference_model)
+
+
+def train(
+    workload: Workload,
+    model: nn.Module,
+    *,
+    device: str,
+    steps: int,
+    observer: Observer,
+    make_batch: MakeBatch | BatchesOfLengths | None = None,
+) -> None:
+    """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
+    spec = workload.preference
+    check_model(workload.loop, model, is_classifier=spec.is_of_classifier)
+    check_checkpointing(model, workload.train)
+    samples = workload.batch_size * workload.train.gradient_accumulation_steps * steps
+    dataset = build_dataset(workload, model, samples * workload.parallel.data_parallel_size, make_batch)
+    evaluation = evaluation_of(workload, model, make_batch)
+    for used in (dataset, *(() if evaluation is None else (evaluation.dataset,))):
+        used.collate = paired(used.collate, workload)
+    reference_model = reference_of(model) if has_reference_model(workload) else None
+    cast_weights(model, workload, device, is_copied=True)
+    if spec.loss_type == "reward" and not spec.is_of_classifier:
+        model = llamafactory.WithValueHead(model)
+    else:
+        for kept in filter(None, (model, reference_model)):
+            _without_dropout(kept)
+    optimizer = create_single(workload, model) if is_own(workload.train.optim) else None
+    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
+        arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
+        arguments.remove_unused_columns = False  # as all these trainers have it: a reward model gets labels, too
+        with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):
+            trainer = ObservedPreferenceTrainer(
+                workload,
+                observer,
+                model,
+                arguments,
+                dataset,
+                optimizer,
+                evaluation,
+                reference_model,
+            )
+            trainer.remove_callback(PrinterCallback)
+            with without_progress_bars():
+                trainer.train(resume_from_checkpoint=continue_training(workload, arguments))
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Switch dropout off, as TRL's ``disable_dropout_in_model`` does."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0
