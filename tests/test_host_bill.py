@@ -12,13 +12,13 @@ import pytest
 from transformers import GPT2Config
 
 import trainatomy
-from trainatomy.catalog.host import Footprint
+from trainatomy.catalog.host import CudaFootprint, Footprint
 from trainatomy.cli import main
 from trainatomy.errors import WorkloadError
-from trainatomy.prediction.host import host_bill, power_of_two
+from trainatomy.prediction.host import host_bill
 from trainatomy.prediction.host_facts import HostFacts, limits_here
 from trainatomy.reporters.text.fit import host_of
-from trainatomy.results.host import HostBill, HostLimits, HostPhase
+from trainatomy.results.host import HostBill, HostLimits, HostPhase, block_bytes
 from trainatomy.simulator.simulation import HostUse
 from trainatomy.workload.schema import Workload
 
@@ -27,7 +27,9 @@ GIB = 1 << 30
 
 FACTS = HostFacts(
     libraries=Footprint(400 * MIB, 200 * MIB),
-    cuda=(Footprint(250 * MIB, 250 * MIB), Footprint(1000 * MIB, 1000 * MIB)),
+    cuda=CudaFootprint(
+        Footprint(20 * MIB, 80 * MIB), Footprint(250 * MIB, 250 * MIB), Footprint(1000 * MIB, 1000 * MIB)
+    ),
     processes=8,
     use=HostUse(weights=4 * GIB, stored=4 * GIB, is_built=False, batch=(3 * MIB, 3 * MIB)),
     loaded_by=8,
@@ -67,7 +69,7 @@ def test_a_cast_needs_a_copy_in_each_process_that_loads() -> None:
 def test_pinned_batches_are_blocks_of_powers_of_two() -> None:
     pinned = host_bill(replace(FACTS, workers=4, pins=True, processes=1)).pinned_bytes
     assert pinned == (4 * 2 + 2) * 2 * 4 * MIB
-    assert [power_of_two(size) for size in (0, 1, 3, 4096, 4097)] == [0, 1, 4, 4096, 8192]
+    assert [block_bytes(size) for size in (0, 1, 3, 4096, 4097)] == [0, 1, 4, 4096, 8192]
 
 
 def test_batches_wait_in_shared_memory_in_whole_pages() -> None:
@@ -152,7 +154,7 @@ def test_offloaded_activations_are_pinned_on_the_host() -> None:
 
 def test_fsdp_keeps_its_shards_and_states_on_the_host() -> None:
     parallel = {"gpus": 2, "strategy": "fsdp2", "offload_policy": "cpu"}
-    bill = _predict(loop="pytorch", parallel=parallel, optim="adamw_torch")
+    bill = _predict(loop="pytorch", parallel=parallel, optim="adamw_torch_fused")
     sizes = _sizes(_phase(bill, "training"), "offloaded")
     parameters = trainatomy.predict(Workload.from_mapping(TINY), timed=False).bytes_per_parameter.parameters
     assert sizes["anonymous"] == pytest.approx(parameters * 4 / 2 * 2, rel=0.01)
@@ -233,3 +235,32 @@ def test_the_page_says_that_the_host_does_not_suffice(file: str, capsys: pytest.
     assert status == 8
     assert "does not fit: needs" in out and "data set" in out
     assert "the kernel kills the process (exit code -9, or 137)" in error
+
+
+def test_an_optimizer_on_the_host_keeps_weights_gradients_and_states_there() -> None:
+    pytest.importorskip("torchao")
+    bill = _predict(loop="pytorch", optim="torchao.optim.CPUOffloadOptimizer")
+    sizes = _sizes(_phase(bill, "training"), "offloaded")
+    large = sum(count for count in _parameters_of_tiny() if count >= 4096)  # the others stay on the GPU
+    assert sizes["anonymous"] == 2 * 4 * large
+    assert 2 * 4 * large <= sizes["pinned"] <= 2 * 2 * 4 * large
+
+
+def _parameters_of_tiny() -> list[int]:
+    from transformers import GPT2LMHeadModel
+
+    return [each.numel() for each in GPT2LMHeadModel(GPT2Config(**CONFIG)).parameters()]
+
+
+@pytest.mark.parametrize(("missing", "evicted"), [(0, 0), (3 * GIB, 3 * GIB), (9 * GIB, 5 * GIB)])
+def test_paged_states_come_to_the_host_as_far_as_the_gpu_lacks_room(missing: int, evicted: int) -> None:
+    use = replace(FACTS.use, paged=5 * GIB)
+    phase = _phase(host_bill(replace(FACTS, use=use, missing=missing, processes=1)), "training")
+    assert _sizes(phase, "paged")["anonymous"] == evicted
+    assert phase.high_bytes - phase.needed_bytes >= 5 * GIB - evicted
+
+
+def test_files_on_a_drive_take_disk_space_of_every_process() -> None:
+    facts = replace(FACTS, use=replace(FACTS.use, on_drive=2 * GIB))
+    (shortage,) = host_bill(facts, HostLimits(disk_bytes=10 * GIB)).shortages
+    assert (shortage.limit, shortage.component, shortage.needed_bytes) == ("disk", "offloaded", 16 * GIB)

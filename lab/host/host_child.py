@@ -1,8 +1,12 @@
-"""Train a case in this process, and print what it took of the host: ``python host_child.py CASE FOLDER OUT``."""
+"""Train a case in this process, and write what it took of the host: ``python host_child.py CASE FOLDER OUT BILLS``.
+
+On several GPUs, ``torchrun`` starts it for each rank, which writes ``BILLS/RANK.json``.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,34 +15,58 @@ from typing import Any
 from host_cases import Case
 
 from trainatomy.measurement.host_memory import HostSampler
+from trainatomy.measurement.proc import resident
+
+RANK, LOCAL_RANK = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+
+
+class Pinned:
+    """What PyTorch has pinned in this process, once it is imported."""
+
+    torch: Any = None
+
+    def __call__(self) -> int:
+        """Return the bytes, with what is kept for later."""
+        if self.torch is None or not self.torch.cuda.is_initialized():
+            return 0
+        return int(self.torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
 
 
 def main() -> None:
-    """Run the case; the last line of the output is the bill."""
-    case, folder, out = Case(**json.loads(sys.argv[1])), sys.argv[2], Path(sys.argv[3])
-    sampler = HostSampler(folder=out, max_share=0.3)  # these trainings are short
+    """Run the case."""
+    case, folder, out, bills = Case(**json.loads(sys.argv[1])), sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+    pinned = Pinned()
+    sampler = HostSampler(pinned=pinned, folder=out, max_share=0.3)  # these trainings are short
     sampler.start()
     import torch
     import transformers
 
     kind = getattr(transformers, case.model)
     _ = transformers.Trainer
+    pinned.torch = torch
     sampler.phase("loading")
     model = kind.from_pretrained(folder, dtype=torch.float32)
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    if case.place == "cuda":
+        torch.cuda.set_device(LOCAL_RANK)
     if case.place == "away":
         sum(float(parameter.sum()) for parameter in model.parameters())  # a copy to a GPU reads them
         model.to("meta")
-    sampler.phase("training")
+    elif case.place == "cuda" and case.offload != "shards":
+        model.to("cuda")
+    if case.offload != "shards":  # accelerate makes them when the Trainer begins
+        sampler.phase("training")
     _train(case, model, sampler, out, shapes)
     sampler.stop()
     bill = sampler.bill()
     assert bill is not None
-    print(json.dumps(asdict(bill) | {"reading_seconds": sampler.reading_seconds}))
+    launcher = resident(os.getppid()) if case.gpus > 1 else None
+    found = asdict(bill) | {"reading_seconds": sampler.reading_seconds, "launcher": launcher}
+    (bills / f"{RANK}.json").write_text(json.dumps(found))
 
 
 def _train(case: Case, model: Any, sampler: HostSampler, out: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Train with the Trainer: the model, or a small one that takes the same batches."""
+    """Train with the Trainer or in a plain loop: the model, or a small one that takes the same batches."""
     import numpy as np
     import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -75,6 +103,9 @@ def _train(case: Case, model: Any, sampler: HostSampler, out: Path, shapes: dict
             return {"loss": self.layer(torch.ones(1, 8)).sum()}
 
     class Phases(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            sampler.phase("training")
+
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if case.saves and not is_real and state.global_step == case.steps:
                 _save(shapes, sampler, out)
@@ -87,7 +118,11 @@ def _train(case: Case, model: Any, sampler: HostSampler, out: Path, shapes: dict
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             sampler.phase("training")
 
-    is_real = case.place == "cpu"
+    is_real = case.place != "away"
+    samples = Samples((case.steps + 4 + case.workers * case.prefetch) * case.batch * case.gpus, case.objects)
+    if case.offload == "save_on_cpu":
+        _train_plainly(case, model, samples)
+        return
     evaluates, saves = bool(case.evaluates), case.saves and is_real
     arguments = TrainingArguments(
         output_dir=str(out),
@@ -96,28 +131,54 @@ def _train(case: Case, model: Any, sampler: HostSampler, out: Path, shapes: dict
         per_device_eval_batch_size=case.batch,
         dataloader_num_workers=case.workers,
         dataloader_prefetch_factor=case.prefetch if case.workers else None,
-        dataloader_pin_memory=False,
         optim=case.optim,
         eval_strategy="steps" if evaluates else "no",
         save_strategy="steps" if saves else "no",
         eval_steps=case.steps - 1,
         save_steps=case.steps,
         save_total_limit=1,
-        use_cpu=True,
+        use_cpu=case.place != "cuda",
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
         logging_strategy="no",
+        **({"dataloader_pin_memory": False} | case.memory_arguments()),
     )
     trainer = Trainer(
         model if is_real else Small(),
         arguments,
-        train_dataset=Samples((case.steps + 4 + case.workers * case.prefetch) * case.batch, case.objects),
+        train_dataset=samples,
         eval_dataset=Samples(case.evaluates) if evaluates else None,
         compute_metrics=(lambda found: {}) if case.gathers and evaluates and is_real else None,
         callbacks=[Phases()],
     )
     trainer.train()
+
+
+def _train_plainly(case: Case, model: Any, samples: Any) -> None:
+    """Train on a GPU with saved activations on the host, as ``loop: pytorch`` with ``activation_offloading`` does."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    optimizer: Any = torch.optim.SGD(model.parameters(), 1e-4)
+    if case.optim != "sgd":
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    loader: Any = DataLoader(
+        samples,
+        case.batch,
+        num_workers=case.workers,
+        pin_memory=case.pins,
+        prefetch_factor=case.prefetch if case.workers else None,
+    )
+    model.train()
+    for _, batch in zip(range(case.steps), loader, strict=False):
+        inputs = {name: each.to("cuda", non_blocking=True) for name, each in batch.items()}
+        with torch.autocast("cuda", torch.bfloat16), torch.autograd.graph.save_on_cpu(pin_memory=True):
+            loss = model(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.cuda.synchronize()
 
 
 _BYTES_OF_OBJECT = 80 + 8 + 32 + 32 + 64 + 32

@@ -109,7 +109,10 @@ def without_gpus(**changes: Any) -> MachineState:
     """Return a machine on which no driver answers."""
     software = replace(SOFTWARE, driver=None, driver_cuda=None, driver_error="NVML Shared Library Not Found")
     return replace(
-        HEALTHY, gpus=(), pairs=(), **{"software": software, "host": replace(HOST, nvidia_devices=0), **changes}
+        HEALTHY,
+        gpus=(),
+        pairs=(),
+        **{"software": software, "host": replace(HOST, nvidia_devices=0, amd_devices=0), **changes},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ import torch
 from executed import simulated
 from spread import CONFIG, HIDDEN, LAYERS, collectives, labelled, workload
 
+import trainatomy
 from trainatomy.analysis.outside_allocator import nccl_bytes
 from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.prediction.assemble import keep_executed
+from trainatomy.results.host import KeptOnHost
 from trainatomy.search.axes import axes_of
 from trainatomy.simulator.simulate import simulate, topology_of
 from trainatomy.simulator.simulation import Simulation
@@ -27,6 +31,7 @@ AUTO = {
     "gradient_accumulation_steps": "auto",
 }
 HOST = {"device": "cpu"}
+DRIVE = {"device": "nvme", "nvme_path": "/nonexistent/drive"}
 
 
 def described(stage: int, gpus: int = RANKS, train: dict[str, Any] | None = None, **zero: Any) -> Workload:
@@ -109,6 +114,48 @@ def test_offloaded_states_take_no_gpu_memory(stage: int, options: dict[str, Any]
     assert bool(collectives(found)) == (gpus > 1)
 
 
+def kept_on_host(found: Simulation) -> KeptOnHost:
+    assert found.host is not None
+    return found.host.kept["training"]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_offloaded_states_are_kept_on_the_host(stage: int) -> None:
+    """Three values in fp32 for each parameter of the rank, in DeepSpeed's own tensors."""
+    pytest.importorskip("deepspeed")
+    config = {**AUTO, "zero_optimization": {"stage": stage, "offload_optimizer": HOST}}
+    found = trainatomy.predict(workload("trainer", {"bf16": True, "deepspeed": config}, gpus=RANKS), timed=False)
+    assert found.host_bill is not None
+    phase = next(phase for phase in found.host_bill.phases if phase.name == "training")
+    kept = [part for part in phase.processes[0].parts if part.component == "offloaded"]
+    assert phase.processes[0].count == RANKS
+    assert sum(part.bytes for part in kept) >= 3 * 4 * found.bytes_per_parameter.parameters / RANKS
+
+
+def test_a_drive_keeps_states_and_the_host_their_buffers() -> None:
+    pytest.importorskip("deepspeed")
+    large = {"model.config.hidden_size": 512, "model.config.intermediate_size": 2048}  # swappers leave small tensors
+    buffers = (4, 6)
+    found = [_with_host(described(3, offload_optimizer={**DRIVE, "buffer_count": count}), large) for count in buffers]
+    share = found[0].parameters / RANKS
+    for each in found:
+        assert each.host is not None
+        assert each.host.on_drive >= 3 * 4 * 0.9 * share
+        assert labelled(each.trace, "optimizer_state") == 0
+        assert any(call.name == "deepspeed::aio" for call in each.operations.calls)
+    more = kept_on_host(found[1]).anonymous - kept_on_host(found[0]).anonymous
+    assert more == pytest.approx((buffers[1] - buffers[0]) * 4 * share, rel=0.1)
+    assert not Path(DRIVE["nvme_path"]).exists()
+
+
+def _with_host(training: Workload, changes: dict[str, Any]) -> Simulation:
+    for key, value in changes.items():
+        training = training.replace(key, value)
+    with keep_executed() as executed:
+        trainatomy.predict(training, timed=True)
+    return executed[-1].simulation
+
+
 def test_buckets_have_the_size_that_is_configured() -> None:
     pytest.importorskip("deepspeed")
     small, large = (
@@ -121,8 +168,10 @@ def test_buckets_have_the_size_that_is_configured() -> None:
 
 def test_small_parameters_persist_on_every_gpu() -> None:
     pytest.importorskip("deepspeed")
-    found = simulated(described(3, stage3_param_persistence_threshold=HIDDEN))
-    assert labelled(found.trace, "gathered_weight") == 2 * (2 * LAYERS + 1) * HIDDEN
+    """DeepSpeed takes the name of the option with and without its prefix."""
+    for name in ("stage3_param_persistence_threshold", "param_persistence_threshold"):
+        found = simulated(described(3, **{name: HIDDEN}))
+        assert labelled(found.trace, "gathered_weight") == 2 * (2 * LAYERS + 1) * HIDDEN
 
 
 def test_modules_and_gradients_that_the_engine_handles_are_counted(ranks: dict[int, Simulation]) -> None:
@@ -218,7 +267,9 @@ def test_values_that_differ_from_the_trainers_are_named() -> None:
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: must be 0, 1, 2 or 3, found 4"),
         ({"zero_optimization": {"stage": 2, "reduce_bucket": 1}}, "reduce_bucket: unknown key; did you mean reduce_"),
         ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, r"belongs to ZeRO\+\+"),
-        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "offload_param.device: NVMe is not"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "nvme_path: is missing"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": DRIVE}}, "needs stage 3, found stage 2"),
+        ({"zero_optimization": {"stage": 3}, "aio": {"use_gds": True}}, "use_gds: GPUDirect Storage is not simulated"),
         ({"zero_optimization": {"stage": 2, "offload_param": HOST}}, "needs stage 3, found stage 2"),
         ({"zero_optimization": {"stage": 0, "offload_optimizer": HOST}}, "needs stage 1, 2 or 3, found stage 0"),
         ({"zero_optimization": {"stage": 1}, "optimizer": {"type": "OneBitAdam"}}, "'OneBitAdam' of DeepSpeed is not"),

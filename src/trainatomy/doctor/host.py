@@ -22,7 +22,8 @@ from trainatomy.libraries import LIBRARIES, version_of
 from trainatomy.measurement.proc import group_memory, sizes_in
 from trainatomy.results.machine import Extension, Host, Process, Software
 
-_NVIDIA, _DISPLAY = "0x10de", "0x03"
+_NVIDIA, _AMD = "0x10de", "0x1002"
+_DISPLAY, _ACCELERATOR = "0x03", "0x12"
 _CONTAINERS = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman", "/singularity": "Apptainer"}
 _BUSIEST = 3
 _BUSY = 0.2
@@ -48,7 +49,8 @@ def read_host(seconds: float = 0.5, root: Path = Path("/")) -> Host:
         memlock_bytes=_memlock(),
         container=next((name for path, name in _CONTAINERS.items() if (root / path[1:]).exists()), ""),
         infiniband=tuple(sorted(each.name for each in _folder(root / "sys/class/infiniband"))),
-        nvidia_devices=_nvidia_devices(root),
+        nvidia_devices=_devices(root, _NVIDIA),
+        amd_devices=_devices(root, _AMD),
         governor=_governor(root),
         huge_pages=_chosen(_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
     )
@@ -154,13 +156,14 @@ def _governor(root: Path) -> tuple[str, str] | None:
     return (governor.strip(), (driver or "").strip()) if governor else None
 
 
-def _nvidia_devices(root: Path) -> int | None:
-    """Return how many of NVIDIA's display devices and accelerators the PCI bus has."""
+def _devices(root: Path, vendor: str) -> int | None:
+    """Return how many display devices and accelerators of a vendor the PCI bus has."""
     devices = _folder(root / "sys/bus/pci/devices")
     if not devices:
         return None
     return sum(
-        (_text(each / "vendor") or "").strip() == _NVIDIA and (_text(each / "class") or "").startswith(_DISPLAY)
+        (_text(each / "vendor") or "").strip() == vendor
+        and (_text(each / "class") or "").startswith((_DISPLAY, _ACCELERATOR))
         for each in devices
     )
 

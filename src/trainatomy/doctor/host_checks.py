@@ -114,6 +114,8 @@ def _driver(machine: MachineState) -> Iterator[Finding]:
         yield finding("binding_missing")
     elif machine.host.nvidia_devices:
         yield finding("driver_missing", devices=machine.host.nvidia_devices, error=software.driver_error)
+    elif machine.host.amd_devices:
+        yield finding("amd_gpu", devices=machine.host.amd_devices)
     else:
         yield finding("no_gpu", error=software.driver_error)
 

@@ -17,13 +17,16 @@ from trainatomy.catalog.host import (
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.host_facts import NO_LIMITS, HostFacts, facts_of, limits_of
 from trainatomy.results.host import (
+    NOTHING_KEPT,
     HostBill,
+    HostKind,
     HostLimits,
     HostPart,
     HostPhase,
     HostPhaseName,
     HostProcess,
     HostRemedy,
+    block_bytes,
 )
 from trainatomy.units import human_bytes
 
@@ -43,11 +46,6 @@ DOCKER_SHM_BYTES = 64 << 20
 _PAGE = 4096
 
 
-def power_of_two(size: int) -> int:
-    """Return the block that PyTorch pins for so many bytes (``CachingHostAllocator.h``, torch 2.9-2.13)."""
-    return 1 << (size - 1).bit_length() if size else 0
-
-
 def host_bill(facts: HostFacts, limits: HostLimits = NO_LIMITS) -> HostBill:
     """Return the bill of a training, with what would lower it where it passes a limit."""
     bill = HostBill(tuple(_phases(facts)), limits, tuple(_notes(facts)))
@@ -55,26 +53,29 @@ def host_bill(facts: HostFacts, limits: HostLimits = NO_LIMITS) -> HostBill:
 
 
 def _phases(facts: HostFacts) -> Iterator[HostPhase]:
-    imported = _libraries(facts)
-    yield HostPhase("libraries", _alike(facts.processes, imported))
+    """Yield the phases, with the launcher in each."""
+    launcher = () if facts.launcher is None else (HostProcess("other", tuple(_added(facts.launcher, "launcher"))),)
+    for phase in _phases_of_ranks(facts):
+        yield replace(phase, processes=(*phase.processes, *launcher))
+
+
+def _phases_of_ranks(facts: HostFacts) -> Iterator[HostPhase]:
+    yield HostPhase("libraries", _alike(facts.processes, _libraries(facts)))
     yield _loading(facts)
-    training = _in_steps(facts)
     workers, shm = _workers(facts), _shm(facts)
-    of_training = [*_of_tensors(facts, "training"), *training]
-    yield HostPhase("training", (*_alike(facts.processes, of_training), *workers), shm)
-    disk = facts.checkpoint
+    drive = facts.processes * facts.use.on_drive
+    yield HostPhase("training", (*_alike(facts.processes, _in_steps(facts, "training")), *workers), shm, drive)
     if facts.evaluates:
         outputs = [HostPart("outputs", "anonymous", facts.use.gathered)] if facts.use.gathered else []
-        parts = [*_of_tensors(facts, "evaluation"), *training, *outputs]
+        parts = [*_in_steps(facts, "evaluation"), *outputs]
         others = _workers(replace(facts, dataset=0))  # which have the evaluation's own data
-        yield HostPhase("evaluation", (*_alike(facts.processes, parts), *workers, *others), 2 * shm)
+        yield HostPhase("evaluation", (*_alike(facts.processes, parts), *workers, *others), 2 * shm, drive)
     if facts.checkpoint:
         copies = [HostPart("checkpoint", "anonymous", facts.saved)] if facts.saved else []
-        parts = [*_of_tensors(facts, "saving"), *training]
-        processes = _some(facts.processes, facts.savers, parts, copies)
-        yield HostPhase("saving", (*processes, *workers), shm, disk * (facts.kept + 1))
+        processes = _some(facts.processes, facts.savers, _in_steps(facts, "saving"), copies)
+        yield HostPhase("saving", (*processes, *workers), shm, facts.checkpoint * (facts.kept + 1) + drive)
     if facts.restored:
-        parts = [*_of_tensors(facts, "restoring"), *training, HostPart("checkpoint", "anonymous", facts.restored)]
+        parts = [*_in_steps(facts, "restoring"), HostPart("checkpoint", "anonymous", facts.restored)]
         yield HostPhase("restoring", _alike(facts.processes, parts))
 
 
@@ -84,7 +85,12 @@ def _loading(facts: HostFacts) -> HostPhase:
     transformers maps a file of safetensors and leaves weights there that it does not cast; moving them to a GPU reads
     the file, whose pages are resident until the last weight has left it (transformers 5.17, safetensors 0.8).
     """
-    use, base = facts.use, [*_libraries(facts), *_cuda(facts), *_added(footprint("loading"))]
+    context = [] if facts.cuda is None else _added(facts.cuda.context, "cuda")
+    use, base = facts.use, [*_libraries(facts), *context, *_added(footprint("loading"))]
+    if (kept := use.kept.get("loading")) is not None:
+        kinds: tuple[HostKind, ...] = ("anonymous", "mapped", "pinned")
+        parts = [HostPart("weights", kind, size) for kind, size in zip(kinds, kept, strict=True) if size]
+        return HostPhase("loading", _alike(facts.processes, [*base, *parts]))
     if use.is_built:
         return HostPhase("loading", _alike(facts.processes, [*base, HostPart("weights", "anonymous", use.weights)]))
     is_cast, reads = use.stored != use.weights, facts.cuda is not None
@@ -93,23 +99,29 @@ def _loading(facts: HostFacts) -> HostPhase:
     return HostPhase("loading", _some(facts.processes, facts.loaded_by, base, weights))
 
 
-def _in_steps(facts: HostFacts) -> list[HostPart]:
-    """Return what a process of the training holds from its first step on."""
+def _in_steps(facts: HostFacts, phase: HostPhaseName) -> list[HostPart]:
+    """Return what a process of the training holds in a phase from its first step on."""
     use = facts.use
     steps = steps_footprint("cpu" if facts.cuda is None else "cuda")
-    parts = [*_libraries(facts), *_cuda(facts), *_added(footprint("loading").plus(steps))]
+    parts = [*_of_tensors(facts, phase), *_libraries(facts), *_cuda(facts), *_added(footprint("loading").plus(steps))]
+    if facts.cuda is not None and facts.processes > 1:
+        parts += _added(footprint("nccl"), "nccl")
     if facts.dataset:
         parts.append(HostPart("dataset", "anonymous", facts.dataset))
     if facts.pins and facts.cuda is not None:
-        blocks = sum(map(power_of_two, use.batch))
+        blocks = sum(map(block_bytes, use.batch))
         parts.append(HostPart("batches", "pinned", blocks * (facts.ahead + AT_HAND)))
     else:
         parts.append(HostPart("batches", "anonymous", AT_HAND * facts.batch))
     parts += [HostPart("activations", "pinned", use.pinned), HostPart("activations", "anonymous", use.pageable)]
-    if use.shards:
-        blocks = 2 * sum(map(power_of_two, use.shards))  # parameters, and gradients that are copied without waiting
-        parts += [HostPart("offloaded", "pinned", blocks), HostPart("offloaded", "anonymous", facts.states)]
-    return [part for part in parts if part.bytes]
+    kept = use.kept.get(phase) or use.kept.get("training", NOTHING_KEPT)
+    parts += [
+        HostPart("offloaded", "pinned", kept.pinned),
+        HostPart("offloaded", "anonymous", kept.anonymous),
+        HostPart("offloaded", "mapped", kept.mapped),
+        HostPart("paged", "anonymous", min(use.paged, facts.missing), high_bytes=use.paged),
+    ]
+    return [part for part in parts if part.bytes or part.high_bytes]
 
 
 def _workers(facts: HostFacts) -> tuple[HostProcess, ...]:
@@ -139,17 +151,17 @@ def _libraries(facts: HostFacts) -> list[HostPart]:
     return _added(facts.libraries)
 
 
-def _added(size: Footprint) -> list[HostPart]:
-    return [HostPart("libraries", "anonymous", size.anonymous), HostPart("libraries", "mapped", size.mapped)]
+def _added(size: Footprint, component: str = "libraries") -> list[HostPart]:
+    return [HostPart(component, "anonymous", size.anonymous), HostPart(component, "mapped", size.mapped)]
 
 
 def _cuda(facts: HostFacts) -> list[HostPart]:
     if facts.cuda is None:
         return []
-    size, high = facts.cuda
+    size, most = facts.cuda.steps, facts.cuda.most
     return [
-        HostPart("cuda", "anonymous", size.anonymous, high_bytes=high.anonymous),
-        HostPart("cuda", "mapped", size.mapped, high_bytes=high.mapped),
+        HostPart("cuda", "anonymous", size.anonymous, high_bytes=most.anonymous),
+        HostPart("cuda", "mapped", size.mapped, high_bytes=most.mapped),
     ]
 
 
@@ -190,7 +202,7 @@ def _notes(facts: HostFacts) -> Iterator[str]:
             "in the process and again in each worker (--dataset-memory)"
         )
     if facts.cuda is not None and facts.processes > 1:
-        yield "what NCCL keeps on the host, some of it in /dev/shm, is not counted"
+        yield "NCCL is taken to keep what it kept in trainings on two GPUs; its files in /dev/shm are not counted"
     if not facts.use.batch and facts.workers:
         yield "the size of a batch is not known for this loop, so that /dev/shm and pinned batches are not counted"
     if facts.workers and (shm := _shm(facts)) > DOCKER_SHM_BYTES:
@@ -246,16 +258,25 @@ def host_bill_of(
     request: PredictRequest,
     checkpoint: Checkpoint | None,
     restored: tuple[RestoredCheckpoint, ...],
+    room: int,
 ) -> HostBill | None:
     """Return the bill of a simulated training against the limits of its machine; None where none was looked at.
+
+    ``room`` is the memory that the training leaves of its GPU, in bytes, below 0 if it lacks some.
 
     Raises:
         WorkloadError: The limit is below what Python and its libraries take.
     """
-    facts = facts_of(workload, simulation, checkpoint, restored, request.dataset_memory or 0)
-    if facts is None:
-        return None
-    limits = limits_of(workload, request)
+    facts = facts_of(workload, simulation, checkpoint, restored, request.dataset_memory or 0, room)
+    return None if facts is None else checked_bill(facts, limits_of(workload, request))
+
+
+def checked_bill(facts: HostFacts, limits: HostLimits) -> HostBill:
+    """Return the bill of a training against limits.
+
+    Raises:
+        WorkloadError: The limit is below what Python and its libraries take.
+    """
     if limits.memory_bytes is not None and limits.memory_bytes < (least := facts.libraries.anonymous):
         raise WorkloadError(
             f"{limits.memory_source}: {human_bytes(limits.memory_bytes)} of host memory are less than Python and its "

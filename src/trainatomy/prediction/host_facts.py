@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainatomy.catalog.host import Footprint, cuda_footprint, libraries_footprint
+from trainatomy.catalog.host import CudaFootprint, Footprint, launcher_footprint, libraries_footprint
 from trainatomy.catalog.instances import find_instance
 from trainatomy.libraries import version_of
 from trainatomy.measurement.proc import group_memory, memory_total, shared_memory_bytes
@@ -29,8 +29,6 @@ NO_LIMITS = HostLimits()
 _TOKEN_BYTES = 8
 _TEXT_TENSORS = 3
 """Tensors of a batch of text: tokens, mask and labels."""
-_STATES = {"sgd": 0, "adafactor": 0, "rmsprop": 1, "adagrad": 1, "lion": 1}
-"""Values of an optimizer for each parameter, by the beginning of its name; Adam's two otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class HostFacts:
 
     Attributes:
         libraries: Python and libraries.
-        cuda: CUDA's context and libraries, and the most that they may take; None for a training on the CPU.
+        cuda: What CUDA adds to a process; None for a training on the CPU.
         processes: Processes of the training on each host.
         use: What the execution found.
         workers: DataLoader workers of each process.
@@ -47,7 +45,6 @@ class HostFacts:
         pins: Whether batches are copied to pinned memory.
         evaluates: Whether there are evaluations, which have workers of their own.
         dataset: A data set in Python's memory.
-        states: Optimizer states beside the shards that are kept on the host.
         loaded_by: Processes of a host that load the weights.
         saved: Copies of weights and states while a checkpoint is saved.
         savers: Processes of a host that hold them.
@@ -55,10 +52,12 @@ class HostFacts:
         kept: Checkpoints that lie there at once; the new one is written before the oldest is deleted.
         restored: A checkpoint's file that is read.
         tensors: Of a training on the CPU, what would be on the GPU, by phase.
+        missing: What the GPU lacks for paged states, which the driver keeps on the host then.
+        launcher: The process that starts those of a training on several GPUs; None: there is none.
     """
 
     libraries: Footprint
-    cuda: tuple[Footprint, Footprint] | None
+    cuda: CudaFootprint | None
     processes: int
     use: HostUse
     workers: int = 0
@@ -66,7 +65,6 @@ class HostFacts:
     pins: bool = False
     evaluates: bool = False
     dataset: int = 0
-    states: int = 0
     loaded_by: int = 1
     saved: int = 0
     savers: int = 1
@@ -74,6 +72,8 @@ class HostFacts:
     kept: int = 1
     restored: int = 0
     tensors: Mapping[HostPhaseName, int] = field(default_factory=dict)
+    missing: int = 0
+    launcher: Footprint | None = None
 
     @property
     def batch(self) -> int:
@@ -125,8 +125,12 @@ def facts_of(
     checkpoint: Checkpoint | None,
     restored: tuple[RestoredCheckpoint, ...],
     dataset: int = 0,
+    room: int = 0,
 ) -> HostFacts | None:
-    """Return what decides about the bill of a simulated training; None where the execution did not look at the host."""
+    """Return what decides about the bill of a simulated training; None where the execution did not look at the host.
+
+    ``room`` is the memory that the training leaves of its GPU besides paged states.
+    """
     train, parallel = workload.train, workload.parallel
     if simulation.host is None:
         return None
@@ -135,10 +139,9 @@ def facts_of(
     config = train.fsdp_config or {}
     on_rank0 = bool(train.fsdp) and str(config.get("cpu_ram_efficient_loading", "")).lower() in ("true", "1")
     is_sharded = checkpoint is not None and checkpoint.is_sharded
-    trains = workload.mode == "training"
     return HostFacts(
         libraries=libraries_footprint("cuda", lambda package: version_of(package) is not None),
-        cuda=cuda_footprint(),
+        cuda=CudaFootprint.known(),
         processes=processes,
         use=use,
         workers=train.dataloader_num_workers,
@@ -146,13 +149,14 @@ def facts_of(
         pins=train.dataloader_pin_memory,
         evaluates=simulation.evaluation is not None,
         dataset=dataset,
-        states=_states(train.optim) * sum(use.shards) if trains else 0,
         loaded_by=1 if on_rank0 else processes,
         saved=0 if checkpoint is None else checkpoint.host_bytes or 0,
         savers=processes if is_sharded else 1,
         checkpoint=0 if checkpoint is None else checkpoint.total_bytes * (processes if is_sharded else 1),
         kept=1 if checkpoint is None else checkpoint.kept or 1,
         restored=max((each.host_bytes or 0 for each in restored), default=0),
+        missing=max(use.paged - max(room, 0), 0),
+        launcher=launcher_footprint() if processes > 1 else None,
     )
 
 
@@ -162,9 +166,3 @@ def _with_batch(use: HostUse, workload: Workload, simulation: Simulation) -> Hos
         return use
     size = simulation.tokens_per_sample * workload.batch_size * _TOKEN_BYTES
     return replace(use, batch=(size,) * _TEXT_TENSORS)
-
-
-def _states(optimizer: str) -> int:
-    """Return how many values an optimizer keeps for each parameter."""
-    name = optimizer.rpartition(":")[2].lower()
-    return next((count for start, count in _STATES.items() if name.startswith(start)), 2)

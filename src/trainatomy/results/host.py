@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trainatomy.results.memory import Verdict
 
@@ -26,6 +26,25 @@ HostRole = Literal["training", "worker", "other"]
 
 TIGHT_SHARE = 0.05
 """Share of a limit; with less left, a bill is ``tight``."""
+
+
+class KeptOnHost(NamedTuple):
+    """What a process keeps on the host in tensors, in bytes: pageable, in mapped files, and in pinned blocks."""
+
+    anonymous: int
+    mapped: int
+    pinned: int
+
+
+NOTHING_KEPT = KeptOnHost(0, 0, 0)
+
+
+def block_bytes(needed: int) -> int:
+    """Return the pinned block that PyTorch takes for so many bytes: the next power of two.
+
+    Source: aten/src/ATen/core/CachingHostAllocator.h, ``allocate`` and ``get_free_block``, torch 2.9-2.13.
+    """
+    return 1 << (needed - 1).bit_length() if needed else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +226,8 @@ class HostBill:
             found.append(shared)
         fullest_disk = max(self.phases, key=lambda phase: phase.disk_bytes)
         if limits.disk_bytes is not None and fullest_disk.disk_bytes > limits.disk_bytes:
-            written = HostShortage("disk", fullest_disk.name, "checkpoints", fullest_disk.disk_bytes, limits.disk_bytes)
-            found.append(written)
+            what = "checkpoints" if fullest_disk.name == "saving" else "offloaded"
+            found.append(HostShortage("disk", fullest_disk.name, what, fullest_disk.disk_bytes, limits.disk_bytes))
         return tuple(found)
 
     @property

@@ -278,6 +278,7 @@ class Host:
         container: Kind of container; empty on the machine itself.
         infiniband: Names of InfiniBand devices.
         nvidia_devices: Number of NVIDIA's display devices on the PCI bus.
+        amd_devices: The same of AMD's, a processor's own graphics among them.
     """
 
     cpus: int | None = None
@@ -303,6 +304,7 @@ class Host:
     container: str = ""
     infiniband: tuple[str, ...] = ()
     nvidia_devices: int | None = None
+    amd_devices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

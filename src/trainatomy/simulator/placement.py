@@ -6,7 +6,7 @@ Handlers run with the simulation's function mode popped, so the calls inside see
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,6 +22,8 @@ from trainatomy.training.stored_weights import is_packed, numbers, rebuilt
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
+NO_DATA = "Cannot copy out of meta tensor; no data!"
+"""How PyTorch's error begins where a tensor of its meta device is moved."""
 
 
 def names_cuda(device: Any) -> bool:
@@ -50,6 +52,9 @@ class Placement:
         known: Returns the values of a tensor, None if they are unknown.  A tensor with known values comes back to the
             host with them (``pack_padded_sequence`` needs its lengths so).
         wait: Lets the CPU wait for the current stream.
+
+    Attributes:
+        array_made: Called with each NumPy array that is made of a tensor without data.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Placement:
         self._on_host = on_host
         self._known = known
         self._wait = wait
+        self.array_made: Callable[[Any], object] = lambda array: None
 
     def handlers(self) -> dict[Any, Handler]:
         """Return all handlers by the function (or property getter) that they answer for."""
@@ -81,8 +87,8 @@ class Placement:
             t.to: self._to,
             t.cuda: self._cuda,
             t.cpu: lambda f, a, k: self.move(a[0], CPU),
-            t.pin_memory: lambda f, a, k: a[0],
-            t.is_pinned: lambda f, a, k: False,
+            t.pin_memory: lambda f, a, k: self._pin(a[0]),
+            t.is_pinned: lambda f, a, k: self._is_pinned(a[0]),
             t.type: self._type,
             t.copy_: self._copy_into,
             t.numpy: self._numpy,
@@ -106,10 +112,32 @@ class Placement:
         if tensor.is_meta and not self._storages.on_device(tensor):
             self._arrived(tensor, None)
 
-    def keep_on_host(self, tensor: torch.Tensor, *, pinned: bool = False) -> None:
-        """Let a meta tensor stand for one in host memory."""
+    def leaving_host(self) -> AbstractContextManager[None]:
+        """Return a context in which tensors are made that arrive on the GPU (``arrive``)."""
+        return self._storages.leaving()
+
+    def is_building(self) -> bool:
+        """Return whether a model is built on the host now, whose tensors are made on the meta device."""
+        return self._storages.host_memory.stage() == "host"
+
+    def keep_on_host(self, tensor: torch.Tensor, *, pinned: bool = False, takes_memory: bool = True) -> None:
+        """Let a meta tensor stand for one in host memory; one of the meta device takes none."""
         with torch._C.DisableTorchFunction():
-            self._storages.mark_host([tensor], pinned=pinned)
+            self._storages.mark_host([tensor], pinned=pinned, takes_memory=takes_memory)
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy in pinned memory of a tensor without data in host memory; others as they are."""
+        with torch._C.DisableTorchFunction():
+            if not tensor.is_meta or self._storages.on_device(tensor) or self._storages.is_pinned(tensor):
+                return tensor
+            with torch._C._DisableTorchDispatch():
+                made = torch.empty_like(tensor.detach(), device=META)
+            self._storages.mark_host([made], pinned=True)
+        return made
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        with torch._C.DisableTorchFunction():
+            return tensor.is_meta and self._storages.is_pinned(tensor)
 
     def check(self, device: Any) -> torch.device:
         """Return the GPU that ``device`` names; raise SimulationError if this process does not simulate it."""
@@ -147,7 +175,9 @@ class Placement:
         tensor = args[0]
         if not tensor.is_meta:
             return tensor.device
-        return self.gpu_of(tensor) if self._storages.on_device(tensor) else CPU
+        if self._storages.on_device(tensor):
+            return self.gpu_of(tensor)
+        return CPU if self._storages.has_data(tensor) else META
 
     def _is_cuda(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return self.is_device(args[0])
@@ -174,7 +204,9 @@ class Placement:
                 "values that do not exist in a run without a GPU.\nMeasure this model with `trainatomy measure`",
                 operation="Tensor.numpy",
             )
-        return values.clone().numpy()
+        array = values.clone().numpy()
+        self.array_made(array)
+        return array
 
     def _assumed(self, tensor: torch.Tensor) -> torch.Tensor | None:
         known = self._known(tensor)
@@ -279,7 +311,7 @@ class Placement:
             return tensor
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
-        self.keep_on_host(made)
+        self.keep_on_host(made, takes_memory=False)
         return made
 
     def move(
@@ -292,6 +324,8 @@ class Placement:
         **options: Any,
     ) -> torch.Tensor:
         """Copy a tensor between host and GPU, as ``Tensor.to`` does."""
+        if tensor.is_meta and not self._storages.has_data(tensor):
+            raise NotImplementedError(NO_DATA)
         if is_packed(tensor):
             return rebuilt(tensor, lambda part: self.move(part, device, None, non_blocking, copy, **options))
         to_gpu = device.type == "cuda"
@@ -317,7 +351,7 @@ class Placement:
             if not to_gpu and not is_dense(tensor):
                 tensor = tensor.contiguous()  # see ``_copy_into``
             waits = to_gpu and not non_blocking and self._storages.is_pinned(tensor)
-            with contextlib.nullcontext() if to_gpu else self._on_host():
+            with self._storages.leaving() if to_gpu else self._copying_to_host(pinned=non_blocking):
                 later = {"non_blocking": True} if non_blocking or waits else {}
                 moved = torch.ops.aten._to_copy(tensor, dtype=dtype, **later, **options)
         if to_gpu:
@@ -325,6 +359,19 @@ class Placement:
             if waits:
                 self._wait()
         return moved
+
+    @contextlib.contextmanager
+    def _copying_to_host(self, *, pinned: bool) -> Iterator[None]:
+        """Let what is made stand for tensors in host memory: pinned for a copy that does not block.
+
+        Source: aten/src/ATen/native/TensorConversions.cpp (``_to_copy``: ``pin_out``), torch 2.9-2.13.
+        """
+        before, self._storages.pins = self._storages.pins, pinned
+        try:
+            with self._on_host():
+                yield
+        finally:
+            self._storages.pins = before
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

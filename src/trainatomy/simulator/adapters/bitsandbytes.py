@@ -399,9 +399,15 @@ def no_shared_code_books() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _simulated_optimizers(process: SimulatedProcess, workload: Workload | None) -> Iterator[None]:
-    with simulated_bitsandbytes(process.on_host) as paged:
+    @contextlib.contextmanager
+    def managed() -> Iterator[None]:
+        with process.on_host(), process.storages.leaving():
+            yield
+
+    with simulated_bitsandbytes(managed) as paged:
         yield
         process.notes.extend(paged_notes(paged))
+        process.storages.host_memory.paged = sum(state.nbytes for state in paged)
 
 
 @contextlib.contextmanager
@@ -414,7 +420,11 @@ def _simulated_layers(process: SimulatedProcess, workload: Workload | None) -> I
         if workload is None:
             stack.enter_context(native_library())
         if workload is not None or has_layers():
-            process.use_functions(quantised_operators(answering, process.on_host, columns))
+            functions = quantised_operators(answering, process.on_host, columns)
+            if process.processor.is_amd:
+                refused = partial(process.processor.need_cuda, "bitsandbytes' quantisation")
+                functions = dict.fromkeys(functions, lambda *args, **kwargs: refused())
+            process.use_functions(functions)
         yield
 
 

@@ -20,6 +20,7 @@ import torch
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.simulator.adapters.adapter import Adapter
+from trainatomy.simulator.adapters.deepspeed_nvme import Drive
 from trainatomy.training.parallel.deepspeed import import_deepspeed
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ _KEPT = (
 )
 """Modules whose variables an engine or the Trainer changes; transformers' says whether models are built for ZeRO-3."""
 _COMPILED = ("FusedAdamBuilder", "CPUAdamBuilder")
-"""Extensions that are stood for."""
+"""Extensions with optimizers that are stood for."""
+_DRIVE, _PINNING = "AsyncIOBuilder", "PinMemoryBuilder"
+_LOADED_ONCE = "_deepspeed_pin_memory_op_module"
+"""Attribute of ``sys`` by which DeepSpeed finds an extension again (ops/op_builder/pin_memory_load.py, 0.19)."""
 
 
 @contextlib.contextmanager
@@ -45,6 +49,7 @@ def simulated_deepspeed(process: SimulatedProcess, *, in_script: bool = False) -
         process: The simulated process.
         in_script: A script makes tensors on the CPU, too, which have data.
     """
+    process.processor.need_cuda("DeepSpeed")
     import_deepspeed()
     from deepspeed.accelerator import real_accelerator
     from deepspeed.ops.op_builder import builder
@@ -62,7 +67,10 @@ def simulated_deepspeed(process: SimulatedProcess, *, in_script: bool = False) -
         stack.callback(logger.setLevel, before)
         logger.setLevel(logging.ERROR)
         real_accelerator.ds_accelerator = Accelerator()
-        stack.enter_context(mock.patch.object(builder.OpBuilder, "load", _load))
+        drive = Drive(process)
+        stack.enter_context(mock.patch.object(builder.OpBuilder, "load", _loader(drive)))
+        stack.enter_context(drive.without_folders())
+        stack.callback(vars(sys).pop, _LOADED_ONCE, None)
         stack.enter_context(_without_cpuinfo())
         stack.enter_context(_labelled_weights(process))
         for context in _counted_gradients(process):
@@ -173,12 +181,18 @@ def _cuda_accelerator() -> Any:
     return CUDA_Accelerator
 
 
-def _load(builder: Any, verbose: bool = True) -> Any:
-    """Return what stands for a compiled extension, instead of compiling it."""
-    name = type(builder).__name__
-    if name not in _COMPILED:
-        raise SimulationError(f"DeepSpeed would compile {name.removesuffix('Builder')}, which is not simulated")
-    return _Extension()
+def _loader(drive: Drive) -> Callable[..., Any]:
+    """Return what finds stand-ins for compiled extensions, instead of compiling them."""
+
+    def load(builder: Any, verbose: bool = True) -> Any:
+        name = type(builder).__name__
+        if name in (_DRIVE, _PINNING):
+            return drive
+        if name not in _COMPILED:
+            raise SimulationError(f"DeepSpeed would compile {name.removesuffix('Builder')}, which is not simulated")
+        return _Extension()
+
+    return load
 
 
 class _Extension:
