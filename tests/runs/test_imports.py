@@ -13,8 +13,16 @@ from trainatomy.runs import pools
 from trainatomy.training.parallel.deepspeed import _compiled_late
 
 
-def test_the_process_that_waits_for_a_script_imports_no_pytorch() -> None:
-    code = "import trainatomy.cli.run, sys; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    "what",
+    [
+        "import trainatomy.cli.run",
+        "import pickle, trainatomy.api.fitting as api; pickle.dumps([api.predict_candidate, api.predict_row])",
+        "import trainatomy.cli.compare, trainatomy.cli.gpus, trainatomy.api.comparing",
+    ],
+)
+def test_a_process_that_leaves_predicting_to_others_imports_no_pytorch(what: str) -> None:
+    code = f"{what}; import sys; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ for step in range(3):
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the file of an installed library that scripts may import."""
     folder = tmp_path / "site-packages"
     folder.mkdir()
@@ -165,14 +166,29 @@ def test_questions_are_answered(run_script: RunScript) -> None:
 import ctypes.util, shutil
 assert subprocess.check_output(["uname", "-s"], text=True) == "Linux\\n"
 assert int(subprocess.check_output("nproc")) > 0
-assert os.popen("echo; uname").read() == ""
+assert os.popen("touch x; uname").read() == ""
+assert os.popen("echo hello").read() == "hello\\n"
+assert subprocess.check_output(["ls", "/proc/self/task"]).strip()
 assert ctypes.util.find_library("c") == "libc.so.6"
 assert os.system("uname -s > /dev/null") == 0
 """
     found = run_script(PYTHON + text + LOOP)
     assert found.message == ""
     assert found.prediction is not None and found.prediction.script is not None
-    assert [each.name for each in found.prediction.script.stand_ins] == ["echo; uname"]
+    assert [each.name for each in found.prediction.script.stand_ins] == ["touch x; uname"]
+
+
+def test_python_and_the_machine_say_who_they_are(run_script: RunScript) -> None:
+    text = """
+import platform, socket
+version = f"Python {platform.python_version()}\\n"
+assert subprocess.check_output([sys.executable, "--version"], text=True) == version
+assert os.popen(f"{sys.executable} -V").read() == version
+assert socket.gethostbyname(socket.gethostname()).startswith("127.")
+assert socket.getaddrinfo(host=socket.gethostname(), port=80)
+"""
+    found = run_script(PYTHON + text + LOOP)
+    assert found.message == ""
 
 
 def test_a_question_to_a_program_that_may_not_be_executed_is_left_out(run_script: RunScript, tmp_path: Path) -> None:

@@ -26,6 +26,53 @@ def raises(kind: str, call: str) -> str:
     return f"try: {call}\nexcept {kind}: pass\nelse: raise AssertionError({call!r})\n"
 
 
+def test_a_program_is_not_asked_for_what_the_script_wrote(run_script: RunScript, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("of the machine")
+    text = """
+import os
+os.makedirs("out")
+open("out/made", "w").write("of the script")
+assert os.popen("cat there").read() == "of the machine"
+assert os.popen("ls out").read() == os.popen("cat out/made").read() == ""
+"""
+    found = run_script(text + LOOP)
+    assert found.message == ""
+    assert found.prediction is not None and found.prediction.script is not None
+    noted = [one.name for one in found.prediction.script.stand_ins if one.kind == "command"]
+    assert noted == ["ls out", "cat out/made"]
+
+
+def test_what_was_saved_is_loaded_again(run_script: RunScript) -> None:
+    pytest.importorskip("peft")
+    text = """
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from tokenizers import Tokenizer, models
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    import torch
+
+    words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained("saved")
+    assert AutoTokenizer.from_pretrained("saved")("a").input_ids == [0]
+    config = GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=1)
+    GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained("saved")
+    model = AutoModelForCausalLM.from_pretrained("saved")
+    assert type(model) is GPT2LMHeadModel and model.dtype == torch.bfloat16 and model.config.n_embd == 64
+    get_peft_model(model, LoraConfig(r=4, task_type="CAUSAL_LM")).save_pretrained("adapter")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("saved"), "adapter", is_trainable=True)
+    model.merge_and_unload().save_pretrained("merged")
+    model = AutoModelForCausalLM.from_pretrained("merged").cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model(torch.ones(2, 8, dtype=torch.long, device="cuda")).logits.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    outcome = run_script(text)
+    assert outcome.message == ""
+    assert outcome.prediction is not None and outcome.prediction.script is not None
+    assert outcome.prediction.script.models[0].name == "GPT2LMHeadModel"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -136,6 +183,17 @@ def raises(kind: str, call: str) -> str:
             "    for folder in ('locks/', 'folder/', ''):\n"
             "        with Lock(folder + Lock.__name__, timeout=1): assert os.path.exists(folder + Lock.__name__)",
             id="file locks",
+        ),
+        pytest.param(
+            "import numpy, sqlite3\n"
+            "numpy.savetxt('a.txt', numpy.arange(3)); assert numpy.loadtxt('a.txt')[2] == 2\n"
+            "numpy.savetxt('a.txt.gz', numpy.arange(3)); assert numpy.genfromtxt('a.txt.gz')[2] == 2\n"
+            "with sqlite3.connect('file:a.db?mode=rwc', uri=True) as base: base.execute('create table t (a)')\n"
+            "for name in ('file:a.db?mode=ro', f'file://{os.getcwd()}/a.db'):\n"
+            "    assert sqlite3.connect(name, uri=True).execute('select * from t').fetchall() == []\n"
+            "assert sqlite3.connect('a.db').execute('select * from t').fetchall() == []\n"
+            "sqlite3.connect('file:x?mode=memory', uri=True); assert not os.path.exists('x')",
+            id="tables and databases by their addresses",
         ),
         pytest.param(
             "p = pathlib.Path('keep'); p.touch(); p.chmod(0o600); os.utime(p)\n"

@@ -58,6 +58,7 @@ def test_what_python_runs(line: str, kind: str, target: str, words: tuple[str, .
         ("/sbin/ldconfig -p", True),
         ("ldconfig", False),
         ("hostname", True),
+        ("ls -l data", True),
         ("hostname other", False),
         ("git rev-parse HEAD", True),
         ("git -C /x -c a=b describe --tags", True),

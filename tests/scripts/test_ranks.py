@@ -6,6 +6,7 @@ import pytest
 from script_types import RunScript
 
 from trainatomy.results.prediction import Plan
+from trainatomy.scripts.command import read_command, variables
 
 SHARDED = """
     import os
@@ -78,6 +79,70 @@ def test_numbers_that_ranks_send_each_other_are_known(run_script: RunScript) -> 
     outcome = run_script(EXCHANGED, gpus=4)
     assert outcome.prediction is not None, outcome.message
     assert not any("equal: they are assumed to differ" in note for note in outcome.prediction.notes)
+
+
+ALONE = """
+    import os
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    {before}
+    dist.init_process_group({arguments})
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda(), device_ids=[0])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.randn(4, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    dist.destroy_process_group()
+"""
+"""A process that makes itself a group of one."""
+_SET = "os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_ADDR='localhost', MASTER_PORT='29501')"
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments"),
+    [
+        (_SET, "'nccl'"),
+        (_SET, ""),
+        ("", "'cpu:gloo,cuda:nccl', 'tcp://localhost:29501', world_size=1, rank=0"),
+    ],
+)
+def test_a_group_of_one_is_that_of_torchruns_only_process(run_script: RunScript, before: str, arguments: str) -> None:
+    text = ALONE.format(before=before, arguments=arguments)
+    handover = run_script(text).handover
+    assert handover is not None and handover.words == ("torchrun", "--nproc-per-node=1", "train.py")
+    assert not handover.variables  # the script sets its own again
+    outcome = run_script(text, before=handover.words[:2])
+    assert outcome.prediction is not None, outcome.message
+    buffers = outcome.prediction.memory.components["communication_buffers"]
+    assert buffers > 0
+
+
+@pytest.mark.parametrize(("options", "is_sharded"), [((), False), (("--use_fsdp", "--fsdp_version=2"), True)])
+def test_accelerate_shards_a_process_that_is_alone_where_fsdp_is_asked_for(
+    run_script: RunScript, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_sharded: bool
+) -> None:
+    before = ("accelerate", "launch", *options, "--num_processes=1")
+    for name, value in variables(read_command([*before, "train.py"])).items():
+        monkeypatch.setenv(name, value)
+    text = """
+    import torch
+    from accelerate import Accelerator
+    from torch.distributed.tensor import DTensor
+    accelerator = Accelerator()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    for _ in range(3):
+        accelerator.backward(model(torch.randn(4, 64, device="cuda")).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert isinstance(next(model.parameters()), DTensor) == IS_SHARDED
+    """
+    outcome = run_script(text.replace("IS_SHARDED", str(is_sharded)), before=before)
+    assert outcome.message == "" and outcome.prediction is not None
 
 
 def test_debug_shows_where_an_exception_came_from(run_script: RunScript, capfd: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,22 @@ def said(prediction: Prediction | None) -> str:
     return "\n".join(script_sentences(prediction.script))
 
 
+def test_callbacks_of_the_user_may_do_more_later(run_script: RunScript) -> None:
+    text = """
+from transformers import TrainerCallback
+class Sampled(TrainerCallback):
+    pass
+class Sampling(Trainer):
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, callbacks=[Sampled()], **keywords)
+"""
+    call = "train(kind={}, eval_dataset=None, save_strategy='no')"
+    outcome = run_script(TRAINER + text + call.format("Sampling"))
+    assert tasks_of(outcome) == [("callbacks", 3, None)]
+    assert "Sampled may do more in later steps" in said(outcome.prediction)
+    assert tasks_of(run_script(TRAINER + text + call.format("Trainer"))) == []
+
+
 @pytest.mark.parametrize(
     ("keywords", "expected"),
     [

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import TrainatomyError, WorkloadError
+from trainatomy.requests.predicting import HERE, PredictRequest, dataset_bytes, memory_size
 from trainatomy.scripts import launch
 from trainatomy.scripts.command import check_gpu, read_command, with_gpus
 from trainatomy.scripts.imports import preload
@@ -39,6 +40,8 @@ def run_script(
     timeline: bool = False,
     compiles: bool | None = None,
     look_ahead: bool = True,
+    host_memory: int | str | None = None,
+    dataset_memory: int | str | None = None,
     output: Path | str | None = None,
 ) -> Prediction:
     """Run a training script without a GPU, in a process of its own, and predict its memory and time.
@@ -58,6 +61,9 @@ def run_script(
         compiles: Simulate ``torch.compile``; None: where the script names it and its compiler is installed.
         look_ahead: Also execute what comes after the steps: the evaluation and the checkpoint that a trainer's
             configuration plans, the longest sample, further steps where memory grows.
+        host_memory: Memory of each machine in bytes or as ``"64 GiB"``, or ``"here"`` for this one: also say in
+            ``Prediction.host_bill`` whether the processes fit in it.
+        dataset_memory: Memory of a data set that lies in Python objects, in bytes or as ``"8 GiB"``.
         output: File for what the script prints.
 
     Raises:
@@ -78,6 +84,8 @@ def run_script(
         compiled=compiles,
         looks_ahead=look_ahead,
         timeline=timeline,
+        host_memory=memory_size("host_memory", HERE, host_memory),
+        dataset_memory=dataset_bytes("dataset_memory", dataset_memory),
     )
     outcome = launch.run_script(job, None if output is None else Path(output))[0]
     if outcome.exit_code or outcome.prediction is None:
@@ -122,9 +130,8 @@ class DryRun:
                 "dry_run: the block ended without an optimizer step: train in it, with a model that was made in it"
             )
         run = run_of(self._session, (self._name,), "steps" if is_done else "finished")
-        self.prediction = prediction_of_script(
-            self._session, run, self._name, timeline=self._timeline, calibration=None, started=self._started
-        )
+        request = PredictRequest(timeline=self._timeline)
+        self.prediction = prediction_of_script(self._session, run, self._name, request, self._started)
         return is_done
 
     @property

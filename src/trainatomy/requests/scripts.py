@@ -8,7 +8,7 @@ from typing import Annotated
 
 from trainatomy.option import Option
 from trainatomy.requests.measuring import time_limit
-from trainatomy.requests.predicting import Timeline
+from trainatomy.requests.predicting import DatasetMemory, HostMemory, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class ScriptRequest:
         looks_ahead: Whether what comes after the steps is looked at: tasks that the configuration plans, the longest
             sample, growth.
         timeline: Include memory by component over the step.
+        host_memory: See ``PredictRequest``.
+        dataset_memory: See ``PredictRequest``.
     """
 
     steps: Annotated[
@@ -71,3 +73,5 @@ class ScriptRequest:
         ),
     ] = True
     timeline: Timeline = False
+    host_memory: HostMemory = None
+    dataset_memory: DatasetMemory = None

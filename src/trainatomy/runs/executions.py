@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 
-MOST_EVENTS = 500_000
-"""Events of the traces that are kept at once, some 100 MB; BERT's training has 10,000."""
+MOST_EVENTS = 1_000_000
+"""Events of the traces that are kept at once, some 200 MB; BERT's training has 10,000."""
 
 
 class Executions:

@@ -125,7 +125,7 @@ def _kill_server() -> None:
         server._stop()
 
 
-KEPT_RUNS = 4
+KEPT_RUNS = 8
 """Runs that a process remembers, those that were used last; each takes a few MB."""
 
 

@@ -19,7 +19,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MODULES = (
     "torch._dynamo",
     "transformers.trainer",
-    "trainatomy.api",
+    "trainatomy.api.predicting",
     "trainatomy.prediction.assemble",
     "trainatomy.simulator.simulate",
     "trainatomy.timing.step",

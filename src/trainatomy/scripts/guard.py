@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from trainatomy.errors import SimulationError
 from trainatomy.scripts.job import current_place
@@ -282,12 +283,15 @@ def _check(event: str, arguments: tuple[Any, ...], is_allowed: Callable[[str], b
     paths = _PATHS[event]
     folder = arguments[_FOLDERS_GIVEN[event]] if event in _FOLDERS_GIVEN else -1
     for path in (arguments[position] for position in paths):
-        if not isinstance(path, str | bytes | os.PathLike) or _is_in_memory(event, os.fsdecode(path)):
+        if not isinstance(path, str | bytes | os.PathLike):
             continue
-        if not is_allowed(absolute(path, folder)):
-            raise _refusal(
-                script, "changes a file", f"{os.fsdecode(path)}, by {event} of a function that is not redirected"
-            )
+        changed = os.fsdecode(path)
+        if event == "sqlite3.connect":
+            changed = in_database(changed)[1]
+            if not changed:
+                continue
+        if not is_allowed(absolute(changed, folder)):
+            raise _refusal(script, "changes a file", f"{changed}, by {event} of a function that is not redirected")
 
 
 def _is_child(process: int) -> bool:
@@ -299,8 +303,17 @@ def _is_child(process: int) -> bool:
     return True
 
 
-def _is_in_memory(event: str, path: str) -> bool:
-    return event == "sqlite3.connect" and (path == "" or ":memory:" in path or "mode=memory" in path)
+def in_database(name: str) -> tuple[str, str, str]:
+    """Divide what SQLite opens, a path or ``file:runs.db?mode=ro``, into what precedes the path, it, and what follows.
+
+    What it keeps in memory has no path.
+    """
+    if ":memory:" in name or "mode=memory" in name:
+        return name, "", ""
+    if not name.startswith("file:"):
+        return "", name, ""
+    path, mark, query = name.removeprefix("file:").partition("?")
+    return "file:", unquote(path.removeprefix("//localhost").removeprefix("//")), mark + query
 
 
 def absolute(path: Any, folder: int | None) -> str:

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -43,10 +44,16 @@ class ImportHook(MetaPathFinder):
     Args:
         apart: Top-level packages that are imported in ``surroundings``.
         surroundings: Returns a context.
+        around: Returns the context in which a top-level package is imported, by its name.
     """
 
-    def __init__(self, apart: Collection[str] = (), surroundings: Surroundings = contextlib.nullcontext) -> None:
-        self._apart, self._surroundings = frozenset(apart), surroundings
+    def __init__(
+        self,
+        apart: Collection[str] = (),
+        surroundings: Surroundings = contextlib.nullcontext,
+        around: Callable[[str], contextlib.AbstractContextManager[Any]] | None = None,
+    ) -> None:
+        self._apart, self._surroundings, self._around = frozenset(apart), surroundings, around
         self._waiting: defaultdict[str, list[Callable[[], Any]]] = defaultdict(list)
         self._watched: set[str] = set()
         self._lock = threading.RLock()
@@ -80,7 +87,8 @@ class ImportHook(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the spec that another finder finds for a module that is watched."""
         is_apart, finding = name in self._apart, self._finding.names
-        if (name not in self._watched and not is_apart) or name in finding:
+        around = self._around if "." not in name and name not in sys.stdlib_module_names else None
+        if (name not in self._watched and not is_apart and around is None) or name in finding:
             return None
         finding.append(name)  # a finder may ask all finders again
         try:
@@ -89,8 +97,9 @@ class ImportHook(MetaPathFinder):
         finally:
             finding.remove(name)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            surroundings = self._surroundings if is_apart else contextlib.nullcontext
-            spec.loader = _WatchedLoader(spec.loader, surroundings, self._executed)
+            contexts = [self._surroundings] if is_apart else []
+            contexts += [partial(around, name)] if around is not None else []
+            spec.loader = _WatchedLoader(spec.loader, contexts, self._executed)
         return spec
 
     def _executed(self, name: str) -> None:
@@ -118,8 +127,8 @@ class _Finding(threading.local):
 class _WatchedLoader(Loader):
     """A loader that says when it has executed its module, which knows nothing of it."""
 
-    def __init__(self, loader: Any, surroundings: Surroundings, executed: Callable[[str], None]) -> None:
-        self._loader, self._surroundings, self._executed = loader, surroundings, executed
+    def __init__(self, loader: Any, contexts: Sequence[Surroundings], executed: Callable[[str], None]) -> None:
+        self._loader, self._contexts, self._executed = loader, contexts, executed
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         made: ModuleType | None = self._loader.create_module(spec)
@@ -129,7 +138,9 @@ class _WatchedLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        with self._surroundings():
+        with ExitStack() as stack:
+            for context in self._contexts:
+                stack.enter_context(context())
             self._loader.exec_module(module)
         self._executed(module.__name__)
 

@@ -19,8 +19,12 @@ import torch
 from trainatomy.analysis.epochs import growth_of, live_bytes
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of
+from trainatomy.prediction.host import checked_bill
+from trainatomy.prediction.host_facts import limits_of
 from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.script import MANY_STEPS, Ending, ScriptRun
+from trainatomy.scripts.host_facts import host_facts_of
+from trainatomy.simulator.amd import amd_notes
 from trainatomy.simulator.notes import version_notes
 from trainatomy.simulator.releases import part_notes
 from trainatomy.simulator.run_notes import host_memory_notes, plan_notes, run_notes, trial_notes
@@ -186,14 +190,14 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def prediction_of_script(
-    session: Session, run: ScriptRun, name: str, *, timeline: bool, calibration: Any, started: float
+    session: Session, run: ScriptRun, name: str, request: PredictRequest, started: float
 ) -> Prediction:
-    """Return the prediction for what a script did until it ended."""
+    """Return the prediction for what a script did until it ended; ``request``: what is asked for, if it can be."""
     seen, recorder = session.observer, session.process.recorder
     operations = seen.end()
     recorder.end_run()
     workload = workload_of(session, name)
-    timed = session.settings.timed and bool(operations.operations) and seen.steps > 0
+    timed = request.timed and bool(operations.operations) and seen.steps > 0
     goes_on = run.ending == "steps"
     trace = with_further_steps(recorder.trace, session.process.allocator()) if goes_on else recorder.trace
     library = session.process.processor.cudnn
@@ -208,6 +212,7 @@ def prediction_of_script(
         stack_bytes=recorder.stack_bytes,
         notes=(
             *version_notes(session.version, session.gpu.capability),
+            *amd_notes(session.gpu, {call.name for call in session.process.recorder.operations.operations.calls}),
             *part_notes(session.version, _DISTRIBUTED if session.settings.topology.world_size > 1 else ()),
             *trial_notes(recorder.trace.trials, known=session.process.processor.cudnn is not None),
             *plan_notes(operations.calls, cudnn),
@@ -229,8 +234,9 @@ def prediction_of_script(
         communicators={ranks: frozenset(kinds) for ranks, kinds in recorder.groups.items()},
         communicator_copies={ranks: len(names) for ranks, names in recorder.group_names.items() if len(names) > 1},
     )
-    request = PredictRequest(timeline=timeline, timed=timed, calibration=calibration)
-    found = prediction_of(workload, simulation, request, started)
+    found = prediction_of(workload, simulation, replace(request, timed=timed), started)
+    facts = host_facts_of(session, run, request.dataset_memory or 0, found.room_bytes)
+    found = replace(found, host_bill=checked_bill(facts, limits_of(workload, request)))
     if run.ending not in ("finished", "exit"):
         run = replace(run, growth=growth_of(recorder.trace, found.room_bytes))
     if found.fits and run.fills(found.room_bytes):

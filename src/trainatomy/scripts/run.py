@@ -21,6 +21,7 @@ from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, Tra
 from trainatomy.libraries import version_of
 from trainatomy.prediction.assemble import keep_executed
 from trainatomy.prediction.detail import detail_of_executed
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.script import Ending, StandIn
 from trainatomy.scripts.imports import files_of
 from trainatomy.scripts.job import INTERRUPTED, HandedOver, Job, Outcome, any_place_of, place_of
@@ -31,6 +32,7 @@ from trainatomy.scripts.session import Session, Settings, TimeIsUp
 from trainatomy.scripts.signals import StepsDone
 from trainatomy.scripts.standins.flash_attention import names_flash_attention
 from trainatomy.simulator.parallel.group import Topology
+from trainatomy.simulator.placement import NO_DATA
 
 if TYPE_CHECKING:
     from trainatomy.scripts.command import Command
@@ -114,10 +116,15 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
     run = run_of(session, job.typed or job.command.typed, end.ending, message, end.place)
     handler = handler_of_memory(file, job.command.arguments)
     calibration = resolve_calibration(job.calibration)
+    request = PredictRequest(
+        timeline=job.timeline,
+        timed=job.timed,
+        calibration=calibration,
+        host_memory=job.host_memory,
+        dataset_memory=job.dataset_memory,
+    )
     with keep_executed() as executed:
-        prediction = prediction_of_script(
-            session, run, job.command.name, timeline=job.timeline, calibration=calibration, started=started
-        )
+        prediction = prediction_of_script(session, run, job.command.name, request, started)
     if handler and prediction.out_of_memory is not None and prediction.script is not None:
         handles = StandIn("out of memory", handler)
         run = replace(prediction.script, stand_ins=(handles, *prediction.script.stand_ins))
@@ -138,9 +145,11 @@ def handler_of_memory(file: Path, arguments: Sequence[str]) -> str:
 def topology_of(command: Command) -> Topology:
     """Return the place of the simulated process: rank 0 of those that the launcher starts."""
     launch = command.launch
-    if launch is None or launch.gpus * launch.nodes == 1:
+    if launch is None:
         return Topology()
-    return Topology(0, launch.gpus * launch.nodes, launch.gpus)
+    # accelerate starts a process that is alone without a launcher, unless FSDP or DeepSpeed needs a group
+    is_plain = command.launcher[:1] == ("accelerate",) and launch.fsdp is None and launch.deepspeed is None
+    return Topology(0, launch.gpus * launch.nodes, launch.gpus, is_launched=not is_plain)
 
 
 def _end(session: Session, job: Job, is_last: bool) -> _End:
@@ -286,6 +295,12 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
         return SimulationError(
             f"{place} takes a tensor to the GPU that is not dense ({text}); sparse and nested tensors there are not "
             "simulated.\nMeasure the script: trainatomy run --measure"
+        )
+    if NO_DATA in text:
+        return FactoryError(
+            f"{place} moves a model some of whose weights accelerate's hooks keep in host memory (device_map, "
+            f"cpu_offload): PyTorch raises {type(error).__name__}, on a GPU as here ({text}).\n"
+            "Leave it where it is, or give device_map a max_memory that takes all of it"
         )
     if isinstance(error, NotImplementedError) and "meta" in text:
         return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")

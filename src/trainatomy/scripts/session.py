@@ -25,6 +25,7 @@ from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.scripts import guard
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.guard import guarded
+from trainatomy.scripts.host_facts import ImportGrowth
 from trainatomy.scripts.imports import ImportHook
 from trainatomy.scripts.job import HandedOver
 from trainatomy.scripts.launch import run_folder
@@ -34,6 +35,7 @@ from trainatomy.scripts.signals import ScriptSignals, StepsDone, Threads
 from trainatomy.scripts.standins import (
     compiler,
     data,
+    device_maps,
     flash_attention,
     foreign_files,
     generation,
@@ -48,10 +50,12 @@ from trainatomy.scripts.standins import (
     tensors,
     torchscript,
 )
+from trainatomy.scripts.standins.loaders import Loaders
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
 from trainatomy.scripts.tasks import lightning, trainer
 from trainatomy.scripts.tasks.planned import Tasks
 from trainatomy.simulator.adapters.registry import adapters
+from trainatomy.simulator.amd import check_amd
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.isolation import isolated
@@ -137,11 +141,14 @@ class Session:
         tf32: Whether fp32 matrix products used tensor cores at the end; None where nothing was set.
         uses_trainer: Whether transformers' Trainer runs the loop.
         allocator: Settings of PyTorch's allocator that the script or the environment set.
+        loaders: The script's DataLoaders.
+        import_growth: What its imports added to this process.
     """
 
     def __init__(self, gpu: GPU, settings: Settings, script: str = "") -> None:
         self.gpu, self.settings, self.script = gpu, settings, script
         self.version = parse_version(settings.torch or torch.__version__)
+        check_amd(gpu, self.version, settings.topology.world_size * settings.topology.devices)
         processor = Processor(
             gpu.capability,
             gpu.multiprocessors,
@@ -149,6 +156,7 @@ class Session:
             installed_heuristics(gpu),
             gpu.l2_bytes,
             level_factors(gpu),
+            gpu.architecture,
         )
         self.process = SimulatedProcess(
             gpu.device_name,
@@ -173,6 +181,7 @@ class Session:
         self.tf32: bool | None = None
         self.allocator = ""
         self.uses_trainer = False
+        self.import_growth = ImportGrowth()
         self._began = time.monotonic()
 
     @contextlib.contextmanager
@@ -199,7 +208,7 @@ class Session:
 
     def _install(self, stack: contextlib.ExitStack, folder: str) -> None:
         settings = self.settings
-        imports = ImportHook(_APART, self.process.without_gpu)
+        imports = ImportHook(_APART, self.process.without_gpu, self.import_growth.around)
         self.stand_ins = StandIns(
             self.process,
             self.files,
@@ -214,6 +223,7 @@ class Session:
             is_training=lambda: self.observer.has_trained,
         )
         stack.callback(setattr, self.stand_ins, "is_over", True)
+        stack.enter_context(self.import_growth.following())
         stack.enter_context(imports.installed())
         temporary = os.path.join(folder, "tmp")  # noqa: PTH118
         os.makedirs(temporary, exist_ok=True)  # noqa: PTH103
@@ -222,6 +232,7 @@ class Session:
             tensors,
             random_numbers,
             pretrained,
+            device_maps,
             hub_files,
             quantised_weights,
             data,
@@ -232,6 +243,7 @@ class Session:
         )
         for part in (*parts, torchscript, requested_gpus):
             part.install(self.stand_ins)
+        self.loaders = Loaders(self.stand_ins)
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)
         foreign_files.install(self.stand_ins)
         compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)

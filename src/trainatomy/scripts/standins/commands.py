@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -97,7 +98,8 @@ class Commands:
                 variables = {**self._added(environment), **each.variables}
                 self._check(each, variables, where, text, by_user=by_user)
             is_missing = launched(commands[0]) is None and shutil.which(commands[0].words[0]) is None
-            if all(map(is_question, commands)) or (is_missing and not by_user):
+            is_asked = all(map(is_question, commands)) and not self._names_written(commands, where)
+            if is_asked or (is_missing and not by_user):
                 return True
             if self._accompanies(commands[0]):
                 return False
@@ -119,10 +121,10 @@ class Commands:
         self._hand_over(_torchrun(gpus, nodes, called), self._added(None), self._folder(None))
 
     def repeat(self, gpus: int, nodes: int) -> NoReturn:
-        """Run the script again as several ranks, which a function of it starts."""
+        """Run the script again as ranks that a function of it starts; what it sets before, it sets again."""
         if self._stand_ins.is_training() or not self._stand_ins.command:
             self.refuse()
-        self._hand_over(_torchrun(gpus, nodes, self._stand_ins.command), self._added(None), self._folder(None))
+        self._hand_over(_torchrun(gpus, nodes, self._stand_ins.command), {}, self._folder(None))
 
     def redirected(self, kind: int, number: int, *rest: Any) -> tuple[Any, ...]:
         """Return an action of ``posix_spawn`` for a file of the new process, redirected where it is written."""
@@ -131,8 +133,14 @@ class Commands:
         return (kind, number, *rest)
 
     def answer(self, command: Any) -> list[str] | None:
-        """Return a command that prints what ``nvidia-smi`` would, through the filters behind it; None for others."""
-        asked = nvidia_smi.split(command if isinstance(command, str) else [*map(os.fsdecode, command)])
+        """Return a command that prints what ``nvidia-smi`` would, through the filters behind it, or Python's version.
+
+        None for others.
+        """
+        words = command if isinstance(command, str) else [*map(os.fsdecode, command)]
+        if _asks_for_python(command_of(words.split() if isinstance(words, str) else words)):
+            return [SHELL, "-c", f"echo Python {platform.python_version()}"]
+        asked = nvidia_smi.split(words)
         if asked is None:
             return None
         words, filters = asked
@@ -203,6 +211,11 @@ class Commands:
         added = {name: value for name, value in variables.items() if name not in _OF_RANKS}
         raise HandedOver(Handover(found, added, self._only_written(folder)))
 
+    def _names_written(self, commands: Sequence[Words], folder: str) -> bool:
+        """Return whether commands name what the script wrote, which other programs would look for on the machine."""
+        words = (word for command in commands for word in command.words[1:])
+        return any(self._stand_ins.files.found(os.path.join(folder, word)) is not None for word in words)  # noqa: PTH118
+
     def _only_written(self, path: str) -> str:
         """Return where a path is that the script wrote, if the machine has none of that name."""
         files = self._stand_ins.files
@@ -227,6 +240,11 @@ class Commands:
 
     def _place(self) -> str:
         return current_place(self._stand_ins.script) or "the script"
+
+
+def _asks_for_python(command: Words) -> bool:
+    """Return whether a command asks Python for its version."""
+    return is_python(command) and command.words[1:] in (("--version",), ("-V",))
 
 
 def _torchrun(gpus: int, nodes: int, words: Sequence[str]) -> tuple[str, ...]:

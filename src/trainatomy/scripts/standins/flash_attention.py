@@ -150,6 +150,7 @@ class _Package:
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Tensor:
+            check_gpu(self._stand_ins.process.processor)
             if NOTE not in notes:
                 notes.append(NOTE)
             return function(*arguments, **options)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.scripts.files import RedirectedFiles
+from trainatomy.scripts.guard import in_database
 from trainatomy.scripts.imports import replace_everywhere
 from trainatomy.scripts.standins.notes import StandIns
 
 _IN_MEMORY = (":memory:", "")
+_ADDRESS = re.compile(r"(?!file:)[\w+]+://")
+"""What is no path of this machine."""
 
 
 def install(stand_ins: StandIns) -> None:
@@ -105,9 +110,13 @@ def _writing(
 
 
 def _changed(files: RedirectedFiles, value: Any) -> Any:
-    if not isinstance(value, str | os.PathLike) or "://" in (text := os.fspath(value)) or text in _IN_MEMORY:
+    if not isinstance(value, str | os.PathLike) or _ADDRESS.match(text := os.fspath(value)) or text in _IN_MEMORY:
         return value
-    return files.to_write(text, keeps=True)
+    before, path, after = in_database(text)
+    if not path:
+        return value
+    target = files.to_write(path, keeps=True)
+    return f"{before}{quote(target)}{after}" if before else target
 
 
 def _opening(

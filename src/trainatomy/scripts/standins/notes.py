@@ -20,6 +20,7 @@ from trainatomy.results.script import StandIn, StandInKind
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.imports import ImportHook
 from trainatomy.scripts.job import current_place
+from trainatomy.scripts.standins.saved_files import SavedFiles
 from trainatomy.simulator.process import SimulatedProcess
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -59,6 +60,7 @@ class StandIns:
         is_training: Tells whether a model of the script was called.
         draws: False while weights are read from a file: a run draws none for them.
         is_over: True once the run has ended.
+        saved: Files with tensors that the script saves.
         repeat: Runs the script again as one of so many ranks on so many machines.
         used: How often each was used.
     """
@@ -77,11 +79,12 @@ class StandIns:
     draws: bool = True
     is_over: bool = False
     repeat: Callable[[int, int], NoReturn] = field(init=False)
+    saved: SavedFiles = field(init=False)
     used: Counter[tuple[StandInKind, str]] = field(default_factory=Counter)
     places: dict[tuple[StandInKind, str], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.repeat = self._refuse_ranks
+        self.repeat, self.saved = self._refuse_ranks, SavedFiles(self.process.storages)
 
     def _refuse_ranks(self, gpus: int, nodes: int) -> NoReturn:
         raise SimulationError(

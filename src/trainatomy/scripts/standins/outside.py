@@ -9,6 +9,7 @@ import io
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch.utils import cpp_extension
@@ -29,6 +30,7 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.put(os, "_exit", lambda status: sys.exit(status))  # the bill is still to be written
     _install_extensions(stand_ins)
     _install_trials(stand_ins)
+    _install_names(stand_ins)
 
 
 def _install_questions(stand_ins: StandIns) -> None:
@@ -71,6 +73,17 @@ def _install_trials(stand_ins: StandIns) -> None:
             return errno.ECONNREFUSED
 
     stand_ins.put(socket.socket, "connect_ex", tried)
+
+
+def _install_names(stand_ins: StandIns) -> None:
+    """Let this machine's own name mean this machine, as scripts ask that set ``MASTER_ADDR``; no server is asked."""
+    own = socket.gethostname()
+
+    def local(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda host, *rest, **more: original("localhost" if host == own else host, *rest, **more)
+
+    for name in ("gethostbyname", "gethostbyname_ex", "getaddrinfo"):
+        stand_ins.put(socket, name, local(getattr(socket, name)))
 
 
 def _install_extensions(stand_ins: StandIns) -> None:

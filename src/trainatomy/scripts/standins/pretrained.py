@@ -7,8 +7,10 @@ architectures that ship with trainatomy, with a tokenizer of the right size whos
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,7 +18,7 @@ import torch
 
 from trainatomy.catalog.architectures import architecture, conversation_markers, has_chat_template, quantization_of_copy
 from trainatomy.errors import SimulationError
-from trainatomy.scripts.standins import quantised_weights
+from trainatomy.scripts.standins import device_maps, quantised_weights
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.training.process import check_transformers
 from trainatomy.training.stored_weights import is_dequantised, library_of
@@ -70,21 +72,15 @@ def _install_transformers(stand_ins: StandIns) -> None:
 
         stand_ins.when(name, replace)
 
-    def left_out(_: Any) -> Any:
-        return _left_out(stand_ins)
-
-    models, tokenizers = "transformers.modeling_utils", "transformers.tokenization_utils_base"
-    generation = "transformers.generation.configuration_utils"
+    models, generation = "transformers.modeling_utils", "transformers.generation.configuration_utils"
     put(models, "PreTrainedModel", "from_pretrained", partial(_from_pretrained, stand_ins))
-    put(models, "PreTrainedModel", "save_pretrained", left_out, of_class=False)
+    put(models, "PreTrainedModel", "save_pretrained", lambda _: _configuration_saved(stand_ins), of_class=False)
     for module, owner in _CONFIGURATIONS.items():
         put(module, owner, "from_pretrained", partial(_shipped_configuration, stand_ins))
     put(
         "transformers.models.auto.tokenization_auto", "AutoTokenizer", "from_pretrained", partial(_tokenizer, stand_ins)
     )
-    put(tokenizers, "PreTrainedTokenizerBase", "save_pretrained", left_out, of_class=False)
     put(generation, "GenerationConfig", "from_pretrained", lambda _: lambda cls, *_, **__: cls())
-    put("peft.peft_model", "PeftModel", "save_pretrained", left_out, of_class=False)
     stand_ins.when("transformers.utils", partial(_put_telemetry, stand_ins))
 
 
@@ -101,14 +97,36 @@ def _put_telemetry(stand_ins: StandIns, utilities: Any) -> None:
         utilities.send_example_telemetry = lambda *_, **__: None
 
 
-def _left_out(stand_ins: StandIns) -> Callable[..., Any]:
-    """Return a ``save_pretrained`` that only lists its folder."""
+def _configuration_saved(stand_ins: StandIns) -> Callable[..., Any]:
+    """Return a ``save_pretrained`` that saves what a later ``from_pretrained`` of the script builds the model from."""
 
     def save(self: Any, save_directory: Any, *_: Any, **__: Any) -> tuple[()]:
         stand_ins.files.note(save_directory)
+        self.config.dtype = str(self.dtype).removeprefix("torch.")
+        self.config.architectures = [type(self).__name__.removeprefix("FSDP")]
+        self.config.save_pretrained(save_directory)
         return ()
 
     return save
+
+
+def _left_out(stand_ins: StandIns) -> Callable[..., Any]:
+    """Return a ``save_pretrained`` that only lists its folder, and what the host would hold of a model."""
+
+    def save(self: Any, save_directory: Any, *_: Any, **options: Any) -> tuple[()]:
+        stand_ins.files.note(save_directory)
+        if isinstance(self, torch.nn.Module):
+            given = options.get("state_dict")
+            tensors = _adapters(self) if hasattr(self, "peft_config") else (given or self.state_dict()).values()
+            stand_ins.saved.save(save_directory, tensors, at_once=True)
+        return ()
+
+    return save
+
+
+def _adapters(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return what peft saves of a model: what it trains."""
+    return [one for one in model.parameters() if one.requires_grad]
 
 
 _CONFIGURED = ("num_labels", "id2label", "label2id", "use_cache", "hidden_dropout_prob", "problem_type")
@@ -143,8 +161,16 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
         attention = options.get("attn_implementation")
         more = {} if attention is None else {"attn_implementation": attention}
         place = contextlib.nullcontext() if is_deepspeed_zero3_enabled() else stand_ins.process.on_host()
-        with place, mock.patch.object(stand_ins, "draws", False):
-            model = cls._from_config(config, dtype=_dtype(config, options), **more)
+        host, dtype, stored_dtype = (
+            stand_ins.process.storages.host_memory,
+            _dtype(config, options),
+            _in_file(name, config),
+        )
+        is_cast = dtype != stored_dtype and options.get("device_map") in (None, "cpu")  # else each goes to the GPU
+        with place, mock.patch.object(stand_ins, "draws", False), host.reading(is_mapped=not is_cast):
+            model = cls._from_config(config, dtype=dtype, **more)
+        if is_cast:
+            host.pass_through(sum(each.numel() for each in model.parameters()) * stored_dtype.itemsize)
         if cls.__name__ not in (config.architectures or ()) or options.get("ignore_mismatched_sizes"):
             _draw_head(model)
         if settings is not None:
@@ -153,7 +179,7 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
         model.name_or_path = model.config._name_or_path = str(name)
         model.eval()
         if settings is None and options.get("device_map") not in (None, "cpu"):
-            model.to("cuda")
+            device_maps.spread(stand_ins, model, options)
         if options.get("output_loading_info"):
             return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
         return model
@@ -198,8 +224,27 @@ def _dtype(config: Any, options: dict[str, Any]) -> torch.dtype:
     if isinstance(asked, str) and asked != "auto":
         found: torch.dtype = getattr(torch, asked)
         return found
-    stored = getattr(config, "dtype", None) or torch.float32
-    return stored if isinstance(stored, torch.dtype) else getattr(torch, str(stored).removeprefix("torch."))
+    return _named_dtype(getattr(config, "dtype", None))
+
+
+def _named_dtype(named: Any) -> torch.dtype:
+    """Return the dtype that a configuration names; float32 if it names none."""
+    return named if isinstance(named, torch.dtype) else getattr(torch, str(named or "float32").removeprefix("torch."))
+
+
+def _in_file(name: Any, config: Any) -> torch.dtype:
+    """Return the dtype of a checkpoint's weights; where nobody knows it, that of the configuration as it is asked for.
+
+    What a script asks for replaces the dtype in a configuration that is read (``PreTrainedConfig.from_dict``).
+    """
+    file, known = Path(str(name), "config.json"), architecture(str(name))
+    if file.is_file():
+        fields: Any = json.loads(file.read_text(encoding="utf-8"))
+    elif known is not None:
+        fields = known.config
+    else:
+        fields = {"dtype": getattr(config, "dtype", None)}
+    return _named_dtype(fields.get("dtype", fields.get("torch_dtype")))
 
 
 def _shipped_configuration(stand_ins: StandIns, original: Callable[..., Any]) -> Callable[..., Any]:

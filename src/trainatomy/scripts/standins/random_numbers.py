@@ -66,7 +66,7 @@ def _drawing(stand_ins: StandIns, original: Any) -> Any:
         if fills is None:
             fills = known[id(func)] = torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable
         if fills and stand_ins.draws and kwargs.get("generator") is None and left > 0:
-            tensor = args[0]
+            tensor = kwargs.get("out", args[0])
             if tensor.is_meta and not storages.on_device(tensor):
                 left -= tensor.numel()
                 if left > 0:

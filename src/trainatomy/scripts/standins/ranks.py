@@ -5,6 +5,7 @@ If it is not one of as many, the command is run again as if ``torchrun`` had sta
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from functools import partial
@@ -64,6 +65,7 @@ def install(stand_ins: StandIns, commands: Commands) -> None:
         _find_group(stand_ins)
     elif torch.distributed.is_available():
         stand_ins.when("torch.distributed.rendezvous", partial(_need_no_connection, stand_ins))
+        _follow_only_rank(stand_ins, commands)
 
 
 def _find_group(stand_ins: StandIns) -> None:
@@ -75,6 +77,25 @@ def _find_group(stand_ins: StandIns) -> None:
     for module in (torch.distributed, torch.distributed.distributed_c10d):
         stand_ins.put(module, "init_process_group", nothing)
     stand_ins.put(torch.distributed, "destroy_process_group", nothing)
+
+
+def _follow_only_rank(stand_ins: StandIns, commands: Commands) -> None:
+    """Run a script again as torchrun's only process where it makes itself a group of one for collectives of a GPU."""
+    original = torch.distributed.init_process_group
+
+    signature = inspect.signature(original)
+
+    def init(*arguments: Any, **keywords: Any) -> Any:
+        given = signature.bind(*arguments, **keywords).arguments
+        backend, size = given.get("backend"), given.get("world_size", -1)
+        if size < 0:
+            size = int(os.environ.get("WORLD_SIZE", "0"))
+        if size == 1 and (backend is None or "nccl" in str(backend).lower()):
+            return commands.repeat(1, 1)
+        return original(*arguments, **keywords)
+
+    for module in (torch.distributed, torch.distributed.distributed_c10d):
+        stand_ins.put(module, "init_process_group", init)
 
 
 def _need_no_connection(stand_ins: StandIns, rendezvous: Any) -> None:

@@ -60,6 +60,7 @@ class _Files:
         target = self._stand_ins.files.to_write(filename)
         Path(target).touch()
         self._checkpoints.remember({"tensors": dict(tensors), "metadata": metadata}, target)
+        self._stand_ins.saved.save(filename, tensors.values(), at_once=True)
 
     def load_file(self, filename: Any, device: Any = "cpu", **options: Any) -> dict[str, torch.Tensor]:
         """Return the tensors of a file on a device."""

@@ -28,7 +28,7 @@ from trainatomy.simulator.placement import names_cuda
 
 def install(stand_ins: StandIns) -> None:
     """Put them in place."""
-    checkpoints, original = Checkpoints(stand_ins), torch.save
+    checkpoints, original, files = Checkpoints(stand_ins), torch.save, stand_ins.saved
     write: Any = None
 
     def save(value: Any, file: Any, *rest: Any, **more: Any) -> None:
@@ -39,6 +39,7 @@ def install(stand_ins: StandIns) -> None:
             else:
                 write(value, target, *rest, **more)
             checkpoints.remember(value, target)
+            files.save(file, tree_leaves(value), at_once=False)
         elif _has_values(value):
             original(value, file, *rest, **more)  # pickle saves the data of each tensor so
         else:

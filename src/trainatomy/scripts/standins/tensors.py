@@ -1,8 +1,9 @@
-"""Parameters without data, values that only a GPU would compute, and loaders that stay in this process."""
+"""Parameters without data, and values that only a GPU would compute."""
 
 from __future__ import annotations
 
-import inspect
+import weakref
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,22 +13,10 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader
 
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.simulator import execution, placement
 from trainatomy.simulator.placement import CPU
-
-_IN_ANOTHER_PROCESS: dict[str, Any] = {
-    "num_workers": 0,
-    "persistent_workers": False,
-    "pin_memory": False,
-    "prefetch_factor": None,
-    "multiprocessing_context": None,
-    "timeout": 0,
-    "worker_init_fn": None,
-}
-"""Settings of a loader that start processes or threads, with the values that do not; none changes GPU memory."""
 
 
 def install(stand_ins: StandIns) -> None:
@@ -36,9 +25,9 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.put(nn.Parameter, "__new__", staticmethod(_parameter(stand_ins, nn.Parameter.__new__)))
     stand_ins.put(UninitializedParameter, "__new__", staticmethod(_uninitialized(stand_ins)))
     stand_ins.put(torch, "empty", _empty(stand_ins, torch.empty))
-    stand_ins.put(DataLoader, "__init__", _loader(DataLoader.__init__))
     stand_ins.process.functions.host_factories = frozenset({"meta"})
     _install_values(stand_ins)
+    stand_ins.process.recorder.mixed.checks_weights = True
     results = stand_ins.process.recorder.execution.results
     stand_ins.put(results, "run", _on_host(stand_ins, results.run))
 
@@ -99,20 +88,6 @@ def _empty(stand_ins: StandIns, original: Any) -> Any:
     return make
 
 
-def _loader(original: Any) -> Any:
-    """Return ``DataLoader.__init__`` without workers and without pinned memory."""
-    signature = inspect.signature(original)
-
-    def make(self: Any, *arguments: Any, **keywords: Any) -> None:
-        bound = signature.bind(self, *arguments, **keywords)
-        for name, value in _IN_ANOTHER_PROCESS.items():
-            if name in bound.arguments:
-                bound.arguments[name] = value
-        original(*bound.args, **bound.kwargs)
-
-    return make
-
-
 def _on_host(stand_ins: StandIns, original: Any) -> Any:
     """Return the executor of operations that also computes on the CPU with weights, which have no data there.
 
@@ -142,6 +117,13 @@ def _on_host(stand_ins: StandIns, original: Any) -> Any:
     return run
 
 
+def _keep_array(stand_ins: StandIns, array: Any) -> None:
+    """Count an array of values that came from the GPU as long as it lives."""
+    host = stand_ins.process.storages.host_memory
+    host.keep(id(array), array.nbytes, pinned=False)
+    weakref.finalize(array, host.drop, id(array)).atexit = False
+
+
 def _install_values(stand_ins: StandIns) -> None:
     """Let computed values that Python reads be 0, and note it."""
 
@@ -150,6 +132,7 @@ def _install_values(stand_ins: StandIns) -> None:
         return torch.zeros((), dtype=dtype or tensor.dtype, device="cpu").expand(tensor.shape).clone()
 
     stand_ins.put(placement, "assumed_values", assumed)
+    stand_ins.put(stand_ins.process.placement, "array_made", partial(_keep_array, stand_ins))
     stand_ins.put(execution, "assumed_values", assumed)
     reads = stand_ins.process.recorder.scalar_reads
     original = reads._scalar

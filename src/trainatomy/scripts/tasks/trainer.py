@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -11,6 +12,7 @@ from heapq import merge
 from typing import Any
 from unittest import mock
 
+from trainatomy.scripts.job import is_users
 from trainatomy.scripts.tasks.planned import EvaluationBatches, Tasks
 from trainatomy.simulator.evaluation import RepeatedBatches, arrays_without_data
 from trainatomy.training.process import host_states
@@ -73,6 +75,8 @@ def _at_step_end(tasks: Tasks, original: Callable[..., Any], trainer: Any, *argu
         finally:
             setattr(control, what, False)
 
+    if names := _own_callbacks(trainer):
+        tasks.plan("callbacks", trainer.state.global_step, f"{names} may do more in later steps")
     evaluation, saving = (_first(trainer, what) for what in ("should_evaluate", "should_save"))
     if evaluation is None and trainer.eval_dataset is not None:
         evaluation = trainer.state.max_steps if trainer.args.do_eval else None
@@ -92,6 +96,13 @@ def _at_step_end(tasks: Tasks, original: Callable[..., Any], trainer: Any, *argu
     if is_gathered and trainer.state.best_model_checkpoint and trainer.args.load_best_model_at_end:
         tasks.plan("loading the best model", trainer.state.max_steps)
         tasks.execute("loading the best model", trainer._load_best_model)
+
+
+def _own_callbacks(trainer: Any) -> str:
+    """Return the names of the callbacks that the user wrote, whose plans no configuration says."""
+    kinds = dict.fromkeys(map(type, trainer.callback_handler.callbacks))
+    files = {kind: getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
+    return ", ".join(kind.__name__ for kind, file in files.items() if file is not None and is_users(file))
 
 
 def _first(trainer: Any, what: str) -> int | None:
