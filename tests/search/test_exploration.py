@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pretender import GIB, TINY, Model, Pretender
 
+import trainatomy
 from trainatomy.errors import SimulationError, TrainatomyError, WorkloadError
 from trainatomy.requests.fitting import FitRequest
 from trainatomy.results.fit import Fit
@@ -19,7 +20,7 @@ from trainatomy.results.prediction import Prediction
 from trainatomy.search.axes import divisors
 from trainatomy.search.explore import Exploration, Observer
 from trainatomy.search.fitting import SAME_SPEED, search
-from trainatomy.search.run import run
+from trainatomy.search.run import run, with_compiled
 from trainatomy.search.space import space_of
 from trainatomy.workload.schema import Workload
 
@@ -271,6 +272,59 @@ def test_if_nothing_fits_the_remedies_are_ordered(workload: Workload, pretender:
     assert found.counts.seconds > found.shortage.seconds > 0, "the search for remedies counts"
     changing = [each for each in remedies if each.kind == "changes training" and each.candidate.fits]
     assert changing and all(len(each.changes) == 1 for each in changing), "one is enough, so that none are combined"
+
+
+@dataclass
+class Compiling(Model):
+    """A training that takes a share of the eager step when it is compiled, and half the memory for its batch."""
+
+    compiled: float = 0.7
+    by_layer: float = 0.8
+
+    def step(self, workload: Workload) -> tuple[float, float, float, float]:
+        static, memory, cache, seconds = super().step(workload)
+        if not workload.train.torch_compile:
+            return static, memory, cache, seconds
+        is_by_layer = workload.train.dynamo_use_regional_compilation
+        return static, memory / 2, cache, seconds * (self.by_layer if is_by_layer else self.compiled)
+
+
+@pytest.mark.parametrize(("shares", "chosen"), [((0.7, 0.8), "whole"), ((0.9, 0.6), "by_layer"), ((0.99, 1.1), None)])
+def test_compiling_is_tried_on_the_best_candidate_and_chosen_where_it_surely_pays(
+    workload: Workload, some_prediction: Prediction, shares: tuple[float, float], chosen: str | None
+) -> None:
+    pretended = Pretender(some_prediction, Compiling(compiled=shares[0], by_layer=shares[1]))
+    eager, request = searched(workload, pretended, 20), FitRequest(64)
+    executed = len(pretended.asked)
+    found = with_compiled(eager, request, pretended)
+    assert eager.best is not None and found.best is not None
+    assert len(pretended.asked) == executed + 2
+    prices = {each.change.option: each for each in found.prices if each.change.axis == "torch_compile"}
+    assert {name: each.step_seconds for name, each in prices.items()} == pytest.approx(
+        {"whole": shares[0] - 1, "by_layer": shares[1] - 1}
+    )
+    assert all(each.device_bytes < 0 for each in prices.values())
+    changed = {change.axis: change.option for change in found.best.changes}
+    assert changed.get("torch_compile") == chosen
+    assert found.candidates[0].workload == found.best.workload
+    assert len(found.candidates) == len(eager.candidates) + 2
+    assert ("compiled_is_best" in found.notes) == (chosen is not None)
+
+
+def test_compiling_is_tried_on_what_does_not_compile_yet(workload: Workload, pretender: MakePretender) -> None:
+    with pytest.raises(WorkloadError, match="every candidate is compiled"):
+        searched(workload.replace("train.torch_compile", True), pretender(), 20, try_compile=True)
+    with pytest.raises(WorkloadError, match="needs a workload, whose throughput"):
+        trainatomy.fit(workload, maximize="batch", try_compile=True)
+
+
+def test_a_compiled_candidate_that_cannot_be_predicted_is_named(workload: Workload, pretender: MakePretender) -> None:
+    pretended = pretender()
+    pretended.fails = lambda asked: asked.train.torch_compile
+    eager = searched(workload, pretended, 20)
+    found = with_compiled(eager, FitRequest(64), pretended)
+    assert found.best is eager.best
+    assert [each.error for each in found.prices[-2:]] == ["cannot", "cannot"]
 
 
 def test_divisors() -> None:

@@ -89,6 +89,33 @@ def test_what_is_no_whole_number_is_refused(some_prediction: Prediction, key: st
         maximize(images(224), key, KEPT, Pretender(some_prediction, _Images()), Observer())
 
 
+class _Patches(Model):
+    """Activations grow with the cube of a patch that the model and the batch are made for."""
+
+    def step(self, workload: Workload) -> tuple[float, float, float, float]:
+        side = workload.model.factory_arguments["patch"]
+        assert side == workload.data.factory_arguments["size"]
+        return 1.0, 4 * (side / 64) ** 3, 0.0, 0.01
+
+
+def patches(patch: int, size: int) -> Workload:
+    model = {"factory": "mine:build", "factory_arguments": {"patch": patch}}
+    return Workload.from_mapping(
+        {"model": model, "data": {"factory": "mine:batch", "factory_arguments": {"size": size}}, "gpu": "rtx-3090"}
+    )
+
+
+def test_an_argument_of_several_factories_can_be_as_large_as_fits(some_prediction: Prediction) -> None:
+    keys = "model.factory_arguments.patch,data.factory_arguments.size"
+    executor = Pretender(some_prediction, _Patches())
+    found = maximize(patches(64, 64), f"{keys}:16", KEPT, executor, Observer())
+    assert found.maximum is not None and found.best is not None
+    assert found.maximum.value == found.best.workload["model"]["factory_arguments"]["patch"] == 112  # type: ignore[index]
+    assert found.maximum.beyond == 128
+    with pytest.raises(WorkloadError, match=r"need one value: model.* is 64, data\.factory_arguments\.size is 32"):
+        maximize(patches(64, 32), keys, KEPT, executor, Observer())
+
+
 def test_a_value_to_begin_with_that_fails_ends_the_search(some_prediction: Prediction) -> None:
     with pytest.raises(SimulationError, match="images of 225"):
         maximize(images(225), "model.config.image_size", KEPT, Pretender(some_prediction, _Images()), Observer())

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.api.predicting import predict_row, with_settings
+from trainatomy.api.elsewhere import predict_row, with_settings
 from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.gpus import gpus as all_gpus

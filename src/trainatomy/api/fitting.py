@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.api.comparing import measure_comparison
-from trainatomy.api.measuring import this_gpu
-from trainatomy.api.predicting import predict_candidate, predict_module, predict_row, with_settings
+from trainatomy.api.elsewhere import predict_candidate, predict_row, with_settings
 from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.gpus import gpus as all_gpus
@@ -26,8 +25,7 @@ from trainatomy.runs.predicting import PredictionPool, prediction_pool
 from trainatomy.search.across import search_across
 from trainatomy.search.explore import Observer
 from trainatomy.search.remedies import shortage_of
-from trainatomy.search.run import run, with_all_lengths
-from trainatomy.simulator import live
+from trainatomy.search.run import run, with_all_lengths, with_compiled
 from trainatomy.workload.dialects.answer import settings_in
 from trainatomy.workload.schema import Workload
 
@@ -48,8 +46,12 @@ def search_settings(training: Training, request: FitRequest, observer: Observer 
     is_of_model = goal in ("sequence-length", "model-size") or goal.startswith(("model.", "data."))
     if not isinstance(what, Workload) and is_of_model:
         raise WorkloadError(f"maximize: {goal} needs the configuration of the model; give a workload")
+    if request.try_compile and (goal != "throughput" or not isinstance(what, Workload)):
+        raise WorkloadError("try_compile: needs a workload, whose throughput is searched for")
     with _candidates(training, request) as (workload, restricted, pool):
         found = run(workload, goal, restricted, pool, observer)
+        if request.try_compile and not found.interrupted:
+            found = with_compiled(found, restricted, pool, observer)
     if not workload.data.varies or not isinstance(what, Workload) or found.interrupted:
         return found
     return with_all_lengths(found, partial(predict_row, request.predicting))
@@ -113,6 +115,9 @@ def _of_workload(
 
 def _of_module(module: nn.Module, training: Training, request: FitRequest) -> tuple[Workload, PredictionPool]:
     """Return the workload of a live module, which is predicted in this process."""
+    from trainatomy.api.predicting import predict_module
+    from trainatomy.simulator import live
+
     if request.executor is not None:
         raise WorkloadError(
             "executor: a live module is predicted in this process; give a workload, which workers can build"
@@ -131,6 +136,8 @@ def _of_module(module: nn.Module, training: Training, request: FitRequest) -> tu
 
 def _request_for_module(module: nn.Module, training: Training, request: FitRequest) -> FitRequest:
     """Return a search restricted to the settings that apply to a live module."""
+    from trainatomy.simulator import live
+
     live.check_permissions(request.allow, training.batch)
     to_module, can_apply = live.applies_to(module, training.batch), request.can_apply
     if can_apply is None:
@@ -149,6 +156,7 @@ def fit(
     maximize: Goal = "throughput",
     measure: int = 0,
     exhaustive: bool = False,
+    try_compile: bool = False,
     can_apply: CanApply | None = None,
     prices: bool = True,
     batch: Batch | None = None,
@@ -178,6 +186,7 @@ def fit(
             number ("data.image_size", "data.image_size:14" in steps): the largest one that fits.
         measure: Run this many of the best candidates on this machine's GPU, which is then the default of ``gpu``.
         exhaustive: Execute every candidate instead of leaving out those that cannot win.
+        try_compile: Predict the best settings with ``torch.compile`` too, whole and layer by layer.
         can_apply: A function that gets the settings of an option, keys of the workload with their values, and returns
             whether the caller can apply them; other options are left out.
         prices: Execute the single changes of the best settings too, for what each costs or saves.
@@ -200,13 +209,17 @@ def fit(
             "measure: candidates run in fresh processes, which cannot be handed a module; give a workload whose "
             "model.factory builds it"
         )
-    gpu = gpu or (this_gpu() if measure else None)
+    if measure and not gpu:
+        from trainatomy.api.measuring import this_gpu
+
+        gpu = this_gpu()
     request = FitRequest(
         effective_batch_size=effective_batch_size,
         headroom=headroom,
         allow=tuple(allow),
         keep=tuple(keep),
         exhaustive=exhaustive,
+        try_compile=try_compile,
         prices=prices,
         can_apply=can_apply,
         maximize=maximize,

@@ -123,6 +123,7 @@ def script_fit_to_json(found: ScriptFit) -> dict[str, Any]:
 _EXCLUSIVE = (
     ("--maximize", "--why-oom", "--measure", "several GPUs or --price"),
     ("--maximize", "--why-oom", "--exhaustive"),
+    ("--maximize", "--why-oom", "several GPUs or --price", "--try-compile"),
     ("--why-oom", "--allow"),
     ("--why-oom", "--effective-batch-size"),
 )
@@ -139,7 +140,7 @@ class FitCommand(FitRequest):
 
     FIRST = (
         *("script", "flag", "effective_batch_size", "allow", "keep", "headroom", "maximize", "price", "measure"),
-        *("time_limit", "why_oom", "exhaustive"),
+        *("time_limit", "why_oom", "try_compile", "exhaustive"),
     )
 
     file: File = None
@@ -266,6 +267,7 @@ def _refuse_contradictions(request: FitCommand, *, is_across: bool) -> None:
         "--measure": request.measure > 0,
         "several GPUs or --price": is_across,
         "--exhaustive": request.exhaustive,
+        "--try-compile": request.try_compile,
         "--allow": bool(request.allow),
         "--effective-batch-size": request.effective_batch_size is not None,
     }

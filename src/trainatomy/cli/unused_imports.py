@@ -62,7 +62,7 @@ def _may_import_anything(workload: Workload) -> bool:
 def _needed(workload: Workload) -> set[str]:
     """Return the optional libraries that a workload may need."""
     needed = {*loop_of(workload).libraries, arguments().package_of(workload.train.optim) or ""}
-    if workload.model.lora is not None or workload.trl.get("activation_offloading"):  # see training.trl
+    if workload.model.has_adapters or workload.trl.get("activation_offloading"):  # see training.trl
         needed |= {"peft", "bitsandbytes"}
     if workload.model.quantization is not None or _may_be_quantised(workload):
         needed |= {"peft", *_QUANTISING}

@@ -70,6 +70,7 @@ class FitRequest:
         allow: Changes of what is trained that the search may make.
         keep: Axes that it may not vary.
         exhaustive: Execute every candidate instead of leaving out those that cannot win.
+        try_compile: Predict the best candidate compiled, too (``search.run.with_compiled``).
         prices: Execute the workload as it was given too, and the single changes of the best candidate.
         can_apply: Says which settings can be applied to what is trained; the others are neither tried nor priced.
             All can by default.
@@ -127,6 +128,13 @@ class FitRequest:
         bool,
         Option("--exhaustive", "Execute every candidate, which takes long and shows whether the search missed one."),
     ] = False
+    try_compile: Annotated[
+        bool,
+        Option(
+            "--try-compile",
+            "Also predict the best settings with torch.compile, whole and layer by layer; takes a minute or two more.",
+        ),
+    ] = False
     prices: bool = True
     can_apply: CanApply | None = None
     translated: Translated | None = None
@@ -135,7 +143,8 @@ class FitRequest:
         Option(
             "--maximize",
             "Find the largest one that fits instead of the fastest: also of a whole number of the workload by its key "
-            "(data.image_size), or with --script of a flag; `:STEP` is the distance of the values to try.",
+            "(data.image_size; several keys with commas have one value), or with --script of a flag; `:STEP` is the "
+            "distance of the values to try.",
             metavar="|".join((*GOALS, "KEY[:STEP]")),
             words=str | None,
             read=_goal,
@@ -184,6 +193,11 @@ def check(workload: Workload, request: FitRequest) -> None:
     """Raise ``WorkloadError`` for requests that contradict each other or the GPU."""
     if (refused := refusal(workload)) is not None:
         raise refused
+    if request.try_compile and workload.train.torch_compile:
+        raise WorkloadError(
+            "train.torch_compile: every candidate is compiled; leave it out to try it on the best one",
+            key="train.torch_compile",
+        )
     if not 0 <= request.headroom < 1:
         raise WorkloadError(f"headroom: {request.headroom:g} is not a share of the GPU's memory; give 0 to 0.99")
     for name in request.allow:

@@ -215,13 +215,13 @@ def search_across(
 
 
 def _in_order(gpus: Sequence[GPU]) -> list[GPU]:
-    """Return the GPU with the most memory, then those that share executions one after the other."""
-    first, *others = sorted(gpus, key=lambda each: -each.memory_bytes)
+    """Return the GPU with the most memory, then those that share executions one after the other; AMD's are last."""
+    first, *others = sorted(gpus, key=lambda each: (each.is_amd, -each.memory_bytes))
     same = (first.capability, first.multiprocessors)
 
     def far(gpu: GPU) -> tuple[object, ...]:
         own = (gpu.capability, gpu.multiprocessors)
-        return own[0] != same[0], own[0], own != same, own[1]
+        return gpu.is_amd, own[0] != same[0], own[0], own != same, own[1]
 
     return [first, *sorted(others, key=far)]
 

@@ -331,7 +331,13 @@ def _lora(workload: Workload) -> Axis:
         Option(f"r{rank}", {"model.lora": {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}})
         for rank in _LORA_RANKS
     ]
-    return axis_of("lora", adapters if not workload.model.freeze else [], "none", "lora", leanest=f"r{_LORA_RANKS[0]}")
+    return axis_of(
+        "lora",
+        adapters if not workload.model.says_what_is_trained else [],
+        "none",
+        "lora",
+        leanest=f"r{_LORA_RANKS[0]}",
+    )
 
 
 _NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -343,7 +349,7 @@ _UNPREPARED = {"prepare_model_for_kbit_training": False}
 def _quantization(workload: Workload) -> Axis:
     """Return the axis of quantised weights; ``Space.is_valid`` lets only a training of adapters have them."""
     model, parallel, kinds = workload.model, workload.parallel, list[Option]()
-    if model.factory is None and not model.freeze and not workload.era:
+    if model.factory is None and not model.says_what_is_trained and not workload.era:
         is_fp16 = "bf16" not in workload.resolve_gpu().rates or model.dtype == "float16" or workload.train.fp16
         dtype = "float16" if is_fp16 else "bfloat16"
         in_4_bits: dict[str, object] = {**_NF4, "bnb_4bit_compute_dtype": dtype, **_UNPREPARED}

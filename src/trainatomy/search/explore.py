@@ -62,6 +62,9 @@ class Observer:
     def executed(self, count: int, best: Outcome | None) -> None:
         """Handle the end of an execution, with their number and the best candidate so far."""
 
+    def compiling(self) -> None:
+        """Handle the begin of compiling the best candidate, which takes long."""
+
 
 @dataclass(slots=True)
 class Execution:

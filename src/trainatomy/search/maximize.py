@@ -100,7 +100,8 @@ def maximize(workload: Workload, goal: Goal, request: FitRequest, executor: Exec
         _run(families, executor, observer)
     except KeyboardInterrupt:
         interrupted = True
-    if errors := [family.error for family in families if family.error is not None and not family.executed]:
+    errors = [family.error for family in families if family.error is not None and not family.executed]
+    if errors and not any(family.executed for family in families):  # one alone may need what the model does not support
         raise errors[0]
     return _fit(workload, goal, request, sizes, families, time.perf_counter() - began, interrupted)
 
@@ -151,8 +152,19 @@ def _batches(workload: Workload, request: FitRequest) -> Sizes:
     return Sizes("batch", start, batch_sizes(workload, samples), settings, "effective batch size")
 
 
-def _values_of(workload: Workload, key: str, step: int | None) -> Sizes:
-    """Return the values of a whole number of the workload around the one that it has."""
+def _values_of(workload: Workload, names: str, step: int | None) -> Sizes:
+    """Return the values of a whole number of the workload around the one that it has, under one key or several."""
+    keys = names.split(",")
+    starts = {key: _value(workload, key) for key in keys}
+    if len(set(starts.values())) > 1:
+        shown = ", ".join(f"{key} is {value}" for key, value in starts.items())
+        raise WorkloadError(f"maximize {names}: keys that are varied together need one value: {shown}")
+    values = multiples(starts[keys[0]], step)
+    return Sizes(names, starts[keys[0]], values, lambda size: dict.fromkeys(keys, size), "values that were tried")
+
+
+def _value(workload: Workload, key: str) -> int:
+    """Return the whole number that a key has, which may be one of the model's configuration."""
     section, _, name = key.rpartition(".")
     if section == "model.config" and workload.model.factory is None:
         start = _configuration(workload).get(name)
@@ -164,7 +176,7 @@ def _values_of(workload: Workload, key: str, step: int | None) -> Sizes:
             f"maximize {key}: its value is {start if start is not None else 'not given'}; give a whole number to begin "
             "with"
         )
-    return Sizes(key, start, multiples(start, step), lambda size: {key: size}, "values that were tried")
+    return start
 
 
 def _configuration(workload: Workload) -> Mapping[str, object]:
@@ -271,9 +283,11 @@ class _Family:
         else:
             size, other = near
             slope = (known[size] - known[other]) / (size - other)
-        if slope <= 0:
-            return 2 * size
-        return int(size + (self.usable_bytes - known[size]) / slope)
+        if slope <= 0:  # sizes side by side may use other algorithms: halve what is left
+            beyond = min((other for other in known if not self.fits(other)), default=None)
+            return 2 * size if beyond is None else ((self.largest or 0) + beyond) // 2
+        guessed = int(size + (self.usable_bytes - known[size]) / slope)
+        return min(guessed, 2 * max(known)) if "." in self.sizes.axis else guessed  # sides of images: squares or cubes
 
 
 def _run(families: Sequence[_Family], executor: Executor, observer: Observer) -> None:

@@ -298,10 +298,14 @@ class _Search:
                 yield remedy
 
     def _larger_than(self, found: Sequence[GPU]) -> Iterator[GPU]:
-        """Yield GPUs that are larger than those that are named already and may suffice, the smallest first."""
+        """Yield GPUs of the same maker that are larger than those named already and may suffice, the smallest first."""
         smallest = found[-1].memory_bytes * _LARGER if found else self._gpu.memory_bytes + 1
         for gpu in sorted(gpus(), key=_size):
-            if gpu.memory_bytes >= smallest and self._usable(gpu) >= _NEEDED * self.given.device_bytes:
+            if (
+                gpu.is_amd == self._gpu.is_amd
+                and gpu.memory_bytes >= smallest
+                and self._usable(gpu) >= _NEEDED * self.given.device_bytes
+            ):
                 yield gpu
 
     @property

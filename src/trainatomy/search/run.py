@@ -4,21 +4,25 @@ Recommends the settings of a training whose samples differ in length: with all l
 
 A search executes fewer of them of each candidate (``workload.measurable.fewer_lengths``), which is enough to rank, but
 may miss the worst epoch.
+
+Compiles the best candidate alone: to compile takes many times as long as to execute, and what it brings depends little
+on the other settings.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
-from trainatomy.errors import WorkloadError
+from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.requests.fitting import GOALS, FitRequest
-from trainatomy.results.fit import Candidate, Fit, Goal
+from trainatomy.results.fit import Candidate, Change, Fit, Goal, Price
 from trainatomy.results.prediction import Prediction
 from trainatomy.search.across import search_counts_of_gpus
 from trainatomy.search.explore import Executor, Observer
-from trainatomy.search.fitting import search
+from trainatomy.search.fitting import search, tie_factor, with_ties
 from trainatomy.search.maximize import maximize
 from trainatomy.search.remedies import remedied
 from trainatomy.workload.document import suggestion
@@ -97,3 +101,68 @@ def with_all_lengths(found: Fit, predict: Callable[[Workload], Prediction]) -> F
         by_gpus=tuple(each for each in found.by_gpus if each.name in known),
         notes=(*found.notes, "best_with_all_lengths" if best is not None else f"none_with_all_lengths: {MOST_CHECKED}"),
     )
+
+
+_COMPILED = (
+    Change("torch_compile", "whole", {"train.torch_compile": True}),
+    Change("torch_compile", "by_layer", {"train.torch_compile": True, "train.dynamo_use_regional_compilation": True}),
+)
+
+
+def with_compiled(found: Fit, request: FitRequest, executor: Executor, observer: Observer | None = None) -> Fit:
+    """Return a search with prices of compiling its best candidate, which becomes the best if that surely pays.
+
+    It does where the step is shorter by more than the error of a ratio of two predictions.  The other prices stay those
+    of the candidate that is not compiled.  After Ctrl-C the outcome is that of the search.
+
+    Args:
+        found: The outcome of the search.
+        request: How it was searched for.
+        executor: Executes candidates.
+        observer: Receives the progress.
+    """
+    best = found.best
+    if best is None:
+        return found
+    (observer or Observer()).compiling()
+    begun = [
+        (change, _begin_compiled(best, change, executor)) for change in _COMPILED if request.applies(change.settings)
+    ]
+    try:
+        prices = tuple(_compiled_price(best, change, started, found.usable_bytes) for change, started in begun)
+    except KeyboardInterrupt:
+        return replace(found, interrupted=True)
+    fitting = [price.candidate for price in prices if price.candidate is not None and price.candidate.fits]
+    fastest = min(fitting, key=lambda each: each.step_seconds, default=best)
+    pays = best.step_seconds > fastest.step_seconds * tie_factor(fastest.prediction, best.prediction)
+    chosen = fastest if pays else best
+    others = [each for each in (*found.candidates, *fitting) if each.workload != chosen.workload]
+    compiled = replace(
+        found,
+        best=chosen,
+        candidates=(chosen, *sorted(others, key=lambda each: each.step_seconds)),
+        prices=(*found.prices, *prices),
+        notes=(*found.notes, *(["compiled_is_best"] if pays else [])),
+    )
+    return with_ties(compiled)
+
+
+def _begin_compiled(
+    best: Candidate, change: Change, executor: Executor
+) -> Future[Prediction | TrainatomyError] | TrainatomyError:
+    try:
+        return executor.submit(Workload.from_mapping(best.workload).replace(change.settings))
+    except WorkloadError as refused:
+        return refused
+
+
+def _compiled_price(
+    best: Candidate, change: Change, started: Future[Prediction | TrainatomyError] | TrainatomyError, usable_bytes: int
+) -> Price:
+    prediction = started if isinstance(started, TrainatomyError) else started.result()
+    if isinstance(prediction, TrainatomyError):
+        return Price(change, allowed=True, error=str(prediction))
+    fits = prediction.fits and prediction.memory.device_bytes <= usable_bytes
+    candidate = Candidate((*best.changes, change), prediction.workload, prediction, fits)
+    slower = candidate.step_seconds / best.step_seconds - 1
+    return Price(change, True, candidate, candidate.device_bytes - best.device_bytes, slower)

@@ -252,7 +252,8 @@ def fit_page(fit: Fit, command: str = COMMAND, origin: Origin | None = None) -> 
 
 def _fits(fit: Fit, best: Candidate, command: str) -> Iterator[Part]:
     yield Text(search_sentences.fit_answer(fit, best), style="bold green")
-    if faster := search_sentences.much_faster(fit.prices):
+    is_priced = "compiled_is_best" not in fit.notes
+    if is_priced and (faster := search_sentences.much_faster(fit.prices)):
         yield Text(faster, style="bold")
     yield from _setup(fit)
     if fit.given is not None:
