@@ -17,6 +17,7 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # read by torch: threads make tiny operations slower, and the other tests wait
 os.environ.pop("COLUMNS", None)  # pages are as wide as without a terminal; processes of pytest-xdist say 80
 os.environ["TRAINATOMY_CUDNN"] = "none"  # recorded numbers are those of the rules, also where the library is installed
+os.environ["TRAINATOMY_CACHE"] = ""  # no code of PyTorch's compiler that other runs wrote
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test starts compiles every file again
 sys.dont_write_bytecode = False
 

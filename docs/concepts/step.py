@@ -137,13 +137,16 @@ def batches_table() -> str:
     return table(head, rows, 6)
 
 
+_BOUNDS_OF_INTERVALS = {"gpu": "the GPU", "convolutions": "the GPU, much of it convolutions", "host": "the CPU"}
+
+
 def intervals_table() -> str:
     """Tabulate the 9-in-10 intervals by the source of the kernel times and by what bounds the step."""
     rows = [
-        (basis, {"host": "the CPU"}.get(bound, f"the {bound.upper()}"), *(f"{limit:.2f}" for limit in limits))
+        (basis, _BOUNDS_OF_INTERVALS[bound], *(f"{limit:.2f}" for limit in limits))
         for basis, found in read_yaml("intervals.yaml").items()
         for bound, limits in found.items()
-        if bound != "source" and basis != "hosts"
+        if bound in _BOUNDS_OF_INTERVALS and basis != "hosts"
     ]
     return table(("kernel times from", "bound by", "at least", "at most"), rows, 2)
 

@@ -39,6 +39,7 @@ SHOWN = 6
 def find_modules() -> None:
     """Let this process, or a worker, import the cases and the rows of the grid, and predict convolutions by rules."""
     os.environ.setdefault("TRAINATOMY_CUDNN", "none")  # not by the library of cuDNN that a build of torch brings
+    os.environ["TRAINATOMY_CACHE"] = ""  # no code of PyTorch's compiler that other runs wrote
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by torch: each worker has a core, and threads wait for one
     sys.path[:0] = [str(HERE), str(HERE.parent / "accuracy")]
 

@@ -121,6 +121,7 @@ CASES: dict[str, list[MachineState]] = {
     "mig": [with_gpu(mig=True)],
     "gpu_in_use": [with_gpu(processes=(Process(99, "python", 3 * GIB),))],
     "no_gpu": [without_gpus(), no_driver(NO_BINDING)],
+    "amd_gpu": [without_gpus(host=replace(HOST, nvidia_devices=0, amd_devices=8))],
     "driver_missing": [without_gpus(host=HOST)],
     "driver_mismatch": [no_driver("RM has detected an NVML/RM version mismatch.")],
     "binding_missing": [replace(no_driver(NO_BINDING), host=HOST)],

@@ -40,6 +40,8 @@ def root(tmp_path: Path) -> Path:
         "sys/bus/pci/devices/a/class": "0x030200\n",
         "sys/bus/pci/devices/b/vendor": "0x10de\n",
         "sys/bus/pci/devices/b/class": "0x068000\n",
+        "sys/bus/pci/devices/c/vendor": "0x1002\n",
+        "sys/bus/pci/devices/c/class": "0x120000\n",
         "sys/class/infiniband/mlx5_0/node_guid": "1",
         ".dockerenv": "",
         "dev/shm/keep": "",
@@ -58,6 +60,7 @@ def test_a_host_in_a_container(root: Path) -> None:
     assert (host.memory_limit_bytes, host.memory_used_bytes) == (800_000, 500_000)
     assert (host.huge_pages, host.governor) == ("never", ("powersave", "acpi-cpufreq"))
     assert (host.container, host.infiniband, host.nvidia_devices) == ("Docker", ("mlx5_0",), 1)
+    assert host.amd_devices == 1
     assert host.shm_bytes and host.cpus
 
 

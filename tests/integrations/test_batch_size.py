@@ -193,7 +193,7 @@ def test_what_is_not_simulated_is_named(arguments: TrainingArguments, tmp_path: 
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("torch_compile_mode", "max-autotune", "train.torch_compile_mode: .*not simulated"),
+        ("torch_compile_backend", "aot_eager", "train.torch_compile_backend: .*not simulated"),
         ("full_determinism", True, "train.full_determinism: .*not simulated"),
         ("fsdp", "full_shard", "train.fsdp: shards over several GPUs"),
         ("mixed_precision", "fp8", "mixed_precision: fp8 is not simulated"),

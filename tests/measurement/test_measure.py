@@ -378,6 +378,9 @@ def test_without_the_binding_the_driver_library_decides(monkeypatch: pytest.Monk
     monkeypatch.setattr(visible, "_has_driver", lambda: False)
     with pytest.raises(DeviceError, match="No NVIDIA driver is installed"):
         measuring.require_gpu()
+    monkeypatch.setattr(visible, "_AMD_DRIVER", __file__)
+    with pytest.raises(DeviceError, match=r"AMD GPUs is predicted and not measured.*docs/amd\.md"):
+        measuring.require_gpu()
 
 
 def test_the_environment_of_the_shell_is_replaced() -> None:

@@ -112,10 +112,11 @@ def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) 
 
 
 def packed_weights_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Shard a small Llama with 4-bit weights by FSDP2 on the CPU; return its loss, and what this rank holds."""
+    """Shard a small Llama with 4-bit weights by FSDP on the CPU; return its loss, and what this rank holds."""
     import bitsandbytes
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
     from transformers import LlamaConfig, LlamaForCausalLM
 
     group.BACKEND = "gloo"
@@ -135,16 +136,22 @@ def packed_weights_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict
     model.requires_grad_(False)
     ids = torch.randint(0, 100, (1, 8))
     whole = loss_of(model(input_ids=ids, labels=ids)).item()
-    mesh = init_device_mesh("cpu", (2,))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    loss = loss_of(model(input_ids=ids, labels=ids)).item()
     packed = [each for each in model.modules() if isinstance(each, bitsandbytes.nn.Linear4bit)]
+    if arguments["version"] == 1:
+        policy = ModuleWrapPolicy({type(layer) for layer in model.model.layers})
+        model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
+        held = [parameter for name, parameter in model.named_parameters() if "layers" in name]
+    else:
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        held = [layer.weight for layer in packed]
+    loss = loss_of(model(input_ids=ids, labels=ids)).item()
     return {
         "loss": loss,
         "loss of whole": whole,
-        "packed": sum(int(local(each.weight).nbytes) for each in packed),
+        "packed": sum(int(local(parameter).nbytes) for parameter in held),
         "scales": sum(each.quant_state.absmax.numel() for each in packed),
     }
 

@@ -6,12 +6,14 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import torch
 from spread import workload
+from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
-from trainatomy.simulator.parallel import sharding
+from trainatomy.simulator.parallel import patches, sharding
 from trainatomy.simulator.simulate import simulate
 
 propagated = getattr(_sharding_prop, sharding._FLAG, None)
@@ -45,3 +47,19 @@ def test_strided_shards_are_flagged_as_pytorch_flags_them(flags: tuple[bool, ...
             propagate(strategy, SimpleNamespace(args_spec=arguments))
         flagged.append([vars(each) for each in inputs])
     assert flagged[0] == flagged[1]
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize(("shape", "dim"), [((10, 4), 0), ((4, 10), 1), ((1, 3), 0), ((16,), 0), ((0, 3), 0)])
+def test_chunks_that_fsdp2_asks_for_are_those_that_pytorch_makes(
+    shape: tuple[int, ...], dim: int, num_chunks: int
+) -> None:
+    tensor = torch.empty(shape, device="meta")
+    chunks = patches._Chunks(tensor, num_chunks, dim)
+    for rank, expected in enumerate(_fsdp_common._chunk_with_empty(tensor, num_chunks, dim)):
+        sizes, own = (_fsdp_common._get_dim_chunked_size(each, tensor.size(), dim) for each in (expected, chunks[rank]))
+        assert own == sizes
+        if expected.numel():
+            found = chunks[rank]
+            assert (found.stride(), found.storage_offset()) == (expected.stride(), expected.storage_offset())
+            assert found.untyped_storage()._cdata == tensor.untyped_storage()._cdata

@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Literal, NamedTuple
 
 from trainatomy.allocator.replay import Peaks, Replay, peaks_of, replay, replay_on_least, unlimited_replay
@@ -44,6 +43,8 @@ LABELLED = {
     "input": ("functionality", "inputs"),
     "cublas_workspace": ("functionality", "cuBLAS workspaces"),
     "cublaslt_workspace": ("functionality", "cuBLASLt workspaces"),
+    "hipblas_workspace": ("functionality", "hipBLAS workspaces"),
+    "hipblaslt_workspace": ("functionality", "hipBLASLt workspaces"),
 }
 """Component and line of the memory breakdown by label."""
 
@@ -78,7 +79,11 @@ class Lifetimes(NamedTuple):
 
 
 def lifetimes(trace: AllocationTrace) -> Lifetimes:
-    """Return when each allocation of a trace was made and freed."""
+    """Return when each allocation of a trace was made and freed; the trace keeps it until it grows."""
+    length, known = trace.replayed.get("lifetimes", (None, None))
+    if length == len(trace.events):
+        found: Lifetimes = known
+        return found
     count = len(trace.origins)
     born, died = [_NEVER] * count, [_NEVER] * count
     for index, (action, number, _, _) in enumerate(trace.events):
@@ -86,6 +91,7 @@ def lifetimes(trace: AllocationTrace) -> Lifetimes:
             born[number] = index
         elif action == "free":
             died[number] = index
+    trace.replayed["lifetimes"] = len(trace.events), Lifetimes(born, died)
     return Lifetimes(born, died)
 
 
@@ -191,15 +197,15 @@ def analyze_memory(
         clock: Predicted times, which releases that wait for streams or NCCL depend on (see ``late_releases``).
         layouts: Replay it with other addresses of segments, too (``Memory.layouts``; see ``are_wanted``).
     """
-    unlimited = unlimited_replay(trace, settings, gpu_bytes)
+    unlimited, kinds = unlimited_replay(trace, settings, gpu_bytes), _kept_purposes(trace)
     capacity = gpu_bytes - context_bytes - nccl_bytes
     enough = unlimited.peak_reserved_bytes <= capacity
     bounded = unlimited if enough else replay(trace, settings, max(capacity, 0), device_bytes=gpu_bytes)
     if (failure := _out_of_memory_point(trace, bounded)) is not None:
         least = replay_on_least(trace, settings, gpu_bytes, gpu_bytes - capacity, unlimited)
-        needed = analyze_replay(trace, least, context_bytes, failure, nccl_bytes)
+        needed = analyze_replay(trace, least, context_bytes, failure, nccl_bytes, kinds)
         return replace(needed, driver_calls=unlimited.driver_calls)
-    found = analyze_replay(trace, bounded, context_bytes, nccl_bytes=nccl_bytes)
+    found = analyze_replay(trace, bounded, context_bytes, nccl_bytes=nccl_bytes, kinds=kinds)
     by_clock = released_by_clock(trace, clock) if clock is not None and trace.stream_uses else None
     if by_clock is not None:
         (by_time,) = peaks_of(by_clock, settings, gpu_bytes)
@@ -224,15 +230,25 @@ def are_wanted(layouts: bool | Literal["scarce"], memory: Memory, gpu_bytes: int
     return layouts
 
 
+def _kept_purposes(trace: AllocationTrace) -> Sequence[Purpose]:
+    """Return the purposes of a finished trace's allocations, which it keeps: they depend on nothing else."""
+    key = "purposes", len(trace.events)
+    if key not in trace.replayed:
+        trace.replayed[key] = purposes(trace, lifetimes(trace))
+    found: Sequence[Purpose] = trace.replayed[key]
+    return found
+
+
 def analyze_replay(
     trace: AllocationTrace,
     replayed: Replay,
     context_bytes: int,
     failure: OutOfMemoryPoint | None = None,
     nccl_bytes: int = 0,
+    kinds: Sequence[Purpose] | None = None,
 ) -> MemoryAnalysis:
-    """Analyze a trace whose replay is known."""
-    kinds = purposes(trace, lifetimes(trace))
+    """Analyze a trace whose replay is known, and perhaps the purposes of its allocations."""
+    kinds = kinds or purposes(trace, lifetimes(trace))
     held = held_after(trace, replayed.peak_allocated_at) if replayed.peak_allocated_at is not None else []
     return MemoryAnalysis(
         memory=_memory(trace, replayed, kinds, held, context_bytes, nccl_bytes),
@@ -261,14 +277,10 @@ def verdict(memory: Memory, gpu_bytes: int, out_of_memory: OutOfMemoryPoint | No
 
 
 def held_after(trace: AllocationTrace, event: int) -> list[int]:
-    """Return the numbers of the allocations that are held after the event of that index."""
-    held: dict[int, None] = {}
-    for action, allocation, _, _ in islice(trace.events, event + 1):
-        if action == "alloc":
-            held[allocation] = None
-        elif action == "free":
-            held.pop(allocation, None)
-    return list(held)
+    """Return the numbers of the allocations that are held after the event of that index, the oldest first."""
+    births, deaths = lifetimes(trace)
+    held = [number for number, born in enumerate(births) if born <= event < deaths[number]]
+    return sorted(held, key=births.__getitem__)
 
 
 def bytes_by_component(held: Sequence[int], purposes: Sequence[Purpose], sizes: Sequence[int]) -> dict[str, int]:
@@ -342,7 +354,7 @@ def _memory(
         peak_allocated_bytes=replayed.peak_allocated_bytes,
         peak_reserved_bytes=replayed.peak_reserved_bytes,
         device_bytes=replayed.peak_reserved_bytes + context_bytes + nccl_bytes,
-        peak_requested_bytes=_peak_requested(trace, set(replayed.skipped_workspaces)),
+        peak_requested_bytes=replayed.peak_requested_bytes,
         model_bytes=replayed.allocated_bytes[loaded - 1] if loaded else 0,
         components=Components.from_dict({**parts, **outside, "cache": cache, "context": context_bytes}),
         lines=breakdown_lines(held, kinds, replayed.block_bytes),
@@ -361,22 +373,6 @@ def _with_reserved(memory: Memory, reserved: int) -> Memory:
         device_bytes=memory.device_bytes + more,
         components=replace(memory.components, cache=memory.components.cache + more),
     )
-
-
-def _peak_requested(trace: AllocationTrace, skipped: set[int]) -> int:
-    """Return the peak of the requested sizes, before rounding to blocks, without the ``skipped`` allocations."""
-    sizes: dict[int, int] = {}
-    now = peak = 0
-    for action, allocation, size, _ in trace.events:
-        if action == "alloc":
-            if allocation not in skipped:
-                sizes[allocation] = size
-                now += size
-                if now > peak:
-                    peak = now
-        elif action == "free":
-            now -= sizes.pop(allocation, 0)
-    return peak
 
 
 def _instant(trace: AllocationTrace, event: int | None) -> Instant:

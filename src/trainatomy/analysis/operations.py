@@ -20,7 +20,7 @@ from trainatomy.operators.operator import GROUPS
 from trainatomy.operators.registry import group_of
 from trainatomy.results.operations import Call, Claim, Joined, OperationBreakdown, Operations, PublishedShares
 from trainatomy.results.tasks import Experts
-from trainatomy.results.trace import AllocationTrace
+from trainatomy.results.trace import WORKSPACES, AllocationTrace
 
 
 def claims(table: OperationTable) -> tuple[Claim, ...]:
@@ -63,7 +63,7 @@ def _activation_bytes(table: OperationTable) -> Claim | None:
     )
 
 
-_NOT_RESULTS = frozenset({"weight", "buffer", "optimizer_state", "input", "cublas_workspace", "cublaslt_workspace"})
+_NOT_RESULTS = WORKSPACES | {"weight", "buffer", "optimizer_state", "input"}
 """Labels of allocations that no operation of the step computes."""
 
 
@@ -157,7 +157,7 @@ def analyze_operations(
     measured = profile.seconds if profile is not None else None
     table = OperationTable(operations, times, measured, training.scope.selects(operations))
     total = table.total()
-    shapes = wasteful_shapes(table, gpu.capability, gpu.multiprocessors, training.tf32)
+    shapes = () if gpu.is_amd else wasteful_shapes(table, gpu.capability, gpu.multiprocessors, training.tf32)
     return OperationBreakdown(
         name=training.name,
         workload=dict(training.workload),

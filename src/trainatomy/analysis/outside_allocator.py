@@ -138,7 +138,7 @@ _STEP_BYTES = 2 << 20
 def local_memory_bytes(stack_bytes: int, gpu: GPU) -> int:
     """Return the bytes beyond the context's own that kernels take whose largest stack is ``stack_bytes`` a thread."""
     more = max(stack_bytes - _DEFAULT_STACK_BYTES, 0)
-    threads = gpu.multiprocessors * threads_per_multiprocessor(gpu.capability)
+    threads = gpu.multiprocessors * threads_per_multiprocessor(gpu)
     return -(-more * threads // _STEP_BYTES) * _STEP_BYTES
 
 

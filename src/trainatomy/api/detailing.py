@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.api.predicting import predict, predict_training, with_settings
+from trainatomy.api.elsewhere import with_settings
+from trainatomy.api.predicting import predict, predict_training
 from trainatomy.catalog.calibrations import resolve_calibration
 from trainatomy.errors import WorkloadError
 from trainatomy.measurement.device.nvml import refuse_several_gpus, require_gpu

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainatomy.api.predicting import predict_row, predict_training, with_settings
+from trainatomy.api.elsewhere import predict_row, with_settings
+from trainatomy.api.predicting import predict_training
 from trainatomy.catalog.calibrations import parse, resolve_calibration
 from trainatomy.doctor.deaths import last_words
 from trainatomy.doctor.gathering import diagnose as diagnose_machine

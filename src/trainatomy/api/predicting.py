@@ -1,7 +1,4 @@
-"""Predict one training, given as a workload or as a live module.
-
-A workload as the keywords of the library's functions change it.
-"""
+"""Predict one training, given as a workload or as a live module."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainatomy.api.elsewhere import changed
 from trainatomy.catalog.calibrations import Calibration, resolve_calibration
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of, rank_prediction_of
@@ -28,8 +26,7 @@ from trainatomy.simulator.simulate import execute, simulate, topology_of
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.factory import user_code
-from trainatomy.workload.arguments import path_of
-from trainatomy.workload.measurable import fewer_lengths
+from trainatomy.workload.arguments import check_keywords
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -37,40 +34,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.training.batch import MakeBatch
-
-
-_SECTIONS = frozenset(Workload.model_fields) - {"train"}
-
-
-def changed(
-    workload: Workload,
-    optimizer: str | type[torch.optim.Optimizer] | Callable[[Any], Any] | None,
-    gpu: str | None,
-    settings: Mapping[str, Any],
-) -> Workload:
-    """Return the workload with keywords applied: settings of ``train``, and sections by their name."""
-    changes: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name not in _SECTIONS:
-            changes[f"train.{name}"] = value
-        elif isinstance(value, Mapping):
-            changes |= {f"{name}.{key}": inner for key, inner in value.items()}
-        else:
-            changes[name] = value
-    if gpu is not None:
-        changes["gpu"] = gpu
-    if optimizer is not None:
-        changes["train.optim"] = optimizer if isinstance(optimizer, str) else path_of(optimizer)
-    return workload.replace(changes) if changes else workload
-
-
-def with_settings(workload: Workload, settings: Mapping[str, Any], gpu: str | None = None) -> Workload:
-    """Return the workload with keywords applied, ``optimizer`` among them; a batch is refused."""
-    live.check_keywords(None, settings.get("optimizer"))
-    if "batch" in settings:
-        raise WorkloadError("batch: only predict takes one; name data.factory in the workload", key="data")
-    rest = {name: value for name, value in settings.items() if name != "optimizer"}
-    return changed(workload, settings.get("optimizer"), gpu, rest)
 
 
 def with_batch(
@@ -170,7 +133,7 @@ def predict_training(
             raise WorkloadError("ranks: a live module is predicted on one GPU; describe the training by a workload")
         workload, make_batch = live.described(what, training.batch, training.optimizer, training.gpu, training.settings)
         return predict_module(what, make_batch, request, workload, started, on_progress)
-    live.check_keywords(training.batch, training.optimizer)
+    check_keywords(training.batch, training.optimizer)
     workload = changed(what, training.optimizer, training.gpu, training.settings)
     workload, make_batch = with_batch(workload, training.batch, training.settings)
     request.check_calibration([workload])
@@ -213,16 +176,6 @@ def _with_other_ranks(
         )
         found.append(rank_prediction_of(workload, simulation, request))
     return replace(prediction, other_ranks=tuple(found), seconds_taken=time.perf_counter() - started)
-
-
-def predict_row(request: PredictRequest, workload: Workload) -> Prediction:
-    return predict_training(Training(workload), request.of_era(workload))
-
-
-def predict_candidate(predict: Callable[[Workload], Prediction], workload: Workload) -> Prediction:
-    """Return the prediction of one of many candidates, of fewer orders and lengths where samples differ in length."""
-    found = predict(fewer_lengths(workload))
-    return found if found.lengths is None else replace(found, workload=workload.to_mapping())
 
 
 def predict_module(

@@ -3,8 +3,8 @@
 Workspaces of cuBLAS and cuBLASLt in PyTorch's caching allocator, by GPU, torch version and environment.
 
 Source: aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize, parseCUDABlasLtWorkspaceSize,
-getCUDABlasLtWorkspace); ``versions.yaml`` lists the releases in which a rule changed, with the pull request of each.
-ROCm is not covered.
+getCUDABlasLtWorkspace); ``versions.yaml`` lists the releases in which a rule changed, with the pull request of each. On
+AMD GPUs they are hipBLAS' and hipBLASLt's, which never share one.
 """
 
 from __future__ import annotations
@@ -137,6 +137,9 @@ def _releases(library: str) -> Mapping[Version, Mapping[str, Any]]:
 Environment = Mapping[str, str]
 
 _CUBLASLT_DEFAULT_KIB = 1024
+_CONFIGURATIONS = ("CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG", "ROCBLAS_WORKSPACE_CONFIG")
+_LT_SIZES = ("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE")
+_LT_SWITCHES = ("TORCH_BLAS_PREFER_CUBLASLT", "TORCH_BLAS_PREFER_HIPBLASLT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +157,44 @@ class Workspaces:
     per_call: bool
 
 
-def workspaces(capability: tuple[int, int], torch_version: Version, env: Environment | None = None) -> Workspaces:
-    """Return the workspaces of one (thread, stream); by default those that the process's environment asks for."""
+def workspaces(
+    capability: tuple[int, int], torch_version: Version, env: Environment | None = None, architecture: str = ""
+) -> Workspaces:
+    """Return the workspaces of one (thread, stream); by default those that the process's environment asks for.
+
+    ``architecture``: that of an AMD GPU.
+    """
     env = os.environ if env is None else env  # not as a default: datasets binds os.environ to another object
+    if architecture:
+        return _workspaces_on_amd(architecture, torch_version, env)
     return Workspaces(
         cublas_workspace_bytes(capability, torch_version, env),
         cublaslt_workspace_bytes(capability, torch_version, env),
         workspaces_per_call(torch_version, env),
     )
+
+
+def _workspaces_on_amd(architecture: str, torch_version: Version, env: Environment) -> Workspaces:
+    """Return hipBLAS' and hipBLASLt's workspaces, which the variables of cuBLAS set too, and before HIP's own."""
+    rule = behaviour("hipblas_workspaces", torch_version)
+    config = next((env[name] for name in _CONFIGURATIONS if name in env), "")
+    size = re.match(r"\s*[+-]?[0-9]+", next((env[name] for name in _LT_SIZES if name in env), ""))
+    default = int(rule["by_architecture"].get(architecture[:-1], rule["hipblas_bytes"]))
+    pools = re.findall(r":([0-9]+):([0-9]+)", config)
+    return Workspaces(
+        sum(int(size) * int(count) for size, count in pools) * 1024 if pools else default,
+        int(size.group()) * 1024 if size else int(rule["hipblaslt_bytes"]),
+        per_call=False,
+    )
+
+
+def prefers_hipblaslt(architecture: str, torch_version: Version, env: Environment) -> bool:
+    """Return whether PyTorch gives matrix products on an AMD GPU to hipBLASLt (``Context::blasPreferredBackend``)."""
+    rule = behaviour("hipblas_workspaces", torch_version)
+    chosen = {env.get(name) for name in _LT_SWITCHES}
+    if "1" in chosen:
+        return architecture in rule["has_hipblaslt"]
+    return "0" not in chosen and architecture in rule["prefers_hipblaslt"]
 
 
 def cublas_workspace_bytes(capability: tuple[int, int], torch_version: Version, env: Environment) -> int:

@@ -177,6 +177,13 @@ class SearchProgress(Observer):
         rate = total_rate(best.prediction) if best is not None else None
         if best is not None and rate is not None:
             text += f", best so far batch {best.point[0]} with {rate:.3g} samples/s (Ctrl-C stops and shows it)"
+        self._show(text)
+
+    def compiling(self) -> None:
+        """Show that the best candidate is compiled."""
+        self._show(f"{self._name}: compiling the best settings (Ctrl-C leaves it out)")
+
+    def _show(self, text: str) -> None:
         self._text = text
         if self._line is not None:
             self._line.update(self._task, description=text)

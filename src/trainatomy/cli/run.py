@@ -24,6 +24,7 @@ from trainatomy.measurement.device.nvml import require_gpu
 from trainatomy.option import Option, in_output, output_file, shared_fields
 from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
+from trainatomy.reporters.host_sentences import shortages
 from trainatomy.reporters.json import cost_to_json, measurement_to_json, to_json
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
@@ -280,6 +281,9 @@ def _raise(outcomes: tuple[Outcome, ...], *, check: bool) -> None:
     predictions = [each.prediction for each in outcomes if each.prediction is not None]
     if check and not all(each.fits for each in predictions):
         raise DoesNotFit(_verdicts(predictions))
+    bills = [each.host_bill for each in predictions if each.host_bill is not None]
+    if check and (said := dict.fromkeys(text for bill in bills for text in shortages(bill))):
+        raise DoesNotFit("; ".join(said))
 
 
 def _verdicts(predictions: list[Prediction]) -> str:

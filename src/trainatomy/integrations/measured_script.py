@@ -21,6 +21,7 @@ import torch
 
 from trainatomy.errors import DeviceError
 from trainatomy.integrations.utilization import utilization
+from trainatomy.measurement.device import nvml
 from trainatomy.measurement.step.results import driver_version, is_out_of_memory, versions
 from trainatomy.results.measurement import Measurement, Status
 from trainatomy.scripts.job import Job, place_of
@@ -99,6 +100,8 @@ def measure_here(job: Job) -> Measurement:
     Raises:
         DeviceError: It ended before the first step, or PyTorch finds no GPU.
     """
+    if torch.version.hip:
+        raise DeviceError(nvml.NOT_ON_AMD)
     if not torch.cuda.is_available():
         raise DeviceError("PyTorch finds no GPU on this machine; `trainatomy run` without --measure needs none")
     local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()

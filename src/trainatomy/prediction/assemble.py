@@ -28,6 +28,7 @@ from trainatomy.workload.trl import steps_per_generation
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
+    from trainatomy.results.memory import TimelinePoint
     from trainatomy.results.operations import Operations
     from trainatomy.results.time import Pipeline, Time
     from trainatomy.results.trace import AllocationTrace, DriverCall, TimedOperation
@@ -86,6 +87,7 @@ def prediction_of(
     time = None
     if request.timed:
         time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, request.host_paces)
+    room = gpu.memory_bytes - memory.device_bytes
     checkpoint, restored = checkpoint_of(workload, simulation, analysis), restored_of(simulation, analysis)
     return Prediction(
         name=workload.display_name,
@@ -93,7 +95,7 @@ def prediction_of(
         card=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
         fits=analysis.out_of_memory is None,
         verdict=verdict(memory, gpu.memory_bytes, analysis.out_of_memory),
-        room_bytes=gpu.memory_bytes - memory.device_bytes,
+        room_bytes=room,
         memory=memory,
         modules=analysis.modules,
         bytes_per_parameter=bytes_per_parameter(
@@ -110,7 +112,7 @@ def prediction_of(
         if request.layouts is True and time is not None
         else (),
         out_of_memory=analysis.out_of_memory,
-        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if request.timeline else (),
+        timeline=_timeline(simulation.trace, analysis) if request.timeline else (),
         time=time,
         seconds_taken=perf_counter() - started,
         versions=installed_versions(),
@@ -120,10 +122,20 @@ def prediction_of(
         generation=generation_of(workload, simulation, calibration, time),
         checkpoint=checkpoint,
         restored=restored,
-        host_bill=host_bill_of(workload, simulation, request, checkpoint, restored),
+        host_bill=host_bill_of(workload, simulation, request, checkpoint, restored, room),
         experts=simulation.experts,
         rank=simulation.trace.rank,
     )
+
+
+def _timeline(trace: AllocationTrace, analysis: MemoryAnalysis) -> tuple[TimelinePoint, ...]:
+    """Return the memory over a run, which its trace keeps: GPUs on which a training allocates the same share it."""
+    sizes, found = trace.replayed.get("timeline", (None, ()))
+    if sizes is not analysis.sizes:
+        found = memory_timeline(trace, analysis.purposes, analysis.sizes)
+        trace.replayed["timeline"] = analysis.sizes, found
+    timeline: tuple[TimelinePoint, ...] = found
+    return timeline
 
 
 def analysis_of(
@@ -227,7 +239,7 @@ def rank_prediction_of(
         memory=analysis.memory,
         modules=analysis.modules,
         out_of_memory=analysis.out_of_memory,
-        timeline=memory_timeline(simulation.trace, analysis.purposes, analysis.sizes) if request.timeline else (),
+        timeline=_timeline(simulation.trace, analysis) if request.timeline else (),
     )
 
 

@@ -44,9 +44,14 @@ def emulated_software(workload: Workload) -> EmulatedSoftware:
 
 
 def context_bytes(workload: Workload, simulation: Simulation) -> int:
-    """Return the bytes of the CUDA context with what libraries, local memory and pages of pinned memory take."""
+    """Return the bytes of the CUDA context with what libraries, local memory and pages of pinned memory take.
+
+    HIP's is not known, nor what it takes beside: nothing is counted, unless the user gives the context's size.
+    """
     gpu = workload.resolve_gpu()
     loaded = gpu.context(emulated_software(workload).context).holding(simulation.libraries)
+    if gpu.is_amd:
+        return loaded
     pages = page_table_bytes(sum(one.bytes for one in simulation.trace.pinned))
     return loaded + local_memory_bytes(simulation.stack_bytes, gpu) + pages
 

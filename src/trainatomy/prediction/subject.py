@@ -118,6 +118,8 @@ def paddings_of(
     from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
 
     gpu, operations = workload.resolve_gpu(), simulation.operations
+    if gpu.is_amd:
+        return ()  # the rules are those of cuBLAS
     table = OperationTable(operations, None, None, [True] * len(operations.operations))
     shapes = wasteful_shapes(table, gpu.capability, gpu.multiprocessors, bool(workload.tf32))
     if not shapes:

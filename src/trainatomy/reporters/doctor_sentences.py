@@ -171,6 +171,11 @@ WORDINGS: Mapping[str, Wording] = {
         "only software and host were looked at; predictions need no GPU",
         "",
     ),
+    "amd_gpu": Wording(
+        "{devices} AMD GPUs and no NVIDIA GPU",
+        "only software and host were looked at: AMD GPUs are predicted, not measured",
+        "",
+    ),
     "driver_missing": Wording(
         "{devices} NVIDIA devices on the PCI bus, but no driver ({error})",
         "CUDA does not start",

@@ -141,10 +141,22 @@ def _model(workload: Workload) -> list[Section]:
         sections.append(("the model's configuration", [f"configuration = {_literal(dict(spec.config))}"]))
     if spec.freeze:
         sections.append((f"the workload does not train {', '.join(spec.freeze)}", []))
+    if spec.freeze_except:
+        sections.append((f"the workload trains what begins with {', '.join(spec.freeze_except)} alone", []))
+    if spec.float32_parameters:
+        names = ", ".join(spec.float32_parameters)
+        sections.append((f"the workload casts to float32, once loaded, what begins with {names}", []))
+    if spec.enable_input_require_grads:
+        sections.append(("after loading the model", ["model.enable_input_require_grads()"]))
     if spec.kernels:
         sections.append((f"the workload replaces layers as axolotl does: {', '.join(spec.kernels)}", []))
     if spec.lora is not None:
         sections.append(("adapters, after loading the model", _prepared(workload) + _adapters(spec.lora)))
+    if spec.peft:
+        given = _literal({name: value for name, value in spec.peft.items() if name != "peft_type"})
+        made = f'PEFT_TYPE_TO_CONFIG_MAPPING["{str(spec.peft["peft_type"]).upper()}"](**{given})'
+        lines = ["from peft import get_peft_model", "from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING", ""]
+        sections.append(("adapters, after loading the model", [*lines, f"model = get_peft_model(model, {made})"]))
     if is_of_sentence_transformers(workload):
         sections.append(("the loss", _loss(workload.sentence_transformers)))
         if (length := workload.data.sequence_length) is not None:

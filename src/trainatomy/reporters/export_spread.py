@@ -37,7 +37,7 @@ class SpreadCode:
     remarks: tuple[str, ...] = field(default=())
 
 
-_PROCESS = ('dist.init_process_group("nccl" if device == "cuda" else "gloo")',)
+_PROCESS = 'dist.init_process_group("{}" if device == "cuda" else "gloo")'
 _GPU = ('if device == "cuda":', '    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))')
 _COMMON = ("import os", "import torch.distributed as dist", "from torch.utils.data import DistributedSampler")
 
@@ -49,7 +49,8 @@ def spread_code(workload: Workload) -> SpreadCode | None:
         return None
     if plan.strategy == "dp":
         return SpreadCode(spread=("model = torch.nn.DataParallel(model)",), devices=parallel.devices)
-    start = (*_PROCESS, *_GPU)
+    offloads = parallel.offload_policy is not None  # the norm of gradients in host memory is a collective of the CPU
+    start = (_PROCESS.format("cpu:gloo,cuda:nccl" if offloads else "nccl"), *_GPU)
     if parallel.pp_size > 1 or parallel.tp_size > 1 or plan.strategy == "fsdp1":
         missing = ["FSDP1"] * (plan.strategy == "fsdp1")
         missing += [f"tensor parallelism over {parallel.tp_size} GPUs"] * (parallel.tp_size > 1)

@@ -58,7 +58,10 @@ SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "cyan"
 BASIS_STYLES = {"measured": "green", "computed": "", "assumed": "yellow"}
 
 DEVICE_TOTAL = "total (as in nvidia-smi)"
+DEVICE_AT_LEAST = "total (at least)"
+"""Where nothing is known of what a process holds outside the allocator."""
 LOGITS_AND_LOSS = "  of which logits and loss"
+LOADED_AT_LEAST = "  on the GPU (at least)"
 LOADED_TOTAL = "  in nvidia-smi (with context)"
 
 SECTIONS = {

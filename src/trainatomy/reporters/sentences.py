@@ -33,7 +33,8 @@ def fit(prediction: Prediction) -> str:
     """Return what follows the verdict: `` on T4 (14.6 GiB): needs 5.18 GiB, 9.39 GiB to spare``."""
     gpu, needed = prediction.gpu, human_bytes(prediction.memory.device_bytes)
     asked = any(fact.name == "convolutions" and fact.value == "library" for fact in prediction.facts)
-    least = "at least " if prediction.trials and not asked else ""  # only cuDNN's library names what is tried
+    tried = prediction.trials and not asked  # only cuDNN's library names what is tried
+    least = "at least " if tried or not prediction.memory.components.context else ""
     run = prediction.script
     if run is not None and prediction.out_of_memory is None and (later := fills_later(run, prediction.room_bytes)):
         return f" on {gpu.name} ({human_bytes(gpu.memory_bytes)}): {later.format(needed=least + needed)}"
@@ -48,7 +49,8 @@ def _headroom(prediction: Prediction) -> str:
         return f"{human_bytes(-room)} short"
     if not prediction.fits:
         return f"fails because of fragmentation although {human_bytes(room)} would be left"
-    parts = [f"{human_bytes(room)} to spare{_worst_case(prediction)}"]
+    most = "" if prediction.memory.components.context else "at most "
+    parts = [f"{most}{human_bytes(room)} to spare{_worst_case(prediction)}"]
     if retries := prediction.memory.num_alloc_retries:
         parts.append(cache_freed(retries))
     if count := prediction.without_workspace:

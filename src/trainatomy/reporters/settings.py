@@ -66,6 +66,7 @@ VARIED = {
     "evaluation": "what evaluations gather",
     "eval_batch": "batch size of evaluations",
     "effective_batch_size": "effective batch size",
+    "torch_compile": "torch.compile",
     "layers": "layers",
 }
 """Names of what a search varies, by the axes of ``results.fit.Change``."""
@@ -106,6 +107,11 @@ OPTIONS = {
         "sgd": "SGD",
     },
     "lora": {"none": "no LoRA"},
+    "torch_compile": {
+        "given": "not compiled",
+        "whole": "torch.compile, whole",
+        "by_layer": "torch.compile, layer by layer",
+    },
     "evaluation": {
         "accumulate_8": "eval_accumulation_steps 8",
         "accumulate_1": "eval_accumulation_steps 1",
@@ -158,6 +164,10 @@ FIT_NOTES = {
     ),
     "fewer_lengths": (
         "Every figure is of a few orders and lengths of the samples; trainatomy predict executes all of them."
+    ),
+    "compiled_is_best": (
+        "The best settings are compiled, which trains the same but for rounding; what single changes cost or save is "
+        "of the same settings without torch.compile."
     ),
     "compared_in_batch": (
         "The loss compares each sample with the others of its batch, so that more accumulation steps of smaller "
@@ -297,7 +307,8 @@ def differences(candidate: Candidate, best: Candidate) -> str:
     mine, others = _by_axis(candidate), _by_axis(best)
     for axis in dict.fromkeys((*mine, *others)):
         if axis not in mine:
-            parts.append(f"{VARIED.get(axis, axis.replace('_', ' '))} as given")
+            as_given = f"{VARIED.get(axis, axis.replace('_', ' '))} as given"
+            parts.append(OPTIONS.get(axis, {}).get("given", as_given))
         elif axis not in others or mine[axis].option != others[axis].option:
             parts.append(option(mine[axis]))
     return ", ".join(parts) or "the same settings"

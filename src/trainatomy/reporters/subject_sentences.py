@@ -30,7 +30,12 @@ _ATTENTION = {
     "flex_attention": "FlexAttention",
 }
 _KERNELS = {"flash": "flash", "efficient": "memory-efficient", "cudnn": "cuDNN"}
-_LOOPS = {"trainer": "Trainer", "pytorch": "PyTorch loop", "script": "the script's own loop"} | {
+_LOOPS = {
+    "trainer": "Trainer",
+    "pytorch": "PyTorch loop",
+    "preference": "trainer on preferences",
+    "script": "the script's own loop",
+} | {
     name: f"TRL's {title}Trainer"
     for name, title in {"sft": "SFT", "dpo": "DPO", "kto": "KTO", "reward": "Reward", "grpo": "GRPO"}.items()
 }

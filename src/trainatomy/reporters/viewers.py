@@ -29,11 +29,19 @@ from typing import Any
 from trainatomy.reporters.labels import PHASES, component
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import History, Summary
-from trainatomy.results.trace import Allocation, Detail, Segment, SegmentEvent, Source, TimedOperation
+from trainatomy.results.trace import (
+    PRIVATE_POOL,
+    Allocation,
+    Detail,
+    Segment,
+    SegmentEvent,
+    Source,
+    TimedOperation,
+    pool_of,
+)
 
 PROTOCOL = 4
 _DEVICE = 0
-_NO_POOL = (0, 0)
 _UNKNOWN = "unknown"
 
 
@@ -95,9 +103,9 @@ def _entry(
         "action": action,
         "addr": address,
         "size": size,
-        "stream": stream,
+        "stream": stream % PRIVATE_POOL,
         "time_us": event,
-        "pool_id": _NO_POOL,
+        "pool_id": (0, pool_of(stream)),
         "frames": frames,
         "category": category,
     }
@@ -127,9 +135,9 @@ def _segment(
         "allocated_size": allocated,
         "active_size": allocated,
         "requested_size": sum(block["requested_size"] for block in active),
-        "stream": segment.stream,
+        "stream": segment.stream % PRIVATE_POOL,
         "segment_type": "small" if segment.is_small else "large",
-        "segment_pool_id": _NO_POOL,
+        "segment_pool_id": (0, pool_of(segment.stream)),
         "is_expandable": segment.is_expandable,
         "frames": [],
         "blocks": blocks,

@@ -29,6 +29,9 @@ from typing import Any, NamedTuple
 from trainatomy.results.tasks import Experts
 from trainatomy.results.time import StageRun
 
+GRAPH_LAUNCH = "cuda::graph_launch"
+"""Name of the launch of a CUDA graph, whose operations follow it."""
+
 
 class Array(NamedTuple):
     """Tensor as a kernel sees it.
@@ -120,6 +123,7 @@ class Operation(NamedTuple):
         stream: Number of the CUDA stream it is launched on.
         threads: Threads of the process that launch the same at that time, each for another GPU.
         generated: True if it belongs to a further token of ``generate()``, which runs ``repeats`` times.
+        captured: True if it belongs to a CUDA graph, which the operation before it launched as a whole.
     """
 
     event: int
@@ -132,6 +136,7 @@ class Operation(NamedTuple):
     stream: int = 0
     threads: int = 1
     generated: bool = False
+    captured: bool = False
 
 
 @dataclass(slots=True)

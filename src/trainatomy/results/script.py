@@ -88,7 +88,7 @@ class Growth:
         return self.steps < (MANY_STEPS if total_steps is None else total_steps)
 
 
-TaskKind = Literal["evaluation", "saving", "loading the best model"]
+TaskKind = Literal["evaluation", "saving", "loading the best model", "callbacks"]
 LITTLE_LEFT = 16 << 20
 """Bytes that the batches of an evaluation which are left out may keep together."""
 

@@ -335,10 +335,12 @@ class MixedDevices:
 
     Attributes:
         written: The operators that wrote computed values to host memory.
+        checks_weights: Whether operations on tensors of the GPU and tensors without data of the host are refused, too.
     """
 
     def __init__(self, storages: Storages, reads: ScalarReads) -> None:
         self.written: set[str] = set()
+        self.checks_weights = False
         self._storages = storages
         self._reads = reads
 
@@ -368,6 +370,20 @@ class MixedDevices:
         if mixes and any(map(self._is_on_gpu, _tensors_in(args))):
             self._refuse()
         return None
+
+    def check(self, name: str, args: tuple[Any, ...]) -> None:
+        """Refuse an operation on tensors of the GPU and tensors without data of the host, such as weights.
+
+        Raises:
+            RuntimeError: It is one.
+        """
+        if not self.checks_weights or not self._storages.any_on_host():
+            return
+        if name in _CROSSES or name in _PICKS or not name.startswith("aten::"):
+            return
+        on_gpu = {self._storages.on_device(one) for one in _tensors_in(args) if one.is_meta and one.dim()}
+        if len(on_gpu) > 1:
+            self._refuse()
 
     def _read(self, name: str, value: Any) -> Any:
         """Return what Python reads of computed tensors."""

@@ -44,7 +44,7 @@ _FACTORIES = frozenset(
         torch.full_like,
     }
 )
-_EMPTY = frozenset({torch.empty, torch.empty_like})
+_EMPTY = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
 _nn: Any = torch._C._nn
 
 
@@ -129,6 +129,8 @@ class CudaFunctions(TorchFunctionMode):
         if "device" in kwargs and names_cuda(kwargs["device"]):
             with self._placement.on(kwargs["device"]):
                 return self._make_on_gpu(func, args, {**kwargs, "device": META})
+        if func is torch.Tensor.new_empty and kwargs.get("pin_memory"):
+            return self._make_pinned(func, args, kwargs)
         if func in _FACTORIES:
             if kwargs.get("pin_memory"):
                 return self._make_pinned(func, args, kwargs)
@@ -168,7 +170,8 @@ class CudaFunctions(TorchFunctionMode):
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
                 made = func(*args, **{**kwargs, "device": META, "pin_memory": False})
             if kind == "meta" or (made.is_floating_point() and made.numel() > 1):
-                self._placement.keep_on_host(made)
+                takes_memory = kind != "meta" or self._placement.is_building()
+                self._placement.keep_on_host(made, takes_memory=takes_memory)
                 return made
         return func(*args, **kwargs)
 
@@ -196,7 +199,8 @@ class CudaFunctions(TorchFunctionMode):
         kwargs.pop("pin_memory", None)
         if isinstance(kwargs.get("generator"), torch.Generator):
             kwargs = {**kwargs, "generator": None}
-        made = func(*args, **kwargs)
+        with self._placement.leaving_host():
+            made = func(*args, **kwargs)
         if isinstance(made, torch.Tensor):  # like a tensor in host memory: ``torch.empty_like(host, device="cuda")``
             self._placement.arrive(made)
         return made

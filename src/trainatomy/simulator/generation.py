@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from trainatomy.results.operations import Operations
-from trainatomy.results.trace import AllocationTrace, Mark
+from trainatomy.results.trace import WORKSPACES, AllocationTrace, Mark
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repeated_layers import RepeatedLayers
@@ -30,9 +30,6 @@ from trainatomy.simulator.stretches import describe, event_of
 from trainatomy.simulator.values import LazyValue
 from trainatomy.training.process import host_states
 from trainatomy.training.quantization import scales
-
-_KEPT = frozenset({"cublas_workspace", "cublaslt_workspace"})
-"""Labels of what a first call leaves behind for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +135,9 @@ def left_behind(
     """
     freed = {number for action, number, _, _ in trace.events[begin.events : end.events] if action == "free"}
     kept = set(range(begin.origins, end.origins)).difference(freed, results)
-    if min(freed, default=begin.origins) < begin.origins or any(trace.labels.get(one) not in _KEPT for one in kept):
+    if min(freed, default=begin.origins) < begin.origins or any(
+        trace.labels.get(one) not in WORKSPACES for one in kept
+    ):
         return None
     return kept
 

@@ -23,7 +23,7 @@ from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.placement import META, names_cuda
 from trainatomy.training.batch import MakeBatch
 from trainatomy.training.stored_weights import rebuilt
-from trainatomy.workload.arguments import path_of
+from trainatomy.workload.arguments import check_keywords, path_of
 from trainatomy.workload.schema import Workload
 
 
@@ -235,31 +235,6 @@ def check_permissions(allow: Collection[str], batch: object) -> None:
     if "sequence-length" in allow and batch is not None:
         raise WorkloadError(
             "allow: sequence-length: the batch has its length; leave the batch out, or pass a shorter one"
-        )
-
-
-def check_keywords(batch: Any, optimizer: Any) -> None:
-    """Raise WorkloadError if a batch or an optimizer has the wrong type."""
-    if isinstance(optimizer, torch.optim.Optimizer):
-        name = type(optimizer).__name__
-        raise WorkloadError(
-            f"optimizer: got an instance of {name}, which belongs to the parameters it was made with.\n"
-            f"Pass its class (optimizer=torch.optim.{name}) or a name ('adamw_torch'), and its settings by their names "
-            "in TrainingArguments (learning_rate=1e-4)",
-            key="train.optim",
-        )
-    if optimizer is not None and not isinstance(optimizer, str) and not callable(optimizer):
-        kinds = "a name, a class of torch.optim.Optimizer, or a function of the model that returns optimizers"
-        kind = type(optimizer).__name__
-        raise WorkloadError(f"optimizer: got an object of type {kind}; it takes {kinds}", key="train.optim")
-    if not "".join(getattr(optimizer, "__qualname__", "x").split(".")).isidentifier():
-        raise WorkloadError(
-            f"optimizer: {optimizer.__qualname__} cannot be imported by its name: define it at the top of a module",
-            key="train.optim",
-        )
-    if batch is not None and not isinstance(batch, Mapping) and not callable(batch):
-        raise WorkloadError(
-            f"batch: takes a mapping of names to tensors, or a function of the batch size, not a {type(batch).__name__}"
         )
 
 

@@ -82,6 +82,7 @@ def notes_on(workload: Workload, model: nn.Module) -> tuple[Note, ...]:
         partial(_precision_notes, dtype=str(weights_dtype(workload, model))),
         *_closure_notes(workload),
         *_sharding_notes(workload),
+        *_host_collective_notes(workload),
         _era_notes,
         _unified_memory_notes,
         _link_notes,
@@ -173,6 +174,18 @@ def _sharding_notes(workload: Workload) -> Iterator[str]:
             f"train.fsdp_config: accelerate (1.15) does not read {passed.pop()} from TrainingArguments with FSDP1, and "
             "shards fully. It reads the variable FSDP_SHARDING_STRATEGY, which accelerate launch sets: give it as "
             "train.fsdp_config.sharding_strategy, or use --launch"
+        )
+
+
+def _host_collective_notes(workload: Workload) -> Iterator[str]:
+    """Yield a note where gradients in host memory are clipped, for which NCCL has no collective."""
+    by_trainer = workload.loop != "pytorch" and workload.mode == "training"
+    if by_trainer and workload.shards_on_host and workload.train.max_grad_norm:
+        yield (
+            "the norm of gradients in host memory is a collective of the CPU: `accelerate launch` with "
+            "--fsdp_offload_params true starts gloo beside NCCL; under torchrun, TrainingArguments start NCCL alone, "
+            'and PyTorch stops in the first step ("No backend type associated with device type cpu", PyTorch 2.11): '
+            "set max_grad_norm to 0, or FSDP_OFFLOAD_PARAMS and ACCELERATE_USE_FSDP to true before they are made"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from trainatomy.results.operations import CAST_FROM, Call, Operation, Operations
+from trainatomy.results.operations import CAST_FROM, GRAPH_LAUNCH, Call, Operation, Operations
 from trainatomy.results.time import StageRun, Work
 from trainatomy.simulator.calls import StorageNumbers, TensorKey, arrays, call_of, storages_in, text
 from trainatomy.simulator.modules import ModuleTracker
@@ -99,6 +99,13 @@ class Recording:
     calls: Sequence[tuple[Any, Call]]
     counts: tuple[dict[str, int], ...]
     repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a CUDA graph launches: the module and the key and call of each operation."""
+
+    operations: Sequence[tuple[str, Any, Call]]
 
 
 Counted = Literal["sharded_calls", "resized_storages", "engine_modules", "engine_gradients"]
@@ -246,6 +253,34 @@ class OperationWriter:
         for counted, counts in zip(self._counted(), recording.counts, strict=True):
             for phase, count in counts.items():
                 counted[phase] = counted.get(phase, 0) + count * self.repeats
+
+    def begin_capture(self) -> None:
+        """Begin to write the operations of a CUDA graph, which are not launched now."""
+        self._outside = self.operations, self._indices, self._keys, self._order, self.recording
+        self.operations, self._indices, self._keys, self._order = Operations(), {}, [], OperationOrder()
+        self.recording = self.wanted
+
+    def end_capture(self) -> Captured:
+        """Return the operations of the graph, and go on with those that are launched."""
+        calls, keys = self.operations.calls, self._keys
+        launched = (one for one in self.operations.operations if not calls[one.call].is_view)
+        found = [(one.module, keys[one.call], calls[one.call]) for one in launched]
+        self.operations, self._indices, self._keys, self._order, self.recording = self._outside
+        return Captured(found)
+
+    def launch(self, graph: Captured) -> None:
+        """Write the launch of a CUDA graph and its operations, if the current step is written."""
+        if not self.recording or not graph.operations:
+            return
+        self.count_call(GRAPH_LAUNCH)
+        launched = Call(GRAPH_LAUNCH, (), (), numbers=(("nodes", str(len(graph.operations))),))
+        event, stream, phase = self._event(), self.streams.executing.stream_id, self.phase()
+        for place, (module, key, call) in enumerate((("", launched, launched), *graph.operations)):
+            index = self._indices.get(key)
+            index = self._add_call(key, call) if index is None else index
+            self._order.append(self.operations, stream)
+            at = event, index, phase, module, self.micro_step, self.repeats, (), stream
+            self.operations.operations.append(Operation(*at, generated=self.generating, captured=place > 0))
 
     def skip_placeholder(self) -> None:
         """Leave out the next ``zeros``, which the Trainer takes for the loss of a micro-batch that was not executed."""

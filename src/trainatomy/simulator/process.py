@@ -19,7 +19,7 @@ from trainatomy.operators.allocation.above_autograd import record_operations_wit
 from trainatomy.operators.allocation.meta import meta_kernels
 from trainatomy.operators.allocation.plan import Processor, Rule
 from trainatomy.operators.allocation.recurrent import flattening
-from trainatomy.operators.allocation.workspaces import Workspace
+from trainatomy.operators.allocation.workspaces import TakenWorkspaces, Workspace
 from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator import sparse_tensors
 from trainatomy.simulator.autocast import Autocast
@@ -49,11 +49,16 @@ _FEW = 1024
 """Numbers of a tensor such as a metric of each sample."""
 
 SizeOnGPUs = Callable[[Callable[[Processor], int]], int]
-TakenWorkspaces = Callable[[str, bool, int], list[Workspace]]
 
 
-def _no_workspaces(name: str, in_backward: bool, stream: int) -> list[Workspace]:
-    return []
+class _NoWorkspaces:
+    """A process whose libraries take no workspaces."""
+
+    def __call__(self, call_name: str, in_backward: bool, stream: int = 0) -> list[Workspace]:
+        return []
+
+    def clear(self) -> None:
+        """There are none."""
 
 
 _REJECTION_ROUNDS = 3
@@ -83,7 +88,7 @@ class SimulatedProcess:
     total_memory: int
     processor: Processor
     rules: dict[str, Rule] = field(default_factory=dict)
-    workspaces: Callable[[Processor, SizeOnGPUs], TakenWorkspaces] = lambda processor, size: _no_workspaces
+    workspaces: Callable[[Processor, SizeOnGPUs], TakenWorkspaces] = lambda processor, size: _NoWorkspaces()
     topology: Topology = field(default_factory=Topology)
     notes: list[str] = field(default_factory=list)
     allocator: Callable[[], AllocatorSettings] = AllocatorSettings
@@ -209,6 +214,7 @@ class SimulatedProcess:
     @contextlib.contextmanager
     def on_host(self) -> Iterator[None]:
         """Let meta tensors that are made inside stand for tensors in host memory: a model before it is moved."""
+        self.storages.host_memory.look()
         before, self.recorder.stage = self.recorder.stage, "host"
         try:
             with torch.device("meta"):
@@ -240,7 +246,8 @@ class SimulatedProcess:
 
                 for twin, tensor in without_data(model):
                     self.recorder.values.learn(twin, tensor.detach())
-            self.storages.mark_host([*map(numbers, model.parameters()), *model.buffers(), *scales(model)])
+            weights = [*map(numbers, model.parameters()), *model.buffers(), *scales(model)]
+            self.storages.mark_host(weights, takes_memory=False)  # they stand for the files that are loaded, too
             for name, buffer in model.named_buffers():
                 if name.endswith("num_batches_tracked"):  # a mean over all batches divides by it
                     self.recorder.values.learn(buffer, torch.zeros(buffer.shape, dtype=buffer.dtype))

@@ -22,8 +22,9 @@ from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.simulator import quantised_layers
 from trainatomy.simulator.adapters.registry import adapters_of, opened
+from trainatomy.simulator.amd import amd_notes, check_amd
 from trainatomy.simulator.cards import others_like
-from trainatomy.simulator.compiled import compiles, compiling, optimizer_that_compiles, preload_compiler
+from trainatomy.simulator.compiled import captures, compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import chosen_alike, heuristics_of
 from trainatomy.simulator.description import Description, describe
 from trainatomy.simulator.evaluation import CheckpointFiles, ExecutedRestoring, arrays_without_data, files_without_data
@@ -44,7 +45,7 @@ from trainatomy.simulator.watcher import EXECUTED_MICRO_STEPS, Watcher
 from trainatomy.training.batch import BatchesOfLengths, MakeBatch, batch_shapes
 from trainatomy.training.model import (
     build_model,
-    cast_trained,
+    cast_weights,
     is_loaded_by_gpu,
     is_quantised,
     unwrap,
@@ -63,6 +64,10 @@ if TYPE_CHECKING:
 _MAX_MICRO_STEPS_IN_THREE = 6
 """Micro-batches that three steps may have in all; with more, two steps run, as states and gradients exist from the
 second on."""
+
+
+_STEPS_WITH_GRAPHS = 4
+"""Steps with CUDA graphs: functions warm up in the first one and are recorded in the second; the others replay."""
 
 
 def torch_version(workload: Workload) -> tuple[int, int]:
@@ -93,6 +98,8 @@ def steps_needed(workload: Workload) -> int:
     counted = workload.microbatches if workload.parallel.pp_size > 1 else workload.train.gradient_accumulation_steps
     micro_steps = min(counted, EXECUTED_MICRO_STEPS)
     steps = 3 if 3 * micro_steps <= _MAX_MICRO_STEPS_IN_THREE else 2
+    if captures(workload):
+        steps = _STEPS_WITH_GRAPHS
     return steps + 1 if workload.pauses else steps
 
 
@@ -139,6 +146,7 @@ def execute(
         SimulationError: An operation needs data, or this thread is already simulating.
         TrainatomyError: What building the model and the step raises.
     """
+    check_amd(gpu, torch_version(workload))
     processor = Processor(
         gpu.capability,
         gpu.multiprocessors,
@@ -146,6 +154,7 @@ def execute(
         heuristics_of(workload, gpu),
         gpu.l2_bytes,
         level_factors(gpu),
+        gpu.architecture,
     )
     once = partial(
         simulate, gpu=gpu, model=model, make_batch=make_batch, trust_remote_code=trust_remote_code, topology=topology
@@ -274,7 +283,7 @@ def _execute(
             model = _load(workload, process, model)
         else:
             quantised_layers.place(model)
-            cast_trained(model, workload, "cuda")
+            cast_weights(model, workload, "cuda")
         # Only the loop may hold the observer, which refers to the model and its optimizer.
         run_steps = partial(run, workload, model, device="cuda", steps=steps, make_batch=make_batch)
         with explained_failures(
@@ -310,8 +319,10 @@ def _notes(
 ) -> tuple[Note, ...]:
     """Return the notes on a run; ``library``: the version of cuDNN's library that chose for convolutions."""
     recorder, version = process.recorder, process.processor.torch_version
+    names = frozenset(call.name for call in recorder.operations.operations.calls)  # the notes keep no recorder
     return (
         lambda on_gpu: version_notes(version, on_gpu.resolve_gpu().capability),
+        lambda on_gpu: amd_notes(on_gpu.resolve_gpu(), names),
         *python_part_notes(workload),
         *described.notes,
         *trial_notes(recorder.trace.trials, known=library is not None),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.catalog.gpus import GPU
+from trainatomy.results.host import HostPhaseName, KeptOnHost
 from trainatomy.results.operations import Operations
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.simulator.cards import Card, card_of, sizes_on, trace_on
@@ -33,8 +34,11 @@ class HostUse:
         batch: The tensors of a batch; empty where they are not known.
         pinned: Pinned blocks that hold activations.
         pageable: Other memory that holds activations.
-        shards: Parameters that this rank keeps on the host, by FSDP's policy.
+        kept: What tensors take besides activations and batches, by phase: shards, gradients and states that are
+            offloaded.
         gathered: Arrays with the outputs of an evaluation, at their largest together.
+        paged: Optimizer states in managed memory, which lie on the GPU as long as it has room.
+        on_drive: What is offloaded to files on a drive.
     """
 
     weights: int
@@ -43,8 +47,10 @@ class HostUse:
     batch: tuple[int, ...] = ()
     pinned: int = 0
     pageable: int = 0
-    shards: tuple[int, ...] = ()
+    kept: Mapping[HostPhaseName, KeptOnHost] = field(default_factory=dict)
     gathered: int = 0
+    paged: int = 0
+    on_drive: int = 0
 
 
 @dataclass(frozen=True, slots=True)

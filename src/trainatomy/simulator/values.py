@@ -434,15 +434,15 @@ class Values:
 
     def _deferred(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], list[torch.Tensor]]:
         """Return a function that runs the operation on today's values; no results where the host cannot run it."""
-        host: dict[str, Any] = {"device": CPU} if kwargs.get("device") is not None else {}
+        options: dict[str, Any] = kwargs | ({"device": CPU} if kwargs.get("device") is not None else {})
         if isinstance(out := kwargs.get("out"), torch.Tensor):
-            host["out"] = torch.empty(0, dtype=out.dtype, device=CPU)
+            options["out"] = torch.empty(0, dtype=out.dtype, device=CPU)  # the tensor itself would never die
         values = self._entries(args)
 
         def run() -> list[torch.Tensor]:
             try:
                 with self._own_numbers() if torch.Tag.nondeterministic_seeded in func.tags else nullcontext():
-                    return flat(func(*computed(values), **{**kwargs, **host}))
+                    return flat(func(*computed(values), **options))
             except (UnknownValue, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
                 return []
 

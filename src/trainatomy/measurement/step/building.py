@@ -85,7 +85,7 @@ def build_beforehand(arguments: Mapping[str, Any]) -> None:
     """
     workload = Workload.from_mapping(Job.from_json(arguments["job"]).workload)
     spec, key = workload.model, _key(workload)
-    if spec.factory or workload.data.factory or spec.lora is not None or spec.is_quantised:
+    if spec.factory or workload.data.factory or spec.has_adapters or spec.is_quantised:
         return
     if not _built or _built[0].key != key:
         _built.clear()  # first, as both may not fit in host memory

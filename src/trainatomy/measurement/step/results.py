@@ -93,7 +93,9 @@ def allocator_setup(options: str, device: int) -> AllocatorSetup:
     """
     version = parse_version(torch.__version__)
     settings = AllocatorSettings.parse(options, version)
-    return AllocatorSetup(settings, workspaces(torch.cuda.get_device_capability(device), version))
+    architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0] if torch.version.hip else ""
+    capability = torch.cuda.get_device_capability(device)
+    return AllocatorSetup(settings, workspaces(capability, version, architecture=architecture))
 
 
 PROCESS_GROUP = "process group"

@@ -98,7 +98,7 @@ def run(job: Job, reporter: Reporter | None = None) -> Measurement:
             _record_history(job)
         _make_context()
         reporter.stage("building the model", meter.read_context(torch.cuda.memory_reserved()))
-        group = join(place, offloads=_offloads(workload))
+        group = join(place, offloads=workload.shards_on_host)
         if group.size == 1 and workload.train.deepspeed is not None:
             join_alone()
         if group.size > 1:
@@ -169,14 +169,6 @@ def _monitors(job: Job, meter: Meter, group: RankGroup) -> Monitors:
     return Monitors(HostProbe(), DataWaits(), power, between=group.size == 1)
 
 
-def _offloads(workload: Workload) -> bool:
-    """Return whether FSDP keeps weights in host memory."""
-    train = workload.train
-    words = " ".join(map(str, train.fsdp)) if isinstance(train.fsdp, tuple | list) else str(train.fsdp)
-    in_trainer = bool((train.fsdp_config or {}).get("cpu_offload")) or "offload" in words
-    return workload.parallel.offload_policy is not None or in_trainer
-
-
 def run_rank(arguments: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Run a job (``job``: its line of JSON) as one rank of several; out of memory ends it before the others."""
     measurement = run(Job.from_json(arguments["job"]), reporter)
@@ -190,6 +182,8 @@ def start_cuda(workload: Workload) -> None:
         DeviceError: PyTorch finds no GPU.
         WorkloadError: PyTorch's allocator refuses the workload's options.
     """
+    if torch.version.hip:
+        raise DeviceError(nvml.NOT_ON_AMD)
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         raise DeviceError(

@@ -10,7 +10,9 @@ from trainatomy.reporters.document import Bar, Cell, Column, Swatch, Table, grid
 from trainatomy.reporters.labels import (
     COLUMNS,
     COUNTERS,
+    DEVICE_AT_LEAST,
     DEVICE_TOTAL,
+    LOADED_AT_LEAST,
     LOADED_TOTAL,
     LOGITS_AND_LOSS,
     ROOT_MODULE,
@@ -50,7 +52,8 @@ def _breakdown_rows(memory: Memory) -> Iterator[tuple[Cell, ...] | None]:
         for line in lines if [line.name for line in lines] != [component(name).title] else []:
             yield styled("dim", f"  {line.name}", human_bytes(line.bytes), exact_bytes(line.bytes))
     yield None
-    yield (*styled("bold", DEVICE_TOTAL, human_bytes(total)), exact_bytes(total), "100.0 %")
+    title = DEVICE_TOTAL if components["context"] else DEVICE_AT_LEAST
+    yield (*styled("bold", title, human_bytes(total)), exact_bytes(total), "100.0 %")
     if logits := sum(memory.logits_and_loss.values()):
         yield (*styled("dim", LOGITS_AND_LOSS, human_bytes(logits), exact_bytes(logits)), percent(logits, total))
 
@@ -111,7 +114,8 @@ def _lines(memory: Memory | None, name: str) -> list[Line]:
 def counters(memory: Memory) -> Table:
     """Return PyTorch's own counters, under the names of the calls that return them on a GPU."""
     counts = {title: getattr(memory, name) for name, title in COUNTERS.items()}
-    counts[LOADED_TOTAL] = memory.model_bytes + memory.components.context
+    context = memory.components.context
+    counts[LOADED_TOTAL if context else LOADED_AT_LEAST] = memory.model_bytes + context
     return sizes_table(counts, words(min_width=28))
 
 

@@ -70,11 +70,13 @@ def simulated_flash_attention(processor: Processor) -> Iterator[None]:
 
 
 def check_gpu(processor: Processor) -> None:
-    """Refuse a GPU that the library does not support.
+    """Refuse a GPU that the library does not support, or whose kernels of it are not known.
 
     Raises:
         SimulationError: It is older than Ampere.
+        WorkloadError: It is an AMD GPU.
     """
+    processor.need_cuda("flash_attention_2 (the package flash-attn)")
     if tuple(processor.capability) < _AMPERE:
         raise SimulationError(f"{NAME} needs an Ampere GPU or a newer one: use sdpa")
 

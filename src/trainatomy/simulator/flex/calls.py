@@ -198,6 +198,7 @@ class FlexCalls:
         """
         if getattr(function, "__module__", "") != FLEX_ATTENTION:
             return None
+        self._process.processor.need_cuda("FlexAttention")
         if function.__name__ == _INNER:
             return self._inner
         answers: dict[str, Callable[..., Any]] = {

@@ -156,10 +156,31 @@ def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorde
 
 def _install_fsdp2(patch: Callable[[Any, str, Any], None], torch_version: tuple[int, int]) -> None:
     """Releases before 2.13 do not refuse weights that several groups share; each group then has its own copy."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
+    patch(_fsdp_param, "_chunk_with_empty", _Chunks)
     if torch_version < _REFUSES_SHARED and hasattr(FSDPState, "_validate_no_duplicate_params"):
         patch(FSDPState, "_validate_no_duplicate_params", lambda state: None)
+
+
+class _Chunks:
+    """Chunks of a tensor for all ranks, made when they are asked for: FSDP2 asks for two, and 1,024 views take time.
+
+    Those that ``torch.chunk`` does not return are empty (``_chunk_with_empty`` in _fsdp_common.py, torch 2.9-2.13).
+    """
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor = tensor
+        self._dim = dim
+        self._size = -(-tensor.size(dim) // num_chunks)
+
+    def __getitem__(self, rank: int) -> torch.Tensor:
+        start = rank * self._size
+        left = self._tensor.size(self._dim) - start
+        if rank and left <= 0:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._size, left))
 
 
 def _with_early_states(make: Callable[..., Any]) -> Callable[..., Any]:
