@@ -152,7 +152,7 @@ def facts_of(
         loaded_by=1 if on_rank0 else processes,
         saved=0 if checkpoint is None else checkpoint.host_bytes or 0,
         savers=processes if is_sharded else 1,
-        checkpoint=0 if checkpoint is None else checkpoint.total_bytes * (processes if is_sharded else 1),
+        checkpoint=0 if checkpoint is None else checkpoint.disk_bytes * (processes if is_sharded else 1),
         kept=1 if checkpoint is None else checkpoint.kept or 1,
         restored=max((each.host_bytes or 0 for each in restored), default=0),
         missing=max(use.paged - max(room, 0), 0),

@@ -80,6 +80,9 @@ class Generation:
 RestoringPurpose = Literal["resume", "best"]
 """Why a checkpoint is loaded: to continue its training, or because it is the best one at the end."""
 
+DISK_BLOCK = 4096
+"""Block of a file system: ext4's and XFS's default."""
+
 FSDP_WEIGHTS = "pytorch_model_fsdp"
 """Beginning of the name of accelerate's files and folders with FSDP's weights (accelerate/utils/constants.py)."""
 
@@ -125,8 +128,13 @@ class Checkpoint:
 
     @property
     def total_bytes(self) -> int:
-        """Size on disk."""
+        """Size of all files."""
         return sum(self.files.values())
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size on disk, where a file takes whole blocks."""
+        return sum(-(-size // DISK_BLOCK) * DISK_BLOCK for size in self.files.values())
 
     @property
     def weights_bytes(self) -> int:
