@@ -52,6 +52,24 @@ def test_what_max_memory_leaves_out_is_copied_for_each_forward_pass(run_script: 
     assert not any("not trained" in note for note in spread.notes)
 
 
+def test_a_model_that_is_whole_on_the_host_is_computed_on_the_gpu(run_script: RunScript) -> None:
+    found = predicted(
+        run_script(
+            """
+import torch
+from accelerate import cpu_offload
+from transformers import GPT2Config, GPT2LMHeadModel
+model = cpu_offload(GPT2LMHeadModel(GPT2Config(n_layer=2)), torch.device("cuda"))
+ids = torch.ones(2, 32, dtype=torch.long, device="cuda")
+for _ in range(3):
+    model(input_ids=ids, labels=ids).loss.backward()
+"""
+        )
+    )
+    assert found.memory.model_bytes == 0
+    assert found.memory.components.weights > 4 * 50_257 * 768
+
+
 def test_weights_that_hooks_bring_are_not_trained(run_script: RunScript) -> None:
     found = predicted(run_script(PROMPT.replace("{memory}", LITTLE).replace("{trained}", "True")))
     assert any("so that they are not trained" in note for note in found.notes)

@@ -22,6 +22,7 @@ from trainatomy.results.script import TaskKind, TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
 from trainatomy.scripts.job import current_place
 from trainatomy.scripts.longest import LongestSample, SampleCounter
+from trainatomy.scripts.standins.device_maps import has_gpu_hooks
 from trainatomy.simulator.description import attention_of
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
@@ -262,8 +263,9 @@ class ScriptObserver(PhaseMarker):
         return True
 
     def _is_on_gpu(self, model: nn.Module) -> bool:
-        """Return whether a model is computed on the GPU; shards may lie in host memory between their uses."""
-        return any(self._number(part_of(one)) >= 0 for one in model.parameters()) or _strategy(model) is not None
+        """Return whether a model is computed on the GPU; shards and offloaded weights may be elsewhere between uses."""
+        on_gpu = any(self._number(part_of(one)) >= 0 for one in model.parameters())
+        return on_gpu or _strategy(model) is not None or has_gpu_hooks(model)
 
     def misses(self) -> None:
         """Refuse a backward pass where the only models that were called with gradients are on the CPU.

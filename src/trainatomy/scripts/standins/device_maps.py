@@ -30,6 +30,12 @@ def install(stand_ins: StandIns) -> None:
     stand_ins.when("accelerate.big_modeling", partial(_tell_weights_apart, stand_ins))
 
 
+def has_gpu_hooks(model: torch.nn.Module) -> bool:
+    """Return whether hooks bring weights of a model to the GPU when it is called; between calls all may be away."""
+    devices = (getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in model.modules())
+    return any(isinstance(device, int) or str(device).startswith("cuda") for device in devices)
+
+
 def _follow_hooks(stand_ins: StandIns, hooks: Any) -> None:
     """Let what hooks leave in a module have no data, and what they bring to the GPU be weights."""
     place, process = hooks.set_module_tensor_to_device, stand_ins.process
