@@ -97,7 +97,7 @@ def tracing_backward(tagged: Callable[[], contextlib.AbstractContextManager[Any]
         yield
 
 
-_GPU = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 
 
 def put_on_gpu(module: fx.GraphModule, mode: Any) -> fx.GraphModule:
@@ -121,7 +121,7 @@ def on_gpu(value: Any, mode: Any) -> Any:
     """Return fake tensors of the meta device as such of the GPU, everything else unchanged."""
     if isinstance(value, torch.Tensor) and value.device.type == "meta":
         with mode:
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_GPU)
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
             return made.as_strided(value.shape, value.stride(), value.storage_offset())
     if isinstance(value, (list, tuple)):
         return type(value)(on_gpu(each, mode) for each in value)
@@ -142,4 +142,4 @@ def off_gpu(value: Any) -> Any:
 
 
 def _device(value: Any) -> Any:
-    return _GPU if isinstance(value, torch.device) and value.type == "meta" else value
+    return GPU if isinstance(value, torch.device) and value.type == "meta" else value
