@@ -158,6 +158,39 @@ def test_a_librarys_kernel_in_a_compiled_graph_writes_only_its_result(from_facto
     assert not any("Dynamo" in note for note in found.notes)
 
 
+def test_quantised_weights_stay_operators_of_their_library(triton: None) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = {
+        "num_hidden_layers": 1,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 2,
+        "vocab_size": 512,
+    }
+    described = {
+        "model": {
+            "class": "LlamaForCausalLM",
+            "dtype": "bfloat16",
+            "config": config,
+            "quantization": {"load_in_4bit": True},
+            "lora": {"r": 8, "target_modules": "all-linear"},
+        },
+        "data": {"sequence_length": 128},
+        "train": {"per_device_train_batch_size": 8, "bf16": True, "gradient_checkpointing": False, "use_cache": False},
+    }
+    workload = Workload.from_mapping(described)
+    eager, compiled = (
+        simulate(each, each.resolve_gpu()) for each in (workload, workload.replace({"train.torch_compile": True}))
+    )
+    assert launches(compiled, "bitsandbytes::") == launches(eager, "bitsandbytes::") > 0
+    assert not any("Dynamo breaks" in note for note in compiled.notes)
+
+
+def launches(simulation: Simulation, start: str) -> int:
+    operations = simulation.operations
+    return sum(operations.calls[each.call].name.startswith(start) for each in operations.operations)
+
+
 def test_a_failure_of_the_compiler_is_explained(
     from_factory: Factory, triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,7 @@ class Compiler:
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
         """Trace what CUDA runs, with its autocast."""
-        with self._process.functions.replaced(FUNCTIONS), self._process.functions, BelowFunctions():
+        with self._process.functions.traced(FUNCTIONS), self._process.functions, BelowFunctions():
             yield
 
     def _traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
