@@ -33,6 +33,7 @@ from trainatomy.simulator.compiled.tracing import (
     GPU,
     BelowFunctions,
     off_gpu,
+    on_cuda,
     on_gpu,
     put_on_gpu,
     tracing_backward,
@@ -239,7 +240,10 @@ class Compiler:
         aot_autograd: Any = import_module("torch._functorch.aot_autograd")
         compile_fx: Any = import_module("torch._inductor.compile_fx")
 
+        common: Any = import_module("torch._inductor.codegen.common")
+        decomposition: Any = import_module("torch._inductor.decomposition")
         create, passes = aot_autograd.create_functional_call, compile_fx._recursive_joint_graph_passes
+        features, is_gpu = common.get_backend_features, decomposition.is_gpu
 
         def joint_passes(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
             put_on_gpu(module, _fake_mode())
@@ -254,6 +258,8 @@ class Compiler:
                 (capture, "set_partitioner_tag_is_backward", partial(tracing_backward, tagged)),
                 (aot_autograd, "create_functional_call", lambda *a, **k: self._traced(create(*a, **k))),
                 (compile_fx, "_recursive_joint_graph_passes", joint_passes),
+                (common, "get_backend_features", lambda device: features(on_cuda(device))),
+                (decomposition, "is_gpu", lambda kind: kind == "meta" or is_gpu(kind)),
             ):
                 stack.enter_context(mock.patch.object(target, name, value))
             stack.enter_context(functorch_config.patch(enable_autograd_cache=False))

@@ -111,8 +111,8 @@ def put_on_gpu(module: fx.GraphModule, mode: Any) -> fx.GraphModule:
         if "val" in node.meta:
             node.meta["val"] = on_gpu(node.meta["val"], mode)
         node.meta.pop("tensor_meta", None)
-        node.args = fx.node.map_aggregate(node.args, _device)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, _device)
+        node.args = fx.node.map_aggregate(node.args, on_cuda)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, on_cuda)
     module.recompile()
     return module
 
@@ -141,5 +141,6 @@ def off_gpu(value: Any) -> Any:
     return value
 
 
-def _device(value: Any) -> Any:
+def on_cuda(value: Any) -> Any:
+    """Return the meta device as the GPU, everything else unchanged."""
     return GPU if isinstance(value, torch.device) and value.type == "meta" else value
