@@ -178,6 +178,14 @@ def test_casts_are_made_last_argument_first(process: SimulatedProcess) -> None:
         assert casts(process, start) == [64, 4096, 1024]
 
 
+def test_nothing_is_cast_where_the_result_is_given(process: SimulatedProcess) -> None:
+    total, factor = made(8, 8), made(8, 8).to(HALF)
+    with autocast():
+        start = len(process.trace.events)
+        torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+        assert not casts(process, start)
+
+
 def test_nothing_is_cast_inside_a_function_that_is_listed(process: SimulatedProcess) -> None:
     """Check that math attention computes its products in fp32 for 16-bit inputs, since autocast is disabled there."""
     with autocast(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):

@@ -104,6 +104,93 @@ def test_python_between_two_graphs_runs_and_is_named(from_factory: Factory, trit
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
 
 
+QUESTIONS = """
+        assert x.device.type == "cuda" and h.is_cuda and h.get_device() == 0 and torch.cuda.is_available()
+        if torch.cuda.get_device_capability(h.device) == (9, 0):
+            h = torch.cos(h)
+        with torch.cuda.device(h.device):
+            if torch.cuda.get_device_properties(h.device).multi_processor_count == 132:
+                h = torch.erf(h + torch.zeros(1024, device=h.device))
+"""
+
+
+def test_python_that_is_traced_finds_the_gpu(from_factory: Factory, triton: None) -> None:
+    found = run(from_factory, QUESTIONS, compiled=True)
+    kernels = [dict(call.numbers)["kernel"] for call in found.operations.calls if call.name == "inductor::fused"]
+    assert any("cos_erf" in kernel for kernel in kernels)
+    assert not any("Dynamo" in note for note in found.notes)  # no broken graph, and nothing compiled twice
+
+
+LIBRARY = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def doubled(
+    x,  # is read, not written
+    y,
+    size,
+    BLOCK: tl.constexpr,
+):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + places, tl.load(x + places, mask=places < size) * 2, mask=places < size)
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.empty_like(x)
+        doubled[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+"""
+
+
+def test_a_librarys_kernel_in_a_compiled_graph_writes_only_its_result(from_factory: Factory, triton: None) -> None:
+    model = LIBRARY + MODEL.replace("LINE", "h = Double.apply(h)")
+    workload = from_factory(model, train={"torch_compile": True, **TRAIN})
+    found = simulate(workload, workload.resolve_gpu())
+    launch = next(call for call in found.operations.calls if call.name == "triton::kernel")
+    assert [tensor.elements for tensor in launch.inputs] == [ROWS * 1024] * 2
+    assert not any("clone" in str(call.numbers) for call in found.operations.calls)
+    assert not any("Dynamo" in note for note in found.notes)
+
+
+def test_quantised_weights_stay_operators_of_their_library(triton: None) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = {
+        "num_hidden_layers": 1,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 2,
+        "vocab_size": 512,
+    }
+    described = {
+        "model": {
+            "class": "LlamaForCausalLM",
+            "dtype": "bfloat16",
+            "config": config,
+            "quantization": {"load_in_4bit": True},
+            "lora": {"r": 8, "target_modules": "all-linear"},
+        },
+        "data": {"sequence_length": 128},
+        "train": {"per_device_train_batch_size": 8, "bf16": True, "gradient_checkpointing": False, "use_cache": False},
+    }
+    workload = Workload.from_mapping(described)
+    eager, compiled = (
+        simulate(each, each.resolve_gpu()) for each in (workload, workload.replace({"train.torch_compile": True}))
+    )
+    assert launches(compiled, "bitsandbytes::") == launches(eager, "bitsandbytes::") > 0
+    assert not any("Dynamo breaks" in note for note in compiled.notes)
+
+
+def launches(simulation: Simulation, start: str) -> int:
+    operations = simulation.operations
+    return sum(operations.calls[each.call].name.startswith(start) for each in operations.operations)
+
+
 def test_a_failure_of_the_compiler_is_explained(
     from_factory: Factory, triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,3 +95,14 @@ def test_without_the_libraries_the_extra_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(MissingLibrary, match=r"train.use_liger_kernel needs triton.*pip install 'trainatomy\[liger\]'"):
         simulated.import_liger()
+
+
+@pytest.mark.usefixtures("liger")
+def test_compiled_the_kernels_are_launched_by_inductors_code() -> None:
+    pytest.importorskip("triton")
+    described = workload(use_liger_kernel=True, torch_compile=True).replace({"model.dtype": "bfloat16"})
+    found = simulate(described, described.resolve_gpu())
+    launches = [call for call in found.operations.calls if call.name == "triton::kernel"]
+    # ops/rms_norm.py: a row of the weight's gradient for each of the H200's 132 multiprocessors
+    assert any(tensor.shape == (132, LLAMA["hidden_size"]) for call in launches for tensor in call.inputs)
+    assert any("compiler.disable" in note and "Dynamo breaks" in note for note in found.notes)  # backends/dispatch.py

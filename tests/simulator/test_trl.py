@@ -56,6 +56,19 @@ def test_only_tokens_of_the_loss_have_logits(prompt: int | None, tokens: int) ->
     assert 2 * tokens * TILE * 2 in sizes(simulation)  # bfloat16
 
 
+def test_the_loss_of_a_compiled_model_runs_its_kernels_on_the_same_tiles() -> None:
+    pytest.importorskip("triton")
+    eager, compiled = (
+        run("sft", train={"torch_compile": compiled, "gradient_checkpointing": False}) for compiled in (False, True)
+    )
+    assert tiles(compiled) == tiles(eager) == {(2 * 31, LLAMA["vocab_size"])}
+    assert any("Dynamo breaks" in note for note in compiled.notes)
+
+
+def tiles(simulation: Simulation) -> set[tuple[int, ...]]:
+    return {call.inputs[0].shape for call in simulation.operations.calls if call.name == "triton::kernel"}
+
+
 def test_packs_hold_as_many_samples_as_fit() -> None:
     simulation = run("sft", trl={"packing": True, "max_length": 100})
     assert 2 * 3 * 31 * TILE * 2 in sizes(simulation)  # no token follows the last one of a sample

@@ -121,9 +121,13 @@ class Autocast:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of ``func`` as its CUDA kernel would get them.
 
+        Overloads with ``out`` are in none of autocast's lists.
+
         Raises:
             RuntimeError: Autocast refuses the function.
         """
+        if kwargs.get("out") is not None:
+            return args, kwargs
         if func in self._banned:
             raise RuntimeError(
                 "binary_cross_entropy (nn.BCELoss) is refused under autocast: use binary_cross_entropy_with_logits, or "

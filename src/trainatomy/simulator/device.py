@@ -26,6 +26,11 @@ _NAMES = {name: f"{name}:sramecc+:xnack-" for name in ("gfx90a", "gfx942", "gfx9
 """Architectures of AMD GPUs as their driver names them with its settings."""
 
 
+_SHARED_MEMORY_KIB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (12, 0): 99, (12, 1): 99}
+"""Maximum shared memory of a block, where it is not 227 KiB.  Source: CUDA C++ programming guide, compute
+capabilities."""
+
+
 class DeviceProperties:
     """Result of ``torch.cuda.get_device_properties``.
 
@@ -36,6 +41,10 @@ class DeviceProperties:
         self._cards = cards
         self.warp_size = cards.processor.warp_size  # cards of one execution have the same architecture
         self.is_integrated = self.is_multi_gpu_board = False
+        self.regs_per_multiprocessor = 65536
+        self.shared_memory_per_block = 48 << 10
+        self.max_threads_per_block = 1024
+        self.L2_cache_size = 50 << 20
         self.gcnArchName = _NAMES.get(cards.processor.architecture, cards.processor.architecture)
 
     @property
@@ -47,6 +56,16 @@ class DeviceProperties:
     def minor(self) -> int:
         """Second number of the compute capability."""
         return self._cards.decide(lambda processor: processor.capability[1])
+
+    @property
+    def shared_memory_per_block_optin(self) -> int:
+        """Shared memory that a block may have, in bytes."""
+        return self._cards.decide(lambda processor: _SHARED_MEMORY_KIB.get(processor.capability, 227) << 10)
+
+    @property
+    def shared_memory_per_multiprocessor(self) -> int:
+        """Shared memory of a multiprocessor, in bytes."""
+        return self.shared_memory_per_block_optin + (1 << 10)
 
     @property
     def max_threads_per_multi_processor(self) -> int:

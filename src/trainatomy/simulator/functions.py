@@ -87,10 +87,14 @@ class CudaFunctions(TorchFunctionMode):
         self._composites |= functions
 
     @contextlib.contextmanager
-    def replaced(self, functions: dict[Any, Function]) -> Iterator[None]:
-        """Run further functions in place of those that Python calls, in the block."""
+    def traced(self, functions: dict[Any, Function]) -> Iterator[None]:
+        """Run further functions in place of those that Python calls, in the block, but no operator of a library.
+
+        A compiler keeps such an operator, and knows its results by what the library registers for tensors without data.
+        """
         before = self._composites
-        self._composites = before | functions
+        kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+        self._composites = {each: own for each, own in before.items() if not isinstance(each, kinds)} | functions
         try:
             yield
         finally:

@@ -152,7 +152,7 @@ def _backward(named: Mapping[str, Any]) -> None:
         pass
 
 
-KERNELS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
+KERNELS: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "_cce_lse_forward_kernel": _forward,
     "_indexed_neg_dot_forward_kernel": _indexed_products,
     "_cce_backward_kernel": _backward,

@@ -9,7 +9,7 @@ Source: triton 3.0-3.9, runtime/jit.py and runtime/autotuner.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -45,14 +45,23 @@ def simulated_triton() -> Iterator[None]:
 
 
 def _launch(kernel: Any, *arguments: Any, **keywords: Any) -> None:
-    """Write a launch as an operation: as a library describes its kernel, or as a move of all tensors."""
     function = kernel
     while hasattr(function, "fn"):
         function = function.fn
-    if (described := KERNELS.get(function.__name__)) is not None:
-        described({**dict(zip(kernel.arg_names, arguments, strict=False)), **keywords})
+    write_launch(function.__name__, {**dict(zip(kernel.arg_names, arguments, strict=False)), **keywords})
+
+
+def write_launch(name: str, arguments: Mapping[str, Any]) -> None:
+    """Write a launch as an operation: as a library describes its kernel, or as a move of all tensors.
+
+    Args:
+        name: Of the kernel.
+        arguments: Its arguments by name.
+    """
+    if (described := KERNELS.get(name)) is not None:
+        described(arguments)
         return
-    tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, torch.Tensor)]
+    tensors = [each for each in arguments.values() if isinstance(each, torch.Tensor)]
     with one_operation("triton::kernel", *tensors):
         pass
 

@@ -10,7 +10,8 @@ Source: trl 1.16, kernels/chunked_logprob.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 from unittest import mock
@@ -21,40 +22,37 @@ from trainatomy.errors import SimulationError
 from trainatomy.libraries import version_of
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.simulator.adapters.adapter import Adapter
+from trainatomy.simulator.adapters.cut_cross_entropy import KERNELS
+from trainatomy.simulator.adapters.triton import simulated_triton, write_launch
 from trainatomy.workload.loops import loop_of
 
 _MODULE = "trl.kernels.chunked_logprob"
 """The module of the kernels, which TRL's trainers import."""
 
 
+def _write_forward(arguments: Mapping[str, Any]) -> None:
+    """Write the kernel that folds a tile of logits into statistics of the tokens.
+
+    They begin as constants; after it they are as unknown as the logits, so that the loss is not taken as infinite.
+    """
+    tensors = [each for each in arguments.values() if isinstance(each, torch.Tensor)]
+    tile, _, *statistics = tensors
+    with one_operation("triton::kernel", *tensors):
+        for each in statistics:
+            each.copy_(tile[:, 0])
+
+
 class _Kernel:
-    """A kernel whose launch, ``kernel[grid](...)``, does nothing but write an operation."""
+    """A kernel where Triton is missing, so that Python finds its plain function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._name, self._names = function.__name__, inspect.signature(function).parameters
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return self._launch
 
     def _launch(self, *arguments: Any, **keywords: Any) -> None:
-        tensors = [each for each in (*arguments, *keywords.values()) if isinstance(each, torch.Tensor)]
-        with one_operation("triton::kernel", *tensors):
-            self._write(tensors)
-
-    def _write(self, tensors: list[torch.Tensor]) -> None:
-        """Do to the values of the tensors what the kernel does, if they may be known."""
-
-
-class _ForwardKernel(_Kernel):
-    """The kernel that folds a tile of logits into statistics of the tokens.
-
-    They begin as constants; after it they are as unknown as the logits, so that the loss is not taken as infinite.
-    """
-
-    def _write(self, tensors: list[torch.Tensor]) -> None:
-        tile, _, *statistics = tensors
-        for each in statistics:
-            each.copy_(tile[:, 0])
-
-
-_KERNELS: dict[str, _Kernel] = {"_forward_kernel": _ForwardKernel(), "_backward_kernel": _Kernel()}
+        write_launch(self._name, {**dict(zip(self._names, arguments, strict=False)), **keywords})
 
 
 class _Triton:
@@ -74,14 +72,19 @@ def simulated_trl() -> Iterator[None]:
     """
     try:
         module = import_module(_MODULE)
-        found = {name: getattr(module, name) for name in (*_KERNELS, "_TRITON_AVAILABLE")}
+        kernels = {name: getattr(module, name) for name in ("_forward_kernel", "_backward_kernel")}
+        is_there = module._TRITON_AVAILABLE
     except (ImportError, AttributeError):
         message = f"trl {version_of('trl')} computes its losses otherwise than trl 1.16, which is simulated"
         raise SimulationError(f"{message}: pip install 'trl>=1.16'") from None
+    replaced: dict[str, Any] = {name: _Kernel(function) for name, function in kernels.items() if not is_there}
+    replaced |= {"_TRITON_AVAILABLE": True, "triton": _Triton}
     with contextlib.ExitStack() as stack:
-        for name in found:
-            stack.enter_context(mock.patch.object(module, name, _KERNELS.get(name, True)))
-        stack.enter_context(mock.patch.object(module, "triton", _Triton, create=True))
+        stack.enter_context(mock.patch.dict(KERNELS, {"_forward_kernel": _write_forward}))
+        if is_there:
+            stack.enter_context(simulated_triton())
+        else:
+            stack.enter_context(mock.patch.multiple(module, create=True, **replaced))
         yield
 
 

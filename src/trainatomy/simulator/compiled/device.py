@@ -23,7 +23,6 @@ from trainatomy.operators.allocation.convolution import memory_format
 from trainatomy.operators.cost.kernel import chip_of
 from trainatomy.operators.cost.padding import padding_pays
 from trainatomy.results.operations import Array
-from trainatomy.simulator.cards import Cards
 from trainatomy.simulator.device import DeviceProperties
 
 
@@ -78,39 +77,54 @@ def sizes_at_compile_time(sizes: Iterable[int | torch.SymInt]) -> tuple[int, ...
     return tuple(size if isinstance(size, int) else size.node.hint for size in sizes)
 
 
-_SHARED_MEMORY_KIB = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (12, 0): 99, (12, 1): 99}
-"""Maximum shared memory of a block, where it is not 227 KiB.  Source: CUDA C++ programming guide, compute
-capabilities."""
-
-
 _CUDA, _META = 1, 14
 """Numbers of device types.  Source: torch/headeronly/core/DeviceType.h."""
 
 
-class CompilerProperties(DeviceProperties):
-    """Result of ``torch.cuda.get_device_properties`` with what a compiler reads of it."""
-
-    def __init__(self, cards: Cards) -> None:
-        super().__init__(cards)
-        shared = _SHARED_MEMORY_KIB.get(cards.processor.capability, 227) << 10
-        self.regs_per_multiprocessor = 65536
-        self.shared_memory_per_block = 48 << 10
-        self.shared_memory_per_block_optin = shared
-        self.shared_memory_per_multiprocessor = shared + (1 << 10)
-        self.max_threads_per_block = 1024
-        self.L2_cache_size = 50 << 20
-
-    @property
-    def text(self) -> str:
-        """Return all that code depends on."""
-        return f"{self.name}, {self.major}.{self.minor}, {self.multi_processor_count} multiprocessors"
+def text_of(properties: DeviceProperties) -> str:
+    """Return all of a GPU that code depends on."""
+    count = properties.multi_processor_count
+    return f"{properties.name}, {properties.major}.{properties.minor}, {count} multiprocessors"
 
 
-def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties) -> None:
+def tell_dynamo(stack: contextlib.ExitStack) -> None:
+    """Let Dynamo ask about the simulated GPU as about a real one; ``stack`` undoes it.
+
+    It calls these functions while it traces, and keeps their answers as constants (torch 2.11-2.15,
+    torch/_dynamo/variables/torch.py and utils.py).
+    """
+    from torch._dynamo import trace_rules, utils
+    from torch._dynamo.variables import ctx_manager
+    from torch._dynamo.variables import torch as functions
+
+    answered = [getattr(torch.cuda, name) for name in _ANSWERED]
+    rules = dict.fromkeys(answered, functions.TorchInGraphFunctionVariable)
+    stack.enter_context(mock.patch.dict(trace_rules.get_torch_obj_rule_map(), rules))
+    stack.enter_context(mock.patch.dict(functions.constant_fold_functions, dict.fromkeys(answered)))
+    contexts: Any = getattr(ctx_manager, "_device_context_manager_map", None)  # since torch 2.13; before, it asks anew
+    if contexts is not None:
+        variable: Any = ctx_manager.CUDADeviceVariable
+        stack.enter_context(mock.patch.dict(contexts, {torch.cuda.device: variable}))
+        for name in ("_exchange", "_maybe_exchange"):
+            exchange = getattr(torch.cuda, f"{name}_device")
+            stack.enter_context(mock.patch.object(variable, f"{name}_fn", staticmethod(exchange)))
+    types_: Any = utils.common_constant_types
+    if DeviceProperties not in types_:
+        types_.add(DeviceProperties)
+        stack.callback(types_.discard, DeviceProperties)
+
+
+_ANSWERED = ("is_available", "is_bf16_supported", "get_device_capability", "get_device_name", "get_device_properties")
+"""Functions of ``torch.cuda`` that are replaced in a simulated process, and answer the same all the time."""
+
+
+def install_compiler(stack: contextlib.ExitStack, properties: DeviceProperties) -> None:
     """Let Inductor generate code for the simulated GPU; ``stack`` undoes it."""
     from torch._dynamo import device_interface
     from torch._inductor import codecache, utils
     from torch._inductor.fx_passes import joint_graph, pad_mm
+    from triton import runtime
+    from triton.backends.compiler import GPUTarget
 
     def patch(target: Any, name: str, value: Any) -> None:
         stack.enter_context(mock.patch.object(target, name, value, create=True))
@@ -140,6 +154,9 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     backend = types.SimpleNamespace(target=target, hash=lambda: "0")
     patch(_triton, "triton_hash_with_backend", lambda: "0" * 64)
     patch(_triton, "triton_backend", lambda: backend)
+    # Dynamo asks Triton's own compiler what a kernel of a library writes.
+    nvidia = types.SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", capability, 32))
+    patch(runtime.driver, "_active", nvidia)
     for module in (_triton, *_with_own_answer()):
         patch(module, "has_triton", lambda **which: True)
     patch(codecache.CacheBase, "get_system", staticmethod(lambda: {"hash": "0"}))
@@ -149,7 +166,6 @@ def install_compiler(stack: contextlib.ExitStack, properties: CompilerProperties
     always = property(lambda mode: True, lambda mode, value: None, lambda mode: None)
     patch(FakeTensorMode, "allow_non_fake_inputs", always)
     _install_guard(stack)
-    patch(torch.cuda, "get_device_properties", lambda device=None: properties)
     patch(torch._utils_internal, "max_clock_rate", _no_clock)
     patch(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True)
     patch(torch._C, "_conv_determine_backend_memory_format", _convolution_format)

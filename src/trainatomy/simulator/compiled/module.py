@@ -25,20 +25,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from trainatomy.errors import SimulationError
-from trainatomy.simulator.compiled.device import CompilerProperties, install_compiler
+from trainatomy.simulator.compiled.device import install_compiler, tell_dynamo, text_of
 from trainatomy.simulator.compiled.kept_code import kept_code
 from trainatomy.simulator.compiled.recompilations import Recompilations
 from trainatomy.simulator.compiled.tracing import (
     FUNCTIONS,
+    GPU,
     BelowFunctions,
     off_gpu,
+    on_cuda,
     on_gpu,
     put_on_gpu,
     tracing_backward,
 )
 from trainatomy.simulator.compiled.trials import Trials
 from trainatomy.simulator.compiled.wrapper import load_wrapper
-from trainatomy.simulator.device import SimulatedGenerator
+from trainatomy.simulator.device import DeviceProperties, SimulatedGenerator
 from trainatomy.simulator.graphs import CUDAGraphs
 from trainatomy.simulator.modules import without_hooks_of_all_modules
 from trainatomy.simulator.process import SimulatedProcess
@@ -91,6 +93,8 @@ class Compiler:
         """Replace ``torch.compile`` until ``stack`` closes."""
         from torch._dynamo import guards
         from torch._dynamo.convert_frame import CatchErrorsWrapper
+        from torch._dynamo.variables.constant import ConstantVariable
+        from torch._dynamo.variables.tensor import TensorVariable
         from torch.nn.attention import flex_attention
 
         def patch(target: Any, name: str, value: Any) -> None:
@@ -99,9 +103,12 @@ class Compiler:
         patch(torch, "compile", self.compile)
         patch(torch.cuda, "default_generators", (SimulatedGenerator("cuda"),))
         patch(CatchErrorsWrapper, "__call__", self._converting(CatchErrorsWrapper.__call__))
+        tell_dynamo(stack)
         self.recompilations.count(stack)
         patch(guards.CheckFunctionManager, "__init__", self._guarding(guards.CheckFunctionManager.__init__))
         patch(guards.GuardBuilder, "TORCH_FUNCTION_STATE", lambda builder, guard: None)
+        patch(TensorVariable, "specialize", staticmethod(partial(_seen_on_gpu, TensorVariable.specialize)))
+        patch(ConstantVariable, "as_proxy", _put_on_meta)
         patch(flex_attention, "_validate_device", _validate_nothing)  # which refuses meta tensors
         logger = logging.getLogger("torch._dynamo")
         stack.callback(logger.setLevel, logger.level)
@@ -168,11 +175,9 @@ class Compiler:
         functions = []
         while torch._C._len_torch_function_stack():
             functions.append(torch._C._pop_torch_function_stack())
-        process = self._process
         try:
             with _disable_current_modes(), contextlib.ExitStack() as stack:
-                properties = CompilerProperties(process.cards)
-                install_compiler(stack, properties)
+                install_compiler(stack, DeviceProperties(self._process.cards))
                 yield
         finally:
             for mode in reversed(functions):
@@ -181,7 +186,7 @@ class Compiler:
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
         """Trace what CUDA runs, with its autocast."""
-        with self._process.functions.replaced(FUNCTIONS), self._process.functions, BelowFunctions():
+        with self._process.functions.traced(FUNCTIONS), self._process.functions, BelowFunctions():
             yield
 
     def _traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,7 +240,10 @@ class Compiler:
         aot_autograd: Any = import_module("torch._functorch.aot_autograd")
         compile_fx: Any = import_module("torch._inductor.compile_fx")
 
+        common: Any = import_module("torch._inductor.codegen.common")
+        decomposition: Any = import_module("torch._inductor.decomposition")
         create, passes = aot_autograd.create_functional_call, compile_fx._recursive_joint_graph_passes
+        features, is_gpu = common.get_backend_features, decomposition.is_gpu
 
         def joint_passes(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
             put_on_gpu(module, _fake_mode())
@@ -250,6 +258,8 @@ class Compiler:
                 (capture, "set_partitioner_tag_is_backward", partial(tracing_backward, tagged)),
                 (aot_autograd, "create_functional_call", lambda *a, **k: self._traced(create(*a, **k))),
                 (compile_fx, "_recursive_joint_graph_passes", joint_passes),
+                (common, "get_backend_features", lambda device: features(on_cuda(device))),
+                (decomposition, "is_gpu", lambda kind: kind == "meta" or is_gpu(kind)),
             ):
                 stack.enter_context(mock.patch.object(target, name, value))
             stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
@@ -284,7 +294,7 @@ class Compiler:
             self._outside(),
             mock.patch.object(GraphLowering, "compile_to_module", write),
             config.patch({"compile_threads": 1, CAPTURES: captures}),
-            kept_code(CompilerProperties(process.cards).text, load, writes=self._fails is None),
+            kept_code(text_of(DeviceProperties(process.cards)), load, writes=self._fails is None),
             self._capturing(),
         ):
             put_on_gpu(module, mode)
@@ -317,6 +327,18 @@ class Compiler:
             yield
 
 
+def _seen_on_gpu(specialize: Callable[[torch.Tensor], dict[str, Any]], value: torch.Tensor) -> dict[str, Any]:
+    """Return what Dynamo knows of a tensor while it traces: Python asks for the device, and decides by the answer."""
+    known = specialize(value)
+    return known | {"device": GPU} if known["device"].type == "meta" else known
+
+
+def _put_on_meta(constant: Any) -> Any:
+    """Return a constant for Dynamo's graph, whose tensors are on the meta device."""
+    value = constant.value
+    return torch.device("meta") if isinstance(value, torch.device) and value.type == "cuda" else value
+
+
 def _validate_nothing(*tensors: torch.Tensor) -> None:
     """Accept all devices."""
 
@@ -339,7 +361,7 @@ def _failure(error: Exception) -> SimulationError:
     error = getattr(error, "inner_exception", error)  # of Dynamo's ``BackendCompilerFailed``
     if isinstance(error, SimulationError):
         return error
-    text = next(iter(str(error).splitlines()), "")
+    text = " ".join(line.strip() for line in str(error).splitlines()[:2])  # Dynamo explains itself in the second one
     return SimulationError(
         f"torch.compile: PyTorch's compiler failed for the simulated GPU: {type(error).__name__}: {text[:300]}\n"
         "Leave it out (train.torch_compile) to predict the eager step; `trainatomy measure` runs the compiled one"

@@ -5,6 +5,7 @@ Source: torch 2.11-2.15, torch/_inductor/codegen/triton.py (``TritonKernel.codeg
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ from torch import Tensor
 
 _SIZE_NAME = re.compile(r"(?:x|y|z|r0_|r1_)numel")
 _SIZE = re.compile(rf"^    ({_SIZE_NAME.pattern}) = (\d+)$", re.MULTILINE)
-_ARGUMENTS = re.compile(r"^def \w+\((.*)\):$", re.MULTILINE)
 _ASSIGNED = re.compile(r"^( +)(?:tmp\d+(?:, )?)+ = (.*)$")
 _LOAD = re.compile(r"tl\.load\((\w+) \+ (.*)")
 _STORE = re.compile(r"tl\.store\((\w+) \+ (.*)")
@@ -56,7 +56,7 @@ class KernelSource(NamedTuple):
     Attributes:
         kind: ``pointwise``, ``reduction``, ``persistent_reduction`` or another of Inductor's heuristics.
         sizes: Sizes of the dimensions that it covers, by name; those that vary are arguments instead.
-        names: Its arguments.
+        names: Its arguments, without constants.
         accesses: What it does to each array, by argument; one that is read and written comes twice.
         instructions: Number of operations for each element, by class; ``plain`` are those of no class.
     """
@@ -105,8 +105,7 @@ def read_source(source: str) -> KernelSource:
     """Return what a kernel's source says."""
     kind = re.search(r"@triton_heuristics\.(\w+)\(", source)
     sizes = {name: int(size) for name, size in _SIZE.findall(source)}
-    signature = _ARGUMENTS.search(source)
-    names = tuple(part.partition(":")[0].strip() for part in signature[1].split(",")) if signature else ()
+    names = _arguments(source)
     reduces = any(name.startswith("r") and _SIZE_NAME.fullmatch(name) for name in (*sizes, *names))
     loads: Counter[tuple[str, bool, bool]] = Counter()
     instructions: Counter[str] = Counter()
@@ -128,6 +127,12 @@ def read_source(source: str) -> KernelSource:
         tuple((name, Access(loads[name, stores, True], loads[name, stores, False], stores)) for name, stores in arrays),
         tuple(sorted((name, count) for name, count in instructions.items() if name)),
     )
+
+
+def _arguments(source: str) -> tuple[str, ...]:
+    """Return the arguments that a launch passes; constants are in the code."""
+    kernel = next((each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)), None)
+    return tuple(each.arg for each in kernel.args.args if each.annotation is None) if kernel is not None else ()
 
 
 def _body(source: str) -> list[str]:

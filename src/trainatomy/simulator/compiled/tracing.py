@@ -97,7 +97,7 @@ def tracing_backward(tagged: Callable[[], contextlib.AbstractContextManager[Any]
         yield
 
 
-_GPU = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 
 
 def put_on_gpu(module: fx.GraphModule, mode: Any) -> fx.GraphModule:
@@ -111,8 +111,8 @@ def put_on_gpu(module: fx.GraphModule, mode: Any) -> fx.GraphModule:
         if "val" in node.meta:
             node.meta["val"] = on_gpu(node.meta["val"], mode)
         node.meta.pop("tensor_meta", None)
-        node.args = fx.node.map_aggregate(node.args, _device)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, _device)
+        node.args = fx.node.map_aggregate(node.args, on_cuda)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, on_cuda)
     module.recompile()
     return module
 
@@ -121,7 +121,7 @@ def on_gpu(value: Any, mode: Any) -> Any:
     """Return fake tensors of the meta device as such of the GPU, everything else unchanged."""
     if isinstance(value, torch.Tensor) and value.device.type == "meta":
         with mode:
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_GPU)
+            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
             return made.as_strided(value.shape, value.stride(), value.storage_offset())
     if isinstance(value, (list, tuple)):
         return type(value)(on_gpu(each, mode) for each in value)
@@ -141,5 +141,6 @@ def off_gpu(value: Any) -> Any:
     return value
 
 
-def _device(value: Any) -> Any:
-    return _GPU if isinstance(value, torch.device) and value.type == "meta" else value
+def on_cuda(value: Any) -> Any:
+    """Return the meta device as the GPU, everything else unchanged."""
+    return GPU if isinstance(value, torch.device) and value.type == "meta" else value

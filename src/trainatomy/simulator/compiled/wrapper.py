@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from trainatomy.operators.allocation.above_autograd import no_operation, one_operation
+from trainatomy.simulator.adapters.triton import write_launch
 from trainatomy.simulator.compiled.source import read_source
 from trainatomy.simulator.compiled.trials import Trials
 
@@ -87,8 +88,12 @@ class _Kernels:
         """Nothing is compiled."""
 
 
+_OF_LIBRARY = "user_autotune"
+"""Kind of the kernels that Dynamo found in Python that it traced, which Inductor only launches."""
+
+
 class _Kernel:
-    """A kernel that Inductor generated."""
+    """A kernel that Inductor generated, or that of a library."""
 
     def __init__(self, name: str, source: str, trials: Trials) -> None:
         self.name = name
@@ -98,6 +103,9 @@ class _Kernel:
     def run(self, *arguments: Any, **options: Any) -> None:
         """Write a launch, with the memory in which the kernel is tried before its first one."""
         self._trials.before(self._source, arguments)
+        if self._said.kind == _OF_LIBRARY:
+            write_launch(self.name, dict(zip(self._said.names, arguments, strict=False)))
+            return
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         moved = self._said.moved_bytes(arguments)
         with one_operation("inductor::fused", *tensors, kernel=self.name, bytes=moved, **self._said.numbers(arguments)):
