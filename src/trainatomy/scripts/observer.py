@@ -219,7 +219,7 @@ class ScriptObserver(PhaseMarker):
         )
 
     def _most(self, owner: Any, tensors: Iterable[torch.Tensor]) -> int:
-        """Return the most bytes on the GPU that were seen of an owner's tensors, which Lightning moves away at the end."""
+        """Return the most bytes that an owner had on the GPU, from which Lightning moves tensors away at the end."""
         self._held[id(owner)] = max(self._held.get(id(owner), 0), self._bytes(tensors))
         return self._held[id(owner)]
 
