@@ -76,6 +76,20 @@ def test_a_command_of_a_package_runs(package: Path, name: str) -> None:
         sys.modules.pop(module, None)
 
 
+def test_a_command_whose_module_is_in_a_folder_without_init_is_found(package: Path) -> None:
+    information = next(package.parent.glob("*.dist-info"))
+    information.joinpath("entry_points.txt").write_text(
+        "[console_scripts]\nframework-cli = framework_of_tests.scripts.train:main\n"
+    )
+    package.joinpath("scripts").mkdir()
+    package.joinpath("scripts", "train.py").write_text(TRAINS)
+    command = read_command(["framework-cli", "train"])
+    assert command.file() == package / "scripts" / "train.py"
+    package.joinpath("scripts", "train.py").unlink()
+    with pytest.raises(WorkloadError, match=r"framework_of_tests\.scripts has no module train"):
+        command.file()
+
+
 @pytest.mark.parametrize(("status", "ending"), [("None", "finished"), ("0", "finished"), ("3", "exit")])
 def test_a_command_that_returns_has_ended_as_a_script_does(package: Path, status: str, ending: str) -> None:
     package.joinpath("__init__.py").write_text("")

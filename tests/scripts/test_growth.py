@@ -42,6 +42,10 @@ GROWS = {
     "graphs": "for x in batches(1): kept.append(step(x, retain_graph=True))\n",
     "outputs": "for x in batches(2):\n    step(x)\n    kept.append(model(x).detach())\n",
     "batches": "for x in batches(1):\n    step(x)\n    kept.append(x)\n",
+    "queue too long": "kept = collections.deque(maxlen=99999)\nfor x in batches(1):\n    step(x)\n"
+    "    kept.append(x)\n",
+    "queue and list": "queue = collections.deque(maxlen=300)\nfor x in batches(2):\n"
+    "    queue.append(step(x).detach())\n    kept.append(model(x).detach())\n",
     "scalars": "for x in batches(1): kept.append(step(x).detach())\n",
 }
 STAYS = {
@@ -54,6 +58,7 @@ STAYS = {
     "    if average: average.update_parameters(model)\n",
     "cycles": "for x in batches(1):\n    loop = [step(x), x]\n    loop.append(loop)\n",
     "pool": "for x in batches(1):\n    step(x)\n    kept[:] = [*kept, x][-20:]\n",
+    "queue": "kept = collections.deque(maxlen=300)\nfor x in batches(1): kept.append((step(x).detach(), x))\n",
     "last": "kept = collections.deque(maxlen=2)\nfor x in batches(1):\n    step(x)\n    kept.append(model(x))\n",
 }
 
@@ -73,7 +78,14 @@ def test_what_stops_growing_is_no_growth(run_script: RunScript, name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("graphs", 512 * 1024 * 4), ("outputs", 512 * 64 * 4), ("batches", 512 * 1024 * 4)]
+    ("name", "least"),
+    [
+        ("graphs", 512 * 1024 * 4),
+        ("outputs", 512 * 64 * 4),
+        ("batches", 512 * 1024 * 4),
+        ("queue too long", 512 * 1024 * 4),
+        ("queue and list", 512 * 64 * 4),
+    ],
 )
 def test_a_training_that_fills_the_gpu_later_does_not_fit(run_script: RunScript, name: str, least: int) -> None:
     found = predicted(run_script, GROWS[name])

@@ -70,6 +70,19 @@ rows = [{"ids": row, "text": "x"} for row in rows]
 collate = lambda rows: {"ids": padded([row["ids"] for row in rows])}
 for batch in DataLoader(rows, 8, collate_fn=collate): step(batch["ids"])
 """,
+    "objects": """
+class Batch:
+    def __init__(self, ids): self.parts, self.whole = {"ids": ids}, self
+    def to(self, device): return Batch(self.parts["ids"].to(device))
+class Taking(Model):
+    def forward(self, batch): return super().forward(batch.parts["ids"])
+model = Taking().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in DataLoader(rows, 8, collate_fn=lambda rows: Batch(padded(rows))):
+    model(batch.to("cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
 }
 NOT_REACHED = {
     "budget of tokens": (

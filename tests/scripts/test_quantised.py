@@ -254,3 +254,24 @@ def test_weights_that_are_dequantised_while_they_are_loaded_are_trained(run_scri
     assert plain.prediction is not None
     assert found.prediction.memory.peak_allocated_bytes == plain.prediction.memory.peak_allocated_bytes
     assert any("is stored quantised" in note for note in found.prediction.notes)
+
+
+@pytest.mark.parametrize("config", [None, "{'quant_method': 'bitsandbytes', 'load_in_4bit': True}"])
+def test_the_layers_tell_how_they_are_quantised(run_script: RunScript, config: str | None) -> None:
+    """Whatever the model's configuration says: litgpt's have none, Unsloth's is a dictionary."""
+    found = run_script(f"""
+        import torch
+        from bitsandbytes.nn import Linear4bit
+        from types import SimpleNamespace
+
+        model = torch.nn.Sequential(Linear4bit(256, 256, quant_type="nf4"), torch.nn.Linear(256, 1)).cuda()
+        model[0].requires_grad_(False)
+        model.config = SimpleNamespace(quantization_config={config})
+        optimizer = torch.optim.AdamW(model[1].parameters())
+        for _ in range(3):
+            model(torch.ones(8, 256, device="cuda")).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """)
+    assert found.prediction is not None and found.prediction.subject is not None, found.message
+    assert found.prediction.subject.quantization == "nf4"

@@ -555,6 +555,18 @@ def test_groups_of_parameters_that_are_updated_one_by_one_are_one_step(run_scrip
     assert [one.steps for one in found.script.optimizers] == [3]
 
 
+def test_what_moves_to_the_host_at_the_end_was_held(run_script: RunScript, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lightning does with its model and its optimizers' states, which its trainer keeps."""
+    monkeypatch.setattr("torch.kept", None, raising=False)
+    text = (
+        "for _ in range(2): step(x, y)\ntorch.kept = [model, optimizer]\nmodel.cpu()\n"
+        "for state in optimizer.state.values():\n    state.update({key: value.cpu() for key, value in state.items()})\n"
+    )
+    script = prediction(run_script(LOOP + text)).script
+    assert script is not None
+    assert script.models[0].bytes > 0 and script.optimizers[0].state_bytes > script.models[0].bytes
+
+
 def test_an_optimizer_that_never_steps_does_not_keep_a_loop_going(run_script: RunScript) -> None:
     text = "other = torch.optim.SGD(model.parameters(), 0.1)\nfor _ in range(1000): step(x, y)\n"
     script = prediction(run_script(LOOP + text)).script

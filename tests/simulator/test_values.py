@@ -99,6 +99,13 @@ def test_a_loss_reads_as_zero_and_a_bool_as_true(process: SimulatedProcess) -> N
         lambda x: torch.isnan(x).to(torch.bool).all(),
         lambda x: torch.isnan(x)._is_any_true(),  # autograd's anomaly mode
         lambda x: (x != x).any(),
+        lambda x: torch.isneginf(x).any() | torch.isposinf(x).any(),
+        lambda x: (~torch.isfinite(x)).any(),
+        lambda x: ~torch.isfinite(x).all(),
+        lambda x: torch.logical_not(torch.isfinite(x) & torch.isfinite(x.abs())).any(),
+        lambda x: (x.abs() == float("inf")).any(),
+        lambda x: (x == float("-inf")).any(),
+        lambda x: (x > torch.finfo(x.dtype).max).any(),
     ],
 )
 def test_nothing_overflows(process: SimulatedProcess, question: Any) -> None:

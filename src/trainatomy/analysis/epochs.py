@@ -10,7 +10,7 @@ of the weights appears once: memory grows for good where each of the last steps 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -135,17 +135,20 @@ _MOMENTS = ("optimizer end", "backward end", "step end")
 
 _STAYS = frozenset({"weight", "buffer", "scale", "gradient", "optimizer_state"})
 """Contents of which more in a later step are none that a loop forgets to release."""
-_Place = tuple[str, str]
+Place = tuple[str, str]
 """Operation and module."""
 
 
-def growth_of(trace: AllocationTrace, spare_bytes: int) -> Growth | None:
+def growth_of(trace: AllocationTrace, spare_bytes: int, ending: Mapping[Place, int] | None = None) -> Growth | None:
     """Return what each step adds to the memory of a training; None if nothing does, or steps are too few to tell.
 
     Args:
         trace: Allocations of its steps.
         spare_bytes: Memory of the GPU that was free after them.
+        ending: Bytes that places add until they add no more, which are no growth if they are there.
     """
+    if ending and sum(ending.values()) > spare_bytes:
+        ending = None
     moments = _moments(trace)
     if len(moments) < _STEPS:
         return None
@@ -156,8 +159,9 @@ def growth_of(trace: AllocationTrace, spare_bytes: int) -> Growth | None:
         for place in added[-1]
         if all(one.get(place, 0) > 0 for one in added)
     }
+    ends = [growing.pop(place) for place in ending or () if place in growing]
     # What takes the place of other memory, as a later batch that of the first, adds nothing.
-    total = min(sum(growing.values()), held[-1].total() - held[-2].total())
+    total = min(sum(growing.values()), held[-1].total() - held[-2].total() - sum(ends))
     if total <= 0:
         return None
     operation, module = max(growing, key=lambda place: growing[place])
@@ -178,13 +182,13 @@ def _moments(trace: AllocationTrace) -> dict[int, int]:
     return {}
 
 
-def _held(trace: AllocationTrace, moments: list[int]) -> Iterator[Counter[_Place]]:
+def _held(trace: AllocationTrace, moments: list[int]) -> Iterator[Counter[Place]]:
     """Yield the bytes of the blocks that are held at each moment, by what allocated them."""
     for moment in moments:
-        held: Counter[_Place] = Counter()
+        held: Counter[Place] = Counter()
         for number, size in _held_after(trace, moment):
             if trace.labels.get(number) not in _STAYS:
-                held[_place(trace.origins[number])] += block_bytes(size, ())
+                held[place_of(trace.origins[number])] += block_bytes(size, ())
         yield held
 
 
@@ -195,5 +199,6 @@ def _held_after(trace: AllocationTrace, count: int) -> Iterator[tuple[int, int]]
         yield number, trace.events[births[number]].bytes
 
 
-def _place(origin: Origin) -> _Place:
+def place_of(origin: Origin) -> Place:
+    """Return what made an allocation."""
     return origin.operation, origin.module

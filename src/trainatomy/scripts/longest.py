@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
@@ -32,6 +32,8 @@ from trainatomy.training.observer import wrapped
 
 _IMAGE_DIMENSIONS = 4
 """Dimensions from which on a tensor holds images, videos or volumes, one for each sample."""
+_DEEPEST = 3
+"""Objects within objects that are looked into: they may hold one another."""
 
 
 class SampleCounter:
@@ -140,7 +142,7 @@ def batch_size(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[i
     tensors agree: the first, or the second of sequences that come first.
     """
     text = keywords.get("input_ids")
-    tensors = [one for one in tensors_in((*arguments, *keywords.values())) if one.dim()]
+    tensors = [one for one in batch_tensors((*arguments, *keywords.values())) if one.dim()]
     first = text if isinstance(text, torch.Tensor) else next(iter(tensors), None)
     has_tokens = first is not None and first.dim() == 2 and not first.is_floating_point()
     tokens = first.numel() if first is not None and has_tokens else None
@@ -152,13 +154,22 @@ def batch_size(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[i
     return (_agreed(images, 0) if images else _agreed_in_any(tensors)), tokens
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested containers, also in mappings that are no dictionaries."""
+def batch_tensors(value: Any, depth: int = _DEEPEST) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested containers: mappings that are no dictionaries, and objects that a loop can move."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif isinstance(leaf, Mapping):
-            yield from tensors_in(list(leaf.values()))
+            yield from batch_tensors(list(leaf.values()), depth)
+        elif depth and _is_batch(leaf):
+            yield from batch_tensors(list(vars(leaf).values()), depth - 1)
+
+
+def _is_batch(value: Any) -> bool:
+    """Return whether an object holds a batch's tensors: a graph, boxes, a dataclass."""
+    if isinstance(value, torch.nn.Module | type) or not hasattr(value, "__dict__"):
+        return False
+    return is_dataclass(value) or callable(getattr(value, "to", None))
 
 
 def _listed(arguments: Sequence[Any]) -> int | None:
@@ -412,4 +423,4 @@ def length_of(sample: Any) -> int:
 
 
 def _shapes(value: Any) -> tuple[Shape, ...]:
-    return tuple(tuple(one.shape) for one in tensors_in(value))
+    return tuple(tuple(one.shape) for one in batch_tensors(value))

@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from trainatomy.errors import SimulationError
 from trainatomy.results.operations import Operations
 from trainatomy.results.script import TaskKind, TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
 from trainatomy.scripts.job import current_place
-from trainatomy.scripts.longest import LongestSample, SampleCounter
+from trainatomy.scripts.longest import LongestSample, SampleCounter, batch_tensors
 from trainatomy.scripts.standins.device_maps import has_gpu_hooks
 from trainatomy.simulator.description import attention_of
 from trainatomy.simulator.process import SimulatedProcess
@@ -90,6 +89,7 @@ class ScriptObserver(PhaseMarker):
         self._places: dict[int, int] = {}
         self._made: list[weakref.ref[torch.optim.Optimizer]] = []
         self._used: dict[int, int] = {}
+        self._held: dict[int, int] = {}
         self._complete = Operations()
         self._modules = self._tensors = 0
         self._loaded = False
@@ -191,7 +191,7 @@ class ScriptObserver(PhaseMarker):
         self.optimizers = (
             tuple(
                 UsedOptimizer(
-                    type(one).__name__, self._used[id(one)], self._bytes(tensors_in(list(one.state.values())))
+                    type(one).__name__, self._used[id(one)], self._most(one, tensors_in([*one.state.values()]))
                 )
                 for one in used
             )
@@ -216,8 +216,13 @@ class ScriptObserver(PhaseMarker):
             type(_wrapped(model)).__name__,
             sum(count for count, _ in counts),
             sum(count for count, trained in counts if trained),
-            self._bytes(map(part_of, model.parameters())),
+            self._most(model, map(part_of, model.parameters())),
         )
+
+    def _most(self, owner: Any, tensors: Iterable[torch.Tensor]) -> int:
+        """Return the most bytes that an owner had on the GPU, from which Lightning moves tensors away at the end."""
+        self._held[id(owner)] = max(self._held.get(id(owner), 0), self._bytes(tensors))
+        return self._held[id(owner)]
 
     def _bytes(self, tensors: Iterable[torch.Tensor]) -> int:
         """Return the bytes of tensors on the GPU: of sharded ones, those of this rank's part."""
@@ -238,8 +243,7 @@ class ScriptObserver(PhaseMarker):
 
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Label the inputs of a model, and count samples."""
-        tensors = [one for one in tree_leaves((arguments, dict(keywords))) if isinstance(one, torch.Tensor)]
-        self._label(tensors, "input")
+        self._label(batch_tensors((arguments, dict(keywords))), "input")
         self.samples.trains(arguments, keywords)
         is_first = self._called not in self._called_in_step
         self._called_in_step.add(self._called)

@@ -3,7 +3,8 @@
 Steps beyond those that were asked for, where they decide what comes later.
 
 A later batch may hold the longest sample of the data set (``longest.py``).  Memory that has grown in each step may go
-on growing, or be a loader that fills its queue: further steps show which.
+on growing, or be a loader that fills its queue: further steps show which; a queue of a limited length says itself how
+much it will take.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainatomy.analysis.epochs import growth_of, live_bytes
+from trainatomy.allocator.blocks import block_bytes
+from trainatomy.analysis.epochs import Place, growth_of, live_bytes, place_of
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of
 from trainatomy.prediction.host import checked_bill
@@ -24,20 +27,24 @@ from trainatomy.prediction.host_facts import limits_of
 from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.script import MANY_STEPS, Ending, ScriptRun
 from trainatomy.scripts.host_facts import host_facts_of
+from trainatomy.scripts.longest import batch_tensors
 from trainatomy.simulator.amd import amd_notes
 from trainatomy.simulator.notes import version_notes
 from trainatomy.simulator.releases import part_notes
 from trainatomy.simulator.run_notes import host_memory_notes, plan_notes, run_notes, trial_notes
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.steps import with_further_steps
+from trainatomy.simulator.storages import storage_of
+from trainatomy.units import human_bytes
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from trainatomy.results.prediction import Prediction
     from trainatomy.scripts.observer import ScriptObserver
     from trainatomy.scripts.session import Session
+    from trainatomy.simulator.recorder import Recorder
 
 
 FURTHER_STEPS = 2
@@ -56,6 +63,9 @@ class StepsAhead:
         observer: Observer of the loop.
         gpu_bytes: Memory of the GPU.
         looks_ahead: False: it never does.
+
+    Attributes:
+        filling: What queues of a limited length will yet take, by what made their entries, where memory has grown.
     """
 
     def __init__(self, observer: ScriptObserver, gpu_bytes: int, *, looks_ahead: bool) -> None:
@@ -64,6 +74,7 @@ class StepsAhead:
         self._looks_ahead = looks_ahead
         self._steps = 0
         self._began = 0.0
+        self.filling: dict[Place, int] = {}
 
     def goes_on(self) -> bool:
         """Return whether another step is executed; called when one is about to begin after all that were asked for."""
@@ -81,15 +92,40 @@ class StepsAhead:
         if self._steps >= _MOST_STEPS or (self._steps >= FURTHER_STEPS and is_late):
             return False
         trace = self._observer.recorder.trace
-        growth = growth_of(trace, 0)
+        if growth_of(trace, 0) is None:
+            return False
+        room = self._gpu_bytes - live_bytes(trace)
+        self.filling = _filling(self._observer.recorder)
+        growth = growth_of(trace, room, self.filling)
         if growth is None:
             return False
-        left = (self._gpu_bytes - live_bytes(trace)) // growth.bytes_per_step
+        left = room // growth.bytes_per_step
         if self._steps >= FURTHER_STEPS and not _SLOWLY < left < MANY_STEPS:
             return False
         self._steps += 1
         gc.collect()  # what only waits for Python's collector is no growth
         return True
+
+
+def _filling(recorder: Recorder) -> dict[Place, int]:
+    """Return the bytes that queues of a limited length take until they are full, by what made their last entries."""
+    found = Counter[Place]()
+    for queue in gc.get_objects():
+        if issubclass(type(queue), deque) and queue and queue.maxlen is not None:
+            left = queue.maxlen - len(queue)
+            for tensor in batch_tensors(queue[-1]):
+                if left and (number := recorder.number_of(tensor)) is not None:
+                    size = block_bytes(storage_of(tensor).nbytes(), ())
+                    found[place_of(recorder.trace.origins[number])] += left * size
+    return dict(found)
+
+
+def _filling_notes(filling: Mapping[Place, int]) -> Iterator[str]:
+    if filling:
+        yield (
+            "the script fills queues of a limited length (collections.deque) with tensors on the GPU; when they are "
+            f"full, {human_bytes(sum(filling.values()))} more are held than after the steps here"
+        )
 
 
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -220,6 +256,7 @@ def prediction_of_script(
             *_evaluation_notes(seen),
             *_sample_notes(run),
             *session.process.notes,
+            *_filling_notes(session.ahead.filling),
             *host_memory_notes(session.process.storages.host_memory),
         ),
         operations=operations,
@@ -238,7 +275,7 @@ def prediction_of_script(
     facts = host_facts_of(session, run, request.dataset_memory or 0, found.room_bytes)
     found = replace(found, host_bill=checked_bill(facts, limits_of(workload, request)))
     if run.ending not in ("finished", "exit"):
-        run = replace(run, growth=growth_of(recorder.trace, found.room_bytes))
+        run = replace(run, growth=growth_of(recorder.trace, found.room_bytes, session.ahead.filling))
     if found.fits and run.fills(found.room_bytes):
         found = replace(found, fits=False, verdict="does not fit")
     if found.subject is not None:  # a workload names neither several optimizers nor classes of the script

@@ -266,7 +266,13 @@ def module_file(name: str, *, is_main: bool = True) -> Path:
 
 def _find(name: str, path: Any) -> ModuleSpec | None:
     found = (finder.find_spec(name, path) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
+    try:
+        return next((spec for spec in found if spec is not None), None)
+    except KeyError:  # a folder without __init__.py, for which importlib wants its package to be imported
+        spec = ModuleSpec(name, None, is_package=True)
+        folders = (Path(folder, name.rpartition(".")[2]) for folder in path)
+        spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+        return spec
 
 
 def is_installed(package: str) -> bool:

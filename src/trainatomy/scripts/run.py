@@ -306,15 +306,26 @@ def explained(error: BaseException, name: str) -> TrainatomyError:
         return SimulationError(f"{place} needs values that do not exist without a GPU: {text}")
     if isinstance(error, EOFError):
         return SimulationError(f"{place} asks for input, and nobody answers in a dry run; pass it as an argument")
-    is_of_network = type(error) is TimeoutError or (
-        isinstance(error, ConnectionError) and not isinstance(error, BrokenPipeError)
-    )
-    if is_of_network or "network is off" in text or "offline" in text.lower():
+    if any(map(_is_of_network, _with_causes(error))):
         return WorkloadError(
             f"{place} needs the network: {type(error).__name__}: {text}\n"
             "Switch it on with --network, or load what it asks for into the cache before"
         )
     return FactoryError(f"{place} raised {type(error).__name__}: {text}")
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Return an error and those it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _is_of_network(error: BaseException) -> bool:
+    """Return whether an error says that something cannot be reached."""
+    if type(error) is TimeoutError or (isinstance(error, ConnectionError) and not isinstance(error, BrokenPipeError)):
+        return True
+    return "network is off" in str(error) or "offline" in str(error).lower()
 
 
 def _nothing(session: Session, job: Job, end: _End) -> str:

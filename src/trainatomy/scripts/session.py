@@ -169,12 +169,12 @@ class Session:
         )
         self.process.recorder.operations.wanted = settings.timed
         self.observer = ScriptObserver(self.process, settings.steps, script, looks_ahead=settings.looks_ahead)
-        ahead = StepsAhead(self.observer, gpu.memory_bytes, looks_ahead=settings.looks_ahead)
+        self.ahead = StepsAhead(self.observer, gpu.memory_bytes, looks_ahead=settings.looks_ahead)
         self.signals = ScriptSignals(
             self.observer,
             settings.steps,
             check=self._check,
-            goes_on=ahead.goes_on,
+            goes_on=self.ahead.goes_on,
             plain_inside=settings.compiled,
         )
         self.threads = Threads(self.process, (StepsDone, TimeIsUp, HandedOver, TrainatomyError))

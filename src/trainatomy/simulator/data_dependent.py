@@ -3,9 +3,9 @@
 Values that follow from the batch are known (see ``values``).  Elsewhere a number is taken as 0 and a bool as True,
 except what follows from ``isnan``, from ``isinf`` (counted, it is 0), from ``< 0`` or from the equality of whole
 numbers, which is False: that is how a training without padding, overflow or NaN runs (``mask.all()``, ``found_inf``,
-``isnan(loss)``, ``(variance < 0).any()``), and a loop that ends when a token is the last one (``token == eos``).  Sizes
-are known, also those that ranks send each other.  Whether a mask pads only at the end, so that
-``nn.TransformerEncoder`` may drop it in inference, is not checked: it is kept.
+``isnan(loss)``, ``~isfinite(loss)``, ``(variance < 0).any()``), and a loop that ends when a token is the last one
+(``token == eos``).  Sizes are known, also those that ranks send each other.  Whether a mask pads only at the end, so
+that ``nn.TransformerEncoder`` may drop it in inference, is not checked: it is kept.
 
 Operations whose result has a data-dependent size (``nonzero``, ``unique``, ``bincount``, ``repeat_interleave`` with
 repeats, ``masked_select``, indexing with a bool mask) are executed if the values are known, or follow from an assumed
@@ -29,7 +29,9 @@ from trainatomy.simulator.storages import forgetting
 from trainatomy.simulator.values import Values
 
 _COMPARISONS: dict[str, Callable[..., bool]] = {"aten::equal": torch.equal, "aten::allclose": torch.allclose}
-_MAKES_FALSE = frozenset({"aten::isnan", "aten::isinf"})
+_MAKES_FALSE = frozenset({"aten::isnan", "aten::isinf", "aten::isneginf", "aten::isposinf"})
+_KEEPS_TRUE = frozenset({"aten::mul", "aten::all", "aten::logical_and", "aten::bitwise_and", "aten::__and__"})
+_NEGATES = frozenset({"aten::bitwise_not", "aten::logical_not"})
 _COUNTS = frozenset({"aten::sum", "aten::count_nonzero"})
 _KEEPS_FALSE = frozenset(
     {
@@ -62,10 +64,11 @@ READS = frozenset(
 )
 """Operators that ``ScalarReads.answer`` may answer."""
 _COMPARES = frozenset({"aten::lt", "aten::le", "aten::gt", "aten::ne"})
-LEARNS = _MAKES_FALSE | _KEEPS_FALSE | _COUNTS | _OVERWRITES | _EQUALITIES | _COMPARES
+LEARNS = _MAKES_FALSE | _KEEPS_FALSE | _KEEPS_TRUE | _NEGATES | _COUNTS | _OVERWRITES | _EQUALITIES | _COMPARES
 """Operators that ``ScalarReads.learn`` may learn from."""
 SIZED = _INDEXING | _SIZED_BY_VALUES | {"aten::nonzero", "aten::masked_select"}
 """Operators that ``DataDependentSizes.run`` may run."""
+_OF_LIMITS = frozenset({"aten::eq", "aten::gt", "aten::le"})
 _MASK_DTYPES = (torch.bool, torch.uint8)
 
 _MOST_FALSE = 4096
@@ -105,6 +108,16 @@ class _KnownFalse(NamedTuple):
     numbers_differ: bool
 
 
+def _is_beyond_limits(name: str, args: tuple[Any, ...]) -> bool:
+    """Return whether an operation asks for numbers that are infinite, or beyond the limits of their dtype."""
+    if not (name in _OF_LIMITS and isinstance(args[1], float) and args[0].is_floating_point()):
+        return False
+    limit = torch.finfo(args[0].dtype).max
+    if name == "aten::eq":
+        return math.isinf(args[1])
+    return args[1] >= limit if name == "aten::gt" else args[1] <= -limit
+
+
 class ScalarReads:
     """Results of operations that read a value of a meta tensor into Python.
 
@@ -118,6 +131,7 @@ class ScalarReads:
         self._unknown_bools = 0
         self._true_left: int | None = None
         self._false: dict[int, _KnownFalse] = {}
+        self._finite: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # bools that say that numbers are finite
 
     def answer(self, name: str, args: tuple[Any, ...]) -> bool | int | float | None:
         """Return the result of an operation that reads a value; None if the operation should run."""
@@ -141,8 +155,9 @@ class ScalarReads:
 
     def learn(self, name: str, args: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
         """Remember the outputs of an operation that are known to be False."""
-        if self._false and name in _OVERWRITES:
+        if (self._false or self._finite) and name in _OVERWRITES:
             self._false.pop(args[0].untyped_storage()._cdata, None)
+            self._finite.pop(args[0].untyped_storage()._cdata, None)
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         stays_false = bool(self._false) and name in _KEEPS_FALSE and all(self._is_false(t) for t in tensors)
         if self._false and name in _JOINS_IN_PLACE and not stays_false:
@@ -151,8 +166,11 @@ class ScalarReads:
         if counts and not any(map(self._follows_from_numbers, tensors)):
             self._values.learn(outputs[0], torch.zeros(outputs[0].shape, dtype=outputs[0].dtype))
         below_zero = name == "aten::lt" and isinstance(args[1], (int, float)) and args[1] <= 0
-        beyond = {"aten::le": -math.inf, "aten::gt": math.inf}.get(name)
-        beyond_limits = beyond is not None and isinstance(args[1], float) and args[1] == beyond
+        is_finite = self._says_finite(name, args, tensors)
+        for tensor in outputs if is_finite else ():
+            storage = tensor.untyped_storage()
+            self._finite[storage._cdata] = weakref.ref(storage, forgetting(self._finite, storage._cdata))
+        beyond_limits = _is_beyond_limits(name, args) or (name in _NEGATES and self._is_finite(tensors[0]))
         differ = name in _EQUALITIES and self._are_unknown_numbers(tensors)
         with_itself = name == "aten::ne" and args[0] is args[1]  # how autograd's anomaly mode looks for NaN
         if name in _MAKES_FALSE or stays_false or below_zero or beyond_limits or differ or with_itself:
@@ -161,6 +179,17 @@ class ScalarReads:
                 storage = tensor.untyped_storage()
                 key = storage._cdata
                 self._false[key] = _KnownFalse(weakref.ref(storage, forgetting(self._false, key)), differ)
+
+    def _says_finite(self, name: str, args: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether an operation is a part of ``torch.isfinite``, or joins what says that numbers are finite."""
+        if name == "aten::eq" and args[0] is args[1]:
+            return True
+        if name == "aten::ne" and isinstance(args[1], float) and math.isinf(args[1]):
+            return True
+        return bool(self._finite) and name in _KEEPS_TRUE and all(map(self._is_finite, tensors))
+
+    def _is_finite(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage()._cdata in self._finite
 
     def _are_unknown_numbers(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether all tensors have whole numbers, and those of one are unknown."""

@@ -188,13 +188,18 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def quantization_of(model: Any) -> str | None:
-    """Return the short name of how layers of a loaded model are quantised (``nf4``), ``None`` if none are."""
-    settings = getattr(getattr(model, "config", None), "quantization_config", None)
-    if settings is None or not any(map(is_quantised_layer, model.modules())):
+    """Return the short name of how layers of a loaded model are quantised (``nf4``), ``None`` if none are.
+
+    The layers tell, as the configuration may be missing, or a dictionary.
+    """
+    layer = next(filter(is_quantised_layer, model.modules()), None)
+    if layer is None:
         return None
-    if settings.quant_method == "torchao":
-        return type(settings.quant_type).__name__
-    return str(settings.bnb_4bit_quant_type) if settings.load_in_4bit else "int8"
+    weight: Any = layer._parameters.get("weight")
+    if is_packed(weight):
+        settings = getattr(getattr(model, "config", None), "quantization_config", None)
+        return type(getattr(settings, "quant_type", weight)).__name__
+    return str(getattr(weight, "quant_type", "int8"))
 
 
 def quantisation_notes(model: Any, share: float) -> Iterator[str]:

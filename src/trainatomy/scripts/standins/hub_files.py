@@ -1,7 +1,8 @@
 """Files of a hub that frameworks read by themselves: configurations, and weights by ``torch.distributed.checkpoint``.
 
 ``transformers`` has stand-ins of its own (``pretrained.py``).  NeMo Automodel asks the hub for a ``config.json``, from
-whose path it takes the commit, and loads weights into a model that it has built, as torchtitan does.
+whose path it takes the commit, and loads weights into a model that it has built, as torchtitan does; ms-swift asks for
+the folder of a model, by default from ModelScope, and has transformers read what is in it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def install(stand_ins: StandIns) -> None:
     shipped = partial(_shipped, stand_ins, {})
     stand_ins.when("huggingface_hub.file_download", partial(_put_download, stand_ins, shipped))
     stand_ins.when("huggingface_hub._snapshot_download", partial(_put_snapshot, stand_ins, shipped))
+    stand_ins.when("modelscope.hub.snapshot_download", partial(_put_snapshot, stand_ins, shipped))
     stand_ins.when("torch.distributed.checkpoint", partial(_put_load, stand_ins))
 
 
@@ -69,11 +71,13 @@ def _put_snapshot(stand_ins: StandIns, shipped: Callable[[str], Path | None], mo
     """Let a folder with the configuration alone take the place of a model that cannot be downloaded."""
     original = module.snapshot_download
 
-    def download(repo_id: str, *rest: Any, **more: Any) -> Any:
+    def download(*given: Any, **more: Any) -> Any:
+        if not stand_ins.network:
+            more["local_files_only"] = True  # without it, ModelScope tries for half a minute
         try:
-            return original(repo_id, *rest, **more)
-        except UNREAD:
-            folder = shipped(repo_id)
+            return original(*given, **more)
+        except Exception:  # ModelScope's, which have no class in common with the hub's
+            folder = shipped(str(given[0] if given else more.get("repo_id") or more.get("model_id")))
             if folder is None:
                 raise
         return str(folder)
@@ -83,9 +87,10 @@ def _put_snapshot(stand_ins: StandIns, shipped: Callable[[str], Path | None], mo
 
 def _put_both(stand_ins: StandIns, module: Any, name: str, function: Callable[..., Any]) -> None:
     """Replace a function in its module and in the package, which keeps those that were asked for."""
+    package = sys.modules[module.__name__.partition(".")[0]]
     stand_ins.put(module, name, function)
-    if name in vars(sys.modules["huggingface_hub"]):
-        stand_ins.put(sys.modules["huggingface_hub"], name, function)
+    if name in vars(package):
+        stand_ins.put(package, name, function)
 
 
 def _put_load(stand_ins: StandIns, module: Any) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import fetch
 
 from trainatomy.prediction.host_facts import DEFAULT_PREFETCH
+from trainatomy.scripts.longest import batch_tensors
 from trainatomy.scripts.standins.notes import StandIns
 from trainatomy.training.observer import wrapped
 
@@ -101,8 +101,7 @@ class Loaders:
         asked = self._asked.get(id(fetcher.dataset))
         if asked is not None and self._recorder.stage != "evaluation":
             with torch._C.DisableTorchFunction():
-                tensors = [one for one in tree_leaves(batch) if isinstance(one, torch.Tensor)]
-                found = replace(asked, batch=tuple(int(one.nbytes) for one in tensors))
+                found = replace(asked, batch=tuple(int(one.nbytes) for one in batch_tensors(batch)))
             if found.held_bytes >= self.training.held_bytes:
                 self.training = found
         return batch

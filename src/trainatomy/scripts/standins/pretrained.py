@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -142,7 +143,7 @@ def _from_pretrained(stand_ins: StandIns, original: Any) -> Callable[..., Any]:
         from transformers import PreTrainedConfig, modeling_utils
         from transformers.integrations import is_deepspeed_zero3_enabled
 
-        stand_ins.note("pretrained weights", f"{cls.__name__} {name}")
+        stand_ins.note("pretrained weights", f"{cls.__name__} {_repository(str(name))}")
         if not isinstance(config, PreTrainedConfig):
             known = {
                 key: value for key, value in options.items() if key in _CONFIGURED or hasattr(cls.config_class, key)
@@ -297,7 +298,8 @@ def _tokenizer(stand_ins: StandIns, original: Callable[..., Any]) -> Callable[..
     """Return ``AutoTokenizer.from_pretrained`` that falls back to a tokenizer of the right size."""
 
     def read(cls: Any, name: Any, *rest: Any, **options: Any) -> Any:
-        known = architecture(str(name))
+        repository = _repository(str(name))
+        known = architecture(repository)
         try:
             found = original(cls, name, *rest, **options)
             if known is None or len(found) >= _SMALLEST_VOCABULARY:
@@ -305,10 +307,16 @@ def _tokenizer(stand_ins: StandIns, original: Callable[..., Any]) -> Callable[..
         except (*UNREAD, KeyError, TypeError, AttributeError):
             if known is None:
                 raise
-        stand_ins.note("tokenizer", str(name))
-        return made_tokenizer(known.config, str(name), options)
+        stand_ins.note("tokenizer", repository)
+        return made_tokenizer(known.config, repository, options)
 
     return read
+
+
+def _repository(name: str) -> str:
+    """Return the repository of a folder in the hub's cache, which is named after it; else the name itself."""
+    found = re.search(r"(?:^|/)models--([^/]+)/snapshots/[^/]+/?$", name)
+    return found[1].replace("--", "/", 1) if found else name
 
 
 _OF_FILES = _HUB | {"config", "use_fast", "tokenizer_type", "tokenizer_file", "vocab_file", "merges_file", "gguf_file"}
