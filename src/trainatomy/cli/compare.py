@@ -166,7 +166,9 @@ def _across_gpus(workloads: Sequence[Workload], gpus: Sequence[str], request: Co
         raise typer.BadParameter(
             f"several GPUs or --price: found {len(workloads)} training runs; GPUs are compared for one"
         )
-    with quiet_libraries(debug=request.debug), progress(f"simulating {workloads[0].display_name} on several GPUs"):
+    hidden = skip_unused_imports(workloads, trust_remote_code=request.trust_remote_code)
+    doing = f"simulating {workloads[0].display_name} on several GPUs"
+    with quiet_libraries(debug=request.debug), progress(doing), hidden_in_workers(hidden):
         comparison = api.predict_gpus(workloads[0], gpus or None, request, request.price)
     _show(comparison, json=request.json)
     charts.write(comparison)
