@@ -129,6 +129,7 @@ def compare(request: CompareCommand) -> None:
         title="-".join(dict.fromkeys(PurePath(file).stem for file in files)) or workloads[0].display_name,
         samples=samples_of(files),
         command=command_line(),
+        layouts=True if request.json or page is not None or request.keep is not None else "scarce",
     )
     if request.measure and gpus is None:
         _measure(workloads, request, charts)
