@@ -1,52 +1,65 @@
-"""DTensor's sharding propagation in a simulation: what it decides, and how often it searches the arguments."""
+"""DTensor's sharding propagation in a simulation: what it decides for lists, and how FSDP2 divides tensors."""
 
 from __future__ import annotations
 
-from collections import Counter
-from types import SimpleNamespace
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from spread import workload
 from torch.distributed.fsdp._fully_shard import _fsdp_common
-from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor._op_schema import OpSchema
-from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from trainatomy.simulator.parallel import patches, sharding
 from trainatomy.simulator.simulate import simulate
 
-propagated = getattr(_sharding_prop, sharding._FLAG, None)
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        {"gpus": 2, "strategy": "fsdp2"},
+        {"gpus": 4, "strategy": "fsdp2", "tp_size": 2},
+        {"gpus": 4, "strategy": "fsdp2", "nodes": 2, "dp_replicate_size": 2},
+    ],
+)
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adamw_torch"])
+def test_items_of_a_list_are_sharded_as_one_of_their_kind(
+    monkeypatch: pytest.MonkeyPatch, spread: dict[str, Any], optim: str
+) -> None:
+    by_kind, seen = sharding._by_kind, list[tuple[int, int]]()
+
+    def checked(propagate: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(self: ShardingPropagator, schema: OpSchema) -> Any:
+            sizes.append(len(schema.args_spec))
+            return propagate(self, schema)
+
+        sizes = list[int]()
+        faster = by_kind(noting)
+
+        def compare(self: ShardingPropagator, schema: OpSchema) -> Any:
+            expected = propagate(self, schema)
+            sizes.clear()
+            found = faster(self, schema)
+            seen.append((min(sizes), len(schema.args_spec)))
+            assert described(found.output_spec) == described(expected.output_spec)
+            assert found.needs_redistribute == expected.needs_redistribute
+            return expected
+
+        return compare
+
+    monkeypatch.setattr(sharding, "_by_kind", checked)
+    training = workload(**spread).replace("train.optim", optim)
+    simulate(training, training.resolve_gpu())  # anew, whatever other tests have simulated
+    assert any(few < all_of_them for few, all_of_them in seen)
 
 
-def test_arguments_of_a_list_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    schemas: list[OpSchema] = []
-    listed = OpSchema.args_spec.fget
-    assert listed is not None
-    monkeypatch.setattr(OpSchema, "args_spec", property(lambda schema: schemas.append(schema) or listed(schema)))
-    described = workload(gpus=2, strategy="fsdp2")
-    simulate(described, described.resolve_gpu())  # anew, whatever other tests have simulated
-    lists = [schema for schema in schemas if schema.op._schema.name == "aten::_fused_adamw_"]
-    assert lists
-    assert max(Counter(map(id, lists)).values()) < 6  # once for each of its more than 20 parameters otherwise
-
-
-@pytest.mark.skipif(propagated is None, reason="this torch has no flags of strided shards")
-@pytest.mark.parametrize("flags", [(), (False,), (True, True), (True, False, True), (False, True)])
-def test_strided_shards_are_flagged_as_pytorch_flags_them(flags: tuple[bool, ...]) -> None:
-    def spec(flag: bool, placement: object) -> SimpleNamespace:
-        return SimpleNamespace(placements=(placement,), use_strided_shard_as_shard_order=flag, shard_order="given")
-
-    strided = _StridedShard(0, split_factor=2)
-    arguments = [spec(True, Shard(0)), *(spec(flag, strided) for flag in flags), spec(False, Replicate())]
-    flagged = []
-    for propagate in (propagated, sharding._asking_once(propagated)):
-        inputs = [spec(False, strided), spec(True, strided), spec(True, Shard(0))]
-        strategy = SimpleNamespace(strategies=[SimpleNamespace(output_specs=None, input_specs=inputs)])
-        for _ in range(2):
-            propagate(strategy, SimpleNamespace(args_spec=arguments))
-        flagged.append([vars(each) for each in inputs])
-    assert flagged[0] == flagged[1]
+def described(spec: Any) -> Any:
+    """Return what a spec says, or those of a list."""
+    if isinstance(spec, (list, tuple)):
+        return [described(each) for each in spec]
+    return spec and (spec, spec.tensor_meta, spec.use_strided_shard_as_shard_order)
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2, 3, 7, 16])

@@ -106,13 +106,15 @@ def test_many_steps_are_announced(
 @pytest.mark.parametrize(
     ("changes", "trust", "hidden"),
     [
-        ({}, False, "peft bitsandbytes torchao datasets sklearn"),
+        ({}, False, "peft bitsandbytes torchao datasets sklearn scipy"),
         ({}, True, ""),
-        ({"model.lora": {}}, False, "torchao datasets sklearn"),
-        ({"model.quantization": {"load_in_4bit": True}, "mode": "inference"}, False, "datasets sklearn"),
-        ({"model.config.quantization_config": {"quant_method": "gptq"}}, False, "datasets sklearn"),
+        ({"model.lora": {}}, False, "torchao datasets sklearn scipy"),
+        ({"model.quantization": {"load_in_4bit": True}, "mode": "inference"}, False, "datasets sklearn scipy"),
+        ({"model.config.quantization_config": {"quant_method": "gptq"}}, False, "datasets sklearn scipy"),
         ({"model.id": "somebody/on-the-hub"}, False, "datasets sklearn"),
-        ({"train.optim": "adamw_bnb_8bit"}, False, "peft torchao datasets sklearn"),
+        ({"model.class": "DetrForObjectDetection"}, False, "peft bitsandbytes torchao datasets sklearn"),
+        ({"model.class": "FNetForMaskedLM"}, False, "peft bitsandbytes torchao datasets sklearn"),
+        ({"train.optim": "adamw_bnb_8bit"}, False, "peft torchao datasets sklearn scipy"),
         ({"train.optim": "torch.optim.SGD"}, False, ""),
         *(
             ({"train.optim": name}, False, "")
@@ -122,8 +124,8 @@ def test_many_steps_are_announced(
         ({"train.optim": "mine:make"}, False, ""),
         ({"data.compute_metrics": "mine:metrics"}, False, ""),
         ({"data": {"factory": "a:b"}}, False, ""),
-        ({"loop": "sft"}, False, "peft bitsandbytes torchao sklearn"),
-        ({"loop": "sft", "trl.activation_offloading": True}, False, "torchao sklearn"),
+        ({"loop": "sft"}, False, "peft bitsandbytes torchao sklearn scipy"),
+        ({"loop": "sft", "trl.activation_offloading": True}, False, "torchao sklearn scipy"),
     ],
 )
 def test_libraries_are_hidden_where_nothing_needs_them(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from trainatomy.api.elsewhere import predict_row
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.runs.pools import KEPT_RUNS
 from trainatomy.runs.predicting import PredictionPool, prediction_pool, recollections
+from trainatomy.simulator import simulation
 from trainatomy.simulator.micro_batches import Recollections, RememberedRun
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.simulator.simulate import simulate
@@ -140,3 +143,15 @@ def test_an_optimizer_that_may_take_part_in_a_micro_batch_is_executed(setting: s
         assert isinstance(pool, PredictionPool)
         assert recollections(described().replace(setting, value)) is None
     assert recollections(described()) is None
+
+
+@pytest.mark.parametrize(("layouts", "expected"), [(True, 1), ("scarce", 1), (False, 0)])
+def test_only_a_search_leaves_out_what_follows_the_executed_steps(
+    monkeypatch: pytest.MonkeyPatch, layouts: bool | Literal["scarce"], expected: int
+) -> None:
+    """A comparison by several processes, which remember runs, says what one prediction does."""
+    continued: list[Any] = []
+    monkeypatch.setattr(simulation, "with_further_steps", lambda trace, _: continued.append(trace) or trace)
+    with prediction_pool(partial(predict_row, PredictRequest(layouts=layouts)), 1) as pool:
+        pool.submit(described()).result()
+    assert len(continued) == expected

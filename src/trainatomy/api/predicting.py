@@ -229,6 +229,7 @@ def _simulate_workload(
     workload: Workload, make_batch: MakeBatch | None, request: PredictRequest, rank: int = 0
 ) -> Simulation:
     known = recollections(workload) if make_batch is None else None
+    goes_on = known is None or bool(request.layouts)  # a search ranks candidates by the steps that are executed
     run = partial(
         execute,
         workload,
@@ -238,10 +239,11 @@ def _simulate_workload(
         operations=request.timed,
         topology=topology_of(workload, rank),
         watch=Watcher if known is None else partial(Watcher, recollections=Recollections(*known)),
+        goes_on=goes_on,
     )
     if make_batch is not None:
         return simulation_of(run(), workload)
-    key = (request.trust_remote_code, request.timed, rank, known is None)
+    key = (request.trust_remote_code, request.timed, rank, goes_on)
     return shared_simulation(workload, key, lambda others: run(others=others))
 
 

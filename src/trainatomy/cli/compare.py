@@ -129,6 +129,7 @@ def compare(request: CompareCommand) -> None:
         title="-".join(dict.fromkeys(PurePath(file).stem for file in files)) or workloads[0].display_name,
         samples=samples_of(files),
         command=command_line(),
+        layouts=True if request.json or page is not None or request.keep is not None else "scarce",
     )
     if request.measure and gpus is None:
         _measure(workloads, request, charts)
@@ -166,7 +167,9 @@ def _across_gpus(workloads: Sequence[Workload], gpus: Sequence[str], request: Co
         raise typer.BadParameter(
             f"several GPUs or --price: found {len(workloads)} training runs; GPUs are compared for one"
         )
-    with quiet_libraries(debug=request.debug), progress(f"simulating {workloads[0].display_name} on several GPUs"):
+    hidden = skip_unused_imports(workloads, trust_remote_code=request.trust_remote_code)
+    doing = f"simulating {workloads[0].display_name} on several GPUs"
+    with quiet_libraries(debug=request.debug), progress(doing), hidden_in_workers(hidden):
         comparison = api.predict_gpus(workloads[0], gpus or None, request, request.price)
     _show(comparison, json=request.json)
     charts.write(comparison)

@@ -16,6 +16,7 @@ from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.catalog.instances import find_instance, instances, is_instance
 from trainatomy.cli.options import Debug, Json, command
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
+from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.option import Option
 from trainatomy.reporters.json import architectures_to_json, gpus_to_json, instances_to_json, to_json
 from trainatomy.reporters.text.gpus import (
@@ -28,6 +29,7 @@ from trainatomy.reporters.text.gpus import (
 )
 from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.predicting import Jobs
+from trainatomy.runs.pools import hidden_in_workers
 from trainatomy.units import many
 from trainatomy.workload.reading import read
 from trainatomy.workload.schema import Workload
@@ -93,7 +95,8 @@ def _show_for(workload: Workload, places: Mapping[str, Mapping[str, str]], reque
     """Predict a training on several GPUs or machines, by their names, which say what changes in the workload."""
     workloads = [workload.replace({**changes, "name": name}) for name, changes in places.items()]
     doing = f"simulating {workload.display_name} on {many(len(places), 'machine' if request.instances else 'GPU')}"
-    with quiet_libraries(debug=request.debug), progress(doing):
+    hidden = skip_unused_imports(workloads, trust_remote_code=False)
+    with quiet_libraries(debug=request.debug), progress(doing), hidden_in_workers(hidden):
         how = CompareRequest(
             jobs=api.jobs_for(len(workloads), request.jobs), layouts=True if request.json else "scarce"
         )

@@ -1,8 +1,8 @@
 """Work that a command of one prediction can leave out: optional libraries that it cannot need, and Python's garbage.
 
-transformers imports peft, datasets, torchao and sklearn wherever they are installed, and peft imports bitsandbytes;
-together they take a third of the time of a small prediction.  To search what was imported for garbage takes another
-seventh.
+transformers imports peft, datasets, torchao, sklearn and scipy wherever they are installed, and peft imports
+bitsandbytes; together they take half the time of a small prediction.  To search what was imported for garbage takes
+another seventh.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
 
 _QUANTISING = ("bitsandbytes", "torchao")
-_OPTIONAL = ("peft", "bitsandbytes", "torchao", "datasets", "sklearn")
+_OPTIONAL = ("peft", "bitsandbytes", "torchao", "datasets", "sklearn", "scipy")
+_WITHOUT_SCIPY = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+"""Ends of the names of transformers' classes that need no scipy, but for FNet's: those that detect objects do."""
 
 
 def skip_collections() -> None:
@@ -66,7 +68,15 @@ def _needed(workload: Workload) -> set[str]:
         needed |= {"peft", "bitsandbytes"}
     if workload.model.quantization is not None or _may_be_quantised(workload):
         needed |= {"peft", *_QUANTISING}
+    if "sklearn" in needed or _may_need_scipy(workload):
+        needed.add("scipy")
     return needed
+
+
+def _may_need_scipy(workload: Workload) -> bool:
+    known = architecture(workload.model.id) if workload.model.id is not None else None
+    name = workload.model.class_ or (known.class_name if known is not None else "")
+    return not name.endswith(_WITHOUT_SCIPY) or name.startswith("FNet")
 
 
 def _may_be_quantised(workload: Workload) -> bool:

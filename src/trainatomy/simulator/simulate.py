@@ -123,6 +123,7 @@ def execute(
     watch: Callable[[Recorder, int], Watcher] = Watcher,
     files: CheckpointFiles | None = None,
     others: Collection[GPU] = (),
+    goes_on: bool | None = None,
 ) -> Execution:
     """Execute the workload's step without a GPU.
 
@@ -141,6 +142,8 @@ def execute(
         watch: Makes the observer of the loop.
         files: Files that the training may load, of another simulation.
         others: Other GPUs that the execution is to serve, where the training does the same on them.
+        goes_on: Whether the last step may be repeated, as far as the peaks need it; by default unless ``watch`` is
+            given.
 
     Raises:
         SimulationError: An operation needs data, or this thread is already simulating.
@@ -190,7 +193,8 @@ def execute(
         process.notes.extend(mask_notes(training))
     if training.parallel.enable_expert_parallel and masks_rows(built):
         share_rows(process.recorder.operations.operations, training.parallel.tp_size)
-    goes_on = training.mode == "training" and training.steps is None and watch is Watcher and not training.pauses
+    if goes_on is None:
+        goes_on = watch is Watcher
     described = described or describe(training, built)
     library = None if processor.cudnn is None else processor.cudnn.version
     result = _result(process, described, steps, found_files, library)
@@ -199,7 +203,7 @@ def execute(
         own=process.cards.own,
         others=frozenset(process.cards.others),
         heard=process.allocator() if process.cards.are_counters_read else None,
-        goes_on=goes_on,
+        goes_on=goes_on and training.mode == "training" and training.steps is None and not training.pauses,
         trace=process.trace,
         notes=_notes(training, process, described, library),
         simulation=replace(result, input_shapes=shapes, host=with_execution(host, process, built)),
