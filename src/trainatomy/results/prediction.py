@@ -53,6 +53,7 @@ class Subject:
         batch_size: Samples of each GPU in one forward pass.
         inputs: Shape of each input of a sample, by the name of the model's argument.
         lengths: Fewest and most tokens of samples that differ in length.
+        sizes: Smallest and largest image or recording of samples that differ in it, as ``data.lengths`` writes them.
         new_tokens: Tokens that are generated for each prompt.
         beams: Beams of beam search.
         accumulation_steps: Micro-batches of an optimizer step.
@@ -78,6 +79,7 @@ class Subject:
     attention_kernels: tuple[str, ...] = ()
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     lengths: tuple[int, int] | None = None
+    sizes: tuple[str, str] | None = None
     new_tokens: int | None = None
     beams: int = 1
     accumulation_steps: int = 1
