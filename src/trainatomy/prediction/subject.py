@@ -47,7 +47,6 @@ def subject_of(workload: Workload, simulation: Simulation) -> Subject:
         batch_size=workload.batch_size,
         inputs=_inputs(workload, simulation),
         lengths=_lengths(workload),
-        sizes=_sizes(workload),
         beams=workload.generation.num_beams if workload.mode == "generation" else 1,
         new_tokens=workload.generation.max_new_tokens if workload.mode == "generation" else None,
         accumulation_steps=train.gradient_accumulation_steps if trains else 1,
@@ -99,24 +98,14 @@ def _inputs(workload: Workload, simulation: Simulation) -> dict[str, tuple[int, 
     return {"input_ids": (simulation.tokens_per_sample // sequences_of(workload),)}
 
 
-def _lengths(workload: Workload) -> tuple[int, int] | None:
-    """Return the fewest and the most tokens of samples that differ in length."""
-    if not workload.data.varies or workload.data.varying_media:
-        return None
-    from trainatomy.training.lengths import drawn_lengths
-
-    drawn = drawn_lengths(workload)
-    return min(drawn), max(drawn)
-
-
-def _sizes(workload: Workload) -> tuple[str, str] | None:
-    """Return the smallest and the largest image or recording of samples that differ in it."""
-    if not workload.data.varying_media:
+def _lengths(workload: Workload) -> tuple[int | str, int | str] | None:
+    """Return the shortest and the longest of samples that differ in length."""
+    if not workload.data.varies:
         return None
     from trainatomy.training.lengths import drawn_sizes
 
     drawn = sorted(drawn_sizes(workload), key=rank_of)
-    return str(drawn[0]), str(drawn[-1])
+    return drawn[0], drawn[-1]
 
 
 LEAST_SHARE = 0.01

@@ -162,10 +162,9 @@ def _sizes(subject: Subject) -> list[str]:
     """Return the size of each input of a sample in words."""
     if subject.lengths is not None:
         low, high = subject.lengths
-        return [f"{low:,} to {high:,} tokens"]
-    if subject.sizes is not None:
-        smallest, largest = subject.sizes
-        return [f"{smallest} to {largest} of audio" if largest.endswith("s") else f"images of {smallest} to {largest}"]
+        if isinstance(low, int):
+            return [f"{low:,} to {high:,} tokens"]
+        return [f"{low} to {high} of audio" if low.endswith("s") else f"images of {low} to {high}"]
     shapes = subject.inputs
     known = {
         "input_ids": _tokens(shapes),
