@@ -122,3 +122,23 @@ def test_only_layers_all_of_which_have_adapters_are_replaced() -> None:
 def test_models_with_which_axolotl_stops_are_refused(kind: str, sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         run(*LORA_KERNELS, kind=kind, config=sizes)
+
+
+@pytest.mark.parametrize(("loss", "kernels", "copies"), [("sigmoid", 4, 3), ("orpo", 2, 2)])
+def test_tokens_of_pairs_are_scored_by_kernels_that_copy_the_logits(loss: str, kernels: int, copies: int) -> None:
+    """The copy of logits without the last one, of the model and of the reference, and its gradient."""
+    described = {
+        "loop": "preference",
+        "preference": {"trainer": "axolotl", "loss_type": loss},
+        "model": {"class": "LlamaForCausalLM", "config": SIZES, "dtype": "bfloat16"},
+        "data": {"sequence_length": LENGTH},
+        "train": {"per_device_train_batch_size": BATCH, "optim": "sgd", "bf16": True, "max_grad_norm": 0},
+        "steps": 1,
+    }
+    simulation = simulated(Workload.from_mapping(described))
+    assert operations(simulation)["triton::kernel"] == kernels
+    assert (allocations(simulation, 2 * BATCH * (LENGTH - 1) * SIZES["vocab_size"] * 4)) == copies
+    trained = [mark.event for mark in simulation.trace.marks if mark.name == "backward end"]
+    emptied = sum(event.action == "empty_cache" for event in simulation.trace.events[trained[0] :])
+    assert emptied == (len(trained) if loss == "sigmoid" else 0)
+    assert any("selective_log_softmax" in str(note) for note in simulation.notes)

@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from training.test_images import FAMILIES
+from training.test_sizes import DETR, HEARING
 
 from trainatomy.allocator.replay import replay
 from trainatomy.allocator.settings import AllocatorSettings
@@ -17,6 +19,7 @@ from trainatomy.training.lengths import BatchShape, LengthBatch, orders
 from trainatomy.workload.data import batching_of
 from trainatomy.workload.schema import Workload
 
+SEEING = "Qwen2VLForConditionalGeneration"
 GPT2 = {"n_layer": 1, "n_embd": 64, "n_head": 4, "vocab_size": 512, "n_positions": 256}
 LLAMA = {
     "hidden_size": 64,
@@ -123,6 +126,29 @@ CASES = {
         "loop": "pytorch",
         "model": LANGUAGE,
         "train": {"torch_compile": True, "bf16": True, "use_cache": False},
+    },
+    "recordings": {
+        "loop": "pytorch",
+        "model": {"class": "Wav2Vec2ForCTC", "config": {**HEARING, "feat_extract_norm": "layer"}},
+        "data": {"lengths": {"histogram": {"1s": 2, "0.4s": 3, "0.7s": 3}, "orders": 1}},
+        "train": {"gradient_accumulation_steps": 2},
+    },
+    "images, micro-batches": {
+        "model": {"class": SEEING, "config": FAMILIES[SEEING]},
+        "data": {"lengths": {"histogram": {"64x64": 4, "32x64": 2, "64x32": 4, "96x32": 2}, "orders": 1}},
+        "train": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 1, "bf16": True},
+    },
+    "images, checkpointing": {
+        "model": {"class": SEEING, "config": FAMILIES[SEEING]},
+        "data": {"lengths": {"histogram": {"56x56": 3, "112x112": 2, "224x112": 3}, "orders": 1}},
+        "train": {"gradient_checkpointing": True},
+    },
+    "images with a mask": {
+        "model": {"class": "DetrForObjectDetection", "config": DETR},
+        "data": {
+            "lengths": {"histogram": {"60x100": 3, "100x60": 3, "80x80": 2}, "orders": 1},
+            "image_limits": [32, 48],
+        },
     },
     "bert": {"model": {"class": "BertForMaskedLM", "config": BERT}, "train": {"bf16": True, "optim": "adafactor"}},
 }

@@ -152,7 +152,7 @@ def test_models_whose_lengths_are_not_simulated_are_refused_by_name() -> None:
     for kind in ("whisper", "wav2vec2"):
         with torch.device("meta"):
             model = AutoModel.from_config(AutoConfig.for_model(kind))
-        with pytest.raises(WorkloadError, match="reads images or audio; lengths are simulated for text only"):
+        with pytest.raises(WorkloadError, match="reads images or audio: give sizes in pixels"):
             build_dataset(described({"lengths": [5, 6]}), model, 2)
     with pytest.raises(WorkloadError, match=r"give all targets one data\.target_length"):
         build_dataset(described({"lengths": [5, 6]}), pair, 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +23,21 @@ LLAMA = {
 }  # fmt: skip
 CLASSIFIER = {"class": "LlamaForSequenceClassification", "config": {**LLAMA, "num_labels": 1, "pad_token_id": 0}}
 COMBINATIONS = [(name, loss) for name, framework in FRAMEWORKS.items() for loss in sorted(framework.losses)]
+
+
+@pytest.fixture(autouse=True)
+def _axolotl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put functions for the CPU in the place of axolotl's kernels."""
+
+    def selective_log_softmax(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return logits.log_softmax(-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+    def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Categorical(logits=logits).entropy()
+
+    module = ModuleType("axolotl.monkeypatch.trainer.utils")
+    vars(module).update(selective_log_softmax=selective_log_softmax, entropy_from_logits=entropy_from_logits)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
 class Events(Silent):
@@ -94,6 +111,12 @@ def test_with_adapters_the_model_without_them_is_the_reference(adapters: dict[st
     pytest.importorskip("peft")
     events = trained("llamafactory", "sigmoid", model=adapters)
     assert "reference" not in events.dtypes and all(map(math.isfinite, events.losses))
+
+
+def test_axolotl_keeps_named_weights_of_the_reference_in_float32_too() -> None:
+    model = {"dtype": "bfloat16", "float32_parameters": ["model.embed_tokens.weight"]}
+    for trainer, dtype in (("axolotl", torch.float32), ("llamafactory", torch.bfloat16)):
+        assert trained(trainer, "sigmoid", model=model, train={"bf16": True}).dtypes["reference"] == dtype
 
 
 def test_the_reference_keeps_the_dtype_of_the_checkpoint() -> None:

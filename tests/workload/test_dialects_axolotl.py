@@ -180,7 +180,8 @@ def test_kernels_for_adapters_that_are_not_simulated(tmp_path: Path, lines: str,
     ("line", "message"),
     [
         ("lora_rr: 8", "/train.yaml:17: lora_rr: is no key of axolotl 0.18; did you mean lora_r"),
-        ("rl: dpo", "/train.yaml:17: rl: dpo: not simulated: the trainer of axolotl"),
+        ("rl: kto", "/train.yaml:17: rl: kto: not simulated: the trainer of axolotl"),
+        ("rl: dpo", "sample_packing: not simulated with rl: dpo"),
         ("deepspeed: nowhere.json", "/train.yaml:17: deepspeed: no such file: nowhere.json"),
         ("lora_dropout: much", "/train.yaml:17: lora_dropout: must be a number"),
         ("sequence_len: long", "/train.yaml:17: sequence_len: must be a whole number above 0, found 'long'"),
@@ -234,3 +235,49 @@ def test_a_command_names_the_launcher_and_its_gpus(tmp_path: Path) -> None:
         read(f"axolotl train {file} --fast")
     with pytest.raises(WorkloadError, match=r"nowhere.yml: cannot be read: No such file"):
         read("axolotl train nowhere.yml")
+
+
+PAIRS = without(LORA, "sample_packing", "lora_mlp_kernel")
+
+
+@pytest.mark.parametrize(
+    ("lines", "loss", "alpha"),
+    [
+        ("rl: dpo\n", "sigmoid", 0.0),
+        ("rl: dpo\ndpo_loss_type: [hinge]\nrl_beta: 0.2\n", "hinge", 0.0),
+        ("rl: ipo\n", "ipo", 0.0),
+        ("rl: orpo\norpo_alpha: 0.1\n", "orpo", 0.0),
+        ("rl: simpo\nsimpo_gamma: 0.5\n", "simpo", 1.0),
+        ("rl: simpo\ncpo_alpha: 0.0\n", "simpo", 0.0),
+    ],
+)
+def test_pairs_of_answers_are_trained_by_the_step_of_its_trainers(
+    tmp_path: Path, lines: str, loss: str, alpha: float
+) -> None:
+    workload = read(written(tmp_path, PAIRS + lines))
+    spec = workload.preference
+    assert (workload.loop, spec.trainer, spec.loss_type, spec.rpo_alpha) == ("preference", "axolotl", loss, alpha)
+    assert (workload.data.sequence_length, workload.model.kernels) == (2000, ())  # neither rounded nor fused
+    assert workload.train.include_num_input_tokens_seen == "no"
+
+
+def test_adapters_over_four_bits_are_trained_in_bfloat16_by_trl_alone(tmp_path: Path) -> None:
+    quantised = PAIRS.replace("adapter: lora", "adapter: qlora") + "load_in_4bit: true\n"
+    assert read(written(tmp_path, quantised + "rl: dpo\n")).model.trainable_dtype == "bfloat16"
+    assert read(written(tmp_path, quantised + "rl: orpo\n")).model.trainable_dtype is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            "dpo_loss_type: [sigmoid, sft]",
+            "dpo_loss_type: sigmoid, sft: not simulated; sigmoid, hinge or ipo alone are",
+        ),
+        ("precompute_ref_log_probs: true", "precompute_ref_log_probs: not simulated: another step of TRL's trainer"),
+        ("pad_to_multiple_of: 64", "pad_to_multiple_of: not simulated with rl: dpo"),
+        ("lora_o_kernel: true", "lora_o_kernel: not simulated with rl: dpo"),
+    ],
+)
+def test_other_steps_of_pairs_are_refused_by_name(tmp_path: Path, lines: str, message: str) -> None:
+    assert message in problem(tmp_path, f"{PAIRS}rl: dpo\n{lines}\n")

@@ -69,6 +69,8 @@ EXAMPLES: Mapping[str, Settings] = {
         "train.gradient_checkpointing_kwargs": {"offload": True},
     },
     "batches that vary": LENGTHS,
+    "media that differ": {"data.lengths": {"5s": 4}},
+    "images that differ": {"data.lengths": {"480x640": 4}},
     "evaluation": {"train.eval_strategy": "steps"},
     "saving": {"train.save_strategy": "steps"},
     "resuming": {"train.resume_from_checkpoint": True},

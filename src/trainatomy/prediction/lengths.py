@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from trainatomy.results.lengths import (
     LengthsPrediction,
     OrderPrediction,
     SampleLengths,
+    Unit,
 )
 from trainatomy.training.lengths import (
     BatchShape,
@@ -93,7 +95,7 @@ class EpochTimes:
             longest,
             step_seconds=seconds,
             samples_per_second=samples,
-            tokens_per_second=tokens_per_step(self._epochs) / seconds,
+            tokens_per_second=tokens_per_step(self._epochs) / seconds if _unit(self._epochs) == "tokens" else None,
         )
         return replace(
             step,
@@ -340,8 +342,12 @@ def _replayed(
 
 
 def _longest(order: Order) -> list[int]:
-    """Return the tokens of the longest row of each step."""
-    return [max(batch.shape.length for batch in step) for step in order.steps]
+    """Return the tokens of the longest row of each step; with images, the size of the largest batch."""
+
+    def length(shape: BatchShape) -> int:
+        return shape.size if shape.samples else shape.length
+
+    return [max(length(batch.shape) for batch in step) for step in order.steps]
 
 
 def _up_to_peaks(epochs: Epochs, worst: OrderPrediction) -> Simulation:
@@ -370,7 +376,7 @@ def _summary(
 ) -> LengthsPrediction:
     tokens, padded = tokens_per_step(epochs), tokens_per_step(epochs, padded=True)
     return LengthsPrediction(
-        samples=_samples(sample_lengths(workload)),
+        samples=_samples(epochs.lengths, _unit(epochs)),
         batching=_batching(workload),
         sampling=workload.train.train_sampling_strategy,
         steps=len(epochs.orders[0].steps),
@@ -400,11 +406,20 @@ def _fullest(epochs: Epochs, worst: OrderPrediction) -> FullestBatch:
     batches = ((number, batch) for number, step in enumerate(order.steps) for batch in step)
     number, batch = max(batches, key=lambda each: each[1].shape.size)
     samples = tuple(sorted(batch.lengths, reverse=True))
-    return FullestBatch(number, batch.sequences * batch.shape.rows, batch.shape.length, samples)
+    images = sorted((sample.image for sample in batch.media if sample.image), key=prod, reverse=True)
+    rows = batch.sequences * batch.shape.rows
+    return FullestBatch(number, rows, batch.shape.length, samples, tuple(images), batch.side)
 
 
-def _samples(lengths: Sequence[int]) -> SampleLengths:
-    return SampleLengths(len(lengths), min(lengths), fmean(lengths), max(lengths))
+def _unit(epochs: Epochs) -> Unit:
+    batch = epochs.orders[0].steps[0][0]
+    if batch.side is not None:
+        return "pixels"
+    return "tokens" if not batch.media or batch.media[0].image else "audio samples"
+
+
+def _samples(lengths: Sequence[int], unit: Unit = "tokens") -> SampleLengths:
+    return SampleLengths(len(lengths), min(lengths), fmean(lengths), max(lengths), unit)
 
 
 def _batching(workload: Workload) -> Batching:
@@ -435,6 +450,12 @@ def _notes(epochs: Epochs) -> tuple[str, ...]:
     every, executed = len(epochs.stand_ins), len(set(epochs.stand_ins.values()))
     if every == executed:
         return ()
+    if epochs.orders[0].steps[0][0].media:
+        return (
+            f"data.lengths: {executed} of {every} kinds of batches were executed, among them all that no other is as "
+            "large as in every respect, so that the peak is that of the largest batch; each other is replaced by the "
+            f"next larger one, which makes reserved memory less exact (data.lengths.shapes: {every} executes all)",
+        )
     widest = max(one.length - shape.length for shape, one in epochs.stand_ins.items())
     if any(shape.tokens for shape in epochs.stand_ins):
         most = max(one.tokens - shape.tokens for shape, one in epochs.stand_ins.items())

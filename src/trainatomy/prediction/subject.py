@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trainatomy.analysis.operation_table import OperationTable
 from trainatomy.analysis.shapes import paddings, wasteful_shapes
 from trainatomy.results.prediction import Subject
+from trainatomy.workload.data import rank_of
 from trainatomy.workload.sentence_transformers import sequences_of
 
 if TYPE_CHECKING:
@@ -97,14 +98,14 @@ def _inputs(workload: Workload, simulation: Simulation) -> dict[str, tuple[int, 
     return {"input_ids": (simulation.tokens_per_sample // sequences_of(workload),)}
 
 
-def _lengths(workload: Workload) -> tuple[int, int] | None:
-    """Return the fewest and the most tokens of samples that differ in length."""
+def _lengths(workload: Workload) -> tuple[int | str, int | str] | None:
+    """Return the shortest and the longest of samples that differ in length."""
     if not workload.data.varies:
         return None
-    from trainatomy.training.lengths import drawn_lengths
+    from trainatomy.training.lengths import drawn_sizes
 
-    drawn = drawn_lengths(workload)
-    return min(drawn), max(drawn)
+    drawn = sorted(drawn_sizes(workload), key=rank_of)
+    return drawn[0], drawn[-1]
 
 
 LEAST_SHARE = 0.01

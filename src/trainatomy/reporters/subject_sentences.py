@@ -6,12 +6,13 @@ Sentences about evaluation, checkpoints, experts, generation and samples of diff
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from trainatomy.reporters.settings import plan_name
-from trainatomy.results.lengths import FullestBatch, LengthsPrediction
+from trainatomy.results.lengths import SAMPLING_RATE, FullestBatch, LengthsPrediction, Unit
 from trainatomy.results.prediction import Plan, Prediction, Subject
 from trainatomy.results.tasks import Checkpoint, Evaluation, Experts, Generation, RestoredCheckpoint
-from trainatomy.units import count_of, human_bytes, many, percent, rate, seconds
+from trainatomy.units import by, count_of, human_bytes, many, percent, rate, seconds
 
 SEPARATOR = " · "
 
@@ -161,7 +162,9 @@ def _sizes(subject: Subject) -> list[str]:
     """Return the size of each input of a sample in words."""
     if subject.lengths is not None:
         low, high = subject.lengths
-        return [f"{low:,} to {high:,} tokens"]
+        if isinstance(low, int):
+            return [f"{low:,} to {high:,} tokens"]
+        return [f"{low} to {high} of audio" if low.endswith("s") else f"images of {low} to {high}"]
     shapes = subject.inputs
     known = {
         "input_ids": _tokens(shapes),
@@ -311,12 +314,31 @@ _BATCHING = {
 }
 
 
+class _Counted(NamedTuple):
+    """How a unit of length is shown: what many are called, how many counts are one, and its decimals."""
+
+    name: str
+    per: int = 1
+    decimals: int = 0
+
+    def shown(self, length: float) -> str:
+        """Return a length in this unit."""
+        return f"{length / self.per:,.{self.decimals}f}"
+
+
+_OF_UNIT = {
+    "tokens": _Counted("tokens"),
+    "audio samples": _Counted("seconds of audio", SAMPLING_RATE, 1),
+    "pixels": _Counted("megapixels", 10**6, 2),
+}
+
+
 def samples_of_lengths(lengths: LengthsPrediction) -> str:
     """Return ``2,000 samples of 12 to 512 tokens (mean 176), padded to the longest of a batch: 250 steps an epoch``."""
-    samples = lengths.samples
+    samples, of = lengths.samples, _OF_UNIT[lengths.samples.unit]
     return (
-        f"{many(samples.count, 'sample')} of {samples.shortest:,} to {samples.longest:,} tokens "
-        f"(mean {samples.mean:,.0f}), {_BATCHING[lengths.batching]}: {many(lengths.steps, 'step')} an epoch"
+        f"{many(samples.count, 'sample')} of {of.shown(samples.shortest)} to {of.shown(samples.longest)} {of.name} "
+        f"(mean {of.shown(samples.mean)}), {_BATCHING[lengths.batching]}: {many(lengths.steps, 'step')} an epoch"
     )
 
 
@@ -341,29 +363,36 @@ _MOST_SAMPLES = 8
 """Samples of a batch that are listed."""
 
 
-def fullest_batch(batch: FullestBatch) -> str:
+def fullest_batch(batch: FullestBatch, unit: Unit = "tokens") -> str:
     """Return which batch of the worst order is the fullest, and what to do with it."""
-    shown = ", ".join(f"{length:,}" for length in batch.samples[:_MOST_SAMPLES])
-    more = f" and {len(batch.samples) - _MOST_SAMPLES} shorter ones" if len(batch.samples) > _MOST_SAMPLES else ""
-    rows = f"{many(batch.rows, 'row')} of {many(batch.row_tokens, 'token')}"
+    of, what, fewer = _OF_UNIT[unit], "samples", "shorter"
+    every, rows = [of.shown(length) for length in batch.samples], f"{many(batch.rows, 'row')} of "
+    rows += many(batch.row_tokens, "token") if unit == "tokens" else f"{of.shown(batch.row_tokens)} {of.name}"
+    if batch.images:
+        every, what, fewer = [by(size) for size in batch.images], "images", "smaller"
+    if batch.image_size is not None:
+        rows = f"{many(batch.rows, 'image')} padded to {by(batch.image_size)}"
+    shown = ", ".join(every[:_MOST_SAMPLES])
+    more = f" and {len(every) - _MOST_SAMPLES} {fewer} ones" if len(every) > _MOST_SAMPLES else ""
     return (
-        f"The fullest batch of that order has {rows} (samples of {shown}{more}), in step {batch.step + 1:,}. To see "
+        f"The fullest batch of that order has {rows} ({what} of {shown}{more}), in step {batch.step + 1:,}. To see "
         "early whether the training fits, put it into the second step: in the first there are no optimizer states yet."
     )
 
 
 def padding_of_lengths(lengths: LengthsPrediction) -> str:
     """Return the tokens of a step, how many are padding, and the tokens per second."""
+    of = _OF_UNIT[lengths.samples.unit]
     text = (
-        f"{lengths.tokens_per_step:,.0f} tokens of samples in a step of {lengths.padded_tokens_per_step:,.0f}: "
-        f"{percent(lengths.padding_share, 1)} is padding"
+        f"{of.shown(lengths.tokens_per_step)} {of.name} of samples in a step of "
+        f"{of.shown(lengths.padded_tokens_per_step)}: {percent(lengths.padding_share, 1)} is padding"
     )
     if lengths.waiting_share:
         text += f"; ranks wait {percent(lengths.waiting_share, 1)} of the time for the one with the longest batch"
     if lengths.tokens_per_second is None or lengths.padded_tokens_per_second is None:
         return text
-    padded = rate(lengths.padded_tokens_per_second)
-    return f"{text}; {rate(lengths.tokens_per_second)} tokens/s of samples, {padded} with padding"
+    samples, padded = (rate(each / of.per) for each in (lengths.tokens_per_second, lengths.padded_tokens_per_second))
+    return f"{text}; {samples} {of.name}/s of samples, {padded} with padding"
 
 
 def new_lengths(lengths: LengthsPrediction) -> str | None:
@@ -371,9 +400,11 @@ def new_lengths(lengths: LengthsPrediction) -> str | None:
     extra, count = lengths.new_shape_seconds, lengths.new_shapes
     if not extra or count is None:
         return None
+    is_text = lengths.samples.unit == "tokens"
+    what, fewer = ("attention", " pad_to_multiple_of makes them fewer.") if is_text else ("convolutions", "")
     return (
         f"A step takes about {seconds(extra)} longer when its length has not occurred before, because cuDNN plans its "
-        f"attention for it: {count:,.0f} lengths in an epoch of {lengths.steps:,} steps, {seconds(extra * count)}, "
-        "which the step time leaves out. pad_to_multiple_of makes them fewer. On a machine where no such training has "
+        f"{what} for it: {count:,.0f} lengths in an epoch of {lengths.steps:,} steps, {seconds(extra * count)}, "
+        f"which the step time leaves out.{fewer} On a machine where no such training has "
         "run before, CUDA also compiles a few of cuDNN's kernels, 1 to 3 s each, and keeps them in ~/.nv/ComputeCache."
     )

@@ -8,6 +8,14 @@ from typing import Literal
 Batching = Literal["padded", "padded to the maximum", "packed", "joined"]
 
 
+Unit = Literal["tokens", "audio samples", "pixels"]
+"""What the length of a sample counts."""
+
+
+SAMPLING_RATE = 16_000
+"""Samples of a recording in a second, as the speech models of transformers hear them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """Median, 5th and 95th percentile, and the worst (largest) of several values."""
@@ -36,12 +44,22 @@ def _quantile(pairs: list[tuple[float, float]], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SampleLengths:
-    """Number of samples in an epoch, and their tokens after truncation."""
+    """Number of samples in an epoch, and their lengths.
+
+    Attributes:
+        count: Number of samples.
+        shortest: Tokens of the shortest one, after truncation and with those that stand for images; where recordings
+            differ, samples of its recording; where images without text do, their pixels.
+        mean: Mean of the same.
+        longest: The same of the longest.
+        unit: What is counted.
+    """
 
     count: int
     shortest: int
     mean: float
     longest: int
+    unit: Unit = "tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +101,16 @@ class FullestBatch:
         rows: Rows of it.
         row_tokens: Tokens of each row, with padding.
         samples: Tokens of each of its samples, longest first.
+        images: Height and width of the images of each of its samples, largest first, where they differ.
+        image_size: Height and width to which images are padded, if they are.
     """
 
     step: int
     rows: int
     row_tokens: int
     samples: tuple[int, ...]
+    images: tuple[tuple[int, int], ...] = ()
+    image_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

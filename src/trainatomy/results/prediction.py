@@ -52,7 +52,8 @@ class Subject:
         attention_kernels: PyTorch's kernels that a step calls: ``flash``, ``efficient``, ``cudnn`` or ``flex``.
         batch_size: Samples of each GPU in one forward pass.
         inputs: Shape of each input of a sample, by the name of the model's argument.
-        lengths: Fewest and most tokens of samples that differ in length.
+        lengths: Fewest and most tokens of samples that differ in length; of images or recordings the smallest and the
+            largest, as ``data.lengths`` writes them.
         new_tokens: Tokens that are generated for each prompt.
         beams: Beams of beam search.
         accumulation_steps: Micro-batches of an optimizer step.
@@ -77,7 +78,7 @@ class Subject:
     attention: str | None = None
     attention_kernels: tuple[str, ...] = ()
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    lengths: tuple[int, int] | None = None
+    lengths: tuple[int | str, int | str] | None = None
     new_tokens: int | None = None
     beams: int = 1
     accumulation_steps: int = 1

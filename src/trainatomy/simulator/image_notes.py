@@ -27,6 +27,8 @@ def sample_notes(workload: Workload, model: nn.Module) -> Iterator[str]:
     """Yield notes on the images and recordings of a sample; what was decided for the user leads."""
     if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
         return
+    if workload.data.varying_media:
+        return
     shape = shape_of(model, Lengths(0, 0), workload.data)
     names = input_names(shape)
     if is_of_trl(workload):

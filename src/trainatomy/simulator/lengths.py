@@ -7,7 +7,7 @@ of an order executes the first step itself, which has none yet.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,18 @@ from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.batch import BatchesOfLengths
 from trainatomy.training.labels import IGNORED
-from trainatomy.training.lengths import BatchShape, LengthBatch, Order, fewest_tokens, orders
+from trainatomy.training.lengths import (
+    BatchShape,
+    LengthBatch,
+    Order,
+    Sample,
+    fewest_tokens,
+    orders,
+    sample_lengths,
+)
+from trainatomy.training.model import build_model
+from trainatomy.training.process import seed_host
+from trainatomy.training.sizes import media_of
 from trainatomy.workload.data import MOST_COUNTED_SHAPES, Batching, batching_of
 
 if TYPE_CHECKING:
@@ -36,8 +47,11 @@ if TYPE_CHECKING:
 MOST_MICRO_STEPS = 200
 """Micro-batches of one run, which bound its allocation trace; more lengths take several runs."""
 
-_MASKED_OUT = {"attention_mask": 0, "completion_mask": 0, "labels": IGNORED, "position_ids": 0}
-"""Values in a batch's tensors where a token is masked out, or a sample begins."""
+_MASKED_OUT = {"attention_mask": 0, "completion_mask": 0, "labels": IGNORED, "pixel_mask": 0, "position_ids": 0}
+"""Values in a batch's tensors where a token or a pixel is masked out, or a sample begins."""
+
+_SIZES = ("image_grid_thw", "image_sizes", "aspect_ratio_ids")
+"""Tensors of a batch that say how large each of its images is."""
 
 Told = Callable[[str], None]
 """Is told what is executed, for progress on stderr."""
@@ -61,17 +75,24 @@ class EveryStep(Watcher):
         return False
 
     def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
-        """Copy a micro-batch only from one with as many tokens masked out, for its tensors may have the same shapes."""
+        """Copy a micro-batch only from one with as many tokens masked out, for its tensors may have the same shapes.
+
+        Random masks of a model (SpecAugment) are the same in each, so that batches that are alike do the same.
+        """
+        seed_host(0)
         return super().repeat(micro_step, (batch, self._masked_out(batch)))
 
-    def _masked_out(self, batch: Any) -> list[int]:
-        """Return how many positions of each mask of a batch, and of what serves as one, are masked out."""
-        found = []
+    def _masked_out(self, batch: Any) -> list[Any]:
+        """Return how many positions of each mask of a batch, and of what serves as one, are masked out, and sizes."""
+        found: list[Any] = []
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             for name, nothing in _MASKED_OUT.items():
-                value = self._recorder.values.of(batch[name]) if name in batch else None
+                given = batch.get(name)  # a detector's labels are a list
+                value = self._recorder.values.of(given) if isinstance(given, torch.Tensor) else None
                 if value is not None:
                     found.append(int((value == nothing).sum()))
+            sizes = (self._recorder.values.of(batch[name]) for name in _SIZES if name in batch)
+            found += [value.tolist() for value in sizes if value is not None]
         return found
 
     def step_end(self, step: int) -> None:
@@ -97,6 +118,7 @@ class Epochs:
         library: The executed steps.
         firsts: The first steps of each order, by the shapes of their batches.
         begun: Number of these steps.
+        lengths: Length of every sample.
     """
 
     simulation: Simulation
@@ -106,6 +128,7 @@ class Epochs:
     library: StepLibrary
     firsts: dict[tuple[StepShapes, ...], Beginning]
     begun: int
+    lengths: tuple[int, ...]
 
     @property
     def executed_steps(self) -> int:
@@ -140,8 +163,10 @@ def simulate_lengths(
         SimulationError: A step depends on more than the shapes of its batches.
         TrainatomyError: What ``simulate`` raises.
     """
-    run = _Run(workload, gpu, model, trust_remote_code)
-    taken = orders(workload)
+    samples = _media(workload, model, trust_remote_code) if workload.data.varying_media else None
+    taken = orders(workload, samples)
+    given = {batch.shape: batch for order in taken for step in order.steps for batch in step if batch.media}
+    run = _Run(workload, gpu, model, trust_remote_code, given)
     if len(taken[0].steps) < run.begun:
         why = "on several GPUs" if workload.parallel.world_size > 1 else "with torch_compile"
         message = f"an epoch has {len(taken[0].steps)} step, and {why} it needs two: give more `samples`"
@@ -156,7 +181,15 @@ def simulate_lengths(
     for place, first in enumerate(beginnings):
         tell(f"executing first steps: {place + 1} of {len(beginnings)}")
         firsts[first] = run.beginning(first, shapes[0])
-    return Epochs(simulation, taken, stand_ins, recorded, library, firsts, run.begun)
+    lengths = sample_lengths(workload) if samples is None else [sample.length for sample in samples]
+    return Epochs(simulation, taken, stand_ins, recorded, library, firsts, run.begun, tuple(lengths))
+
+
+def _media(workload: Workload, model: Callable[[], nn.Module] | None, trust_remote_code: bool) -> list[Sample]:
+    """Return the samples of an epoch whose images or recordings differ, as the model's processor leaves them."""
+    with torch.random.fork_rng(devices=()), torch.device("meta"):
+        built = build_model(workload, trust_remote_code=trust_remote_code) if model is None else model()
+    return media_of(workload, built)[1]
 
 
 def stand_ins_of(workload: Workload, taken: Sequence[Order]) -> dict[BatchShape, BatchShape]:
@@ -165,13 +198,15 @@ def stand_ins_of(workload: Workload, taken: Sequence[Order]) -> dict[BatchShape,
     assert spec is not None
     found = sorted({batch.shape for order in taken for step in order.steps for batch in step})
     batching = batching_of(workload)
-    limit = spec.shapes or (len(found) if batching.prompt is None else MOST_COUNTED_SHAPES)
+    is_bounded = batching.prompt is not None or workload.data.varying_media
+    limit = spec.shapes or (MOST_COUNTED_SHAPES if is_bounded else len(found))
     if limit >= len(found):
         return {shape: shape for shape in found}
     stand_ins: dict[BatchShape, BatchShape] = {}
     for kind in {shape.kind for shape in found}:
         shapes = [shape for shape in found if shape.kind == kind]
-        stand_ins |= _fewer(shapes, max(1, limit * len(shapes) // len(found)), batching)
+        fewer = _covering if workload.data.varying_media else _fewer
+        stand_ins |= fewer(shapes, max(1, limit * len(shapes) // len(found)), batching)
     return stand_ins
 
 
@@ -192,6 +227,18 @@ def _fewer(shapes: Sequence[BatchShape], most: int, batching: Batching) -> dict[
             counted = _next(max(shape.tokens, fewest), tokens)
             found[shape] = shape._replace(length=length, tokens=counted, documents=documents)
     return found
+
+
+def _covering(shapes: Sequence[BatchShape], most: int, batching: Batching) -> dict[BatchShape, BatchShape]:
+    """Return stand-ins among the shapes of a kind: those that no other covers, and some between, about this many."""
+    sizes = {shape.size: shape for shape in shapes}
+    executed = {sizes[size] for size in _spread(sorted(sizes), most)}
+    by_size = sorted(shapes, key=lambda shape: shape.size, reverse=True)
+    for place, shape in enumerate(by_size):
+        if not any(other.covers(shape) for other in by_size[:place]):
+            executed.add(shape)
+    sorted_ones = sorted(executed, key=lambda shape: shape.size)
+    return {shape: next(other for other in sorted_ones if other.covers(shape)) for shape in shapes}
 
 
 def _spread(lengths: Sequence[int], most: int) -> list[int]:
@@ -225,6 +272,7 @@ class _Run:
     gpu: GPU
     model: Callable[[], nn.Module] | None
     trust_remote_code: bool
+    given: Mapping[BatchShape, LengthBatch]
 
     @property
     def begun(self) -> int:
@@ -294,7 +342,7 @@ class _Run:
 
     def _simulate(self, steps: Sequence[StepShapes], *, operations: bool) -> tuple[Simulation, EveryStep]:
         batching = batching_of(self.workload)
-        batches = [LengthBatch.of(shape, batching) for step in steps for shape in step]
+        made = (self.given.get(shape) or LengthBatch.of(shape, batching) for step in steps for shape in step)
         watchers: list[EveryStep] = []
 
         def watch(recorder: Recorder, count: int) -> EveryStep:
@@ -305,7 +353,7 @@ class _Run:
             self.workload,
             self.gpu,
             model=self.model,
-            make_batch=BatchesOfLengths(tuple(batches)),
+            make_batch=BatchesOfLengths(tuple(made)),
             trust_remote_code=self.trust_remote_code,
             operations=operations,
             steps=len(steps),

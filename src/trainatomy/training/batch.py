@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, default_collate
 
@@ -27,7 +28,7 @@ from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_
 from trainatomy.training.lengths import LengthBatch, orders
 from trainatomy.training.model import unwrap, weights_dtype
 from trainatomy.training.positions import lengths
-from trainatomy.training.samples import PADDED_SHARE, draw_inputs
+from trainatomy.training.samples import PADDED_SHARE, draw_inputs, padding_masks
 from trainatomy.training.shape import (
     Shape,
     refuse_packed_images,
@@ -37,6 +38,7 @@ from trainatomy.training.shape import (
     samples_per_step,
     shape_of,
 )
+from trainatomy.training.sizes import media_of, sample_shape
 from trainatomy.units import human_bytes
 
 if TYPE_CHECKING:
@@ -142,13 +144,18 @@ def _dataset_of(
     workload: Workload, model: nn.Module, size: int, make_batch: MakeBatch | BatchesOfLengths | None
 ) -> SyntheticDataset:
     if isinstance(make_batch, BatchesOfLengths):
-        return _of_lengths(workload, model, size, make_batch.batches)
+        shape = media_of(workload, model)[0] if workload.data.varying_media else None
+        return _of_lengths(workload, model, size, make_batch.batches, shape)
     if make_batch is not None:
         return _from_function(make_batch, "the batch", size, model)
     if workload.data.factory is not None:
         reference = workload.data.factory
         make, keywords = factory.load(reference, "data.factory"), workload.data.factory_arguments
         return _from_function(make, f"data.factory: {reference}", size, model, keywords)
+    if workload.data.varying_media:
+        media, samples = media_of(workload, model)
+        first = orders(workload, samples, count=1)[_rank()]
+        return _of_lengths(workload, model, size, [batch for step in first.steps for batch in step], media)
     shape = shape_of(model, lengths(workload, unwrap(model)), workload.data)
     refuse_unused_lengths(workload.data, shape)
     refuse_unused_images(workload.data, shape)
@@ -217,15 +224,25 @@ def _check_names(batch: Mapping[str, Any], what: str, model: nn.Module) -> None:
         )
 
 
-def _of_lengths(workload: Workload, model: nn.Module, size: int, batches: Sequence[LengthBatch]) -> SyntheticDataset:
-    """Return a dataset of placeholders whose batches have given lengths, in that order and then again."""
-    shape = shape_of(model, lengths(workload, unwrap(model)))
-    refuse_varying_lengths(workload.data, shape)
+def _of_lengths(
+    workload: Workload, model: nn.Module, size: int, batches: Sequence[LengthBatch], media: Shape | None = None
+) -> SyntheticDataset:
+    """Return a dataset of placeholders whose batches have given lengths, in that order and then again.
+
+    ``media`` is the shape of a model whose images or recordings differ (``media_of``).
+    """
+    shape = media or shape_of(model, lengths(workload, unwrap(model)))
+    if media is None:
+        refuse_varying_lengths(workload.data, shape)
     draw = _Drawing(workload, shape, _input_dtype(workload, model))
     collate, following = _Collation(shape), cycle(batches)
+    has_own_target = shape.has_target and not shape.is_encoder_decoder and workload.data.target_length is None
 
     def make(samples: Sequence[Any]) -> Batch:
         batch = next(following)
+        if batch.media:
+            shapes = [sample_shape(shape, sample, has_own_target=has_own_target) for sample in batch.media]
+            return collate.padded([draw.of_shape(index, each) for index, each in enumerate(shapes)], batch)
         if len(batch.lengths) * batch.padded * _BYTES_OF_TOKEN > LARGEST_BATCH_BYTES:
             raise _too_large(len(batch.lengths))
         if batch.is_joined:
@@ -295,6 +312,11 @@ class _Drawing:
         """Draw the sample of an index with a length of its own, without padding."""
         return self._draw(index, replace(self.shape, lengths=self.shape.lengths._replace(sequence=length)))
 
+    def of_shape(self, index: int, shape: Shape) -> dict[str, Any]:
+        """Draw the sample of an index with images or a recording of its own, and the masks that padding will need."""
+        sample = self._draw(index, shape)
+        return {**sample, **padding_masks(shape, sample)}
+
     def _draw(self, index: int, shape: Shape | None = None) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(index)
         shape = shape or self.shape
@@ -320,6 +342,11 @@ class _Drawing:
 
 _LISTED = frozenset({"mask_labels", "class_labels"})
 """Arguments that models take as a list with one tensor per image."""
+
+_CHANNELS_FIRST = "CHW"
+
+_OF_TEXT = frozenset({"input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids"})
+"""Arguments with a value for each token of a row."""
 
 _JOINED = frozenset({"pixel_values", "image_grid_thw", "image_sizes"})
 """Arguments in which models whose samples have several images, or lists of patches, expect all images in one row."""
@@ -349,6 +376,40 @@ class _Collation:
         if self.asks_for_loss:
             batch["return_loss"] = True
         return batch
+
+    def padded(self, samples: Sequence[Sample], batch: LengthBatch) -> Batch:
+        """Return samples of different sizes as a batch: each tensor with zeros up to the largest of its name.
+
+        Args:
+            samples: The samples.
+            batch: Says to which length or size they are padded.
+        """
+
+        def grown(name: str, value: Tensor) -> Tensor:
+            sides = [max(sample[name].shape[place] for sample in samples) for place in range(value.dim())]
+            if name in _OF_TEXT and value.dim() and batch.side is None and not batch.is_counted:
+                sides[-1] = batch.padded
+            missing = [sides[place] - value.shape[place] for place in reversed(range(value.dim()))]
+            fill = IGNORED if name == "labels" else 0
+            return pad(value, [each for last in missing for each in (0, last)], value=fill)
+
+        def whole(name: str, value: Any) -> Any:
+            if name in self.joined and isinstance(value, Tensor):
+                return value[None] if value.dim() == len(_CHANNELS_FIRST) else value  # an image that is not cut
+            if not isinstance(value, Tensor):
+                return value
+            if name == "mask_labels":
+                assert batch.side is not None
+                height, width = batch.side
+                return pad(value, [0, width - value.shape[-1], 0, height - value.shape[-2]])
+            return value if name in _LISTED else grown(name, value)
+
+        found: list[Sample] = [{name: whole(name, value) for name, value in sample.items()} for sample in samples]
+        if not self.joined & found[0].keys():
+            return self(found)
+        joined = self.joined & found[0].keys()
+        rest: Batch = self([{name: value for name, value in each.items() if name not in joined} for each in found])
+        return rest | {name: torch.cat([sample[name] for sample in found]) for name in joined}
 
     def _repeated(self, name: str, value: Any, count: int) -> Any:
         """Return what a batch of one sample holds under a name as that of ``count`` samples, without copies of it."""

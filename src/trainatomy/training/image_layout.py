@@ -63,6 +63,18 @@ _SPLIT = frozenset({"idefics3", "smolvlm"})
 """Types of models whose processors enlarge the longer side to four tiles."""
 _SPLIT_SIDE = 4
 
+_EDGES = (800, 1333)
+_PADDED = {
+    **dict.fromkeys(
+        ("detr", "conditional_detr", "dab-detr", "deformable_detr", "table-transformer", "grounding-dino",
+         "mm-grounding-dino"), 1
+    ),
+    "maskformer": 32, "mask2former": 32,
+}  # fmt: skip
+"""Types of models whose processors resize images by their edges and pad those of a batch to the largest, beside a mask
+(``pixel_mask``), with the number of which sides are multiples.  ``_EDGES``: the shortest edge, and the most of the
+longest (``DetrImageProcessor`` and the others)."""
+
 _RESIZED = frozenset({
     "llava", "vipllava", "paligemma", "gemma3", "gemma3n", "florence2", "deepseek_vl", "janus", "got_ocr2",
 })  # fmt: skip
@@ -78,6 +90,8 @@ SEVERAL = frozenset({
 def rule_of(shape: Shape) -> Rule | None:
     """Return what a model's processor does with an image of any size, or ``None`` if that is not known."""
     kind = str(getattr(shape.config, "model_type", ""))
+    if pads_images(shape):
+        return _by_edges
     if shape.takes_whole_images:
         return _whole
     if kind in _PIXELS and shape.grid_unit:
@@ -89,6 +103,16 @@ def rule_of(shape: Shape) -> Rule | None:
         return rules[kind]
     has_one_size = kind in _RESIZED or (shape.image_token is None and "spatial_shapes" not in shape.parameters)
     return (_as_it_is if shape.default_size_is_assumed else _resized) if has_one_size else None
+
+
+def pads_images(shape: Shape) -> bool:
+    """Return whether a model takes images of several sizes in one batch, padded to the largest."""
+    return getattr(shape.config, "model_type", "") in _PADDED and "pixel_mask" in shape.parameters
+
+
+def has_limits(shape: Shape) -> bool:
+    """Return whether a model's processor has limits that ``data.image_limits`` can change."""
+    return rule_of(shape) in (_fitted, _by_edges)
 
 
 def refuse_size(shape: Shape) -> WorkloadError:
@@ -109,6 +133,19 @@ def _resized(shape: Shape, height: int, width: int) -> Layout:
     return Layout(*shape.default_image_size[1:])
 
 
+def _by_edges(shape: Shape, height: int, width: int) -> Layout:
+    """DETR: the shortest edge gets its size, or as much as leaves the longest within its limit."""
+    shortest, longest = shape.limits or _EDGES
+    short, long = sorted((height, width))
+    exact = min(float(shortest), longest * short / long)
+    if (side := round(exact)) != short:
+        long = int(exact * long / short)
+    sides = (side, long) if height <= width else (long, side)
+    unit = _PADDED[shape.config.model_type]
+    high, wide = (math.ceil(each / unit) * unit for each in sides)
+    return Layout(high, wide)
+
+
 def _whole(shape: Shape, height: int, width: int) -> Layout:
     """Pixtral: shrunk to the longest side that its encoder was made for, and stretched to whole patches."""
     longest, unit = max(shape.default_image_size[1:]), int(shape.vision.patch_size) * shape.merge
@@ -119,7 +156,7 @@ def _whole(shape: Shape, height: int, width: int) -> Layout:
 def _fitted(shape: Shape, height: int, width: int) -> Layout:
     """Qwen2-VL (``smart_resize``): sides are multiples of merged patches, and pixels within the limits."""
     unit = shape.grid_unit
-    fewest, most = _PIXELS[shape.config.model_type]
+    fewest, most = shape.limits or _PIXELS[shape.config.model_type]
     rows, columns = round(height / unit), round(width / unit)
     if rows * columns * unit**2 > most:
         ratio = math.sqrt(height * width / most)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trainatomy.errors import WorkloadError
+from trainatomy.results.lengths import SAMPLING_RATE
 from trainatomy.training.image_layout import tile_grids
 from trainatomy.training.positions import writes_transcripts
 from trainatomy.training.shape import Shape, cannot_make
@@ -166,12 +167,12 @@ def _check_width(shape: Shape) -> None:
 CLAP_FRAMES = 1001
 """Frames of CLAP's spectrogram: 10 seconds at 48 kHz with a hop of 480 samples (``ClapFeatureExtractor``)."""
 
-FRAMES = 1000
-"""Frames of a spectrogram of 10 seconds."""
+FRAMES = 100
+"""Frames of a spectrogram in a second."""
 
 
 def has_assumed_length(shape: Shape, name: str) -> bool:
-    """Return whether a recording has 10 seconds because neither the model nor the user says how long it is."""
+    """Return whether a recording may have any length, so that one of 10 seconds is assumed unless the user says."""
     config = shape.config
     if name == "input_values":
         return not (hasattr(config, "num_mel_bins") and isinstance(getattr(config, "max_length", None), int))
@@ -188,22 +189,22 @@ def draw_spectrogram(shape: Shape, generator: torch.Generator) -> Tensor:
 
     Whisper takes ``[M, F]``; its encoder halves the frames, so F is twice its positions (3000: 30 seconds).
     Speech2Text (``input_feat_per_channel``) and encoders that convolve the frames (Parakeet, LASR) take ``[F, M]``,
-    here 10 seconds of 100 frames each; models with ``feature_projection_input_dim`` take frames that are stacked by
+    100 of them in a second; models with ``feature_projection_input_dim`` take frames that are stacked by
     twos (Wav2Vec2-BERT, SeamlessM4T).  CLAP takes ``[1, F, M]``, or four views of a long recording with
     ``enable_fusion``.
     """
-    config = shape.config
+    config, frames = shape.config, int(FRAMES * shape.seconds)
     if isinstance(stacked := getattr(config, "feature_projection_input_dim", None), int):
-        return torch.rand((FRAMES // 2, stacked), generator=generator)
+        return torch.rand((frames // 2, stacked), generator=generator)
     encoder: Any = getattr(config, "encoder_config", None)
     if hasattr(encoder, "num_mel_bins") and not hasattr(encoder, "max_source_positions"):
-        return torch.rand((FRAMES, encoder.num_mel_bins), generator=generator)
+        return torch.rand((frames, encoder.num_mel_bins), generator=generator)
     audio: Any = getattr(config, "audio_config", None)
     if isinstance(getattr(audio, "spec_size", None), int):
         return torch.rand((4 if audio.enable_fusion else 1, CLAP_FRAMES, audio.num_mel_bins), generator=generator)
     if isinstance(getattr(config, "input_feat_per_channel", None), int):
         bins = config.input_feat_per_channel * getattr(config, "input_channels", 1)
-        return torch.rand((min(FRAMES, config.max_source_positions), bins), generator=generator)
+        return torch.rand((min(frames, config.max_source_positions), bins), generator=generator)
     hears = shape.audio
     if not hasattr(hears, "max_source_positions") or not hasattr(hears, "num_mel_bins"):
         raise cannot_make(shape, "input_features")
@@ -213,13 +214,13 @@ def draw_spectrogram(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def draw_waveform(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Return 10 seconds of a waveform at 16 kHz, ``[samples]`` float32, or a spectrogram ``[F, M]``.
+    """Return a waveform at 16 kHz, ``[samples]`` float32, or a spectrogram ``[F, M]``.
 
     A configuration with ``num_mel_bins`` and ``max_length`` asks for a spectrogram.
     """
     if hasattr(shape.config, "num_mel_bins") and isinstance(getattr(shape.config, "max_length", None), int):
         return torch.rand((shape.config.max_length, shape.config.num_mel_bins), generator=generator)
-    return torch.rand((160_000,), generator=generator)
+    return torch.rand((round(shape.seconds * SAMPLING_RATE),), generator=generator)
 
 
 def heard_frames(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -16,14 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from trainatomy.errors import WorkloadError
-from trainatomy.workload.data import Batching, batching_of
+from trainatomy.results.lengths import SAMPLING_RATE
+from trainatomy.workload.data import Batching, Image, batching_of, number_of, pixels_of
 from trainatomy.workload.loops import LOOPS
 
 if TYPE_CHECKING:
@@ -51,15 +53,17 @@ def packs(lengths: Sequence[int], size: int, strategy: str) -> list[tuple[int, .
     return [(len(ids),) for ids in packed["input_ids"]]
 
 
-MOST_TOKENS = 2**20
-"""Bound of what a distribution without a maximum draws."""
+MOST_TOKENS, MOST_SECONDS, MOST_PIXELS = 2**20, "3600s", 2**14
+"""Bounds of what a distribution without a maximum draws; pixels are those of a side."""
 
 
 class BatchShape(NamedTuple):
     """Shape of a step: rows and tokens of each row, and whether rows are padded (joined: of several samples).
 
     ``tokens`` are those of the samples, and ``documents`` the number of joined samples; both are 0 where the step does
-    not depend on them (``Batching.prompt``).
+    not depend on them (``Batching.prompt``).  Of samples with images, ``tokens`` are the pixels that encoders see, and
+    ``samples`` says what each is, the largest first: its length, and what the processor makes of its image.  Images
+    that are padded to one size have its pixels as length, and it as the only one of ``samples``.
     """
 
     rows: int
@@ -67,6 +71,7 @@ class BatchShape(NamedTuple):
     is_mixed: bool
     tokens: int = 0
     documents: int = 0
+    samples: tuple[tuple[int, ...], ...] = ()
 
     @property
     def kind(self) -> tuple[int, bool]:
@@ -78,13 +83,37 @@ class BatchShape(NamedTuple):
         """Return the positions and the tokens that the step computes."""
         return self.rows * self.length + self.tokens
 
+    def covers(self, other: BatchShape) -> bool:
+        """Return whether a batch of this shape is at least as large as one of the other in every respect."""
+        sides = (self.samples[0], other.samples[0]) if len(self.samples) == len(other.samples) == 1 else ((), ())
+        pairs = ((self.length, other.length), (self.tokens, other.tokens), *zip(*sides, strict=True))
+        return all(own >= theirs for own, theirs in pairs)
+
+
+class Sample(NamedTuple):
+    """A sample with images or a recording.
+
+    Attributes:
+        length: Tokens of its row, with those that stand for images; samples of its recording; or the pixels of an image
+            without text.
+        image: Height and width of its images before the model's processor.
+        layout: What the processor makes of them (``Layout``).
+        seen: Pixels that the encoder sees of them.
+    """
+
+    length: int
+    image: Image | None = None
+    layout: tuple[int, ...] = ()
+    seen: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class LengthBatch:
     """A batch: the tokens of each of its samples, and the length that they are padded to.
 
     ``is_joined``: the samples lie behind each other in one row. ``is_counted``: the step depends on the number of their
-    tokens. ``sequences``: sequences of each sample.
+    tokens. ``sequences``: sequences of each sample.  ``media``: the samples themselves, if they have images or
+    recordings.  ``side``: height and width to which images without text are padded.
     """
 
     lengths: tuple[int, ...]
@@ -92,15 +121,24 @@ class LengthBatch:
     is_joined: bool = False
     is_counted: bool = False
     sequences: int = 1
+    media: tuple[Sample, ...] = ()
+    side: Image | None = None
 
     @property
     def shape(self) -> BatchShape:
         """Return what a step depends on."""
+        is_mixed = min(self.lengths) < self.padded
+        if self.side is not None:
+            return BatchShape(len(self.lengths), self.padded, is_mixed, samples=(self.side,))
+        if any(sample.image for sample in self.media):
+            samples = sorted(((sample.length, *sample.layout) for sample in self.media), reverse=True)
+            seen = sum(sample.seen for sample in self.media)
+            return BatchShape(len(self.lengths), self.padded, is_mixed, seen, samples=tuple(samples))
         count, tokens = len(self.lengths), sum(self.lengths) if self.is_counted else 0
         if self.is_joined:
             is_mixed = count > 1 or sum(self.lengths) < self.padded
             return BatchShape(1, self.padded, is_mixed, tokens, count if self.is_counted else 0)
-        return BatchShape(count, self.padded, min(self.lengths) < self.padded, tokens)
+        return BatchShape(count, self.padded, is_mixed, tokens)
 
     @property
     def tokens(self) -> int:
@@ -124,10 +162,20 @@ class LengthBatch:
         is_counted = batching.prompt is not None
         return cls(tuple(lengths), padded, batching.is_joined, is_counted, batching.sequences)
 
+    @classmethod
+    def of_media(cls, samples: Sequence[Sample], batching: Batching) -> LengthBatch:
+        """Return the batch of samples with images or recordings."""
+        lengths = tuple(sample.length for sample in samples)
+        images = [sample.image for sample in samples]
+        if None not in images and all(sample.length == prod(sample.layout[:2]) for sample in samples):
+            height, width = (max(sample.layout[place] for sample in samples) for place in (0, 1))
+            return cls(lengths, height * width, media=tuple(samples), side=(height, width))
+        return cls(lengths, batching.rounded_up(max(lengths)), is_counted=None in images, media=tuple(samples))
+
 
 def _lengths_of(shape: BatchShape, batching: Batching) -> list[int]:
     """Return lengths of samples that make a batch of that shape."""
-    rows, length, is_mixed, tokens, documents = shape
+    rows, length, is_mixed, tokens, documents = shape[:5]
     if batching.prompt is None:
         if batching.is_joined:
             return [length - 1, 1] if is_mixed else [length]
@@ -189,6 +237,11 @@ def sample_lengths(workload: Workload) -> list[int]:
 
 def drawn_lengths(workload: Workload) -> list[int]:
     """Return the tokens of every sample before truncation."""
+    return [number_of(size) for size in drawn_sizes(workload)]
+
+
+def drawn_sizes(workload: Workload) -> list[int | str]:
+    """Return the size of every sample, as ``data.lengths`` writes it."""
     spec = workload.data.lengths
     assert spec is not None
     return _of_histogram(spec) if spec.histogram else _of_distribution(spec)
@@ -203,7 +256,7 @@ def longest_row(workload: Workload) -> int:
     return batching.rounded_up(min(longest, batching.pack_length) if batching.packs else longest)
 
 
-def _of_histogram(spec: LengthsSpec) -> list[int]:
+def _of_histogram(spec: LengthsSpec) -> list[int | str]:
     """Return the samples of a histogram, or as many as are wanted of them, drawn with replacement."""
     assert spec.histogram is not None
     every = [length for length, count in spec.histogram.items() for _ in range(count)]
@@ -212,39 +265,65 @@ def _of_histogram(spec: LengthsSpec) -> list[int]:
     return Random(spec.seed).choices(every, k=spec.samples)
 
 
-def _of_distribution(spec: LengthsSpec) -> list[int]:
-    """Return samples of a distribution; Python draws them, because PyTorch's default device may be meta."""
-    draw, low, high = Random(spec.seed), spec.minimum or 1, spec.maximum or MOST_TOKENS
+def _of_distribution(spec: LengthsSpec) -> list[int | str]:
+    """Return samples of a distribution; Python draws them, because PyTorch's default device may be meta.
+
+    Both sides of an image are drawn by themselves.
+    """
+    if spec.kind == "images":
+        lows, highs = pixels_of(spec.minimum or "1x1"), pixels_of(spec.maximum or f"{MOST_PIXELS}x{MOST_PIXELS}")
+        draw = Random(spec.seed)
+        return [
+            "x".join(str(round(_drawn(spec, draw, low, high))) for low, high in zip(lows, highs, strict=True))
+            for _ in range(spec.count)
+        ]
+    draw, is_text = Random(spec.seed), spec.kind == "tokens"
+    unit = 1 if is_text else SAMPLING_RATE
+    low, high = number_of(spec.minimum or 1), number_of(spec.maximum or (MOST_TOKENS if is_text else MOST_SECONDS))
+    if is_text:
+        return [int(_drawn(spec, draw, low, high)) for _ in range(spec.count)]
+    return [f"{_drawn(spec, draw, low / unit, high / unit):.3f}s" for _ in range(spec.count)]
+
+
+def _drawn(spec: LengthsSpec, draw: Random, low: float, high: float) -> float:
+    """Draw a number from a distribution within these limits."""
     if spec.distribution == "uniform":
-        return [draw.randint(low, high) for _ in range(spec.count)]
+        return draw.randint(int(low), int(high)) if spec.kind != "seconds" else draw.uniform(low, high)
     of = draw.normalvariate if spec.distribution == "normal" else draw.lognormvariate
-    return [int(min(max(of(spec.mean or 0.0, spec.sigma or 0.0), low), high)) for _ in range(spec.count)]
+    return min(max(of(spec.mean or 0.0, spec.sigma or 0.0), low), high)
 
 
-def orders(workload: Workload, *, count: int | None = None) -> tuple[Order, ...]:
+def orders(
+    workload: Workload, samples: Sequence[Sample] | None = None, *, count: int | None = None
+) -> tuple[Order, ...]:
     """Return the orders of a workload's epoch, the first ``count`` of them, each for every data-parallel rank.
+
+    Args:
+        workload: Describes the samples.
+        samples: The samples, if they have images or recordings.
+        count: Number of orders.
 
     Raises:
         WorkloadError: The samples do not fill one step.
     """
     spec = workload.data.lengths
     assert spec is not None
-    lengths = sample_lengths(workload)
+    drawn = sample_lengths(workload) if samples is None else samples
     is_fixed = workload.train.train_sampling_strategy == "sequential"
     wanted = 1 if is_fixed else (count or spec.orders)
     return tuple(
         Order(seed, steps, rank)
         for seed in range(spec.seed, spec.seed + wanted)
-        for rank, steps in enumerate(_steps_of_ranks(workload, lengths, seed))
+        for rank, steps in enumerate(_steps_of_ranks(workload, drawn, seed))
     )
 
 
-def _steps_of_ranks(workload: Workload, lengths: Sequence[int], seed: int) -> list[tuple[Step, ...]]:
+def _steps_of_ranks(workload: Workload, drawn: Sequence[int] | Sequence[Sample], seed: int) -> list[tuple[Step, ...]]:
     """Return the steps of each rank; a last one that does not fill all ranks is left out."""
     size, ranks = workload.batch_size, workload.parallel.data_parallel_size
     accumulation, batching = workload.train.gradient_accumulation_steps, batching_of(workload)
-    rows = _rows(batching, lengths, seed)
-    indices = list(_indices(workload, [sum(row) for row in rows], seed))
+    rows = _rows(batching, drawn, seed)
+    indices = list(_indices(workload, [row.length if isinstance(row, Sample) else sum(row) for row in rows], seed))
     count = len(indices) // (size * accumulation * ranks)
     count = count if workload.steps is None else min(count, workload.steps)
     if not count:
@@ -271,10 +350,11 @@ def _dealt(indices: Sequence[int], rank: int, ranks: int, size: int, *, by_batch
     ]
 
 
-def _rows(batching: Batching, lengths: Sequence[int], seed: int) -> list[tuple[int, ...]]:
+def _rows(batching: Batching, drawn: Sequence[Any], seed: int) -> list[Any]:
     """Return the documents of each row that is drawn: a sample, or those of a pack."""
     if batching.packs is None:
-        return [(length,) for length in lengths]
+        return [each if isinstance(each, Sample) else (each,) for each in drawn]
+    lengths: Sequence[int] = drawn
     return packs(Random(seed).sample(lengths, len(lengths)), batching.pack_length, batching.packs)
 
 
@@ -294,8 +374,10 @@ def _indices(workload: Workload, lengths: Sequence[int], seed: int) -> Iterator[
     return iter(RandomSampler(range(len(lengths)), generator=generator))
 
 
-def _batch(batching: Batching, rows: Sequence[tuple[int, ...]]) -> LengthBatch:
-    """Return the batch of rows of these documents."""
+def _batch(batching: Batching, rows: Sequence[Any]) -> LengthBatch:
+    """Return the batch of rows of these documents, or of samples with images or recordings."""
+    if isinstance(rows[0], Sample):
+        return LengthBatch.of_media(rows, batching)
     documents = [length for row in rows for length in row]
     length = sum(documents) if batching.is_joined else max(map(sum, rows))
     return LengthBatch.made(documents, batching.rounded_up(length), batching)
@@ -355,11 +437,11 @@ def first_occurrences(orders: Sequence[Order]) -> float:
     found = []
     for seed in dict.fromkeys(order.seed for order in orders):
         ranks = [order.steps for order in orders if order.seed == seed]
-        known: list[set[tuple[int, int, bool]]] = [set() for _ in ranks]
+        known: list[set[tuple[object, ...]]] = [set() for _ in ranks]
         count = 0
         for of_ranks in zip(*ranks, strict=True):
             for batches in zip(*of_ranks, strict=True):
-                shapes = [batch.shape[:3] for batch in batches]
+                shapes = [(*batch.shape[:3], batch.shape.samples) for batch in batches]
                 count += any(shape not in before for shape, before in zip(shapes, known, strict=True))
                 for shape, before in zip(shapes, known, strict=True):
                     before.add(shape)

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
 
 
+SECONDS = 10.0
+"""Length of a recording unless the workload says otherwise."""
+
 LETTERS = 150
-"""Letters spoken in 10 seconds, the length of every recording here (``images.py``).
+"""Letters spoken in 10 seconds.
 
 LibriSpeech (Panayotov et al. 2015) has 9.4 million words in 960 hours, 2.7 a second, of 5.4 letters with the space.
 """
@@ -74,7 +77,7 @@ def lengths(workload: Workload, model: nn.Module) -> Lengths:
     name = type(model).__name__
     _refuse_beyond("data.sequence_length", data.sequence_length, limits.sequence, name)
     _refuse_beyond("data.target_length", data.target_length, limits.target, name)
-    if data.varies:
+    if data.varies and not data.varying_media:
         longest = longest_row(workload)
         _refuse_beyond("data.lengths", longest, limits.sequence, name)
         return Lengths(longest, data.target_length or 1)
@@ -92,8 +95,8 @@ def _placeholders(workload: Workload, model: nn.Module, limit: int | None) -> in
     """Return the tokens that stand for the images and recordings of a sample; refuse more than the sequence holds."""
     from trainatomy.training.shape import shape_of  # which imports what imports this file
 
-    if getattr(model, "config", None) is None or is_of_trl(workload):
-        return 0
+    if getattr(model, "config", None) is None or is_of_trl(workload) or workload.data.varying_media:
+        return 0  # images that differ: see sizes.py
     shape = shape_of(model, Lengths(0, 0), workload.data)
     replaced, given = shape.placeholders, workload.data.sequence_length
     least, longest = replaced + shape.images, given or limit

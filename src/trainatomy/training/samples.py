@@ -264,3 +264,17 @@ def _visual_masks(shape: Shape, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
         return {}
     masks = {"attention_mask": drawn["input_ids"], "visual_attention_mask": drawn["visual_embeds"][:, 0]}
     return {name: torch.ones(len(of), dtype=torch.long) for name, of in masks.items()}
+
+
+def padding_masks(shape: Shape, drawn: dict[str, Any]) -> dict[str, Tensor]:
+    """Return int64 ones for what is not padding, where processors tell a model of samples that differ in size.
+
+    Feature extractors of waveforms do so for models whose features have a layer norm (wav2vec 2.0 "large", not "base").
+    """
+    if "pixel_mask" in shape.parameters and "pixel_values" in drawn and "input_ids" not in drawn:
+        return {"pixel_mask": torch.ones(drawn["pixel_values"].shape[-2:], dtype=torch.long)}
+    if "attention_mask" not in shape.parameters or "attention_mask" in drawn:
+        return {}
+    is_told = "input_features" in drawn or getattr(shape.config, "feat_extract_norm", "") == "layer"
+    heard = next((drawn[name] for name in ("input_features", "input_values") if name in drawn), None)
+    return {"attention_mask": torch.ones(len(heard), dtype=torch.long)} if is_told and heard is not None else {}

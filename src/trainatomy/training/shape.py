@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.image_layout import SEVERAL, Layout, refuse_size, rule_of
+from trainatomy.training.image_layout import SEVERAL, Layout, has_limits, refuse_size, rule_of
 from trainatomy.training.lengths import sample_lengths
 from trainatomy.training.model import unwrap
-from trainatomy.training.positions import lengths, writes_transcripts
+from trainatomy.training.positions import SECONDS, lengths, writes_transcripts
 from trainatomy.workload.data import batching_of
 from trainatomy.workload.sentence_transformers import sequences_of
 
@@ -44,6 +44,8 @@ class Shape:
         lengths: Tokens of a sample.
         images: Images of a sample.
         asked_size: Height and width of an image before the model's processor, if the user says.
+        limits: Limits to which the processor resizes images, if the user says.
+        seconds: How long a recording is, for models that take any length.
     """
 
     class_name: str
@@ -53,6 +55,8 @@ class Shape:
     lengths: Lengths
     images: int = 1
     asked_size: tuple[int, int] | None = None
+    limits: tuple[int, int] | None = None
+    seconds: float = SECONDS
 
     @property
     def text(self) -> Any:
@@ -331,7 +335,8 @@ def shape_of(model: nn.Module, lengths: Lengths, data: DataSpec | None = None) -
     parameters = frozenset(inspect.signature(inner.forward).parameters)
     main_input = getattr(inner, "main_input_name", "input_ids")
     images, size = (1, None) if data is None else (data.images or 1, data.image_height_width)
-    return Shape(type(inner).__name__, config, parameters, main_input, lengths, images, size)
+    limits = None if data is None else data.image_limits
+    return Shape(type(inner).__name__, config, parameters, main_input, lengths, images, size, limits)
 
 
 def cannot_make(shape: Shape, what: str) -> WorkloadError:
@@ -357,11 +362,15 @@ def refuse_unused_lengths(data: DataSpec, shape: Shape) -> None:
 
 def refuse_unused_images(data: DataSpec, shape: Shape) -> None:
     """Raise ``WorkloadError`` for images that the samples of this model do not have."""
-    if data.images is None and data.image_size is None:
+    given = [name for name in ("image_size", "images", "image_limits") if getattr(data, name) is not None]
+    if not given:
         return
-    key = "data.images" if data.image_size is None else "data.image_size"
+    key = f"data.{given[0]}"
     if not any(name in shape.parameters for name in ("pixel_values", "pixel_values_videos")):
         raise WorkloadError(f"{key}: {shape.class_name} takes no images: leave it out", key=key)
+    if data.image_limits is not None and not has_limits(shape):
+        message = f"the processor of {shape.class_name} has no limits that are known here: leave it out"
+        raise WorkloadError(f"data.image_limits: {message}", key="data.image_limits")
     kind = str(getattr(shape.config, "model_type", ""))
     if shape.images > 1 and (kind not in SEVERAL or not shape.image_token):
         message = f"data.images: batches of {shape.class_name} are made with one image for each sample"
@@ -376,7 +385,7 @@ def refuse_varying_lengths(data: DataSpec, shape: Shape) -> None:
     """Raise ``WorkloadError`` where batches of different lengths cannot be made for a model."""
     if shape.main_input != "input_ids" or any(name.startswith(_MEDIA) for name in shape.parameters):
         raise _no_lengths(
-            f"{shape.class_name} reads images or audio; lengths are simulated for text only: leave them out, and "
+            f"{shape.class_name} reads images or audio: give sizes in pixels (`480x640`) or seconds (`12.5s`), or "
             "predict the largest sample (data.sequence_length, data.images, data.image_size)"
         )
     if shape.is_encoder_decoder and data.target_length is None:
@@ -429,7 +438,7 @@ def tokens_per_sample(workload: Workload, model: nn.Module) -> int | None:
     A pair of answers counts twice.
     ``None`` if samples are not text or come from a function of the user's.
     """
-    if workload.data.factory is not None or not hasattr(unwrap(model), "config"):
+    if workload.data.factory is not None or workload.data.varying_media or not hasattr(unwrap(model), "config"):
         return None
     shape = shape_of(model, lengths(workload, unwrap(model)), workload.data)
     sequences = sequences_of(workload)

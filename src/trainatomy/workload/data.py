@@ -2,7 +2,7 @@
 
 Rules by which samples become batches: those of ``data``, or of ``trl`` for TRL's trainers.
 
-The lengths of samples that differ: ``data.lengths``, given as a file, a histogram or a distribution.
+The sizes of samples that differ: ``data.lengths``, given as a file, a histogram or a distribution.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainatomy.results.lengths import SAMPLING_RATE
 from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.preference import is_of_preferences
@@ -126,13 +127,80 @@ almost every batch of an epoch is of another kind."""
 LARGEST_LOG_MEAN = 20.0
 """Mean of the logarithm beyond which a mean of lengths was probably meant: exp(20) is 485 million tokens."""
 
+Kind = Literal["tokens", "seconds", "images"]
+"""What differs between samples."""
+Image = tuple[int, int]
+"""Height and width in pixels."""
+
+_SECONDS = re.compile(r"([0-9.]+) *s")
+_PIXELS = re.compile(r"([0-9]+) *[x×] *([0-9]+)")
+
+
+def _size(value: Any, of: Any = None) -> int | str:
+    """Return the size of a sample as it is written: ``128`` tokens, ``12.5s`` of a recording, ``480x640`` pixels.
+
+    Args:
+        value: A number or a text; a list of two numbers is the height and width of an image.
+        of: What a number counts: seconds, or the pixels of a square image's sides; else tokens.
+    """
+    if of == "images" and isinstance(value, list | tuple) and len(value) == 2:
+        value = f"{value[0]}x{value[1]}"
+    text = str(value).strip().lower()
+    if pixels := _PIXELS.fullmatch(text):
+        sides: tuple[Any, ...] = pixels.groups()
+    else:
+        seconds = _SECONDS.fullmatch(text)
+        if isinstance(value, bool) or not re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", seconds[1] if seconds else text):
+            raise PydanticCustomError(
+                "size",
+                "must be tokens (128), seconds (12.5s) or pixels (480x640), found {found}",
+                {"found": repr(value)},
+            )
+        number = float(seconds[1] if seconds else text)
+        if seconds or of == "seconds" or not number.is_integer():
+            if number <= 0:
+                raise PydanticCustomError("size", "must be longer than 0 seconds, found {found}", {"found": value})
+            return f"{number:g}s"
+        sides = (int(number),) * (2 if of == "images" else 1)
+    if min(map(int, sides)) < 1:
+        raise PydanticCustomError("size", "must be at least 1, found {found}", {"found": value})
+    return int(sides[0]) if len(sides) == 1 else f"{int(sides[0])}x{int(sides[1])}"
+
+
+def _kind(size: int | str) -> Kind:
+    return "tokens" if isinstance(size, int) else "seconds" if size.endswith("s") else "images"
+
+
+Size = Annotated[int | str, BeforeValidator(_size)]
+"""The size of a sample: tokens, ``12.5s`` of a recording, or ``480x640`` pixels of an image."""
+
+
+def number_of(size: int | str) -> int:
+    """Return the tokens of a text, or the samples of a recording."""
+    return size if isinstance(size, int) else round(float(size.removesuffix("s")) * SAMPLING_RATE)
+
+
+def pixels_of(size: int | str) -> Image:
+    """Return the height and width of an image."""
+    height, width = map(int, str(size).split("x"))
+    return height, width
+
+
+def rank_of(size: int | str) -> tuple[int, ...]:
+    """Return numbers by which sizes are put in order."""
+    if _kind(size) != "images":
+        return (number_of(size),)
+    height, width = pixels_of(size)
+    return height * width, height
+
+
 _SOURCES = ("file", "histogram", "distribution")
 _OF_DISTRIBUTION = ("mean", "sigma", "minimum", "maximum")
 _NEEDS = {"lognormal": ("mean", "sigma"), "normal": ("mean", "sigma"), "uniform": ("minimum", "maximum")}
 
 
 class LengthsSpec(Section):
-    """Tokens of each sample, before truncation to ``data.sequence_length``.
+    """The size of each sample: tokens before truncation to ``data.sequence_length``, seconds, or pixels.
 
     A file is read when the workload is validated and becomes the histogram, so that a workload does not depend on it.
     """
@@ -142,18 +210,24 @@ class LengthsSpec(Section):
         description="file with a length per line, or a column of a CSV, JSON or JSON Lines file; becomes the histogram",
     )
     column: Text | None = Field(default=None, description="column of `file` with the lengths")
-    histogram: dict[Count, Count] | None = Field(default=None, description="number of samples of each length")
+    of: Kind | None = Field(
+        default=None,
+        description="what plain numbers are: tokens of texts (the default), `seconds` of recordings, or pixels of the "
+        "sides of `images`; `12.5s` and `480x640` (height and width) say it themselves",
+    )
+    histogram: dict[Size, Count] | None = Field(default=None, description="number of samples of each length")
     distribution: Literal["lognormal", "normal", "uniform"] | None = Field(
         default=None, description="distribution from which lengths are drawn"
     )
     mean: Amount | None = Field(
-        default=None, description="mean in tokens; of `lognormal`, as in NumPy, the mean of the logarithm"
+        default=None,
+        description="mean in tokens, seconds, or pixels of a side; of `lognormal`, as in NumPy, that of the logarithm",
     )
     sigma: Amount | None = Field(
-        default=None, description="standard deviation in tokens; of `lognormal` that of the logarithm"
+        default=None, description="standard deviation, in the same; of `lognormal` that of the logarithm"
     )
-    minimum: Count | None = Field(default=None, description="shortest drawn length")
-    maximum: Count | None = Field(default=None, description="longest drawn length")
+    minimum: Size | None = Field(default=None, description="shortest drawn length, or smallest image")
+    maximum: Size | None = Field(default=None, description="longest drawn length, or largest image")
     samples: Count | None = Field(
         default=None,
         description=f"samples of an epoch (default: those of the histogram, {DEFAULT_SAMPLES} of a distribution)",
@@ -164,7 +238,7 @@ class LengthsSpec(Section):
         default=None,
         description="maximum number of padded lengths to execute; each one left out is replaced by the next longer, "
         "which makes reserved memory less exact (default: all; with `loop: sft` and `dpo`: "
-        f"{MOST_COUNTED_SHAPES} combinations of padded length and tokens)",
+        f"{MOST_COUNTED_SHAPES} combinations of padded length and tokens; with images and recordings: as many batches)",
     )
 
     @model_validator(mode="before")
@@ -177,9 +251,17 @@ class LengthsSpec(Section):
             value = {"histogram": dict(Counter(value))}
         elif isinstance(value, Mapping) and value and all(_is_length(key) for key in value):
             value = {"histogram": dict(value)}
-        if isinstance(value, Mapping) and isinstance(value.get("file"), str) and value.get("histogram") is None:
-            rest = {key: each for key, each in value.items() if key not in ("file", "column")}
-            return {**rest, "histogram": dict(sorted(Counter(_read(value["file"], value.get("column"))).items()))}
+        if not isinstance(value, Mapping):
+            return value
+        value, of = dict(value), value.get("of")
+        if isinstance(value.get("file"), str) and value.get("histogram") is None:
+            sizes = Counter(_read(value.pop("file"), value.pop("column", None), of))
+            value["histogram"] = {size: sizes[size] for size in sorted(sizes, key=rank_of)}
+        elif isinstance(value.get("histogram"), Mapping):
+            value["histogram"] = {_size(size, of): count for size, count in value["histogram"].items()}
+        for name in ("minimum", "maximum"):
+            if value.get(name) is not None:
+                value[name] = _size(value[name], of)
         return value
 
     def contradictions(self) -> list[Problem]:
@@ -188,6 +270,8 @@ class LengthsSpec(Section):
         if len(given) != 1:
             found = " and ".join(given) or "none"
             return [Problem((), f"needs one of file, histogram and distribution; found {found}")]
+        if len(kinds := self._kinds) > 1:
+            return [Problem((), f"has sizes of several kinds, {' and '.join(kinds)}: describe one of them")]
         if self.distribution is None:
             extra = [name for name in _OF_DISTRIBUTION if getattr(self, name) is not None]
             return [Problem((name,), f"belongs to a distribution, not to a {given[0]}") for name in extra]
@@ -205,9 +289,29 @@ class LengthsSpec(Section):
         if name == "lognormal" and (self.mean or 0) > LARGEST_LOG_MEAN:
             message = f"is the mean of the logarithm, found {self.mean:g}: for lengths around 150 tokens give 5"
             problems.append(Problem(("mean",), message))
-        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+        if self.minimum is not None and self.maximum is not None and self._is_reversed:
             problems.append(Problem(("minimum",), f"is {self.minimum}, above the maximum of {self.maximum}"))
         return problems
+
+    @property
+    def _is_reversed(self) -> bool:
+        assert self.minimum is not None
+        assert self.maximum is not None
+        if self.kind != "images":
+            return number_of(self.minimum) > number_of(self.maximum)
+        return any(low > high for low, high in zip(pixels_of(self.minimum), pixels_of(self.maximum), strict=True))
+
+    @property
+    def _kinds(self) -> list[Kind]:
+        """Return what the given sizes are of, each kind once."""
+        bounds = [each for each in (self.minimum, self.maximum) if each is not None]
+        given = [_kind(size) for size in (*(self.histogram or ()), *bounds)]
+        return list(dict.fromkeys([*([self.of] if self.of else []), *given]))
+
+    @property
+    def kind(self) -> Kind:
+        """Return what differs between samples."""
+        return next(iter(self._kinds), "tokens")
 
     @property
     def count(self) -> int:
@@ -216,11 +320,14 @@ class LengthsSpec(Section):
 
 
 def _is_length(key: Any) -> bool:
-    return (isinstance(key, int) and not isinstance(key, bool)) or (isinstance(key, str) and key.isdigit())
+    try:
+        return bool(_size(key))
+    except PydanticCustomError as error:
+        return error.message_template.startswith("must be at least")
 
 
-def _read(file: str, column: Any) -> list[int]:
-    """Return the lengths in a file; the column may be left out where there is one only."""
+def _read(file: str, column: Any, of: Any) -> list[int | str]:
+    """Return the sizes in a file; the column may be left out where there is one only."""
     path = FilePath(file).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
@@ -228,14 +335,12 @@ def _read(file: str, column: Any) -> list[int]:
         reason = str(getattr(error, "strerror", None) or error)
         raise _problem(f"{file} cannot be read: {reason}") from None
     try:
-        values = _values(path.suffix.lower(), text, column)
-        lengths = [int(value) for value in values]
+        sizes = [_size(value, of) for value in _values(path.suffix.lower(), text, column, of)]
     except (ValueError, TypeError, KeyError) as error:
         raise _problem(f"{file}: {_reason(error)}") from None
-    if not lengths or min(lengths) < 1:
-        found = f"found {min(lengths)}" if lengths else "found none"
-        raise _problem(f"{file}: lengths must be at least 1; {found}")
-    return lengths
+    if not sizes:
+        raise _problem(f"{file}: lengths must be at least 1; found none")
+    return sizes
 
 
 def _problem(message: str) -> PydanticCustomError:
@@ -243,14 +348,16 @@ def _problem(message: str) -> PydanticCustomError:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, PydanticCustomError):
+        return f"lengths {error.message()}"
     return f"there is no column {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _values(suffix: str, text: str, column: Any) -> list[Any]:
+def _values(suffix: str, text: str, column: Any, of: Any) -> list[Any]:
     if suffix == ".json":
-        return [_of_column(row, column) for row in _rows(json.loads(text), column)]
+        return [_of_column(row, column, of) for row in _rows(json.loads(text), column)]
     if suffix == ".jsonl":
-        return [_of_column(json.loads(line), column) for line in text.splitlines() if line.strip()]
+        return [_of_column(json.loads(line), column, of) for line in text.splitlines() if line.strip()]
     if suffix in (".csv", ".tsv"):
         return _csv_values(text, "\t" if suffix == ".tsv" else ",", column)
     return [line for line in text.split() if line]
@@ -264,13 +371,13 @@ def _rows(content: Any, column: Any) -> list[Any]:
     return found
 
 
-def _of_column(row: Any, column: Any) -> Any:
-    """Return the length in a row; a list of tokens has as many as it is long."""
+def _of_column(row: Any, column: Any, of: Any) -> Any:
+    """Return the length in a row; a list of tokens has as many as it is long, one of an image is its two sides."""
     if isinstance(row, dict):
         if column is None:
             raise ValueError(f"rows have the columns {', '.join(row)}: name one as `column`")
         row = row[column]
-    return len(row) if isinstance(row, list) else row
+    return len(row) if isinstance(row, list) and of != "images" else row
 
 
 def _csv_values(text: str, separator: str, column: Any) -> list[str]:
@@ -281,7 +388,7 @@ def _csv_values(text: str, separator: str, column: Any) -> list[str]:
     if column is None:
         if len(header) > 1:
             raise ValueError(f"has the columns {', '.join(header)}: name one as `column`")
-        return [row[0] for row in rows if row[0].strip().isdigit() or row is not header]
+        return [row[0] for row in rows if row[0][:1].isdigit() or row is not header]
     if column not in header:
         raise KeyError(column)
     return [row[header.index(column)] for row in rows[1:]]
@@ -316,6 +423,12 @@ class DataSpec(Section):
         default=None,
         description="pixels of an image before the model's processor, which resizes it and cuts it into tiles: one "
         "number for a square, or `[height, width]` (`480x640` as a flag; default: a size that the model takes)",
+    )
+    image_limits: tuple[Count, Count] | None = Field(
+        default=None,
+        description="`[low, high]`: the limits to which the model's processor resizes images, where they are not its "
+        "defaults: fewest and most pixels (Qwen-VL's `min_pixels` and `max_pixels`), or pixels of the shortest and the "
+        "longest edge (detectors whose processors pad: DETR, Mask2Former, …)",
     )
     attention_mask: bool = Field(
         default=False, description="include an attention mask of ones in the batch, as tokenizers do"
@@ -376,14 +489,19 @@ class DataSpec(Section):
         return self.lengths is not None and not self.packing and self.padding != "max_length"
 
     @property
+    def varying_media(self) -> bool:
+        """Return whether the images or recordings of samples differ in size."""
+        return self.lengths is not None and self.lengths.kind != "tokens"
+
+    @property
     def image_height_width(self) -> tuple[int, int] | None:
         """Return the height and width of an image, if they are given."""
         size = self.image_size
         return (size, size) if isinstance(size, int) else size
 
-    @field_validator("image_size", mode="before")
+    @field_validator("image_size", "image_limits", mode="before")
     @classmethod
-    def _image_size(cls, value: Any) -> Any:
+    def _two_numbers(cls, value: Any) -> Any:
         """Read the texts of a command line: ``480x640``, ``480,640`` or ``[480, 640]``."""
         if isinstance(value, str):
             value = [part.strip() for part in re.split("[x×,]", value.strip("[]()"))]

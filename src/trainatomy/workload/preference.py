@@ -52,6 +52,11 @@ FRAMEWORKS: Mapping[str, Framework] = {
         losses=frozenset({"sigmoid", "hinge", "ipo", "orpo", "simpo", "cpo", "kto", "reward"}),
         auxiliary=frozenset({"sigmoid", "hinge", "ipo", "simpo", "cpo"}),
     ),
+    "axolotl": Framework(
+        "axolotl",
+        losses=frozenset({"sigmoid", "hinge", "ipo", "orpo", "simpo"}),
+        auxiliary=frozenset({"simpo"}),
+    ),
 }
 """The values of ``preference.trainer``."""
 
@@ -59,7 +64,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
 class PreferenceSpec(Section):
     """Whose trainer computes which loss on answers that people prefer, or do not."""
 
-    trainer: Literal["llamafactory", "swift"] = Field(
+    trainer: Literal["llamafactory", "swift", "axolotl"] = Field(
         default="llamafactory", description="framework whose trainer's step is run"
     )
     loss_type: Loss = Field(

@@ -44,7 +44,7 @@ def _lengths(lengths: LengthsPrediction) -> Iterator[Part]:
         yield _distributions(lengths)
         yield Text(subject_sentences.worst_order(lengths))
     if lengths.fullest is not None:
-        yield Text(subject_sentences.fullest_batch(lengths.fullest))
+        yield Text(subject_sentences.fullest_batch(lengths.fullest, lengths.samples.unit))
     yield Text(subject_sentences.padding_of_lengths(lengths))
     if (first := subject_sentences.new_lengths(lengths)) is not None:
         yield Text(first)

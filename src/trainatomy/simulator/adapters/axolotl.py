@@ -5,7 +5,10 @@ operators of PyTorch, in the order in which axolotl runs them.  Autograd keeps t
 copies in float32, and the adapters in the dtype of the input.  The activation is one Triton kernel; that of backward
 works in place.
 
-Source: axolotl 0.19, kernels/lora.py, kernels/quantize.py, kernels/swiglu.py, kernels/geglu.py.
+Its trainers of preferences score tokens by two kernels of ``axolotl.monkeypatch.trainer.utils``.
+
+Source: axolotl 0.19, kernels/lora.py, kernels/quantize.py, kernels/swiglu.py, kernels/geglu.py,
+monkeypatch/trainer/utils.py.
 """
 
 from __future__ import annotations
@@ -24,11 +27,13 @@ from torch import Tensor, nn
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.simulator.adapters.adapter import Adapter
 from trainatomy.workload.model import LORA_KERNELS
+from trainatomy.workload.preference import is_of_preferences
 
 _LIBRARY = "axolotl.kernels.lora"
+_OF_SCORES = "axolotl.monkeypatch.trainer.utils"
 _NOTE = (
-    "model.kernels: {} allocate what the source code of axolotl 0.19 does; the Triton kernels of activations are timed "
-    "by the tensors that they move"
+    "axolotl's functions ({}) allocate what the source code of axolotl 0.19 does; their Triton kernels are timed by "
+    "the tensors that they move"
 )
 
 
@@ -229,17 +234,63 @@ _FUNCTIONS = {
 }
 
 
+class _Selected(torch.autograd.Function):
+    """Log-probabilities of tokens, by a kernel that leaves the sum of each row for that of backward."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, index: Tensor) -> Tensor:
+        rows = len(logits)
+        with one_operation("triton::kernel", logits, index) as results:
+            results.append(torch.empty(rows, index.shape[-1], dtype=torch.float32, device=logits.device))
+            results.append(torch.empty(rows, dtype=torch.float32, device=logits.device))
+        found, sums = results
+        assert found is not None
+        ctx.save_for_backward(logits, index, sums)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        logits, index, sums = ctx.saved_tensors
+        with one_operation("triton::kernel", gradients[0], logits, index, sums) as results:
+            results.append(torch.empty_like(logits))
+        return results[0], None
+
+
+def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
+    """Return the log-probability of each token, from a copy of logits that are not contiguous."""
+    index = index.unsqueeze(-1)
+    try:
+        flat = logits.view(-1, logits.shape[-1])
+    except RuntimeError:
+        flat = logits.reshape(-1, logits.shape[-1]).contiguous()
+    found: Tensor = _Selected.apply(flat, index.reshape(-1, 1).contiguous())
+    return found.to(logits.dtype).reshape(index.shape).squeeze(-1)
+
+
+def entropy_from_logits(logits: Tensor, chunk_size: int = 128) -> Tensor:
+    """Return the entropy of each row of logits, which need not be contiguous."""
+    with one_operation("triton::kernel", logits) as results:
+        results.append(torch.empty(logits.shape[:-1].numel(), dtype=torch.float32, device=logits.device))
+    found = results[0]
+    assert found is not None
+    return found.to(logits.dtype).reshape(logits.shape[:-1])
+
+
 @contextlib.contextmanager
 def simulated_axolotl() -> Iterator[None]:
     """Let a workload import axolotl's functions, installed or not."""
-    module = ModuleType(_LIBRARY)
+    module, scores = ModuleType(_LIBRARY), ModuleType(_OF_SCORES)
     vars(module).update(_FUNCTIONS)
-    with mock.patch.dict(sys.modules, {_LIBRARY: module}):
+    vars(scores).update(selective_log_softmax=selective_log_softmax, entropy_from_logits=entropy_from_logits)
+    with mock.patch.dict(sys.modules, {_LIBRARY: module, _OF_SCORES: scores}):
         yield
 
 
 def _used(workload: Any) -> list[str]:
-    return [name for name in workload.model.kernels if name in LORA_KERNELS]
+    scores = (
+        ["selective_log_softmax"] if is_of_preferences(workload) and workload.preference.trainer == "axolotl" else []
+    )
+    return [name for name in workload.model.kernels if name in LORA_KERNELS] + scores
 
 
 ADAPTER = Adapter(

@@ -18,7 +18,7 @@ from trainatomy.training.loops.observed_trainer import ObservedTrainer
 from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
 from trainatomy.training.model import cast_weights
 from trainatomy.training.optimizer import create_single
-from trainatomy.training.preference import alone, llamafactory, swift
+from trainatomy.training.preference import alone, axolotl, llamafactory, swift
 from trainatomy.training.preference.batches import Batch, paired
 from trainatomy.training.preference.reference import engine_of
 from trainatomy.training.trl import check_model, reference_of
@@ -41,6 +41,7 @@ _LOSSES: Mapping[str, Mapping[str, Callable[[PreferenceTrainer, nn.Module, Batch
         "cpo": alone.cpo_loss,
         "reward": swift.reward_loss,
     },
+    "axolotl": {"pairs": axolotl.dpo_loss, "orpo": alone.orpo_loss, "simpo": alone.cpo_loss},
 }
 """Functions of a trainer, a model and a batch, by the framework and the kind of samples."""
 
@@ -119,8 +120,15 @@ class ObservedPreferenceTrainer(ObservedTrainer, PreferenceTrainer):
         self.preference = workload.preference
         super().__init__(workload, observer, model, arguments, dataset, optimizer, evaluation)
         self.prepare(reference_model)
+        self._empties_cache = self.preference.trainer == "axolotl" and self.compares
         if self.reference_model is not None:
             observer.reference_loaded(self.reference_model)
+
+    def training_step(self, model: nn.Module, inputs: Any, *arguments: Any, **keywords: Any) -> Tensor:
+        loss = super().training_step(model, inputs, *arguments, **keywords)
+        if self._empties_cache:  # AxolotlDPOTrainer.training_step
+            torch.cuda.empty_cache()
+        return loss
 
 
 def train(
@@ -143,6 +151,8 @@ def train(
         used.collate = paired(used.collate, workload)
     reference_model = reference_of(model) if has_reference_model(workload) else None
     cast_weights(model, workload, device, is_copied=True)
+    if reference_model is not None and spec.trainer == "axolotl":  # which loads it as it does the model
+        cast_weights(reference_model, workload, device, is_copied=True)
     if spec.loss_type == "reward" and not spec.is_of_classifier:
         model = llamafactory.WithValueHead(model)
     else:

@@ -1,6 +1,6 @@
-"""Losses of pairs without a reference, as ms-swift computes them by TRL's trainers of ORPO and CPO.
+"""Losses of pairs without a reference, as ms-swift and axolotl compute them by TRL's trainers of ORPO and CPO.
 
-Sources: TRL 0.29, experimental/orpo/orpo_trainer.py and experimental/cpo/cpo_trainer.py; ms-swift 4.6,
+Sources: TRL 0.29 and 1.9, experimental/orpo/orpo_trainer.py and experimental/cpo/cpo_trainer.py; ms-swift 4.6,
 swift/rlhf_trainers/rlhf_mixin.py (``concatenated_forward``).  Names are kept as long as the trainers keep them.
 """
 
@@ -13,11 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainatomy.training.labels import IGNORED
+from trainatomy.training.preference import axolotl
 from trainatomy.training.preference.batches import Batch
 from trainatomy.training.preference.losses import BETA, sigmoid
 from trainatomy.training.preference.swift import selected_log_probabilities
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trainatomy.training.loops.preference import PreferenceTrainer
 
 _SIMPO_BETA, _GAMMA = 2.0, 1.0
@@ -27,7 +30,7 @@ def _forward(
     trainer: PreferenceTrainer, model: nn.Module, batch: Batch
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return log-probabilities ``[B]`` and logits of both answers, and the loss of fine-tuning on the chosen ones."""
-    model_kwargs = batch.copy()
+    model_kwargs = axolotl.concatenated(batch) if trainer.preference.trainer == "axolotl" else batch.copy()
     labels = model_kwargs.pop("labels")
     outputs = model(**model_kwargs, use_cache=False)
     return _scored(trainer, outputs.logits, labels, model_kwargs["attention_mask"])
@@ -45,7 +48,10 @@ def _scored(
         nll_loss = _cross_entropy(all_logits[:pairs], labels[:pairs])
     else:
         nll_loss = torch.tensor(0.0).to(trainer.accelerator.device)
-    all_logps = _log_probabilities(all_logits, tokens, is_mean=spec.loss_type in ("orpo", "simpo"), is_orpo=is_orpo)
+    select = axolotl.selected_log_probabilities if spec.trainer == "axolotl" else selected_log_probabilities
+    all_logps = _log_probabilities(
+        all_logits, tokens, select, is_mean=spec.loss_type in ("orpo", "simpo"), is_orpo=is_orpo
+    )
     last = slice(None, -1 if is_orpo else None)
     chosen_logits, rejected_logits = all_logits[:pairs, last], all_logits[pairs:, last]
     return all_logps[:pairs], all_logps[pairs:], chosen_logits, rejected_logits, nll_loss
@@ -59,7 +65,9 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return found
 
 
-def _log_probabilities(logits: Tensor, labels: Tensor, *, is_mean: bool, is_orpo: bool) -> Tensor:
+def _log_probabilities(
+    logits: Tensor, labels: Tensor, select: Callable[[Tensor, Tensor], Tensor], *, is_mean: bool, is_orpo: bool
+) -> Tensor:
     """Return the log-probability of each answer (``get_batch_logps``)."""
     labels = labels[:, 1:].clone()
     logits = logits[:, :-1, :]
@@ -68,7 +76,7 @@ def _log_probabilities(logits: Tensor, labels: Tensor, *, is_mean: bool, is_orpo
         labels = torch.where(labels == IGNORED, 0, labels)
     else:
         labels[labels == IGNORED] = 0
-    per_token = selected_log_probabilities(logits, labels)
+    per_token = select(logits, labels)
     if is_mean:
         return (per_token * loss_mask).sum(-1) / loss_mask.sum(-1)
     return (per_token * loss_mask).sum(-1)

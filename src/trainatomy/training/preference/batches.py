@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.training.labels import IGNORED
+from trainatomy.workload.preference import WITHOUT_REFERENCE
 
 if TYPE_CHECKING:
     from trainatomy.workload.schema import Workload
@@ -19,6 +20,9 @@ ANSWER = "completion_"
 """Beginning of the names of tensors with the answers themselves in ms-swift, whose Trainer finds no ``labels``."""
 OTHER_ANSWER = "kl_"
 """Beginning of the names of tensors with another answer to each prompt, for the divergence from the reference."""
+
+CHOSEN, REJECTED = "chosen_", "rejected_"
+"""Beginnings of the names of tensors with one answer of each pair, where the trainer joins them itself (TRL's ORPO)."""
 
 IMAGES = ("pixel_values", "image_sizes", "image_grid_thw", "aspect_ratio_ids", "aspect_ratio_mask")
 """Names of the tensors of images, which belong to the prompt."""
@@ -33,6 +37,13 @@ def paired(collate: Callable[[Sequence[Any]], Batch], workload: Workload) -> Cal
 
     def pairs(samples: Sequence[Any]) -> Batch:
         batch = answers(samples)
+        spec, prompt = workload.preference, workload.data.prompt_length or 1
+        if spec.trainer == "axolotl" and spec.loss_type in WITHOUT_REFERENCE:
+            prompts = {f"prompt_{name}": batch[name][:, :prompt].clone() for name in ("input_ids", "attention_mask")}
+            both = {f"{of}{name}": value.clone() for of in (CHOSEN, REJECTED) for name, value in batch.items()}
+            return prompts | both
+        if spec.trainer == "axolotl":
+            batch["completion_mask"] = (batch.pop("labels") != IGNORED).long()
         return {name: torch.cat((value, value)) for name, value in batch.items()}
 
     def labelled(samples: Sequence[Any]) -> Batch:

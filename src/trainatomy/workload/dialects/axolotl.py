@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 
 _RUN = "`trainatomy run axolotl train FILE` executes axolotl itself without a GPU"
 _TRAINERS = {
-    **dict.fromkeys(("dpo", "ipo"), "which scores tokens by Triton kernels of axolotl's own"),
     "kto": "which is that of TRL 1.9; loop: kto of a workload is that of TRL 1.16 and newer",
     "a reward model": "which is that of TRL 1.9; loop: reward of a workload is that of TRL 1.16 and newer",
 }
 """What keeps a trainer of axolotl from being a loop (``core/trainers`` of axolotl 0.19, and the TRL that it pins)."""
+_LOSSES = {"dpo": "sigmoid", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+"""Kinds of trainings on pairs of answers, and their losses."""
+_OF_PAIRS = (
+    "dpo_loss_type", "dpo_loss_weights", "dpo_label_smoothing", "dpo_use_weighting", "dpo_use_liger_kernel",
+    "dpo_padding_free", "precompute_ref_log_probs", "dpo_beta", "orpo_alpha", "simpo_gamma", "cpo_alpha", "rl_beta",
+)  # fmt: skip
 _OLD_ATTENTION = {
     "xformers_attention": "xformers",
     "sage_attention": "sage",
@@ -86,7 +91,7 @@ _LIGER = {
 def translate(said: Translation) -> None:
     """Read the model and its precision, adapters, packing, checkpointing, evaluation, kernels and sharding."""
     for key in ("rl", "reward_model", "process_reward_model", "trainer_cls"):
-        if not is_off(said.value(key)):
+        if not is_off(said.value(key)) and not (key == "rl" and said.value(key) in _LOSSES):
             kind = said.value(key) if key != "reward_model" else "a reward model"
             reason = _TRAINERS.get(str(kind), "which is none of a workload's loops")
             said.abandon(key, f"{kind}: not simulated: the trainer of axolotl for it, {reason}; {_RUN}")
@@ -99,7 +104,10 @@ def translate(said: Translation) -> None:
     _unfrozen(said)
     attention = _attention(said)
     _uncast(said, dtype, attention)
-    _rows(said, attention)
+    if is_off(said.value("rl")):
+        _rows(said, attention)
+    else:
+        _pairs(said)
     _checkpointing(said)
     _evaluation(said)
     _optimizer(said)
@@ -306,6 +314,40 @@ def _rows(said: Translation, attention: str | None) -> None:
         said.assume(f"packs are full, each of one sample of {tokens}{rows}")
     else:
         said.assume(f"every sample has {tokens}; give --lengths-file for those of your data")
+
+
+def _pairs(said: Translation) -> None:
+    """Read a training on pairs of answers (``HFRLTrainerBuilder``); betas only scale numbers."""
+    kind, given = str(said.take("rl")), {key: said.take(key) for key in _OF_PAIRS}
+    loss = _LOSSES[kind]
+    if kind == "dpo" and not is_off(named := given["dpo_loss_type"]):
+        kinds = names_in(named)
+        if len(kinds) > 1 or kinds[0] not in ("sigmoid", "hinge", "ipo"):
+            said.refuse("dpo_loss_type", f"{', '.join(kinds)}: not simulated; sigmoid, hinge or ipo alone are. {_RUN}")
+            return
+        loss = kinds[0]
+    refused = ("dpo_use_weighting", "precompute_ref_log_probs", "dpo_use_liger_kernel", "dpo_padding_free")
+    if (key := next((key for key in refused if kind in ("dpo", "ipo") and not is_off(given[key])), None)) is not None:
+        said.refuse(key, f"not simulated: another step of TRL's trainer; {_RUN}")
+    for key in ("pad_to_multiple_of", "sample_packing", "deepspeed", "fsdp", "fsdp_config", *LORA_KERNELS):
+        if not is_off(said.value(key)):
+            said.refuse(key, f"not simulated with rl: {kind}; {_RUN}")
+    said.set("loop", "preference", "rl")
+    said.set("preference.trainer", "axolotl", "rl")
+    said.set("preference.loss_type", loss, "rl", "dpo_loss_type")
+    if kind == "simpo":
+        alpha = _number(said, "cpo_alpha") if said.gives("cpo_alpha") else 1.0
+        said.set("preference.rpo_alpha", alpha, "cpo_alpha")
+    is_quantised = not is_off(said.value("load_in_4bit")) or not is_off(said.value("load_in_8bit"))
+    if is_quantised and kind in ("dpo", "ipo"):
+        said.set("model.trainable_dtype", "bfloat16", "load_in_4bit", "load_in_8bit")
+    length = said.count("sequence_len", 512)
+    said.set("data.sequence_length", length, "sequence_len")
+    said.set("train.per_device_train_batch_size", said.count("micro_batch_size", 1), "micro_batch_size")
+    said.set("train.average_tokens_across_devices", False)
+    for key in ("pad_to_sequence_len", "include_tkps", "include_tokens_per_second", "sample_packing"):
+        said.take(key)
+    said.assume(f"both answers of a pair have {length:,} tokens with the prompt (sequence_len)")
 
 
 def _checkpointing(said: Translation) -> None:
