@@ -97,18 +97,23 @@ def test_a_compiled_script_holds_what_its_workload_does(run_script: RunScript, e
     assert [note for note in found.notes if "is experimental" in note]
 
 
-LEFT_OUT = """
+UPDATE = """
     @torch.compile
     def update():
         optimizer.step()
 """
 
 
-def test_a_function_that_calls_an_optimizer_runs_eagerly_and_is_named(run_script: RunScript) -> None:
+@pytest.mark.parametrize("way", [UPDATE, "update = torch.compile(optimizer.step)"])
+def test_a_compiled_step_of_an_optimizer_keeps_no_intermediate_results(run_script: RunScript, way: str) -> None:
     text = SCRIPT.replace("optimizer.step()", "update()")
-    found = compiled(run_script, LEFT_OUT, "model(**batch)", text)
-    assert found.script is not None
-    assert [one.name for one in found.script.stand_ins if one.kind == "compiled"] == ["a function"]
+    found = compiled(run_script, way, "model(**batch)", text)
+    eager = compiled(run_script, "update = optimizer.step", "model(**batch)", text)
+    assert found.script is not None and not [one for one in found.script.stand_ins if one.kind == "compiled"]
+    assert eager.memory.peak.phase == "optimizer" != found.memory.peak.phase
+    assert found.memory.components.optimizer_states >= 2 * (256 + 1 + 10) * 32768 * 4
+    assert found.time is not None and eager.time is not None
+    assert found.time.phases["optimizer"] < eager.time.phases["optimizer"] / 1.5
 
 
 def test_what_the_compiler_cannot_compile_runs_eagerly_and_is_named(

@@ -88,6 +88,37 @@ def test_a_loop_over_rows_is_read_line_by_line() -> None:
     assert dict(read_source(LOSS).instructions) == {"load": 1, "softmax": 1}
 
 
+LIST = """
+@triton_heuristics.foreach(
+)
+@triton.jit
+def many(in_ptr0, in_ptr1, out_ptr0, out_ptr1):
+    pid = tl.program_id(0)
+    if pid < num_xblocks_0:
+        xnumel = 1000
+        r0_numel = 1
+        tmp0 = tl.load(in_ptr0 + (x0), xmask)
+        tmp1 = tmp0 + tmp0
+        tmp2 = tmp1 * tmp1
+        tl.store(out_ptr0 + (x0), tmp2, xmask)
+    elif pid < num_xblocks_1:
+        xnumel = 3000
+        r0_numel = 1
+        tmp3 = tl.load(in_ptr1 + (x1), xmask)
+        tmp4 = tmp3 + tmp3
+        tl.store(out_ptr1 + (x1), tmp4, xmask)
+    else:
+        pass
+"""
+
+
+def test_a_kernel_for_a_list_of_tensors_works_on_each_by_itself() -> None:
+    said = read_source(LIST)
+    arguments = (torch.empty(1000), torch.empty(3000), torch.empty(1000), torch.empty(3000))
+    assert said.moved_bytes(arguments) == 4 * 2 * (1000 + 3000)
+    assert said.numbers(arguments) == {"kind": "pointwise", "elements": 4000, "load": 1, "plain": 1.25}
+
+
 def test_a_kernel_whose_source_says_no_sizes_has_no_elements() -> None:
     assert read_source("@triton_heuristics.foreach(\n)\n@triton.jit\ndef many(in_ptr0):\n    pass\n").extent((3,)) == (
         0,

@@ -66,9 +66,6 @@ def _install_compiler(stand_ins: StandIns, signals: ScriptSignals) -> None:
             return lambda function: compiled(function, **options)
         if (replacement := compiled_attention(stand_ins.process, model, options)) is not None:
             return replacement
-        if any(isinstance(one, torch.optim.Optimizer) for one in _reached(model)):
-            stand_ins.note("compiled", _name(model))
-            return model
         with signals.plain():  # the compiler must not see what watches calls of modules
             found = compile_one(model, **options)
         return found if found is model or isinstance(model, nn.Module) else _watched(model, found, signals)

@@ -94,6 +94,7 @@ class Compiler:
         from torch._dynamo import guards
         from torch._dynamo.convert_frame import CatchErrorsWrapper
         from torch._dynamo.variables.constant import ConstantVariable
+        from torch._dynamo.variables.optimizer import OptimizerVariable
         from torch._dynamo.variables.tensor import TensorVariable
         from torch.nn.attention import flex_attention
 
@@ -109,6 +110,9 @@ class Compiler:
         patch(guards.GuardBuilder, "TORCH_FUNCTION_STATE", lambda builder, guard: None)
         patch(TensorVariable, "specialize", staticmethod(partial(_seen_on_gpu, TensorVariable.specialize)))
         patch(ConstantVariable, "as_proxy", _put_on_meta)
+        patch(OptimizerVariable, "call_method", self._initialising(OptimizerVariable.call_method))
+        patch(OptimizerVariable, "move_step_if_cpu", self._inside(OptimizerVariable.move_step_if_cpu))
+        patch(OptimizerVariable, "_set_capturable", self._asking_for_devices(OptimizerVariable._set_capturable))
         patch(flex_attention, "_validate_device", _validate_nothing)  # which refuses meta tensors
         logger = logging.getLogger("torch._dynamo")
         stack.callback(logger.setLevel, logger.level)
@@ -229,6 +233,40 @@ class Compiler:
                 create(*args, **kwargs)
 
         return guarding
+
+    def _inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs inside of the process, while Dynamo compiles."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._process.functions, self._process.recorder:
+                return function(*args, **kwargs)
+
+        return run
+
+    def _initialising(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return Dynamo's call of a method of an optimizer, whose states are made when its step is compiled."""
+
+        def calling(variable: Any, tx: Any, name: str, *args: Any) -> Any:
+            owner = type(variable.value)
+            if name != "_init_group" or not hasattr(owner, name):
+                return call(variable, tx, name, *args)
+            with mock.patch.object(owner, name, self._inside(getattr(owner, name))):
+                return call(variable, tx, name, *args)
+
+        return calling
+
+    def _asking_for_devices(self, set_capturable: Callable[..., None]) -> Callable[..., None]:
+        """Return what keeps steps on the GPU where the parameters are and no state is yet (``_set_capturable``)."""
+
+        def setting(variable: Any, tx: Any) -> None:
+            optimizer = variable.value
+            with self._process.functions:
+                for group in optimizer.param_groups:
+                    if "capturable" in group and all(p.is_cuda and p not in optimizer.state for p in group["params"]):
+                        group["capturable"] = True
+            set_capturable(variable, tx)
+
+        return setting
 
     # -- AOTAutograd and Inductor --------------------------------------------------------------------------------------
 

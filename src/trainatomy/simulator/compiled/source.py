@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 _SIZE_NAME = re.compile(r"(?:x|y|z|r0_|r1_)numel")
-_SIZE = re.compile(rf"^    ({_SIZE_NAME.pattern}) = (\d+)$", re.MULTILINE)
+_SIZE = re.compile(rf"^ +({_SIZE_NAME.pattern}) = (\d+)$", re.MULTILINE)
+_PART = re.compile(r"^    (?:el)?if pid < .*:$", re.MULTILINE)
 _ASSIGNED = re.compile(r"^( +)(?:tmp\d+(?:, )?)+ = (.*)$")
 _LOAD = re.compile(r"tl\.load\((\w+) \+ (.*)")
 _STORE = re.compile(r"tl\.store\((\w+) \+ (.*)")
@@ -59,6 +60,7 @@ class KernelSource(NamedTuple):
         names: Its arguments, without constants.
         accesses: What it does to each array, by argument; one that is read and written comes twice.
         instructions: Number of operations for each element, by class; ``plain`` are those of no class.
+        parts: Kernels that it consists of, for lists of tensors; its blocks are shared out among them.
     """
 
     kind: str
@@ -66,6 +68,7 @@ class KernelSource(NamedTuple):
     names: tuple[str, ...]
     accesses: tuple[tuple[str, Access], ...]
     instructions: tuple[tuple[str, int], ...]
+    parts: tuple[KernelSource, ...] = ()
 
     def extent(self, arguments: Sequence[object]) -> tuple[int, int]:
         """Return the product of the sizes that are not reduced, 0 where none is known, and that of those that are."""
@@ -83,12 +86,16 @@ class KernelSource(NamedTuple):
 
         A persistent reduction holds a row in registers, and computes as many elements as the next power of two has.
         """
+        if self.parts:
+            return {"kind": "pointwise", **_together([part.numbers(arguments) for part in self.parts])}
         rows, reduced = self.extent(arguments)
         row = 2 ** ceil(log2(reduced)) if self.kind.startswith("persistent") else reduced
         return {"kind": self.kind, "elements": rows * row, **dict(self.instructions)}
 
     def moved_bytes(self, arguments: Sequence[object]) -> int:
         """Return the bytes that it reads and writes of its arguments, each at most once."""
+        if self.parts:
+            return sum(part.moved_bytes(arguments) for part in self.parts)
         rows, reduced = self.extent(arguments)
         by_name = dict(zip(self.names, arguments, strict=False))
         moved = 0
@@ -100,16 +107,32 @@ class KernelSource(NamedTuple):
         return moved
 
 
+def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the elements of all parts of a kernel, and the operations for each of them in the mean."""
+    elements = sum(part["elements"] for part in parts)
+    classes = dict.fromkeys(name for part in parts for name in part if name not in ("kind", "elements"))
+    counts = {name: sum(part["elements"] * part.get(name, 0) for part in parts) for name in classes}
+    return {"elements": elements, **{name: count / max(elements, 1) for name, count in counts.items()}}
+
+
 @cache
 def read_source(source: str) -> KernelSource:
     """Return what a kernel's source says."""
     kind = re.search(r"@triton_heuristics\.(\w+)\(", source)
-    sizes = {name: int(size) for name, size in _SIZE.findall(source)}
-    names = _arguments(source)
+    names, body = _arguments(source), source.partition("@triton.jit")[2]
+    whole = _read(kind[1] if kind else "", names, body)
+    parts = _PART.split(body)[1:]
+    return whole._replace(parts=tuple(_read("pointwise", names, part) for part in parts))
+
+
+def _read(kind: str, names: tuple[str, ...], body: str) -> KernelSource:
+    """Return what the function of a kernel says, or a part of it."""
+    sizes = {name: int(size) for name, size in _SIZE.findall(body) if size != "1" or not name.startswith("r")}
     reduces = any(name.startswith("r") and _SIZE_NAME.fullmatch(name) for name in (*sizes, *names))
     loads: Counter[tuple[str, bool, bool]] = Counter()
     instructions: Counter[str] = Counter()
-    for line in _body(source):
+    lines = body.splitlines()
+    for line in lines:
         for pattern, stores in ((_LOAD, False), (_STORE, True), (_ATOMIC, True)):
             if (access := pattern.search(line)) is not None:
                 over_row = not reduces or bool(_OVER_ROW.search(access[2].partition(", ")[0]))
@@ -117,11 +140,11 @@ def read_source(source: str) -> KernelSource:
                 if pattern is _ATOMIC:
                     loads[access[1], False, over_row] += 1
                     instructions["atomic"] += 1
-    for line in _over_rows(source) if reduces else _body(source):
+    for line in _over_rows(lines) if reduces else lines:
         instructions[_class_of(line)] += 1
     arrays = dict.fromkeys((name, stores) for name, stores, _ in loads)
     return KernelSource(
-        kind[1] if kind else "",
+        kind,
         tuple(sizes.items()),
         names,
         tuple((name, Access(loads[name, stores, True], loads[name, stores, False], stores)) for name, stores in arrays),
@@ -135,15 +158,10 @@ def _arguments(source: str) -> tuple[str, ...]:
     return tuple(each.arg for each in kernel.args.args if each.annotation is None) if kernel is not None else ()
 
 
-def _body(source: str) -> list[str]:
-    """Return the lines of the kernel's function."""
-    return source.partition("@triton.jit")[2].splitlines()
-
-
-def _over_rows(source: str) -> Iterator[str]:
+def _over_rows(lines: list[str]) -> Iterator[str]:
     """Yield the lines of a reduction that compute something for each element, not for each row."""
     per_row: set[str] = set()
-    for line in _body(source):
+    for line in lines:
         assigned = _ASSIGNED.match(line)
         if assigned is None:
             if any(_CLASSES[name].search(line) for name in ("softmax", "welford")):
