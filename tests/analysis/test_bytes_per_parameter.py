@@ -58,7 +58,7 @@ def test_sgd_with_momentum_has_a_state() -> None:
 def test_weights_that_are_dequantised_while_they_are_loaded_are_not_kept_quantised() -> None:
     spec = {"quant_method": "mxfp4", "dequantize": True}
     assert "quantised_parameters" not in rule(model={"dtype": "bfloat16", "quantization": spec}).reasons
-    assert "quantised_parameters" in rule(model={"quantization": {"load_in_4bit": True}}).reasons
+    assert "quantised_parameters" in rule(model={"quantization": {"load_in_4bit": True}, "lora": {}}).reasons
 
 
 def test_inference_rule() -> None:
