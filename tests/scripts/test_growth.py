@@ -42,8 +42,7 @@ GROWS = {
     "graphs": "for x in batches(1): kept.append(step(x, retain_graph=True))\n",
     "outputs": "for x in batches(2):\n    step(x)\n    kept.append(model(x).detach())\n",
     "batches": "for x in batches(1):\n    step(x)\n    kept.append(x)\n",
-    "queue too long": "kept = collections.deque(maxlen=99999)\nfor x in batches(1):\n    step(x)\n"
-    "    kept.append(x)\n",
+    "queue too long": "kept = collections.deque(maxlen=99999)\nfor x in batches(1):\n    step(x)\n    kept.append(x)\n",
     "queue and list": "queue = collections.deque(maxlen=300)\nfor x in batches(2):\n"
     "    queue.append(step(x).detach())\n    kept.append(model(x).detach())\n",
     "scalars": "for x in batches(1): kept.append(step(x).detach())\n",

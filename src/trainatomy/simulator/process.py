@@ -322,9 +322,10 @@ class SimulatedProcess:
     def _new(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``tensor.new`` with sizes or with data, which are on the host where the tensor is."""
         like, *given = args
-        if kwargs or not like.is_meta or self.placement.is_device(like) or isinstance(next(iter(given), 0), torch.Tensor):
+        of_tensor = bool(given) and isinstance(given[0], torch.Tensor)
+        if kwargs or of_tensor or not like.is_meta or self.placement.is_device(like):
             return sparse_tensors.new(func, args, kwargs)
-        sizes = given[0] if given and isinstance(given[0], torch.Size) else given or [0]
+        sizes: Any = given[0] if given and isinstance(given[0], torch.Size) else given or [0]
         if isinstance(sizes[0], list | tuple):
             return torch.tensor(sizes[0], dtype=like.dtype, device="cpu")
         return like.new_empty(sizes)
