@@ -55,6 +55,12 @@ def test_sgd_with_momentum_has_a_state() -> None:
     assert (with_momentum.rule, with_momentum.rule_name) == (12.0, "fp32 with SGD with momentum")
 
 
+def test_weights_that_are_dequantised_while_they_are_loaded_are_not_kept_quantised() -> None:
+    spec = {"quant_method": "mxfp4", "dequantize": True}
+    assert "quantised_parameters" not in rule(model={"dtype": "bfloat16", "quantization": spec}).reasons
+    assert "quantised_parameters" in rule(model={"quantization": {"load_in_4bit": True}, "lora": {}}).reasons
+
+
 def test_inference_rule() -> None:
     assert (rule(mode="inference").rule, rule(mode="inference").rule_name) == (4.0, "inference in fp32")
     assert rule({"fp16": True}, mode="inference").rule == 6.0

@@ -264,7 +264,10 @@ def test_the_layers_tell_how_they_are_quantised(run_script: RunScript, config: s
         from bitsandbytes.nn import Linear4bit
         from types import SimpleNamespace
 
-        model = torch.nn.Sequential(Linear4bit(256, 256, quant_type="nf4"), torch.nn.Linear(256, 1)).cuda()
+        class Own(Linear4bit):
+            __module__ = "lightning"
+
+        model = torch.nn.Sequential(Own(256, 256, quant_type="nf4"), torch.nn.Linear(256, 1)).cuda()
         model[0].requires_grad_(False)
         model.config = SimpleNamespace(quantization_config={config})
         optimizer = torch.optim.AdamW(model[1].parameters())

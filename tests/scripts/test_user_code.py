@@ -67,6 +67,20 @@ for _ in range(5):
     assert 0 <= plain - found <= 32 * 64 * 4  # ``x`` of the loop's beginning
 
 
+def test_new_makes_tensors_where_the_other_one_is(run_script: RunScript) -> None:
+    """As fastai asks a model on the host for the sizes of its features."""
+    text = """
+body = nn.Conv2d(3, 4, 3)
+with torch.no_grad(): body(body.weight.new(1, 3, 8, 8).uniform_(-1, 1))
+for like in (body.weight, torch.ones(2)):
+    for made in (like.new(2, 3), like.new([1.0]), like.new(torch.Size([4])), like.new(), like.data.new(2)):
+        assert made.device.type == "cpu" and made.dtype == torch.float32, made
+assert like.new([1.0, 2.0]).tolist() == [1.0, 2.0] and model[0].weight.new(2, 3).is_cuda
+for _ in range(5): step(x, y)
+"""
+    assert peak(run_script(LOOP + text)) == peak(run_script(LOOP + "for _ in range(5): step(x, y)\n"))
+
+
 @pytest.mark.parametrize(
     "default",
     ["torch.set_default_device('cuda')", "torch.set_default_tensor_type('torch.cuda.FloatTensor')"],

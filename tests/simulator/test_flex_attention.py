@@ -239,6 +239,16 @@ def test_scores_with_trained_tensors_are_refused(process: SimulatedProcess) -> N
 def test_cuda_graphs_are_refused(process: SimulatedProcess) -> None:
     with pytest.raises(SimulationError, match="mode='reduce-overhead'"):
         torch.compile(flex_attention, mode="reduce-overhead")
+    with pytest.raises(SimulationError, match=r"options=\{'triton.cudagraphs': True\}"):
+        torch.compile(flex_attention, options={"max_autotune": True, "triton.cudagraphs": True})
+
+
+def test_options_that_only_tune_its_kernels_allocate_the_same(process: SimulatedProcess) -> None:
+    """As torchtitan compiles it."""
+    options = {"max_autotune": True, "coordinate_descent_tuning": True, "wrap_inductor_compiled_regions": True}
+    query = torch.empty(1, 2, 256, 64, device="cuda", requires_grad=True)
+    compiled: Any = torch.compile(flex_attention, options={**options, "triton.cudagraphs": False})
+    assert compiled(query, query, query).shape == query.shape
 
 
 def test_unknown_values_of_a_mask_are_assumed(process: SimulatedProcess) -> None:

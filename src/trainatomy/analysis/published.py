@@ -59,7 +59,7 @@ _SINGLE = ("float32", "auto")
 
 def _rule(workload: Workload) -> tuple[float | None, str]:
     """Return the rule's bytes per parameter and its name (``None`` and empty if there is none)."""
-    if workload.model.dtype not in _SINGLE or workload.model.quantization is not None:
+    if workload.model.dtype not in _SINGLE or workload.model.is_quantised:
         return None, ""
     weights = 6.0 if _is_mixed_precision(workload) else 4.0
     kind = "mixed precision" if _is_mixed_precision(workload) else "fp32"
@@ -104,7 +104,7 @@ def _reasons(
         yield "frozen_parameters"
     if training and single and memory.components.gradients < 3.9 * trainable:
         yield "gradients_not_at_peak"
-    if workload.model.quantization is not None:
+    if workload.model.is_quantised:
         yield "quantised_parameters"
     elif not single:
         yield "low_precision_parameters"

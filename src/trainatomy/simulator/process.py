@@ -271,7 +271,7 @@ class SimulatedProcess:
             t.istft: self._istft,
             torch.isfinite: self._is_finite,
             torch.isnan: self._is_nan,
-            t.new: sparse_tensors.new,
+            t.new: self._new,
         }
 
     def _placement_handlers(self) -> dict[Any, Handler]:
@@ -318,6 +318,17 @@ class SimulatedProcess:
                     zeros = torch.zeros(result.shape, dtype=torch.bool, device="cpu")
                 self.recorder.values.learn(result, zeros)
         return result
+
+    def _new(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``tensor.new`` with sizes or with data, which are on the host where the tensor is."""
+        like, *given = args
+        of_tensor = bool(given) and isinstance(given[0], torch.Tensor)
+        if kwargs or of_tensor or not like.is_meta or self.placement.is_device(like):
+            return sparse_tensors.new(func, args, kwargs)
+        sizes: Any = given[0] if given and isinstance(given[0], torch.Size) else given or [0]
+        if isinstance(sizes[0], list | tuple):
+            return torch.tensor(sizes[0], dtype=like.dtype, device="cpu")
+        return like.new_empty(sizes)
 
     def _ctc_loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Pass the lengths of samples as numbers on the host, as CUDA's loss reads them.

@@ -59,7 +59,10 @@ class UnquantisedWeights:
 
 def is_quantised_layer(module: nn.Module) -> bool:
     """Return whether a layer is one of bitsandbytes', or has a weight that torchao packed."""
-    return type(module).__module__.startswith("bitsandbytes.") or is_packed(module._parameters.get("weight"))
+    kinds = type(module).__mro__  # Lightning's layers are classes of its own
+    return any(kind.__module__.startswith("bitsandbytes.") for kind in kinds) or is_packed(
+        module._parameters.get("weight")
+    )
 
 
 def unquantised_weights(model: Any) -> tuple[UnquantisedWeights, ...]:
@@ -190,16 +193,23 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
 def quantization_of(model: Any) -> str | None:
     """Return the short name of how layers of a loaded model are quantised (``nf4``), ``None`` if none are.
 
-    The layers tell, as the configuration may be missing, or a dictionary.
+    The layers tell, as the configuration may be missing, or a dictionary; it tells of weights that FSDP has packed.
     """
-    layer = next(filter(is_quantised_layer, model.modules()), None)
-    if layer is None:
+    weights = [layer._parameters.get("weight") for layer in model.modules() if is_quantised_layer(layer)]
+    if not weights:
         return None
-    weight: Any = layer._parameters.get("weight")
-    if is_packed(weight):
-        settings = getattr(getattr(model, "config", None), "quantization_config", None)
-        return type(getattr(settings, "quant_type", weight)).__name__
-    return str(getattr(weight, "quant_type", "int8"))
+    if (packed := next(filter(is_packed, weights), None)) is not None:
+        return type(_setting(model, "quant_type") or packed).__name__
+    kinds = [kind for weight in weights if (kind := getattr(weight, "quant_type", None))]
+    if not kinds and _setting(model, "load_in_4bit"):
+        kinds = [_setting(model, "bnb_4bit_quant_type") or "fp4"]
+    return str(kinds[0]) if kinds else "int8"
+
+
+def _setting(model: Any, name: str) -> Any:
+    """Return what the configuration of a model says of its quantisation; None if it does not."""
+    settings = getattr(getattr(model, "config", None), "quantization_config", None)
+    return settings.get(name) if isinstance(settings, Mapping) else getattr(settings, name, None)
 
 
 def quantisation_notes(model: Any, share: float) -> Iterator[str]:

@@ -141,9 +141,15 @@ a Qwen3 with heads of 128 held no more memory than without.  Without a tensor to
 _OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "backend": ("inductor",),
     "mode": (None, "default", "max-autotune-no-cudagraphs"),
-    "options": (None, {}),
 }
 """Values of arguments of ``torch.compile`` for which compiled code allocates the same; of others any."""
+_COMPILER_OPTIONS: Mapping[str, tuple[bool, ...]] = {
+    "max_autotune": (True, False),  # the mode "max-autotune-no-cudagraphs" is the first two
+    "coordinate_descent_tuning": (True, False),
+    "wrap_inductor_compiled_regions": (True, False),  # one operator for autograd and checkpointing
+    "triton.cudagraphs": (False,),
+}
+"""The same for its ``options``, of which others are refused."""
 ASSUMED_TIME = (
     "FlexAttention: its kernels have the efficiency of FlashAttention's at the blocks that the mask keeps, which is "
     "assumed and was not measured; the time to compile it is not counted; reserved memory is that of a first run: a "
@@ -208,11 +214,16 @@ class FlexCalls:
         found = answers.get(function.__name__)
         if found is None or callable(options.get("backend")):
             return None
-        for name, accepted in _OPTIONS.items():
-            if options.get(name, accepted[0]) not in accepted:
-                raise SimulationError(
-                    f"torch.compile({function.__name__}, {name}={options[name]!r}) is not simulated: leave {name} out"
-                )
+        refused = {
+            name: options[name] for name, accepted in _OPTIONS.items() if options.get(name, accepted[0]) not in accepted
+        }
+        inner = options.get("options") or {}
+        if other := {name: value for name, value in inner.items() if value not in _COMPILER_OPTIONS.get(name, ())}:
+            refused["options"] = other
+        for name, value in refused.items():
+            raise SimulationError(
+                f"torch.compile({function.__name__}, {name}={value!r}) is not simulated: leave {name} out"
+            )
         return found
 
     # -- masks ---------------------------------------------------------------------------------------------------------
