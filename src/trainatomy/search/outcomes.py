@@ -11,9 +11,9 @@ nothing, each with what it holds by part.  A change makes parts smaller or large
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 from trainatomy.results.memory import OUTSIDE
@@ -114,19 +114,22 @@ def _decisive(moments: Sequence[Moment], largest: Mapping[str, float]) -> tuple[
     for place, moment in enumerate(moments):
         sizes = tuple(moment.parts.get(part, 0.0) for part in varying)
         by_phase.setdefault(moment.phase, {}).setdefault((*sizes, sum(moment.parts.values()) - sum(sizes)), place)
-    kept: dict[int, Moment] = {}
-    for left in _subsets(range(len(varying))):  # bytes are whole numbers: in which order they are added is no matter
-        for some in by_phase.values():
-            highest = max(some, key=lambda sizes: sum(map(sizes.__getitem__, left)) + sizes[-1])
-            kept[some[highest]] = moments[some[highest]]
-    return tuple(kept.values())
+    highest = zip(*(_highest_without(list(some), list(some.values())) for some in by_phase.values()), strict=True)
+    return tuple(moments[place] for place in dict.fromkeys(chain.from_iterable(highest)))
 
 
-def _subsets(places: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield what is left of some places without none of them, without one, and so on, but not without all."""
-    for count in range(len(places)):
-        for without in combinations(places, count):
-            yield tuple(place for place in places if place not in without)
+def _highest_without(rows: Sequence[tuple[float, ...]], places: Sequence[int]) -> list[int]:
+    """Return the place of the row with the largest sum: without none of its parts, without one, and so on.
+
+    The last number of a row stays in each sum.  Bytes are whole numbers: in which order they are added is no matter.
+    """
+    sums: dict[tuple[int, ...], list[float]] = {(): [sum(row) for row in rows]}
+    *parts, _ = zip(*rows, strict=True)
+    for count in range(1, len(parts)):
+        for without in combinations(range(len(parts)), count):
+            left = sums[without[:-1]]
+            sums[without] = [total - size for total, size in zip(left, parts[without[-1]], strict=True)]
+    return [places[totals.index(max(totals))] for totals in sums.values()]
 
 
 _SAVING_BYTES = 16 * 2**20
