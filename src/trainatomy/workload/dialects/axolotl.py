@@ -41,7 +41,7 @@ _OLD_ATTENTION = {
     "eager_attention": "eager",
 }
 """Keys of earlier releases, the strongest first, and what ``attn_implementation`` says instead."""
-_ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+_ATTENTION = ("sdpa", "eager", "flash_attention_2", "flex_attention")
 _UNCAST = (None, "sdpa", "eager")
 """Attention with which axolotl keeps embeddings and norms in float32 where all weights are trained."""
 _EMBEDDINGS = {
