@@ -498,3 +498,13 @@ def test_repeated_samples_are_predicted_as_others(describe: Any, monkeypatch: py
 def test_more_samples_than_can_be_joined_are_refused(describe: Any) -> None:
     with pytest.raises(WorkloadError, match="is too large for any GPU: 10,000,000 samples"):
         describe("ResNetForImageClassification", train={"per_device_train_batch_size": 10_000_000}, data={})
+
+
+def test_rows_are_rounded_up_with_tokens_that_the_mask_leaves_out() -> None:
+    model = {"class": "LlamaForCausalLM", "config": {**_TEXT_32, "vocab_size": 200}}
+    data = {"sequence_length": 13, "pad_to_multiple_of": 8}
+    batch = batch_of(Workload.from_mapping({"model": model, "data": data}))
+    assert batch["attention_mask"][0].tolist() == [1] * 13 + [0] * 3
+    assert batch["labels"][0, 13:].tolist() == [-100] * 3
+    whole = batch_of(Workload.from_mapping({"model": model, "data": {**data, "sequence_length": 16}}))
+    assert whole["attention_mask"].all()

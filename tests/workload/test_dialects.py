@@ -10,6 +10,7 @@ import yaml
 from configurations import problem, said, written
 
 from trainatomy.errors import NotSimulated, WorkloadError
+from trainatomy.workload.data import batching_of
 from trainatomy.workload.dialects.answer import answer_in, rewritten, settings_in
 from trainatomy.workload.dialects.translation import DIALECTS, dialect
 from trainatomy.workload.reading import read
@@ -252,3 +253,24 @@ def test_a_key_of_our_own_is_none_of_a_frameworks(tmp_path: Path) -> None:
     """It is spelled like one of ``TrainingArguments``, beside which it stands."""
     message = problem(tmp_path, LORA + "gradient_checkpointing_every: 2\n")
     assert "/train.yaml:17: gradient_checkpointing_every: is no key of LLaMA-Factory" in message
+
+
+def test_llamafactory_rounds_rows_up_to_a_multiple_of_8_but_in_pretraining(tmp_path: Path) -> None:
+    odd = LORA.replace("cutoff_len: 512", "cutoff_len: 1003")
+    data = read(written(tmp_path, odd)).data
+    assert (data.sequence_length, data.pad_to_multiple_of, data.rounded_up(1003)) == (1003, 8, 1008)
+    assert read(written(tmp_path, odd.replace("stage: sft", "stage: pt"))).data.pad_to_multiple_of is None
+    with_lengths = read(written(tmp_path, odd)).replace({"data.lengths": {5: 2, 9: 3}})
+    assert batching_of(with_lengths).rounded_up(9) == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LORA + "flash_attn: fa3\n", "train.yaml:17: flash_attn: flash_attention_3: not simulated"),
+        ("model_name_or_path: gpt2\ndataset_name: a/b\nattn_implementation: flash_attention_3\n",
+         "train.yaml:3: attn_implementation: flash_attention_3: not simulated"),
+    ],
+)  # fmt: skip
+def test_attention_that_is_not_simulated_is_refused_at_its_line(tmp_path: Path, text: str, message: str) -> None:
+    assert message in problem(tmp_path, text)

@@ -281,3 +281,42 @@ def test_adapters_over_four_bits_are_trained_in_bfloat16_by_trl_alone(tmp_path: 
 )
 def test_other_steps_of_pairs_are_refused_by_name(tmp_path: Path, lines: str, message: str) -> None:
     assert message in problem(tmp_path, f"{PAIRS}rl: dpo\n{lines}\n")
+
+
+MIXTURE = """\
+base_model: mistralai/Mixtral-8x7B-v0.1
+adapter: qlora
+load_in_4bit: true
+lora_r: 8
+lora_alpha: 16
+lora_target_modules: [q_proj]
+quantize_moe_experts: true
+attn_implementation: flash_attention_2
+"""
+
+
+def test_experts_are_quantised_as_they_are_loaded_and_routers_stay_in_float32(tmp_path: Path) -> None:
+    model = read(written(tmp_path, MIXTURE)).model
+    assert model.quantization is not None and model.quantization.bnb_4bit_experts
+    assert [
+        bool(re.match(model.float32_parameters[0], f"model.mlp.{name}.weight")) for name in ("gate", "gate_up")
+    ] == [
+        True,
+        False,
+    ]
+    dense = MIXTURE.replace("mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen2.5-0.5B")
+    assert not read(written(tmp_path, without(dense, "quantize_moe_experts"))).model.float32_parameters
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("load_in_4bit", "load_in_8bit", "quantize_moe_experts: not simulated in 8 bits"),
+        ("lora_r", "lora_target_linear: true\nlora_r", "quantize_moe_experts: does not go with lora_target_linear"),
+        ("lora_r", "lora_target_parameters: [experts.down_proj]\nlora_r", "not simulated with lora_target_parameters"),
+        ("lora_r", "fsdp_config: {offload_params: false}\nlora_r", "quantize_moe_experts: not simulated with FSDP"),
+    ],
+)
+def test_experts_that_are_quantised_otherwise_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = MIXTURE.replace(old, new)
+    assert message in problem(tmp_path, text.replace("adapter: qlora", "adapter: lora") if "8bit" in new else text)

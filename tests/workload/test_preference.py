@@ -71,7 +71,7 @@ def test_llamafactory_trains_on_labels_and_rewards(tmp_path: Path, stage: str, l
 
 def test_llamafactory_pads_to_a_multiple_of_eight(tmp_path: Path) -> None:
     data = read(written(tmp_path, LLAMAFACTORY.replace("512", "500"))).data
-    assert (data.sequence_length, data.padding) == (504, True)
+    assert (data.sequence_length, data.rounded_up(500), data.has_mask) == (500, 504, True)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,11 @@ EXAMPLES: Mapping[str, Settings] = {
         "train.gradient_checkpointing_kwargs": {"offload": True},
     },
     "batches that vary": LENGTHS,
+    "experts in 4 bits": {
+        "model.quantization": {"load_in_4bit": True, "bnb_4bit_experts": True},
+        "model.lora": {"r": 4},
+    },
+    "adapters on parameters": {"model.lora": {"r": 4, "target_parameters": ["experts.down_proj"]}},
     "media that differ": {"data.lengths": {"5s": 4}},
     "images that differ": {"data.lengths": {"480x640": 4}},
     "evaluation": {"train.eval_strategy": "steps"},

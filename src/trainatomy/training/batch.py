@@ -297,6 +297,9 @@ class _Drawing:
         self.with_labels = workload.mode == "training"
         self.with_mask = workload.data.has_mask
         self.is_padded = workload.data.padding
+        length = workload.data.sequence_length
+        is_rounded = length is not None and workload.data.rounded_up(length) > length
+        self.kept = length if is_rounded and not workload.data.varies else None
         self.is_smoothed = workload.train.label_smoothing_factor > 0
         self.float_dtype = float_dtype
 
@@ -327,6 +330,8 @@ class _Drawing:
         sample = {**inputs, **self._mask(inputs), **targets}
         if self.is_padded:
             _pad(sample)
+        elif self.kept is not None and "attention_mask" in sample:
+            _mask_from(sample, self.kept)
         cast: dict[str, Any] = tree_map(self._cast, sample)
         return cast
 

@@ -29,6 +29,7 @@ from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import loop_of
+from trainatomy.workload.model import UNSIMULATED_ATTENTION
 from trainatomy.workload.preference import has_reference_model
 from trainatomy.workload.sentence_transformers import is_of_sentence_transformers
 
@@ -212,19 +213,14 @@ def _check_gradient_scaling(workload: Workload, dtype: torch.dtype) -> None:
         )
 
 
-_FLASH = "calls the kernels of the flash-attn package"
-_UNSIMULATED_ATTENTION = {
-    "flash_attention_3": _FLASH,
-    "flash_attention_4": _FLASH,
-}
-
-
 def _check_attention(name: str | None) -> None:
     """Refuse attention kernels that a model on meta tensors cannot run.
 
     A model on a real device is built: ``trainatomy measure`` needs no simulation of the kernel.
     """
-    reason = _UNSIMULATED_ATTENTION.get(name or "", "is a kernel from the hub" if "/" in (name or "") else None)
+    reason = "is a kernel from the hub" if "/" in (name or "") else None
+    if name in UNSIMULATED_ATTENTION:
+        reason = "calls the kernels of the flash-attn package"
     if reason is None or torch.get_default_device().type != "meta":
         return
     raise SimulationError(

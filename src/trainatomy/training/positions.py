@@ -75,17 +75,18 @@ def lengths(workload: Workload, model: nn.Module) -> Lengths:
     """
     data, limits = workload.data, position_limits(model)
     name = type(model).__name__
-    _refuse_beyond("data.sequence_length", data.sequence_length, limits.sequence, name)
+    longest = None if data.sequence_length is None else data.rounded_up(data.sequence_length)
+    _refuse_beyond("data.sequence_length", longest, limits.sequence, name)
     _refuse_beyond("data.target_length", data.target_length, limits.target, name)
     if data.varies and not data.varying_media:
-        longest = longest_row(workload)
-        _refuse_beyond("data.lengths", longest, limits.sequence, name)
-        return Lengths(longest, data.target_length or 1)
+        row = longest_row(workload)
+        _refuse_beyond("data.lengths", row, limits.sequence, name)
+        return Lengths(row, data.target_length or 1)
     replaced = _placeholders(workload, model, limits.sequence)
     positions = DEFAULT_SEQUENCE_LENGTH if limits.sequence is None else limits.sequence - replaced
     given, known = data.sequence_length, model_on_hub(workload)
     usual = DEFAULT_SEQUENCE_LENGTH if known is None else min(DEFAULT_SEQUENCE_LENGTH, known.max_seq_length)
-    sequence = min(usual, positions) if given is None else given - replaced
+    sequence = data.rounded_up(min(usual, positions) + replaced if given is None else given) - replaced
     if writes_transcripts(name):
         return Lengths(sequence, data.target_length or data.sequence_length or _spoken(model), replaced)
     return Lengths(sequence, data.target_length or min(sequence, limits.target or sequence), replaced)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from torch import nn
 
@@ -23,7 +24,7 @@ from trainatomy.results.prediction import LeadingNote
 from trainatomy.training.model import adapt_and_freeze, add_notes, cast_weights, is_quantised, model_notes
 from trainatomy.training.process import isolated_process_settings
 from trainatomy.training.stored_weights import is_packed, library_of, parts, stored_quantization
-from trainatomy.units import human_bytes
+from trainatomy.units import human_bytes, many
 from trainatomy.workload.defaults import peft_prepares, says_checkpointing
 from trainatomy.workload.quantization import outlier_columns
 from trainatomy.workload.support import BETWEEN_SECTIONS, Features, table
@@ -74,7 +75,8 @@ def unquantised_weights(model: Any) -> tuple[UnquantisedWeights, ...]:
     by_module: dict[str, list[torch.Tensor]] = {}
     for module in model.modules():
         if not (is_quantised_layer(module) or isinstance(module, nn.Embedding) or id(module) in whole):
-            by_module.setdefault(type(module).__name__, []).extend(module.parameters(recurse=False))
+            whole_ones = (each for each in module.parameters(recurse=False) if not hasattr(each, "quant_state"))
+            by_module.setdefault(type(module).__name__, []).extend(whole_ones)
     total = _bytes(model.parameters())
     found = (UnquantisedWeights(name, group, _bytes(group), total) for name, group in by_module.items())
     return tuple(each for each in found if each.bytes > _LARGE_SHARE * total)
@@ -125,8 +127,13 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
         raise WorkloadError("\n".join(map(str, problems)), key=".".join(map(str, problems[0].path)))
     stored = stored_quantization(model)
     wanted = _wanted(workload) if stored is None else stored
-    with isolated_process_settings():
+    spec = workload.model.quantization
+    experts = spec is not None and spec.bnb_4bit_experts and stored is None
+    with isolated_process_settings(), _packing_experts(wanted) if experts else nullcontext():
         quantised = load_quantised(model, wanted, device, stored=stored is not None)
+    if experts and not _packed_experts(quantised):
+        key = f"{_PURPOSE}.bnb_4bit_experts"
+        raise WorkloadError(f"{key}: {type(model).__name__} has no experts in one parameter: leave it out", key=key)
     _check_trainable(workload, quantised)
     unquantised = unquantised_weights(quantised)
     notes = list(_prepare(workload, quantised)) if peft_prepares(workload) else []
@@ -135,6 +142,49 @@ def load_on_device(workload: Workload, model: nn.Module, device: str) -> nn.Modu
     cast_weights(adapted, workload, device)
     add_notes(adapted, (*notes, *quantisation_notes(quantised, outlier_columns(workload))))
     return adapted
+
+
+@contextmanager
+def _packing_experts(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Quantise experts that are one parameter as soon as they are on the GPU.
+
+    A packed parameter keeps how it was quantised, as bitsandbytes' own do.
+    Source: axolotl 0.19, monkeypatch/moe_quant.py (``patch_moe_quantization_on_load``).
+    """
+    import torch
+
+    loading = import_library("transformers.core_model_loading", _PURPOSE)
+    pack = import_library("bitsandbytes.nn.parametrize", _PURPOSE).replace_parameter_4bit
+    place = loading.set_param_for_module
+
+    def placed(model: nn.Module, target_name: str, param_value: torch.Tensor, *others: Any, **named: Any) -> None:
+        place(model, target_name, param_value, *others, **named)
+        path, _, name = target_name.rpartition(".")
+        if param_value.ndim < len("GKN") or "expert" not in target_name.lower():
+            return
+        module = model.get_submodule(path)
+        pack(
+            module,
+            name,
+            compress_statistics=bool(arguments.get("bnb_4bit_use_double_quant")),
+            quant_type=arguments.get("bnb_4bit_quant_type", "fp4"),
+        )
+        packed: Any = module.parametrizations[name]  # type: ignore[index]
+        packed.original.quant_state = packed[0].quant_state
+        param_value.data = torch.empty(0, device="cpu")
+        torch.cuda.empty_cache()
+
+    modeling = import_library("transformers.modeling_utils", _PURPOSE)
+    with (
+        mock.patch.object(loading, "set_param_for_module", placed),
+        mock.patch.object(modeling, "caching_allocator_warmup", lambda *_, **__: None),  # of experts in 16 bits
+    ):
+        yield
+
+
+def _packed_experts(model: nn.Module) -> int:
+    """Return how many parameters of experts are packed; those of linear layers are bitsandbytes' own classes."""
+    return sum(hasattr(each, "quant_state") and type(each) is nn.Parameter for each in model.parameters())
 
 
 def _check_trainable(workload: Workload, model: Any) -> None:
@@ -177,10 +227,11 @@ def scales(model: nn.Module) -> Iterator[torch.Tensor]:
     """Yield what quantised layers hold besides their weights: scales, offsets and code books."""
     for module in model.modules():
         weight = module._parameters.get("weight")  # an attribute may be computed when it is read
-        state = getattr(weight, "quant_state", None)
-        while state is not None:
-            yield from (each for each in (state.absmax, state.offset, state.code) if each is not None)
-            state = state.state2
+        for packed in module._parameters.values():
+            state = getattr(packed, "quant_state", None)
+            while state is not None:
+                yield from (each for each in (state.absmax, state.offset, state.code) if each is not None)
+                state = state.state2
         for holder in (weight, vars(module).get("state")):
             scale = getattr(holder, "SCB", None)
             if scale is not None:
@@ -224,7 +275,8 @@ def quantisation_notes(model: Any, share: float) -> Iterator[str]:
     four = settings.load_in_4bit
     double = " with double quantisation" if four and settings.bnb_4bit_use_double_quant else ""
     kind = f"{settings.bnb_4bit_quant_type}, 4 bits{double}" if four else "8 bits"
-    yield f"{layers} linear layers have quantised weights ({kind}) by bitsandbytes {version}"
+    experts = f" and {many(count, 'parameter')} of experts" if (count := _packed_experts(model)) else ""
+    yield f"{layers} linear layers{experts} have quantised weights ({kind}) by bitsandbytes {version}"
     if not four and settings.llm_int8_threshold > 0:
         which = f"{share:.0%} of the columns of activations are" if share else "no activation is"
         yield (

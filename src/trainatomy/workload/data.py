@@ -439,7 +439,8 @@ class DataSpec(Section):
         "`longest` of a batch (the default) or to `max_length`, which is `sequence_length`",
     )
     pad_to_multiple_of: Count | None = Field(
-        default=None, description="with `lengths`: round the length of a batch up to a multiple of this"
+        default=None,
+        description="round the length of a batch up to a multiple of this, with tokens that the mask leaves out",
     )
     packing: bool = Field(
         default=False, description="with `lengths`: join samples and cut them into packs of `sequence_length` tokens"
@@ -481,7 +482,13 @@ class DataSpec(Section):
     @property
     def has_mask(self) -> bool:
         """Return whether the batch has an attention mask; padded samples always do."""
-        return self.attention_mask or bool(self.padding) or (self.varies and not self.padding_free)
+        is_padded = bool(self.padding) or self.pad_to_multiple_of is not None
+        return self.attention_mask or is_padded or (self.varies and not self.padding_free)
+
+    def rounded_up(self, length: int) -> int:
+        """Return the length of a batch whose longest sample has this many tokens."""
+        multiple = self.pad_to_multiple_of or 1
+        return -(-length // multiple) * multiple
 
     @property
     def varies(self) -> bool:

@@ -156,6 +156,8 @@ FEATURES: Mapping[str, Callable[[Workload], bool]] = {
     "train.torch_compile": lambda w: w.train.compiles,
     "train.gradient_checkpointing_kwargs.offload": lambda w: w.train.offloads_checkpoints,
     "batches that vary": lambda w: w.data.varies,
+    "experts in 4 bits": lambda w: w.model.quantization is not None and w.model.quantization.bnb_4bit_experts,
+    "adapters on parameters": lambda w: w.model.lora is not None and bool(w.model.lora.target_parameters),
     "media that differ": lambda w: w.data.varying_media,
     "images that differ": lambda w: w.data.lengths is not None and w.data.lengths.kind == "images",
     "more steps than skipped ones": lambda w: w.steps is None or w.skipped_steps < w.steps,

@@ -74,6 +74,8 @@ class SoftwareSpec(Section):
 
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+UNSIMULATED_ATTENTION = ("flash_attention_3", "flash_attention_4")
+"""Attention of the flash-attn package that can be measured, but not predicted."""
 CUT_CROSS_ENTROPY: Final = "cut_cross_entropy"
 LORA_KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 Kernel = Literal["cut_cross_entropy", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"]

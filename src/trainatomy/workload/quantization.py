@@ -65,7 +65,7 @@ def refusal(method: str, *, dequantize: bool) -> str | None:
     return f"weights quantised by {method} are not simulated{with_it}: {choices}"
 
 
-_OWN = ("prepare_model_for_kbit_training", "llm_int8_outlier_columns")
+_OWN = ("prepare_model_for_kbit_training", "llm_int8_outlier_columns", "bnb_4bit_experts")
 """Keys that ``BitsAndBytesConfig`` does not have."""
 _TORCHAO_TYPES = ("Int8WeightOnlyConfig", "Float8WeightOnlyConfig")
 """Classes of torchao whose weights are simulated; products with others run kernels that are not PyTorch's."""
@@ -93,6 +93,11 @@ class QuantizationSpec(Section):
     bnb_4bit_quant_storage: Annotated[
         Literal["uint8", "float32", "bfloat16", "float16"], BeforeValidator(spell_dtype)
     ] = Field(default="uint8", description="dtype of the tensors that 4-bit weights are packed into")
+    bnb_4bit_experts: bool = Field(
+        default=False,
+        description="quantise the experts of a layer that are one parameter, too, as axolotl's quantize_moe_experts "
+        "does by bitsandbytes' replace_parameter_4bit (trainatomy's own key)",
+    )
     llm_int8_threshold: Amount = Field(
         default=6.0,
         description="columns with an activation of at least this value are multiplied in 16 bits instead of 8; 0: none",

@@ -217,7 +217,7 @@ def _model(said: Translation) -> str:
 def _attention(said: Translation, named: Any) -> None:
     if named is None:
         said.assume("attention by sdpa; with flash-attn installed it is flash_attention_2 (model.attn_implementation)")
-    elif named not in ("sdpa", "eager", "flash_attention_2", "flash_attention_3"):
+    elif named not in ("sdpa", "eager", "flash_attention_2"):
         said.refuse("model.attn_implementation", f"{named}: not simulated; sdpa, eager and flash_attention_2 are")
         return
     said.set("model.attn_implementation", named or "sdpa", "model.attn_implementation")

@@ -41,7 +41,7 @@ _OLD_ATTENTION = {
     "eager_attention": "eager",
 }
 """Keys of earlier releases, the strongest first, and what ``attn_implementation`` says instead."""
-_ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+_ATTENTION = ("sdpa", "eager", "flash_attention_2", "flex_attention")
 _UNCAST = (None, "sdpa", "eager")
 """Attention with which axolotl keeps embeddings and norms in float32 where all weights are trained."""
 _EMBEDDINGS = {
@@ -50,8 +50,15 @@ _EMBEDDINGS = {
     "nemotron_h": ("embeddings", "lm_head"),
 }
 """Names of embeddings and output layers that are not embed_tokens and lm_head (``get_linear_embedding_layers``)."""
+_GATED = frozenset(
+    "mixtral qwen2_moe qwen3_moe qwen3_next qwen3_5_moe qwen3_5_moe_text qwen3_vl_moe qwen3_vl_moe_text deepseek_v2 "
+    "deepseek_v3 glm4_moe glm4_moe_lite glm4v_moe olmoe ernie4_5_moe hunyuan_v1_moe minimax dots1 mistral4 "
+    "nemotron_h".split()
+)
+"""Types of models whose routers are modules called gate."""
 _EMBEDDING = "lora_embedding_kernel"
 _WITHOUT = "set lora_mlp_kernel: false to predict the training without them"
+_EXPERTS = "quantize_moe_experts"
 _PLUGINS = ("liger", "cut_cross_entropy", "swanlab", "lm_eval")
 _OPTIMIZERS = {
     **dict.fromkeys(("optimi_adamw", "adopt_adamw", "came_pytorch", "muon", "dion", "sinkgd", "q_galore_adamw8bit")),
@@ -177,6 +184,8 @@ def _adapters(said: Translation, dtype: str) -> None:
     keys = ("lora_r", "lora_dropout", "lora_target_modules", "lora_target_linear", "bnb_config_kwargs", *_PLAIN)
     given = {key: said.take(key) for key in keys}
     four, eight = not is_off(said.take("load_in_4bit")), not is_off(said.take("load_in_8bit"))
+    if not is_off(said.take(_EXPERTS)) and not four:
+        said.refuse(_EXPERTS, f"not simulated in 8 bits; {_RUN}")
     cast = said.take("peft_autocast_adapter_dtype", True)
     if is_off(kind):
         if four or eight:
@@ -245,10 +254,27 @@ def _quantisation(said: Translation, kind: str, dtype: str, options: Mapping[str
         }
         for name, value in {**chosen, **options}.items():
             said.set(f"model.quantization.{name}", value, *(("bnb_config_kwargs",) if name in options else ()))
+        _experts(said, options)
     elif eight:
         said.set("model.quantization.load_in_8bit", True, "load_in_8bit")
     if four or eight:
         said.set("model.quantization.prepare_model_for_kbit_training", False)
+
+
+def _experts(said: Translation, options: Mapping[str, Any]) -> None:
+    """Read experts that are quantised as they are loaded, always as nf4 with double quantisation."""
+    if is_off(said.value(_EXPERTS)):
+        return
+    if not is_off(said.value("lora_target_linear")):
+        said.reject(_EXPERTS, "does not go with lora_target_linear, as axolotl says: name lora_target_modules")
+    elif other := next((key for key in ("lora_target_parameters", "deepspeed") if not is_off(said.value(key))), None):
+        said.refuse(_EXPERTS, f"not simulated with {other}; {_RUN}")
+    elif uses_fsdp(said):
+        said.refuse(_EXPERTS, f"not simulated with FSDP; {_RUN}")
+    elif {"bnb_4bit_quant_type", "bnb_4bit_use_double_quant"}.intersection(options):
+        said.refuse(_EXPERTS, f"not simulated with other numbers for linear layers (bnb_config_kwargs); {_RUN}")
+    else:
+        said.set("model.quantization.bnb_4bit_experts", True, _EXPERTS)
 
 
 def _attention(said: Translation) -> str | None:
@@ -270,10 +296,16 @@ def _uncast(said: Translation, dtype: str, attention: str | None) -> None:
 
     It goes by the names of modules (``_convert_embedding_modules_dtype``).
     """
-    cast = attention not in _UNCAST or uses_fsdp(said) or _cuts(said)
-    if not is_off(said.value("adapter")) or dtype == "float32" or cast:
+    if dtype == "float32" or uses_fsdp(said):
         return
     key = "attn_implementation" if said.gives("attn_implementation") else "base_model"
+    if not is_off(said.value("adapter")) or attention not in _UNCAST or _cuts(said):  # which cast all but gates back
+        config = configuration_of(said.value("base_model"))
+        kinds = {str(part.get("model_type")) for part in (config, config.get("text_config") or {})}
+        if kinds & _GATED and is_off(said.value("deepspeed")):
+            said.set("model.float32_parameters", [r".*\.gate\."], "base_model")
+            said.assume("routers of experts are kept in float32")
+        return
     if not is_off(said.value("deepspeed")):
         said.refuse(key, f"not simulated with deepspeed: embeddings and norms that axolotl keeps in float32; {_RUN}")
         return

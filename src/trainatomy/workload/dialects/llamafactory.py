@@ -5,7 +5,6 @@ Sources: ``hparams/parser.py``, ``model/adapter.py`` and ``model/patcher.py`` of
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from trainatomy.workload.arguments import is_off
@@ -199,9 +198,8 @@ def _data(said: Translation) -> None:
     length = said.take("cutoff_len", 2048)
     said.set("data.sequence_length", length, "cutoff_len")
     said.set("data.attention_mask", True)
-    if get_key(said.mapping, ("loop",)) and isinstance(length, int) and length % _MULTIPLE:
-        said.set("data.sequence_length", _MULTIPLE * math.ceil(length / _MULTIPLE), "cutoff_len")
-        said.set("data.padding", True)
+    if said.value("stage", "sft") != "pt":
+        said.set("data.pad_to_multiple_of", _MULTIPLE)
     said.assume_length(length, "cutoff_len")
     said.take("packing")
     if said.take("neat_packing"):

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 _RUN = "`trainatomy run swift sft …` executes ms-swift itself without a GPU"
 _ATTENTION = {
     "flash_attn": "flash_attention_2",
-    **{name: name for name in ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")},
+    **{name: name for name in ("sdpa", "eager", "flash_attention_2", "flex_attention")},
 }
-_JOINING = ("flash_attention_2", "flash_attention_3")
-"""Attention that rows with several samples need."""
 _WEIGHTS_OF_1 = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
 """Parts of ``loss_scale`` that weigh a token with 0 or 1, for which the model computes the loss."""
 _RUN_RLHF = "`trainatomy run swift rlhf …` executes ms-swift itself without a GPU"
@@ -260,7 +258,7 @@ def _rows(said: Translation) -> None:
     said.take("group_by_length")
     said.set("train.per_device_train_batch_size", size, "per_device_train_batch_size")
     said.set("data.attention_mask", not (packs or joins))
-    if (packs or joins) and get_key(said.mapping, ("model", "attn_implementation")) not in _JOINING:
+    if (packs or joins) and not str(said.value("attn_impl")).startswith("flash_att"):
         key = "packing" if packs else "padding_free"
         said.reject(key, "needs attn_impl: flash_attn, as ms-swift says")
     if long is None:

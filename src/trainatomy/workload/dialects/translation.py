@@ -20,6 +20,7 @@ from trainatomy.catalog.architectures import architecture
 from trainatomy.catalog.files import parse_yaml
 from trainatomy.workload.arguments import arguments, is_off
 from trainatomy.workload.document import suggestion
+from trainatomy.workload.model import UNSIMULATED_ATTENTION
 from trainatomy.workload.overlay import set_key
 from trainatomy.workload.section import Path
 from trainatomy.workload.train import OWN_KEYS, TrainSpec
@@ -312,6 +313,9 @@ class Translation:
     def set(self, path: str, value: Any, *keys: str) -> None:
         """Set a key of the workload, as the first of ``keys`` that is given says."""
         parts: Path = tuple(path.split("."))
+        if path == "model.attn_implementation" and value in UNSIMULATED_ATTENTION:
+            key = next((key for key in keys if self.gives(key)), path)
+            self.refuse(key, f"{value}: not simulated: it calls kernels of the flash-attn package; sdpa is")
         set_key(self.mapping, parts, value)
         said = next((key for key in keys if self.gives(key)), None)
         if said is not None:
