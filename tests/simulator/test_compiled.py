@@ -186,6 +186,33 @@ def test_quantised_weights_stay_operators_of_their_library(triton: None) -> None
     assert not any("Dynamo breaks" in note for note in compiled.notes)
 
 
+def test_flex_attention_in_a_compiled_model_is_a_kernel_of_inductors_template(triton: None) -> None:
+    config = {
+        "num_hidden_layers": 1,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+    }
+    model = {
+        "class": "LlamaForCausalLM",
+        "dtype": "bfloat16",
+        "attn_implementation": "flex_attention",
+        "config": config,
+    }
+    train = {"per_device_train_batch_size": 2, "torch_compile": True, "use_cache": False}
+    workload = Workload.from_mapping(
+        {"model": model, "data": {"sequence_length": 512}, "train": train, "loop": "pytorch"}
+    )
+    found = simulate(workload, workload.resolve_gpu())
+    kernels = {
+        call.name: [each.shape for each in call.inputs[-3:]] for call in found.operations.calls if "flex" in call.name
+    }
+    shapes = [(2, 4, 512, 64), (2, 2, 512, 64), (2, 2, 512, 64)]
+    assert kernels == {"flex::attention": shapes, "flex::attention_backward": shapes}
+    assert any("kept all blocks" in note for note in found.notes)
+
+
 def launches(simulation: Simulation, start: str) -> int:
     operations = simulation.operations
     return sum(operations.calls[each.call].name.startswith(start) for each in operations.operations)

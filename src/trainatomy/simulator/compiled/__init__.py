@@ -122,6 +122,11 @@ def compiled_notes(compiler: Compiler, asked: str) -> list[str]:
         *compiler.recompilations.notes(),
         *compiler.graphs.notes(),
     ]
+    if any("_flex_attention_" in text for text in compiler.wrappers):
+        notes.append(
+            "FlexAttention in a compiled graph is timed as if its mask kept all blocks of scores: a step may be "
+            "shorter than predicted"
+        )
     if compiler.autotunes:
         notes.append(
             "max-autotune measures Triton's products against cuBLAS's, which are assumed to be faster: a step may be "

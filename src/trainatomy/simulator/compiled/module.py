@@ -37,6 +37,7 @@ from trainatomy.simulator.compiled.tracing import (
     on_gpu,
     put_on_gpu,
     tracing_backward,
+    without_function_modes,
 )
 from trainatomy.simulator.compiled.trials import Trials
 from trainatomy.simulator.compiled.wrapper import load_wrapper
@@ -176,16 +177,9 @@ class Compiler:
     @contextlib.contextmanager
     def _outside(self) -> Iterator[None]:
         """Run the block outside of the process's modes, with a compiler's view of the GPU."""
-        functions = []
-        while torch._C._len_torch_function_stack():
-            functions.append(torch._C._pop_torch_function_stack())
-        try:
-            with _disable_current_modes(), contextlib.ExitStack() as stack:
-                install_compiler(stack, DeviceProperties(self._process.cards))
-                yield
-        finally:
-            for mode in reversed(functions):
-                torch._C._push_on_torch_function_stack(mode)
+        with without_function_modes(), _disable_current_modes(), contextlib.ExitStack() as stack:
+            install_compiler(stack, DeviceProperties(self._process.cards))
+            yield
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -383,15 +377,17 @@ def _validate_nothing(*tensors: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def _same_function_modes() -> Iterator[None]:
-    """Put the process's function modes back: compiled code that enters one leaves those that Dynamo saw, none."""
-    before = [torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack())]
-    try:
+    """Keep the process's function modes: compiled code that enters or leaves one sets those that Dynamo saw, none."""
+    from torch._dynamo import utils
+
+    kept = [torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack())]
+    set_all = utils.set_torch_function_mode_stack
+
+    def set_others(modes: list[Any]) -> None:
+        set_all([*kept, *(mode for mode in modes if mode not in kept)])
+
+    with mock.patch.object(utils, "set_torch_function_mode_stack", set_others):
         yield
-    finally:
-        while torch._C._len_torch_function_stack():
-            torch._C._pop_torch_function_stack()
-        for mode in before:
-            torch._C._push_on_torch_function_stack(mode)
 
 
 def _failure(error: Exception) -> SimulationError:

@@ -27,6 +27,8 @@ _TEMPORARY = re.compile(r"\btmp\d+\b")
 _REDUCTION = re.compile(
     r"tl\.(sum|max|min)\(|triton_helpers\.(max2|min2|any|promote_to_tensor|welford|online_softmax_reduce)"
 )
+_FLEX_SIZES = ("ZQ", "ZKV", "HQ", "Q_LEN", "KV_LEN", "GQA_SHARED_HEADS", "QK_HEAD_DIM", "V_HEAD_DIM")
+_FLEX_SIZE = re.compile(rf"^    ({'|'.join(_FLEX_SIZES)})(?: : tl.constexpr)? = (\d+)$", re.MULTILINE)
 _CLASSES = {
     "random": re.compile(r"tl\.rand|randn|randint64"),
     "trigonometric": re.compile(r"math\.(?:cos|sin)\(|libdevice\.(?:cos|sin)\("),
@@ -113,6 +115,22 @@ def _together(parts: list[dict[str, Any]]) -> dict[str, Any]:
     classes = dict.fromkeys(name for part in parts for name in part if name not in ("kind", "elements"))
     counts = {name: sum(part["elements"] * part.get(name, 0) for part in parts) for name in classes}
     return {"elements": elements, **{name: count / max(elements, 1) for name, count in counts.items()}}
+
+
+def flex_shapes(source: str) -> list[tuple[int, ...]] | None:
+    """Return the shapes of queries, keys and values of a kernel of FlexAttention; None where they vary.
+
+    Source: torch 2.11-2.15, torch/_inductor/kernel/flex (flex_attention.py and templates).
+    """
+    sizes = {name: int(size) for name, size in _FLEX_SIZE.findall(source)}
+    if len(sizes) < len(_FLEX_SIZES):
+        return None
+    heads = sizes["HQ"] // sizes["GQA_SHARED_HEADS"]
+    return [
+        (sizes["ZQ"], sizes["HQ"], sizes["Q_LEN"], sizes["QK_HEAD_DIM"]),
+        (sizes["ZKV"], heads, sizes["KV_LEN"], sizes["QK_HEAD_DIM"]),
+        (sizes["ZKV"], heads, sizes["KV_LEN"], sizes["V_HEAD_DIM"]),
+    ]
 
 
 @cache

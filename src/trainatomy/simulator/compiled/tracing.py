@@ -57,8 +57,20 @@ class BelowFunctions(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():
+        traces = isinstance(func, torch._ops.HigherOrderOperator)  # functions of its own, with modes of its own
+        with without_function_modes() if traces else torch._C.DisableTorchFunction():
             return func(*args, **kwargs or {})
+
+
+@contextlib.contextmanager
+def without_function_modes() -> Iterator[None]:
+    """Run the block as if the function modes around it were not there."""
+    modes = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
 
 
 class _AutocastBackward(TorchDispatchMode):

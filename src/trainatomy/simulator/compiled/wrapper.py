@@ -9,11 +9,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 
+from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.above_autograd import no_operation, one_operation
 from trainatomy.simulator.adapters.triton import write_launch
-from trainatomy.simulator.compiled.source import read_source
+from trainatomy.simulator.compiled.source import flex_shapes, read_source
 from trainatomy.simulator.compiled.trials import Trials
+from trainatomy.simulator.flex.attention import BACKWARD, FORWARD
 
 _RANDOM = "torch.ops.higher_order.graphsafe_run_with_rng_state"
 """Name of what runs a random operator with the state of a generator, so that recomputation draws the same numbers."""
@@ -92,6 +95,10 @@ _OF_LIBRARY = "user_autotune"
 """Kind of the kernels that Dynamo found in Python that it traced, which Inductor only launches."""
 
 
+_TEMPLATE = "template"
+"""Kind of the kernels that Inductor fills in a template for."""
+
+
 class _Kernel:
     """A kernel that Inductor generated, or that of a library."""
 
@@ -106,7 +113,29 @@ class _Kernel:
         if self._said.kind == _OF_LIBRARY:
             write_launch(self.name, dict(zip(self._said.names, arguments, strict=False)))
             return
+        if self._said.kind == _TEMPLATE:
+            self._write_template(dict(zip(self._said.names, arguments, strict=False)))
+            return
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         moved = self._said.moved_bytes(arguments)
         with one_operation("inductor::fused", *tensors, kernel=self.name, bytes=moved, **self._said.numbers(arguments)):
+            pass
+
+    def _write_template(self, named: dict[str, Any]) -> None:
+        """Write a launch of FlexAttention, with all blocks of scores; what the mask leaves out is not known here.
+
+        Raises:
+            SimulationError: The kernel is of another template, or for sizes that vary.
+        """
+        shapes = flex_shapes(self._source) if "flex_attention" in self.name else None
+        if shapes is None:
+            raise SimulationError(
+                f"torch.compile: the kernel {self.name} is of a template of Inductor that is not simulated"
+            )
+        tensors = [
+            _reinterpret(named[name], shape, make_contiguous_strides_for(shape))
+            for name, shape in zip(("arg_Q", "arg_K", "arg_V"), shapes, strict=True)
+        ]
+        gradients = [named[name] for name in ("arg_DO",) if name in named]
+        with one_operation(BACKWARD if gradients else FORWARD, *gradients, *tensors, kept=1.0):
             pass
