@@ -428,7 +428,7 @@ class DataSpec(Section):
         default=None,
         description="`[low, high]`: the limits to which the model's processor resizes images, where they are not its "
         "defaults: fewest and most pixels (Qwen-VL's `min_pixels` and `max_pixels`), or pixels of the shortest and the "
-        "longest edge (detectors whose processors pad: DETR, Mask2Former, …)",
+        "longest edge (detectors whose processors pad, such as DETR)",
     )
     attention_mask: bool = Field(
         default=False, description="include an attention mask of ones in the batch, as tokenizers do"
