@@ -254,7 +254,7 @@ class LongestSample:
         self._looks_ahead, self._begins = looks_ahead, begins
         self._is_done: Callable[[], bool] = lambda: False
         self._loaded: dict[int, _Loaded] = {}
-        self._pending: list[_Loaded] = []
+        self._pending: list[tuple[_Loaded, int, tuple[Shape, ...]]] = []
         self._inputs: dict[int, set[tuple[Shape, ...]]] = {}
         self._steps_left = _MOST_STEPS
         self._wanted = 0  # elements of the largest tensor of a batch that is to be trained on
@@ -273,8 +273,9 @@ class LongestSample:
 
     def trains(self, model: int, arguments: Sequence[Any], keywords: Mapping[str, Any], *, is_first: bool) -> None:
         """Note a call of a model with gradients, which may be its first one in the step."""
-        for loaded in self._pending:
+        for loaded, count, fetched in self._pending:
             loaded.trains = True
+            loaded.shapes.setdefault(count, set()).add(fetched)
         self._pending.clear()
         shapes = _shapes((*arguments, *keywords.values()))
         shape = max(shapes, key=prod, default=())
@@ -286,7 +287,7 @@ class LongestSample:
                 self._inputs.setdefault(model, set()).add(shapes)
 
     def evaluated(self) -> None:
-        """Note a call of a model that evaluates."""
+        """Note a call of a model that evaluates, perhaps with batches of the same data set."""
         self._pending.clear()
 
     def goes_on(self) -> bool:
@@ -321,7 +322,6 @@ class LongestSample:
 
     def _around_fetch(self, original: Any, fetcher: Any, index: Any) -> Any:
         loaded = self._loaded.setdefault(id(fetcher.dataset), _Loaded())
-        self._pending.append(loaded)
         count = len(index) if isinstance(index, list) else 0
         if count and self._may_choose(loaded, count):
             self._begins()
@@ -330,7 +330,7 @@ class LongestSample:
                 self._chose(loaded, max(map(prod, _shapes(batch)), default=0))
                 return batch
         batch = original(fetcher, index)
-        loaded.shapes.setdefault(count, set()).add(_shapes(batch))
+        self._pending.append((loaded, count, _shapes(batch)))
         return batch
 
     def _may_choose(self, loaded: _Loaded, count: int) -> bool:
