@@ -228,11 +228,28 @@ def test_a_module_after_a_launcher_or_prefix(words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "gpus", "nodes", "arguments"),
+    [
+        ("deepspeed --num_gpus=4 train.py --lr 1", 4, 1, ("--local_rank=0", "--lr", "1")),
+        ("deepspeed --include localhost:0,2 --master_port 1 train.py", 2, 1, ("--local_rank=0",)),
+        ("deepspeed --no_local_rank --num_gpus 8 --num_nodes 2 --hostfile h train.py --lr 1", 8, 2, ("--lr", "1")),
+        ("deepspeed --num_gpus 2 --module train.py --lr 1", 2, 1, ("--local_rank=0", "--lr", "1")),
+    ],
+)
+def test_deepspeeds_launcher_is_understood(words: str, gpus: int, nodes: int, arguments: tuple[str, ...]) -> None:
+    command = read_command(words.split())
+    assert (command.target, command.arguments) == ("train.py", arguments)
+    assert command.launch is not None and command.launcher[0] == "torchrun"
+    assert (command.launch.gpus, command.launch.nodes) == (gpus, nodes)
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("deepspeed --hostfile hosts --num_gpus 4 train.py", "--num_nodes M"),
         ("uv run --with torch train.py", "give the command after it"),
         ("python -c 1", "write the code into a file"),
-        ("deepspeed train.py", "its launcher is not simulated"),
+        ("deepspeed train.py", "deepspeed --num_gpus N"),
     ],
 )
 def test_what_cannot_be_started(words: str, message: str) -> None:

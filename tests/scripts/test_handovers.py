@@ -225,7 +225,7 @@ def test_a_followed_command_runs_in_a_new_process_and_finds_what_was_written(
     ("words", "code", "message"),
     [
         (("python", "x.py"), SimulationError.exit_code, "x.py starts `python x.py`: that is the 5th command"),
-        (("deepspeed", "x.py"), WorkloadError.exit_code, "t.py starts `deepspeed x.py`: deepspeed: its launcher"),
+        (("deepspeed", "x.py"), WorkloadError.exit_code, "t.py starts `deepspeed x.py`: deepspeed takes all GPUs"),
     ],
 )
 def test_following_ends(

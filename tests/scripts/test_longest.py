@@ -120,8 +120,10 @@ rows = [row[:20] for row in rows[:40]]
 while True:
     for batch in DataLoader(rows, 8, collate_fn=padded):
         step(batch)
+        model.eval()
         with torch.no_grad():
             for batch in DataLoader(rows, 12, collate_fn=padded): model(batch.cuda())
+        model.train()
 """,
     "last of an epoch": "rows = [row[:20] for row in rows[:20]]\nwhile True:\n"
     "    for batch in DataLoader(rows, 8, collate_fn=padded): step(batch)",

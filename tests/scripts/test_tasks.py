@@ -101,6 +101,14 @@ def test_the_whole_training_of_a_script_takes_its_steps(run_script: RunScript) -
     assert found.left_out == ("starting up", "waiting for data", "evaluations")
 
 
+def test_the_steps_of_several_trainers_add_up(run_script: RunScript) -> None:
+    text = "kept = [train(max_steps=4, save_strategy='no', eval_dataset=None) for _ in range({})]"
+    for line in (text.format(3), text.format(2) + "; kept.clear(); train(max_steps=4, eval_dataset=None)"):
+        found = run_script(TRAINER + line, steps=99).prediction
+        assert found is not None and found.script is not None and found.time is not None
+        assert found.script.steps == found.script.total_steps == 12
+
+
 def test_rows_that_were_made_up_do_not_pass_for_the_data_set(run_script: RunScript) -> None:
     load = "from datasets import load_dataset\nload_dataset('imdb')\n"
     outcome = run_script(f"{TRAINER}{load}train(eval_strategy='no', save_strategy='no')\n")

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ _DEVICE = re.compile(r"(cuda|gpu)?:?(-?\d{1,2}(,\d{1,2})*)?|cpu|mps", re.IGNOREC
 """Values of a script's own ``--gpu``: numbers of devices, which name no GPU to simulate."""
 _SWITCHES = frozenset(
     "--standalone --no-python --run-path --multi-gpu --use-fsdp --use-deepspeed --cpu --debug --quiet --same-network "
-    "--use-megatron-lm --main-training-function --enable-cpu-affinity -u".split()
+    "--use-megatron-lm --main-training-function --enable-cpu-affinity -u --no-local-rank --force-multi "
+    "--bind-cores-to-core --save-pid --elastic-training --no-ssh --no-ssh-check".split()
 )
 """Options of launchers that take no value."""
 _PREFIXES = (
@@ -161,13 +163,10 @@ def read_command(words: Sequence[str]) -> Command:
     launch: Launch | None = None
     launcher: tuple[str, ...] = ()
     begin, count = _launcher(rest)
-    if begin == ("deepspeed",):
-        raise WorkloadError(
-            "deepspeed: its launcher is not simulated: write `trainatomy run --gpus N SCRIPT`, where the script names "
-            "DeepSpeed's configuration (TrainingArguments), or a workload with train.deepspeed"
-        )
     if begin:
         own, rest = _after_launcher(rest[count:])
+        if begin == ("deepspeed",):
+            begin, own, rest = ("torchrun",), *_as_torchrun(own, rest)
         launcher = (*begin, *own)
         launch = read_launch(shlex.join([*launcher, "script.py"]))
         if "--no-python" in {word.replace("_", "-") for word in own}:
@@ -263,6 +262,28 @@ def _after_launcher(words: list[str]) -> tuple[list[str], list[str]]:
         alone = "=" in word or word.replace("_", "-") in _SWITCHES
         position += 1 if alone else 2
     return words[:position], words[position:]
+
+
+def _as_torchrun(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
+    """Return torchrun's options for those of DeepSpeed's launcher, and the script with what that adds to its arguments.
+
+    Source: deepspeed/launcher/launch.py, which sets torchrun's variables and passes ``--local_rank``.
+
+    Raises:
+        WorkloadError: They do not say how many GPUs there are.
+    """
+    words = [part for word in own for part in word.split("=", 1)]
+    given = {name.replace("_", "-"): value for name, value in pairwise([*words, ""]) if name.startswith("--")}
+    gpus = given.get("--num-gpus") or str(len(given.get("--include", "").rpartition(":")[2].split(",")))
+    if not ({"--num-gpus", "--include"} & given.keys()) or ("--hostfile" in given and "--num-nodes" not in given):
+        raise WorkloadError(
+            "deepspeed takes all GPUs that it finds: say how many there are, deepspeed --num_gpus N (and --num_nodes M)"
+        )
+    options = ["--nproc-per-node", gpus, "--nnodes", given.get("--num-nodes", "1")]
+    options += ["--no-python"] * ("--no-python" in given)
+    begin = 2 if rest[:1] == ["-m"] else 1
+    rank = [] if "--no-local-rank" in given or not rest else ["--local_rank=0"]
+    return options, [*rest[:begin], *rank, *rest[begin:]]
 
 
 def _script(target: str) -> Path:

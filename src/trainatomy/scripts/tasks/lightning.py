@@ -53,14 +53,15 @@ def _at_batch_end(tasks: Tasks, package: str, original: Callable[..., Any], loop
     with tasks.observer.looking_ahead():  # to validate ends the step, before the next batch is fetched
         original(*arguments)
     trainer = loop.trainer
-    tasks.total_steps = whole(trainer.estimated_stepping_batches)
-    if not tasks.become_due() or tasks.total_steps == trainer.global_step:
+    total = whole(trainer.estimated_stepping_batches)
+    tasks.of_trainer(trainer, trainer.global_step, total)
+    if not tasks.become_due() or total == trainer.global_step:
         return
     epoch = steps_of(trainer, trainer.num_training_batches)
     saves = bool(trainer.checkpoint_callbacks) and tasks.plan("saving", epoch)
     if trainer.enable_validation and not loop.val_loop.skip:
         after = first_validation(trainer, epoch)
-        if (after is None or after <= (tasks.total_steps or math.inf)) and tasks.plan("evaluation", after):
+        if (after is None or after <= (total or math.inf)) and tasks.plan("evaluation", after):
             tasks.execute("evaluation", lambda: _validate(loop, package))
     if saves:
         path = Path(trainer.default_root_dir, f"step={trainer.global_step}.ckpt")

@@ -40,7 +40,7 @@ class Tasks:
         looks_ahead: Execute planned tasks after the last step.
 
     Attributes:
-        total_steps: Optimizer steps of the whole training, None where no configuration says it.
+        total_steps: Optimizer steps of all trainers so far, None where no configuration says it.
     """
 
     def __init__(
@@ -51,6 +51,14 @@ class Tasks:
         self._tasks: dict[TaskKind, ScriptTask] = {}
         self._were_due = False
         self.total_steps: int | None = None
+        self._trainer = self._done = self._before = 0
+
+    def of_trainer(self, trainer: Any, done: int, total: int | None) -> None:
+        """Note how many steps a trainer has done, and will have done at its end; a script may have several in turn."""
+        if id(trainer) != self._trainer or done < self._done:
+            self._trainer, self._before = id(trainer), self._before + self._done
+        self._done = done
+        self.total_steps = None if total is None else self._before + total
 
     def listed(self) -> tuple[ScriptTask, ...]:
         """Return the tasks that were planned or executed, in the order in which the training comes to them."""

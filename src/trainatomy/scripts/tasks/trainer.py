@@ -63,7 +63,7 @@ def _around(tasks: Tasks, original: Callable[..., Any], around: Callable[..., An
 def _at_step_end(tasks: Tasks, original: Callable[..., Any], trainer: Any, *arguments: Any, **keywords: Any) -> None:
     """Log, evaluate and save as the Trainer does after a step; after the last one, also what it would do later."""
     original(*arguments, **keywords)
-    tasks.total_steps = trainer.state.max_steps
+    tasks.of_trainer(trainer, trainer.state.global_step, trainer.state.max_steps)
     if not tasks.become_due() or trainer.state.global_step >= trainer.state.max_steps:
         return
     control = trainer.control
