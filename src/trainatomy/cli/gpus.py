@@ -29,7 +29,7 @@ from trainatomy.reporters.text.gpus import (
 )
 from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.predicting import Jobs
-from trainatomy.runs.pools import hidden_in_workers
+from trainatomy.runs.pools import start_importing
 from trainatomy.units import many
 from trainatomy.workload.reading import read
 from trainatomy.workload.schema import Workload
@@ -93,13 +93,13 @@ def _show_instances(request: GpusCommand) -> None:
 
 def _show_for(workload: Workload, places: Mapping[str, Mapping[str, str]], request: GpusCommand) -> None:
     """Predict a training on several GPUs or machines, by their names, which say what changes in the workload."""
-    workloads = [workload.replace({**changes, "name": name}) for name, changes in places.items()]
     doing = f"simulating {workload.display_name} on {many(len(places), 'machine' if request.instances else 'GPU')}"
-    hidden = skip_unused_imports(workloads, trust_remote_code=False)
-    with quiet_libraries(debug=request.debug), progress(doing), hidden_in_workers(hidden):
-        how = CompareRequest(
-            jobs=api.jobs_for(len(workloads), request.jobs), layouts=True if request.json else "scarce"
-        )
+    jobs = api.jobs_for(len(places), request.jobs)
+    hidden = skip_unused_imports([workload], trust_remote_code=False)
+    with quiet_libraries(debug=request.debug), progress(doing):
+        start_importing(jobs, hidden, deepspeed=workload.train.deepspeed is not None)
+        workloads = [workload.replace({**changes, "name": name}) for name, changes in places.items()]
+        how = CompareRequest(jobs=jobs, layouts=True if request.json else "scarce")
         comparison = api.predict_comparison(workloads, how)
     if request.json:
         show_json(to_json(comparison))
