@@ -25,6 +25,11 @@ def test_a_pasted_configuration_is_a_workload() -> None:
     assert workload.origin is not None and workload.origin.assumed
 
 
+def test_a_pasted_training_on_preferences_is_a_workload() -> None:
+    workload = workload_of(f"{LORA}stage: dpo\npref_loss: simpo\n", "l4")
+    assert (workload.loop, workload.preference.loss_type) == ("preference", "simpo")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

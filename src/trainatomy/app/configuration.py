@@ -13,12 +13,14 @@ from trainatomy.workload.dialects.translation import DIALECTS, dialect
 from trainatomy.workload.document import parse
 from trainatomy.workload.schema import Workload
 
-_SECTIONS = frozenset({"model", "data", "train", "trl", "loop", "parallel"})
+_SECTIONS = frozenset({"model", "data", "train", "trl", "preference", "loop", "parallel"})
 _OF_MODEL = frozenset({
     "id", "dtype", "trainable_dtype", "attn_implementation", "lora", "quantization", "freeze_vision_tower",
-    "freeze_multi_modal_projector",
+    "freeze_multi_modal_projector", "kernels", "float32_parameters", "enable_input_require_grads",
 })  # fmt: skip
-_OF_DATA = frozenset({"sequence_length", "prompt_length", "attention_mask", "padding", "packing", "padding_free"})
+_OF_DATA = frozenset({
+    "sequence_length", "prompt_length", "attention_mask", "padding", "pad_to_multiple_of", "packing", "padding_free",
+})  # fmt: skip
 """Keys that a pasted configuration may set: none of them names a file, or code."""
 _MODELS = ("model_name_or_path", "base_model", "model")
 """Keys that name a model, whose configuration is read where it is a folder."""
