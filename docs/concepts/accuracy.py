@@ -56,7 +56,7 @@ def memory_table() -> str:
     lines += [
         (title, *both(*(errors(name, section, f"{one}{kind}") for one in figures)), on, link(name))
         for title, name, section, kind, on in (
-            ("evaluation and others", "everyday", "Cases", "", "H200, 11-22 to 24"),
+            ("evaluation and others", "everyday", "Cases", "", "H200, 11-22 to 12-01"),
             ("networks for images", "convolutions", "How accurate it is", ", library", "H200 and H100, 11-24"),
         )
     ]

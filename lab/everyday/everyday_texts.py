@@ -12,7 +12,7 @@ within one percent. The few that are farther off are named in the tables. Times 
 too short by about a tenth.
 
 Each case was predicted without a GPU, its prediction was stored with the commit that made it, and then it was
-measured on an H200 (PyTorch 2.11, driver 580.159, 2026-11-22 to 24; `lab/everyday`). No prediction was changed
+measured on an H200 (PyTorch 2.11, driver 580.159, 2026-11-22 to 12-01; `lab/everyday`). No prediction was changed
 afterwards, and none of the cases had been used for tuning, so all of them are held out in that sense; the column
 *set* says which may be looked at from now on. `-drawn-` cases were drawn by a seed.
 
