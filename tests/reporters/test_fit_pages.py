@@ -211,6 +211,15 @@ def test_a_training_that_fits_lacks_nothing(fit: Fit, nothing_fits: Fit) -> None
     assert "Steps" not in text
 
 
+def test_what_fits_if_less_is_kept_free_says_so(nothing_fits: Fit, candidate: Callable[..., Candidate]) -> None:
+    assert nothing_fits.shortage is not None
+    given = candidate((), 15.9, 1.0)  # of 17 GiB, of which 6.5 % stay free
+    shortage = replace(nothing_fits.shortage, given=given, usable_bytes=15 * 2**30, headroom=0.12)
+    first = page(replace(nothing_fits, shortage=shortage)).splitlines()[0]
+    assert first.startswith("Nothing fits on GeForce RTX 3090 with 12 % of its memory kept free: the smallest setting")
+    assert first.endswith(" more than the 15.0 GiB that may be used; it fits with --headroom 0.06.")
+
+
 def test_a_search_for_the_largest_in_which_nothing_fits(nothing_fits: Fit) -> None:
     text = page(replace(nothing_fits, shortage=None, goal="batch"))
     assert "the smallest setting needs 18.0 GiB, 2.00 GiB more than the 16.0 GiB" in text

@@ -178,8 +178,11 @@ def _searched(workload: Workload, request: FitRequest) -> Found:
     shortage = found.shortage
     if shortage is None:
         return Found(f"No setting was found that fits on {found.gpu.name}.", None, ())
-    answer = f"Nothing fits on {found.gpu.name}: the smallest setting {search_sentences.shortage(shortage)}."
-    return Found(answer, None, _remedies(workload, [each.candidate for each in shortage.remedies]))
+    return Found(
+        search_sentences.nothing_fits(shortage),
+        None,
+        _remedies(workload, [each.candidate for each in shortage.remedies]),
+    )
 
 
 def _remedied(workload: Workload, request: FitRequest) -> Found:

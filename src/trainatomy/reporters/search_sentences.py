@@ -77,8 +77,21 @@ def shortage(value: Shortage) -> str:
     usable = f"the {human_bytes(value.usable_bytes)} that may be used"
     needs = f"needs {human_bytes(value.given.device_bytes)}"
     if value.missing_bytes > 0:
-        return f"{needs}, {human_bytes(value.missing_bytes)} more than {usable}"
+        text = f"{needs}, {human_bytes(value.missing_bytes)} more than {usable}"
+        return f"{text}; it fits with --headroom {_headroom(value):g}" if value.fits_without_headroom else text
     return f"{needs} of {usable}" if value.given.fits else f"{needs} of {usable}, and fails because of fragmentation"
+
+
+def nothing_fits(value: Shortage) -> str:
+    """Return by how much no setting fits on the GPU, and whether one does that keeps less of the memory free."""
+    kept = f" with {percent(value.headroom, 1, 0)} of its memory kept free" * value.fits_without_headroom
+    return f"Nothing fits on {value.given.prediction.gpu.name}{kept}: the smallest setting {shortage(value)}."
+
+
+def _headroom(value: Shortage) -> float:
+    """Return the largest share of the memory that may stay free, in hundredths."""
+    memory_bytes = value.given.prediction.gpu.memory_bytes
+    return int(100 * (1 - value.given.device_bytes / memory_bytes)) / 100
 
 
 def remedy(step: Remedy) -> str:

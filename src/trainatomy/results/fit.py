@@ -180,6 +180,12 @@ class Shortage:
         """Memory that it lacks; negative if it fits."""
         return self.given.device_bytes - self.usable_bytes
 
+    @property
+    def fits_without_headroom(self) -> bool:
+        """Whether it would fit if no memory had to stay free."""
+        prediction = self.given.prediction
+        return self.missing_bytes > 0 and prediction.fits and self.given.device_bytes <= prediction.gpu.memory_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Maximum:

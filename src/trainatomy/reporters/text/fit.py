@@ -367,8 +367,7 @@ def _nothing_fits(fit: Fit, origin: Origin | None) -> Iterator[Part]:
         yield Text(f"No setting was found that fits on {fit.gpu.name}.", style="bold red")
         yield from _setup(fit)
         return
-    answer = f"Nothing fits on {fit.gpu.name}: the smallest setting {search_sentences.shortage(shortage)}."
-    yield Text(answer, style="bold red")
+    yield Text(search_sentences.nothing_fits(shortage), style="bold red")
     yield from _setup(fit)
     yield Text(f"The smallest setting: {settings.settings_of(shortage.given)}.")
     if fit.given is not None and fit.given.workload != shortage.given.workload:
