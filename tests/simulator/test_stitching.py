@@ -16,7 +16,7 @@ from trainatomy.simulator.lengths import Epochs, EveryStep, simulate_lengths, st
 from trainatomy.simulator.pieces import StepLibrary, cut
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training.lengths import BatchShape, LengthBatch, orders
-from trainatomy.workload.data import batching_of
+from trainatomy.workload.batching import batching_of
 from trainatomy.workload.schema import Workload
 
 SEEING = "Qwen2VLForConditionalGeneration"

@@ -20,7 +20,7 @@ from transformers import (
 from trainatomy.errors import WorkloadError
 from trainatomy.training.batch import BatchesOfLengths, build_dataset
 from trainatomy.training.lengths import BatchShape, LengthBatch, orders, sample_lengths
-from trainatomy.workload.data import Batching, batching_of
+from trainatomy.workload.batching import Batching, batching_of
 from trainatomy.workload.schema import Workload
 
 GPT2 = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=300, n_positions=64, bos_token_id=1, eos_token_id=2)

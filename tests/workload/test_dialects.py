@@ -10,7 +10,7 @@ import yaml
 from configurations import problem, said, written
 
 from trainatomy.errors import NotSimulated, WorkloadError
-from trainatomy.workload.data import batching_of
+from trainatomy.workload.batching import batching_of
 from trainatomy.workload.dialects.answer import answer_in, rewritten, settings_in
 from trainatomy.workload.dialects.translation import DIALECTS, dialect
 from trainatomy.workload.reading import read

@@ -40,7 +40,7 @@ from trainatomy.training.lengths import (
     waiting_share,
 )
 from trainatomy.training.shape import samples_per_step
-from trainatomy.workload.data import batching_of
+from trainatomy.workload.batching import batching_of
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration

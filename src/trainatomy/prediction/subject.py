@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainatomy.analysis.operation_table import OperationTable
 from trainatomy.analysis.shapes import paddings, wasteful_shapes
 from trainatomy.results.prediction import Subject
-from trainatomy.workload.data import rank_of
+from trainatomy.workload.lengths import rank_of
 from trainatomy.workload.sentence_transformers import sequences_of
 
 if TYPE_CHECKING:

@@ -25,11 +25,12 @@ import torch
 
 from trainatomy.errors import WorkloadError
 from trainatomy.results.lengths import SAMPLING_RATE
-from trainatomy.workload.data import Batching, Image, batching_of, number_of, pixels_of
+from trainatomy.workload.batching import Batching, batching_of
+from trainatomy.workload.lengths import Image, number_of, pixels_of
 from trainatomy.workload.loops import LOOPS
 
 if TYPE_CHECKING:
-    from trainatomy.workload.data import LengthsSpec
+    from trainatomy.workload.lengths import LengthsSpec
     from trainatomy.workload.schema import Workload
 
 

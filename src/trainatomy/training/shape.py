@@ -19,7 +19,7 @@ from trainatomy.training.image_layout import SEVERAL, Layout, has_limits, refuse
 from trainatomy.training.lengths import sample_lengths
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import SECONDS, lengths, writes_transcripts
-from trainatomy.workload.data import batching_of
+from trainatomy.workload.batching import batching_of
 from trainatomy.workload.sentence_transformers import sequences_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from trainatomy.training.positions import Lengths, lengths, position_limits
 from trainatomy.training.samples import input_names
 from trainatomy.training.shape import Shape, refuse_unused_images, refuse_unused_lengths, shape_of
 from trainatomy.units import by
-from trainatomy.workload.data import Image, number_of, pixels_of
+from trainatomy.workload.lengths import Image, number_of, pixels_of
 
 if TYPE_CHECKING:
     from torch import nn

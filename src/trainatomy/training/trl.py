@@ -27,7 +27,7 @@ from trainatomy.training.lengths import LengthBatch, orders
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
 from trainatomy.training.shape import samples_per_step
-from trainatomy.workload.data import batching_of
+from trainatomy.workload.batching import batching_of
 
 if TYPE_CHECKING:
     from types import ModuleType
