@@ -13,7 +13,7 @@ from trainatomy.workload.section import Count, Section, Settings
 
 DEFAULT_SEQUENCE_LENGTH = 512
 """Tokens in a sample unless the workload says otherwise; a model with fewer positions gets as many as it has."""
-PREDICTED_IDS = "trainatomy.training.batch:predicted_ids"
+PREDICTED_IDS = "trainatomy.training.evaluation:predicted_ids"
 """A ``preprocess_logits_for_metrics`` that keeps the id with the largest logit."""
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.results.tasks import RestoringPurpose
-    from trainatomy.training.batch import Evaluation, SyntheticDataset
+    from trainatomy.training.batch import SyntheticDataset
+    from trainatomy.training.evaluation import Evaluation
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 

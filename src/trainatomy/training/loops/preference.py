@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer
 
 from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import build_dataset, evaluation_of
+from trainatomy.training.batch import build_dataset
 from trainatomy.training.checkpointing import check_checkpointing
+from trainatomy.training.evaluation import evaluation_of
 from trainatomy.training.loops.observed_trainer import ObservedTrainer
 from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
 from trainatomy.training.model import cast_weights
@@ -26,7 +27,8 @@ from trainatomy.workload.arguments import is_own
 from trainatomy.workload.preference import WITHOUT_REFERENCE, has_reference_model
 
 if TYPE_CHECKING:
-    from trainatomy.training.batch import BatchesOfLengths, Evaluation, MakeBatch, SyntheticDataset
+    from trainatomy.training.batch import BatchesOfLengths, MakeBatch, SyntheticDataset
+    from trainatomy.training.evaluation import Evaluation
     from trainatomy.training.observer import Observer
     from trainatomy.workload.preference import PreferenceSpec
     from trainatomy.workload.schema import Workload

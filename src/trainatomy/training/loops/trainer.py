@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import POOL_SAMPLES, Evaluation, build_dataset, evaluation_of
+from trainatomy.training.batch import POOL_SAMPLES, build_dataset
 from trainatomy.training.checkpointing import check_checkpointing
+from trainatomy.training.evaluation import Evaluation, evaluation_of
 from trainatomy.training.factory import returning_loss
 from trainatomy.training.loops.generation import special_tokens
 from trainatomy.training.model import unwrap
