@@ -120,7 +120,7 @@ def orders_of(batches: list[LengthBatch]) -> list[Any]:
     ("name", "config", "lengths", "more", "message"),
     [
         ("ViTForImageClassification", {}, SIZES, {}, "how ViTForImageClassification joins images of several sizes"),
-        ("BertForMaskedLM", {}, SIZES, {}, "BertForMaskedLM takes no images"),
+        ("BertForMaskedLM", {}, SIZES, {}, "data.lengths: BertForMaskedLM takes no images"),
         ("BertForMaskedLM", {}, ["5s"], {}, "BertForMaskedLM hears no recordings"),
         ("WhisperForConditionalGeneration", {}, ["5s"], {}, "hears recordings of one length"),
         ("Wav2Vec2ForCTC", {"layerdrop": 0.1}, ["5s"], {}, "model.config.layerdrop: leaves out layers at random"),

@@ -362,7 +362,9 @@ def refuse_unused_lengths(data: DataSpec, shape: Shape) -> None:
 
 def refuse_unused_images(data: DataSpec, shape: Shape) -> None:
     """Raise ``WorkloadError`` for images that the samples of this model do not have."""
-    given = [name for name in ("image_size", "images", "image_limits") if getattr(data, name) is not None]
+    of_images = data.lengths is not None and data.lengths.kind == "images"
+    keys = (*(("lengths",) if of_images else ()), "image_size", "images", "image_limits")
+    given = [name for name in keys if getattr(data, name) is not None]
     if not given:
         return
     key = f"data.{given[0]}"

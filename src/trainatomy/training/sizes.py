@@ -59,7 +59,7 @@ def _recordings(workload: Workload, model: nn.Module, shape: Shape) -> tuple[Sha
 
 
 def _images(workload: Workload, model: nn.Module, shape: Shape) -> tuple[Shape, list[Sample]]:
-    refuse_unused_images(workload.data.model_copy(update={"image_size": (1, 1)}), shape)
+    refuse_unused_images(workload.data, shape)
     drawn = [pixels_of(size) for size in drawn_sizes(workload)]
     of_size = {image: replace(shape, asked_size=image) for image in dict.fromkeys(drawn)}
     if rule_of(shape) is None or not (shape.image_token or pads_images(shape)):
