@@ -139,6 +139,8 @@ def paced_times(record: Mapping[str, Any], prediction: Mapping[str, Any]) -> dic
             found[name] = at_pace(times, pace)
             if name == "evaluation_seconds":
                 found[name] += first_evaluation_extra(prediction.get("evaluation") or {}, pace)
+            if name == "step_seconds" and (lengths := prediction.get("lengths")) is not None:
+                found[name] += pace * (first_epoch_step_seconds(0.0, lengths) or 0.0)
     return found
 
 
