@@ -33,18 +33,22 @@ REGIONS = 36
 """Regions of an image, each described by a vector of a detector (LXMERT, Tan and Bansal 2019; VisualBERT)."""
 
 
+_STARTS = 4096
+"""Places among the kept random numbers where an image may begin."""
+_kept_noise = torch.empty(0)
+
+
 def _noise(size: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Return random numbers between 0 and 1 that images share, so that a measured step does not wait for their drawing.
+    """Return random numbers between 0 and 1, cut from kept ones: a measured step would wait for drawing an image anew.
 
     Do not write to them; joining samples copies them.
     """
-    numbers, count = _kept_noise.get("numbers"), math.prod(size)
-    if numbers is None or numbers.numel() < count:
-        numbers = _kept_noise["numbers"] = torch.rand(count, generator=generator)
-    return numbers[:count].view(*size)
-
-
-_kept_noise: dict[str, Tensor] = {}
+    global _kept_noise
+    count = math.prod(size)
+    if _kept_noise.numel() < count + _STARTS:
+        _kept_noise = torch.rand(count + _STARTS, generator=generator)
+    start = int(torch.randint(_STARTS, (), generator=generator))
+    return _kept_noise[start : start + count].view(*size)
 
 
 def draw_image(shape: Shape, generator: torch.Generator) -> Tensor:
