@@ -10,7 +10,6 @@ Shape suffixes: M mel bins, F frames.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,24 +32,6 @@ REGIONS = 36
 """Regions of an image, each described by a vector of a detector (LXMERT, Tan and Bansal 2019; VisualBERT)."""
 
 
-_STARTS = 4096
-"""Places among the kept random numbers where an image may begin."""
-_kept_noise = torch.empty(0)
-
-
-def _noise(size: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Return random numbers between 0 and 1, cut from kept ones: a measured step would wait for drawing an image anew.
-
-    Do not write to them; joining samples copies them.
-    """
-    global _kept_noise
-    count = math.prod(size)
-    if _kept_noise.numel() < count + _STARTS:
-        _kept_noise = torch.rand(count + _STARTS, generator=generator)
-    start = int(torch.randint(_STARTS, (), generator=generator))
-    return _kept_noise[start : start + count].view(*size)
-
-
 def draw_image(shape: Shape, generator: torch.Generator) -> Tensor:
     """Return ``[C, H, W]`` float32, or ``[F, C, H, W]`` for a video."""
     _refuse_large(shape)
@@ -58,18 +39,18 @@ def draw_image(shape: Shape, generator: torch.Generator) -> Tensor:
         return _patches(shape, generator)
     if "spatial_shapes" in shape.parameters:
         vision = shape.vision
-        return _noise((vision.num_patches, vision.num_channels * vision.patch_size**2), generator)
+        return torch.rand((vision.num_patches, vision.num_channels * vision.patch_size**2), generator=generator)
     count, views = shape.images, shape.layout.views
     if shape.pinpoints and shape.layout.rows:
         several = (count,) if count > 1 else ()
-        return _noise((*several, views, *shape.image_size), generator)
+        return torch.rand((*several, views, *shape.image_size), generator=generator)
     if "aspect_ratio_ids" in shape.parameters:  # Llama 3.2 Vision: always as many tiles
-        return _noise((count, shape.vision.max_num_tiles, *shape.image_size), generator)
+        return torch.rand((count, shape.vision.max_num_tiles, *shape.image_size), generator=generator)
     if shape.joins_images or "pixel_attention_mask" in shape.parameters:  # Idefics: a list of images
-        return _noise((count * views, *shape.image_size), generator)
+        return torch.rand((count * views, *shape.image_size), generator=generator)
     if "Video" in shape.class_name and hasattr(shape.config, "num_frames"):
         return draw_video(shape, generator)
-    return _noise(shape.image_size, generator)
+    return torch.rand(shape.image_size, generator=generator)
 
 
 def _refuse_large(shape: Shape) -> None:
@@ -87,7 +68,7 @@ def draw_video(shape: Shape, generator: torch.Generator) -> Tensor:
     frames = next((count for count in found if isinstance(count, int)), None)
     if frames is None:
         raise cannot_make(shape, shape.main_input)
-    return _noise((frames, *shape.image_size), generator)
+    return torch.rand((frames, *shape.image_size), generator=generator)
 
 
 def draw_placed_patches(shape: Shape, generator: torch.Generator) -> Tensor:
@@ -110,9 +91,9 @@ def _patches(shape: Shape, generator: torch.Generator) -> Tensor:
     channels = next((count for count in found if isinstance(count, int)), 3)
     count, side = shape.images * shape.grid[0] * shape.grid[1], vision.patch_size
     if "PaddleOCR" in shape.class_name:  # its processor leaves a patch as it lies in the image
-        return _noise((count, channels, side, side), generator)
+        return torch.rand((count, channels, side, side), generator=generator)
     frames = getattr(vision, "temporal_patch_size", 1)
-    return _noise((count, channels * frames * side**2), generator)
+    return torch.rand((count, channels * frames * side**2), generator=generator)
 
 
 def draw_regions(shape: Shape, generator: torch.Generator) -> Tensor:
