@@ -24,6 +24,8 @@ _FORWARD, _BACKWARD = 4.0, 10.0
 """FLOP for each query, key and element of the head: 2 products, or 5, of 2 FLOP each."""
 _BLOCK, _EFFICIENT_BLOCK, _HEAD_BLOCK = 128, 64, 64
 """Block sizes: of flash and cuDNN attention, of CUTLASS's, and along the head."""
+_FLASH_HEADS = (32, 64, 96, 128, 192, 256)
+"""Sizes of heads that FlashAttention 2 has kernels for (its static_switch.h); others are padded to the next one."""
 _ROW_BYTES = 16
 """Bytes of which the length of a mask's rows must be a multiple for them to be read at once."""
 _OF_TF32 = 3
@@ -48,7 +50,7 @@ def attention(call: Call, chip: Chip) -> KernelWork:
     half = q.dtype in HALVES and chip.has_tensor_cores  # without them, 16 bits take as long as fp32
     moved = traffic(call).bytes
     block = _EFFICIENT_BLOCK if kernel == "efficient" else _BLOCK
-    computed = flop * _overhead(queries, keys, head, causal, block)
+    computed = flop * _overhead(queries, keys, causal, block) * _whole_head(head, kernel) / head
     blocks = batch * heads * ceil((keys if backward else queries) / block)
     idle = ceil(blocks / chip.multiprocessors) * chip.multiprocessors / blocks
     rate = chip.precision(q.dtype if half else "float32", tf32=False)
@@ -104,9 +106,16 @@ def flex_attention(call: Call, chip: Chip) -> KernelWork:
     return KernelWork(family, features, flop, rate, moved, 1, seconds, instructions=(computed, rate))
 
 
-def _overhead(queries: int, keys: int, head: int, causal: bool, block: int) -> float:
+def _whole_head(head: int, kernel: str) -> int:
+    """Return the size of head that a kernel computes."""
+    if kernel == "flash" and head <= _FLASH_HEADS[-1]:
+        return next(size for size in _FLASH_HEADS if size >= head)
+    return ceil(head / _HEAD_BLOCK) * _HEAD_BLOCK
+
+
+def _overhead(queries: int, keys: int, causal: bool, block: int) -> float:
     """Return computed over counted FLOP, by whole blocks; a causal mask crosses two blocks of a row on average."""
-    whole = prod(ceil(size / of) * of / size for size, of in ((queries, block), (keys, block), (head, _HEAD_BLOCK)))
+    whole = prod(ceil(size / block) * block / size for size in (queries, keys))
     return whole * (min(2.0, 1 + 2 * block / keys) if causal else 1.0)
 
 
