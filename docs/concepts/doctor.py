@@ -51,16 +51,14 @@ def _connections() -> list[tuple[str, str]]:
 def _group(name: str, title: str) -> str:
     entries = [entry for entry in findings().values() if entry.group == name]
     rows = [_row(entry) for entry in sorted(entries, key=lambda entry: SEVERITIES.index(entry.severity))]
-    return f"### {title}\n\n{table(('finding', 'what was found, and what it means'), rows)}"
+    return f"### {title}\n\n{table(('finding', 'what was found'), rows)}"
 
 
 def _row(entry: FindingEntry) -> tuple[str, ...]:
-    words = WORDINGS[entry.name]
-    found, means, _ = (re.sub(r"\{(\w+)\}", lambda match: f"*{match[1]}*", text) for text in words)
+    found = re.sub(r"\{(\w+)\}", r"*\1*", WORDINGS[entry.name][0])
     severity = "by value" if entry.name == "environment" else entry.severity
     costs = "".join(f"; **{cost_sentence(cost)}**" for cost in entry.costs)
-    meaning = "" if entry.severity == "note" else f": {means}"
-    return tuple(map(_cell, (f"`{entry.name}`: {severity}", f"{found}{meaning}{costs}")))
+    return tuple(map(_cell, (f"`{entry.name}`: {severity}", f"{found}{costs}")))
 
 
 def _variables() -> str:
