@@ -1,4 +1,4 @@
-"""Rendering of the concept pages: Jinja templates of Markdown with ``{{ name }}`` for numbers, tables and command output."""
+"""Rendering of the concept pages: Jinja templates with ``{{ name }}`` for numbers, tables and command output."""
 
 from __future__ import annotations
 
