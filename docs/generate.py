@@ -69,10 +69,9 @@ def _command(name: str) -> str:
     for panel, entries in panels(command).items():
         entries = [entry for entry in entries if _option(entry.usage) not in elsewhere]
         own = [entry for entry in entries if entry not in shared or panel == "Arguments"]
-        also += [f"`{_cell(entry.usage)}`" for entry in entries if entry not in own]
-        rows = [f"| `{_cell(entry.usage)}` | {_cell(entry.help)} |" for entry in own]
-        if rows:
-            parts.append("\n".join([f"## {panel}\n", "| | |", "| --- | --- |", *rows]) + "\n")
+        also += [f"`{entry.usage}`" for entry in entries if entry not in own]
+        if own:
+            parts.append("\n".join([f"## {panel}\n", *(f"- `{entry.usage}`: {entry.help}" for entry in own)]) + "\n")
     if takes_keys and name == "predict":
         parts.append(_ABOUT_KEYS)
     elif takes_keys:

@@ -51,19 +51,15 @@ def _connections() -> list[tuple[str, str]]:
 def _group(name: str, title: str) -> str:
     entries = [entry for entry in findings().values() if entry.group == name]
     rows = [_row(entry) for entry in sorted(entries, key=lambda entry: SEVERITIES.index(entry.severity))]
-    return f"### {title}\n\n{table(('finding', 'what was found'), rows)}"
+    return "\n".join([f"### {title}\n", *rows])
 
 
-def _row(entry: FindingEntry) -> tuple[str, ...]:
+def _row(entry: FindingEntry) -> str:
     found = re.sub(r"\{(\w+)\}", r"*\1*", WORDINGS[entry.name][0])
     severity = "by value" if entry.name == "environment" else entry.severity
     costs = "".join(f"; **{cost_sentence(cost)}**" for cost in entry.costs)
-    return tuple(map(_cell, (f"`{entry.name}`: {severity}", f"{found}{costs}")))
+    return f"- `{entry.name}` ({severity}): {found}{costs}"
 
 
 def _variables() -> str:
     return ", ".join(dict.fromkeys(f"`{variable.name}`" for variable in variables()))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

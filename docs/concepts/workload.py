@@ -26,7 +26,7 @@ def reference() -> dict[str, str]:
     """Return the pages as Markdown by their paths below docs/: one of the top of the file, and one for each section."""
     by_section: dict[str, list[str]] = {}
     for path, section in _sections(Workload, ()):
-        by_section.setdefault(str(path[0]) if path else "", []).append(_table(path, section))
+        by_section.setdefault(str(path[0]) if path else "", []).append(_list(path, section))
     top = "\n".join(by_section.pop(""))
     pages = {f"workload/{name}.md": "\n".join([f"# `{name}`\n", *tables]) for name, tables in by_section.items()}
     pages["workload/train.md"] += f"\n{_aside()}"
@@ -41,19 +41,15 @@ def _sections(section: type[Section], path: Path) -> list[tuple[Path, type[Secti
     return found
 
 
-def _table(path: Path, section: type[Section]) -> str:
+def _list(path: Path, section: type[Section]) -> str:
     options = {flag.path: flag.option for flag in FLAGS}
     title = "" if len(path) == 1 else f"## `{'.'.join(map(str, path))}`" if path else "## The top of the file"
-    lines = [
-        *([title, ""] if title else []),
-        "| key | type (default) | meaning |",
-        "| --- | --- | --- |",
-    ]
+    lines = [title, ""] if title else []
     for key, field in keys(section).items():
         name = f"[`{key}`](workload/{key}.md)" if not path and section_of(field.annotation) else f"`{key}`"
         kind = f"{_type(field.annotation)}{_default(field)}"
-        cells = [f"{name}{_other_option(key, options.get((*path, key)))}", kind, field.description or ""]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        option = _other_option(key, options.get((*path, key)))
+        lines.append(f"- {name}{option} ({kind}): {field.description}")
     return "\n".join(lines) + "\n"
 
 
@@ -76,12 +72,12 @@ def _default(field: FieldInfo) -> str:
         return "" if field.default_factory else ", required"
     if field.default is False or field.default in (None, (), ""):
         return ""
-    return f" (`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`)"
+    return f", default `{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
 
 
 def _other_option(key: str, option: str | None) -> str:
     """Return the option of a key where it is not the key with hyphens, which the page says of the others."""
-    return f" `{option}`" if option and option != f"--{key.replace('_', '-')}" else ""
+    return f", `{option}`" if option and option != f"--{key.replace('_', '-')}" else ""
 
 
 def _aside() -> str:

@@ -23,7 +23,7 @@ def test_every_key_is_explained() -> None:
     for path, field in leaves(Workload):
         assert field.description, path
         page = f"workload/{path[0]}.md" if len(path) > 1 else "workload.md"
-        assert re.search(rf"^\| \[?`{path[-1]}`", reference()[page], re.MULTILINE), path
+        assert re.search(rf"^- \[?`{path[-1]}`", reference()[page], re.MULTILINE), path
 
 
 def test_the_example_of_the_page_is_a_workload() -> None:
