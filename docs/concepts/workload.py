@@ -27,7 +27,7 @@ def reference() -> dict[str, str]:
     by_section: dict[str, list[str]] = {}
     for path, section in _sections(Workload, ()):
         by_section.setdefault(str(path[0]) if path else "", []).append(_list(path, section))
-    top = "\n".join(by_section.pop(""))
+    top = "\n".join(by_section.pop("")).rstrip()
     pages = {f"workload/{name}.md": "\n".join([f"# `{name}`\n", *tables]) for name, tables in by_section.items()}
     pages["workload/train.md"] += f"\n{_aside()}"
     return {"workload.md": page("workload.md", {"top": top}), **pages}
