@@ -163,12 +163,14 @@ def versions_page() -> str:
     for library, releases in read_yaml("versions.yaml")["releases"].items():
         rows = [f"- {release} ({_CHECKS[one['checked']]}): {one['how']}" for release, one in releases.items()]
         parts.append("\n".join([f"## {library}\n", *rows]) + "\n")
-    rows = [f"- {release}: {what}" for release, what in _changes()]
-    parts.append("\n".join([_ABOUT_CHANGES, *rows]) + "\n")
+    parts.append(_ABOUT_CHANGES)
+    parts += [
+        "\n".join([f"### {release}\n", *(f"- {what}" for what in changes)]) + "\n" for release, changes in _changes()
+    ]
     return "\n".join(parts)
 
 
-def _changes() -> list[tuple[str, str]]:
+def _changes() -> list[tuple[str, list[str]]]:
     """Return what each supported release changed in memory or time, the newest release first."""
     content = read_yaml("versions.yaml")
     found = [
@@ -184,7 +186,10 @@ def _changes() -> list[tuple[str, str]]:
     alike: dict[str, list[str]] = {}
     for release, what in found:
         alike.setdefault(what, []).append(release)
-    return [(", ".join(releases), what) for what, releases in alike.items()]
+    changes: dict[str, list[str]] = {}
+    for what, releases in alike.items():
+        changes.setdefault(", ".join(releases), []).append(what)
+    return list(changes.items())
 
 
 _OLDEST_TORCH = (2, 9)
