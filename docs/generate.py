@@ -50,8 +50,8 @@ def cli_pages() -> dict[str, Callable[[], str]]:
 
 
 def _commands() -> str:
-    rows = [f"| [`{entry.name}`](cli/{entry.name}.md) | {_cell(entry.summary)} |" for entry in COMMANDS]
-    return "\n".join(["# Command line\n", MARK, _ABOUT_CLI, "| command | |", "| --- | --- |", *rows, ""])
+    rows = [f"- [`{entry.name}`](cli/{entry.name}.md): {entry.summary}" for entry in COMMANDS]
+    return "\n".join(["# Command line\n", MARK, _ABOUT_CLI, *rows, ""])
 
 
 def _command(name: str) -> str:
@@ -109,10 +109,6 @@ _ABOUT_CLI = """\
 """
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def exit_codes_page() -> str:
     """Return every exit code with its meaning as Markdown."""
     found = [
@@ -127,15 +123,10 @@ def exit_codes_page() -> str:
         (INTERRUPTED, "", "Interrupted with Ctrl-C (143: by SIGTERM, 129: by SIGHUP)."),
         (BROKEN_PIPE, "", "The reader of the output has closed it, as in `trainatomy gpus | head -1`."),
     ]
-    table = [f"| {code} | {name} | {_cell(meaning)} |" for code, name, meaning in rows]
-    head = [
-        "# Errors and exit codes\n",
-        MARK,
-        "| code | exception in Python | meaning |",
-        "| --- | --- | --- |",
-        *table,
-    ]
-    return "\n".join([*head, _ABOUT_EXITS])
+    codes = [f"- **{code}**{name and f', {name}'}: {meaning}" for code, name, meaning in rows]
+    return "\n".join(
+        ["# Errors and exit codes\n", MARK, "Codes, with the exceptions in Python:\n", *codes, _ABOUT_EXITS]
+    )
 
 
 _ABOUT_EXITS = """

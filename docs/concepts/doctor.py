@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from concepts.page import page, table
+from concepts.page import page
 from trainatomy.catalog.machines import FindingEntry, findings, variables
 from trainatomy.doctor.probe import COPIED_BYTES
 from trainatomy.errors import UnhealthyMachine
@@ -35,9 +35,7 @@ def doctor_page() -> str:
         {
             "code": UnhealthyMachine.exit_code,
             "needed": human_bytes(NEEDED_BYTES),
-            "connections": table(
-                ("connection", "meaning"), tuple((f"`{name}`", text) for name, text in _connections())
-            ),
+            "connections": "\n".join(f"- `{name}`: {meaning}" for name, meaning in _connections()),
             "findings": "\n\n".join(_group(name, title) for name, title in GROUPS.items()),
             "variables": _variables(),
         },
