@@ -152,7 +152,10 @@ def versions_page() -> str:
     """Return the supported releases of torch and transformers as Markdown."""
     parts = ["# Supported versions\n", MARK, _ABOUT_VERSIONS]
     for library, releases in read_yaml("versions.yaml")["releases"].items():
-        rows = [f"- {release} ({_CHECKS[one['checked']]}): {one['how']}" for release, one in releases.items()]
+        rows = [
+            f"- {release}: {_CHECKS[one['checked']]}" + ("" if one["checked"] == "source" else f" ({one['how']})")
+            for release, one in releases.items()
+        ]
         parts.append("\n".join([f"## {library}\n", *rows]) + "\n")
     parts.append(_ABOUT_CHANGES)
     parts += [
