@@ -68,7 +68,7 @@ def _command(name: str) -> str:
     also: list[str] = []
     for panel, entries in panels(command).items():
         entries = [entry for entry in entries if _option(entry.usage) not in elsewhere]
-        own = [entry for entry in entries if entry not in shared or panel == "Arguments"]
+        own = [entry for entry in entries if entry not in shared]
         also += [f"`{entry.usage}`" for entry in entries if entry not in own]
         if own:
             parts.append("\n".join([f"## {panel}\n", *(f"- `{entry.usage}`: {entry.help}" for entry in own)]) + "\n")
