@@ -9,9 +9,8 @@ from typing import Any
 
 import yaml
 
-from concepts.page import MIB, ROOT, mib, page, table
-from trainatomy.catalog.gpus import GPU, Context, find_gpu, gpus
-from trainatomy.catalog.published import notebook
+from concepts.page import ROOT, mib, page, table
+from trainatomy.catalog.gpus import GPU, find_gpu, gpus
 from trainatomy.units import exact_bytes, human_bytes
 
 RUN = "bert-large-sgd-momentum"
@@ -31,24 +30,6 @@ PROBED = {
     "linalg": "`torch.linalg.qr` (cuSOLVER)",
 }
 """Stages of the probe's sequence "fp32" shown in the table, with their descriptions."""
-CHECKED = {
-    ("fp32", "foreach adamw"): ("a training in fp32", FP32),
-    ("fp32", "cudnn attention"): ("with attention by cuDNN", HALF),
-    ("images", "conv fp32"): (
-        "convolutions, forward and backward",
-        ("kernels", "cudnn", "cudnn_backward", "convolution"),
-    ),
-    ("images", "conv bf16"): ("convolutions and products", (*HALF, "convolution")),
-    ("inference", "conv inference"): (
-        "inference: products and convolutions",
-        ("kernels", "cublas", "cudnn", "convolution"),
-    ),
-    ("bf16", "backward addmm bf16"): (
-        "products in 16 bits, forward and backward",
-        ("kernels", "cublas", "cublas_backward"),
-    ),
-}
-"""Stages of the probe, with their descriptions and the libraries in use by then (keys of the GPU catalog)."""
 
 
 def context_page() -> str:
@@ -67,14 +48,8 @@ def context_page() -> str:
             "run": run,
             "where": where(run),
             "figures": figures_table(run),
-            "stages": stages_table(),
-            "reached": {
-                stage["name"].replace(" ", "_"): stage["device_bytes"] - stage["reserved_bytes"]
-                for stage in run["stages"]
-            },
             "probe": probe("h200"),
             "probed": probed_table(),
-            "checked": checked_table(),
             "measured_gpus": ", ".join(f"`{one.id}`" for one in gpus() if "measured" in basis(one)),
             "shortfall": shortfall(),
             "lacking": Counter(lacking),
@@ -85,7 +60,6 @@ def context_page() -> str:
             "half_rows": held[h200.context().holding(HALF)],
             "trainings": sum(held.values()),
             "rest": {size - h200.context().holding(HALF) for size in held} - {0, -CUDNN},
-            "eager": find_gpu("v100-16gb").context("eager-cuda-11"),
             "per_thread": h200.context().first_tensor_bytes / threads(h200),
         },
     )
@@ -152,21 +126,6 @@ def figures_table(run: dict[str, Any]) -> str:
     return table(("figure", "call", "contents", "", "bytes"), rows, 2)
 
 
-def stages_table() -> str:
-    """Tabulate the guide's four stages for its first training: as published in 2022, and on an H200 today."""
-    guide = notebook()
-    file = ROOT / "tests" / "data" / "h200-notebook.jsonl"
-    today = json.loads(file.read_text("utf-8").splitlines()[0])
-    first = next(row for row in guide.rows if row.name == "vanilla").memory_bytes
-    published = (guide.idle_bytes, guide.context_bytes, guide.model_bytes, first)
-    names = ("idle GPU", "first tensor", "model loaded", "training, at its peak")
-    rows = []
-    for name, old, key in zip(names, published, ("nvml_start", "nvml_context", "nvml_model", "nvml_end"), strict=True):
-        now = today[key]
-        rows.append((name, *(f"{size // MIB:,}" for size in (old, now, now - today["nvml_start"]))))
-    return table(("stage", "guide, V100, 2022", "same call, H200, 2026", "minus the idle GPU"), rows, 3)
-
-
 def probed_table() -> str:
     """Tabulate what each first use adds outside the allocator, on both GPUs."""
     growth = {name: _growth(name) for name in ("h200", "h100-sxm")}
@@ -183,21 +142,6 @@ def _growth(name: str) -> dict[str, int]:
         if isinstance(size, int):  # a stage that failed on the GPU says why
             found[stage], before = size - before, size
     return found
-
-
-def checked() -> list[tuple[str, int, int, int]]:
-    """Return stage, bytes by the GPU catalog, and bytes that the probe measured on the H200 and the H100."""
-    context: Context = find_gpu("h200").context()
-    found = []
-    for (sequence, stage), (what, libraries) in CHECKED.items():
-        read = [dict(probe(name)["sequences"][sequence])[stage] for name in ("h200", "h100-sxm")]
-        found.append((what, context.holding(libraries), *read))
-    return found
-
-
-def checked_table() -> str:
-    rows = [(what, *(mib(size) for size in sizes)) for what, *sizes in checked()]
-    return table(("after", "from the catalog", "H200, measured", "H100, measured"), rows, 3)
 
 
 def basis(one: GPU) -> str:

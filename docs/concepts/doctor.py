@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from concepts.page import page, table
+from concepts.page import page
 from trainatomy.catalog.machines import FindingEntry, findings, variables
 from trainatomy.doctor.probe import COPIED_BYTES
 from trainatomy.errors import UnhealthyMachine
@@ -35,9 +35,7 @@ def doctor_page() -> str:
         {
             "code": UnhealthyMachine.exit_code,
             "needed": human_bytes(NEEDED_BYTES),
-            "connections": table(
-                ("connection", "meaning"), tuple((f"`{name}`", text) for name, text in _connections())
-            ),
+            "connections": "\n".join(f"- `{name}`: {meaning}" for name, meaning in _connections()),
             "findings": "\n\n".join(_group(name, title) for name, title in GROUPS.items()),
             "variables": _variables(),
         },
@@ -51,21 +49,15 @@ def _connections() -> list[tuple[str, str]]:
 def _group(name: str, title: str) -> str:
     entries = [entry for entry in findings().values() if entry.group == name]
     rows = [_row(entry) for entry in sorted(entries, key=lambda entry: SEVERITIES.index(entry.severity))]
-    return f"### {title}\n\n{table(('finding', 'what was found, and what it means'), rows)}"
+    return "\n".join([f"### {title}\n", *rows])
 
 
-def _row(entry: FindingEntry) -> tuple[str, ...]:
-    words = WORDINGS[entry.name]
-    found, means, _ = (re.sub(r"\{(\w+)\}", lambda match: f"*{match[1]}*", text) for text in words)
+def _row(entry: FindingEntry) -> str:
+    found = re.sub(r"\{(\w+)\}", r"*\1*", WORDINGS[entry.name][0])
     severity = "by value" if entry.name == "environment" else entry.severity
     costs = "".join(f"; **{cost_sentence(cost)}**" for cost in entry.costs)
-    meaning = "" if entry.severity == "note" else f": {means}"
-    return tuple(map(_cell, (f"`{entry.name}`: {severity}", f"{found}{meaning}{costs}")))
+    return f"- `{entry.name}` ({severity}): {found}{costs}"
 
 
 def _variables() -> str:
     return ", ".join(dict.fromkeys(f"`{variable.name}`" for variable in variables()))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from concepts.context import FP32, HALF
 from jinja2 import UndefinedError
 
 from trainatomy.catalog.gpus import find_gpu
@@ -18,6 +19,24 @@ from trainatomy.workload.overrides import FLAGS
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024**2
+CHECKED = {
+    ("fp32", "foreach adamw"): ("a training in fp32", FP32),
+    ("fp32", "cudnn attention"): ("with attention by cuDNN", HALF),
+    ("images", "conv fp32"): (
+        "convolutions, forward and backward",
+        ("kernels", "cudnn", "cudnn_backward", "convolution"),
+    ),
+    ("images", "conv bf16"): ("convolutions and products", (*HALF, "convolution")),
+    ("inference", "conv inference"): (
+        "inference: products and convolutions",
+        ("kernels", "cublas", "cudnn", "convolution"),
+    ),
+    ("bf16", "backward addmm bf16"): (
+        "products in 16 bits, forward and backward",
+        ("kernels", "cublas", "cublas_backward"),
+    ),
+}
+"""Stages of the probe, with their descriptions and the libraries in use by then (keys of the GPU catalog)."""
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +71,7 @@ def test_every_option_has_help(name: str) -> None:
 
 def pages() -> list[Path]:
     """Return every page of the repository that a reader opens."""
-    templates = ROOT / "docs" / "concepts"
-    return [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if templates not in page.parents)]
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
 def test_links_between_pages_work() -> None:
@@ -82,7 +100,7 @@ def test_the_json_keys_that_the_page_names_are_in_the_schema(generate: ModuleTyp
     schema = schema_of(FORMATS["prediction"])
     page = (ROOT / "docs" / "json.md").read_text("utf-8")
     section = page.partition("## A prediction")[2].partition("## A comparison")[0]
-    for name in re.findall(r"^\| `([\w.]+)`", section, re.MULTILINE):
+    for name in re.findall(r"^- `([\w.]+)`", section, re.MULTILINE):
         here = schema
         for key in name.split("."):
             here = schema["$defs"][here["$ref"].rpartition("/")[2]] if "$ref" in here else here
@@ -115,7 +133,7 @@ def test_documented_commands_are_valid(line: str) -> None:
 
 @pytest.mark.parametrize("name", ["h200", "h100-sxm"])
 def test_contexts_of_measured_gpus_match_the_probe(name: str) -> None:
-    from concepts.context import CHECKED, probe
+    from concepts.context import probe
 
     found, context = probe(name), find_gpu(name).context()
     assert found["environment"]["gpu"] == find_gpu(name).device_name
@@ -142,7 +160,7 @@ def test_unmeasured_gpus_are_marked() -> None:
 
 
 def test_the_figures_of_the_drawn_run_nest_to_the_byte() -> None:
-    from concepts.context import FP32, RUN, alone, figures, outside, records, shortfall
+    from concepts.context import RUN, alone, figures, outside, records, shortfall
 
     run = next(row for row in records("h200-held-out") if row["name"] == RUN)
     sizes = [size for _, _, size, _ in figures(run)]
@@ -157,7 +175,7 @@ def test_concept_pages_contain_none_of_our_numbers(name: str) -> None:
     """Check that all numbers in the text were published by others (PyTorch, NVIDIA) or are sizes of units."""
     allowed = {"2 MiB", "32 MiB", "640 MiB", "0 MB", "16 GB", "16,160", "287,047,680", "666,632,192"}
     allowed |= {"0.00 %", "0.005 %", "80 GB", "80 GiB"}  # what is called exact, and sizes of GPUs
-    text = re.sub(r"\{[{%].*?[%}]\}", "", (ROOT / "docs" / "concepts" / name).read_text("utf-8"))
+    text = re.sub(r"\{[{%].*?[%}]\}", "", (ROOT / "docs" / "concepts" / f"{name}.jinja").read_text("utf-8"))
     typed = re.findall(r"\d{1,3}(?:,\d{3})+|\d[\d.]* (?:[KMG]i?B|[mµ]s|%|TFLOP|TB)\b", text)
     assert set(typed) <= allowed
 

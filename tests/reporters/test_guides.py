@@ -30,7 +30,7 @@ def test_numbers_are_in_generated_output_only(page: Path) -> None:
 def test_every_prediction_shows_its_output(page: Path) -> None:
     text = page.read_text("utf-8")
     commands = re.findall(r"```console\n\$ trainatomy (?:predict|compare|ops) ", text)
-    assert len(commands) == len(re.findall(r"written by `make docs` -->\n\n```text\n[^`]+\n```", text)) > 5
+    assert len(commands) == len(re.findall(r"written by `make docs` -->\n\n```text\n[^`]+\n```", text)) > 1
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_live_module_is_left_as_it_was() -> None:
 
 def test_the_packages_are_the_layers_of_import_linter() -> None:
     table = (ROOT / "ARCHITECTURE.md").read_text("utf-8").partition("## Packages")[2].partition("\n## ")[0]
-    names = re.findall(r"`(\w+)(?:/|\.py)`", "\n".join(re.findall(r"^\| (`[^|]+)\|", table, re.MULTILINE)))
+    names = re.findall(r"`(\w+)(?:/|\.py)`", "\n".join(re.findall(r"^- (`[^:]+):", table, re.MULTILINE)))
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     layer = {
         name: number for number, alike in enumerate(settings["contracts"][0]["layers"]) for name in alike.split(" | ")

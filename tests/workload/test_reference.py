@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml
+from concepts.workload import reference
 
 from trainatomy.workload import Workload
-from trainatomy.workload.reference import reference
 from trainatomy.workload.section import leaves
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -22,7 +23,7 @@ def test_every_key_is_explained() -> None:
     for path, field in leaves(Workload):
         assert field.description, path
         page = f"workload/{path[0]}.md" if len(path) > 1 else "workload.md"
-        assert f"| `{path[-1]}` |" in reference()[page]
+        assert re.search(rf"^- \[?`{path[-1]}`", reference()[page], re.MULTILINE), path
 
 
 def test_the_example_of_the_page_is_a_workload() -> None:

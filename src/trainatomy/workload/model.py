@@ -154,8 +154,7 @@ class ModelSpec(Section):
     )
     dtype: Annotated[Dtype, BeforeValidator(spell_dtype)] = Field(
         default="auto",
-        description="dtype of the weights; `auto`: the `dtype` of the configuration, as transformers loads a "
-        "checkpoint since 5.0, or float32 if it names none",
+        description="dtype of the weights; `auto`: that of the configuration, or float32 if it names none",
     )
     lora: LoraSpec | None = Field(default=None, description="train low-rank adapters (peft) instead of all weights")
     peft: Settings = Field(
@@ -171,12 +170,11 @@ class ModelSpec(Section):
     )
     freeze_except: Names = Field(
         default=(),
-        description="regular expressions: parameters are not trained unless their names begin with a match of one",
+        description="regular expressions: only parameters whose names begin with a match are trained",
     )
     enable_input_require_grads: bool = Field(
         default=False,
-        description="let gradients reach the outputs of the embeddings although these are frozen, as the function of "
-        "transformers does",
+        description="let gradients reach the outputs of frozen embeddings, as the function of transformers does",
     )
     freeze_vision_tower: bool = Field(
         default=False,
@@ -190,8 +188,7 @@ class ModelSpec(Section):
     )
     float32_parameters: Names = Field(
         default=(),
-        description="regular expressions: parameters whose names begin with a match of one are cast to float32, once "
-        "the model is loaded",
+        description="regular expressions: parameters whose names begin with a match are cast to float32",
     )
     kernels: Annotated[tuple[Kernel, ...], BeforeValidator(listed)] = Field(
         default=(),

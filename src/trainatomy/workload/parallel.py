@@ -81,9 +81,11 @@ class ParallelSpec(Section):
     nodes: Count = Field(default=1, description="machines")
     strategy: Strategy | None = Field(
         default=None,
-        description="how `loop: pytorch` spreads the training over data-parallel ranks: `ddp` (the default), `fsdp2`, "
-        "`fsdp1`, `zero1` (DDP with `ZeroRedundancyOptimizer`) or `dp` (`DataParallel`: one process with all GPUs); "
-        "with `loop: trainer`, `train.fsdp` says it, and `dp` is what the Trainer does without a launcher",
+        description=(
+            "how `loop: pytorch` spreads the training over data-parallel ranks (default: `ddp`); `zero1`: DDP with "
+            "`ZeroRedundancyOptimizer`; `dp`: `DataParallel`, one process with all GPUs. With `loop: trainer`, "
+            "`train.fsdp` says it, and `dp` is what the Trainer does without a launcher"
+        ),
     )
     dp_replicate_size: Count | None = Field(
         default=None, description="ranks that hold copies of the same weights (default: what the other degrees leave)"

@@ -95,8 +95,10 @@ class QuantizationSpec(Section):
     ] = Field(default="uint8", description="dtype of the tensors that 4-bit weights are packed into")
     bnb_4bit_experts: bool = Field(
         default=False,
-        description="quantise the experts of a layer that are one parameter, too, as axolotl's quantize_moe_experts "
-        "does by bitsandbytes' replace_parameter_4bit (trainatomy's own key)",
+        description=(
+            "quantise the experts of a layer that are one parameter, too, as axolotl's quantize_moe_experts does "
+            "(trainatomy's own key)"
+        ),
     )
     llm_int8_threshold: Amount = Field(
         default=6.0,
@@ -104,8 +106,9 @@ class QuantizationSpec(Section):
     )
     llm_int8_outlier_columns: Fraction = Field(
         default=0.0,
-        description="share of the columns of activations that reach llm_int8_threshold, which depends on their values: "
-        "from 0, the default, to 1 (trainatomy's own key)",
+        description=(
+            "share of the columns of activations that reach llm_int8_threshold, from 0 to 1 (trainatomy's own key)"
+        ),
     )
     llm_int8_skip_modules: Names | None = Field(
         default=None,

@@ -122,7 +122,7 @@ class TrainSpec(Section):
         "(default: `per_device_train_batch_size`)",
     )
     eval_strategy: Annotated[Literal["no", "steps", "epoch"], BeforeValidator(_strategy)] = Field(
-        default="no", description="evaluate during the training: `no`, `steps` or `epoch`; one evaluation is executed"
+        default="no", description="evaluate during the training; one evaluation is executed"
     )
     do_eval: bool = Field(
         default=False, description="evaluate, as with `eval_strategy` (example scripts do so at the end)"
@@ -151,14 +151,13 @@ class TrainSpec(Section):
     )
     generation_max_length: Count | None = Field(
         default=None,
-        description="tokens of a sequence in `predict_with_generate`, with the first one of the decoder or the prompt "
-        "(default: 20)",
+        description="tokens of a sequence in `predict_with_generate`, with the first one or the prompt (default: 20)",
     )
     generation_num_beams: Count | None = Field(
         default=None, description="beams in `predict_with_generate` (default: 1)"
     )
     save_strategy: Annotated[Literal["no", "steps", "epoch", "best"] | None, BeforeValidator(_saving)] = Field(
-        default=None, description="save checkpoints: `no`, `steps`, `epoch` or `best`; one is counted (default: none)"
+        default=None, description="save checkpoints; one is counted (default: none)"
     )
     save_steps: Amount = Field(
         default=500,
@@ -188,13 +187,14 @@ class TrainSpec(Section):
     )
     gradient_checkpointing: bool = Field(
         default=False,
-        description="recompute activations in the backward pass (default: false, but true where peft prepares "
-        "quantised weights for adapters, whose function switches it on)",
+        description=(
+            "recompute activations in the backward pass (default: true where peft prepares quantised weights for "
+            "adapters, else false)"
+        ),
     )
     gradient_checkpointing_every: Count = Field(
         default=1,
-        description="recompute only every N-th of the layers that transformers can checkpoint; the others keep their "
-        "activations",
+        description="recompute only every N-th of the layers that transformers can checkpoint",
     )
     gradient_checkpointing_kwargs: Settings | None = Field(
         default=None, description="arguments of PyTorch's checkpointing, such as `{use_reentrant: true}`"
@@ -206,8 +206,10 @@ class TrainSpec(Section):
     bf16_full_eval: bool = Field(default=False, description="cast the weights to bfloat16 for inference")
     optim: Annotated[str, AfterValidator(_optimizer)] = Field(
         default="adamw_torch_fused",
-        description="optimizer: a name that the Trainer knows, the path of a class, `package.module.Class`, "
-        "or a function of the model that returns one or several, `package.module:make` or `file.py:make`",
+        description=(
+            "optimizer: a name that the Trainer knows, the path of a class, or a function that makes one or "
+            "several, `package.module:make` or `file.py:make`"
+        ),
     )
     optim_args: Annotated[str, AfterValidator(_optimizer_arguments)] | None = Field(
         default=None, description='further arguments of the optimizer, such as `"momentum=0.9"` or `"foreach=True"`'
@@ -250,8 +252,7 @@ class TrainSpec(Section):
     )
     dynamo_use_regional_compilation: bool = Field(
         default=False,
-        description="compile each of the repeated layers, and what is around them, instead of the whole model, "
-        "as accelerate does",
+        description="compile each of the repeated layers instead of the whole model, as accelerate does",
     )
     average_tokens_across_devices: bool = Field(
         default=True, description="average the loss over the tokens of all GPUs"
@@ -262,13 +263,12 @@ class TrainSpec(Section):
     include_num_input_tokens_seen: Annotated[Literal["no", "all", "non_padding"], BeforeValidator(_counted_tokens)] = (
         Field(
             default="no",
-            description="count the input tokens on the GPU, for which the CPU waits in each micro-batch: `all` (or "
-            "true), `non_padding` or `no`",
+            description="count the input tokens on the GPU, for which the CPU waits in each micro-batch (true: `all`)",
         )
     )
     torch_empty_cache_steps: Count | None = Field(default=None, description="empty the allocator's cache every N steps")
     fsdp: Annotated[bool | str | tuple[str, ...] | None, BeforeValidator(_unless_empty)] = Field(
-        default=None, description="shard over the GPUs of `parallel` with FSDP; a string or list as older releases have"
+        default=None, description="shard over the GPUs of `parallel` with FSDP (older releases: a string or list)"
     )
     fsdp_config: Settings | None = Field(
         default=None, description="how FSDP shards: the keys of `TrainingArguments.fsdp_config` (`version: 2` or `1`)"
@@ -292,7 +292,7 @@ class TrainSpec(Section):
     seed: Index = Field(default=42, description="random seed")
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = Field(
         default="random",
-        description="order of the samples of `data.lengths`: `random`, `sequential`, `group_by_length`",
+        description="order of the samples of `data.lengths`",
     )
 
     _ignored: tuple[str, ...] = PrivateAttr(default=())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import types
-from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
+from concepts.page import page
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.overrides import FLAGS
 from trainatomy.workload.schema import Workload
@@ -21,32 +21,16 @@ if TYPE_CHECKING:
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "mapping", tuple: "list"}
 
-_CLASSES = (
-    "Or the path of a class, such as `torch.optim.RMSprop`, `bitsandbytes.optim.Adam8bit` or your own (modules in the",
-    "working directory are found). It is built over the model's parameters as in a script that passes",
-    "`optimizers=(optimizer, None)` to the Trainer: with the Trainer's two parameter groups, with and without weight",
-    "decay. `learning_rate`, `weight_decay`, `adam_beta1`, `adam_beta2` and `adam_epsilon` are passed on if the",
-    "constructor has `lr`, `weight_decay`, `betas` and `eps`; `optim_args` is applied last, and may hold tuples and",
-    "lists. The Trainer's own name may differ: `adamw_bnb_8bit` keeps the states of embeddings in 32 bits,",
-    "`bitsandbytes.optim.Adam8bit` does not.",
-    "",
-    "Or a function, `mine.optimizers:make` or `file.py:make`, which gets the model and returns its optimizer or, with",
-    "`loop: pytorch`, a list of several, such as Muon for matrices and AdamW for the rest. They are stepped one after",
-    "the other. Settings of `train` are not passed to it.",
-)
-
 
 def reference() -> dict[str, str]:
     """Return the pages as Markdown by their paths below docs/: one of the top of the file, and one for each section."""
-    head = files(__package__).joinpath("reference.md").read_text(encoding="utf-8")
     by_section: dict[str, list[str]] = {}
     for path, section in _sections(Workload, ()):
-        by_section.setdefault(str(path[0]) if path else "", []).append(_table(path, section))
-    top = "\n".join(by_section.pop(""))
+        by_section.setdefault(str(path[0]) if path else "", []).append(_list(path, section))
+    top = "\n".join(by_section.pop("")).rstrip()
     pages = {f"workload/{name}.md": "\n".join([f"# `{name}`\n", *tables]) for name, tables in by_section.items()}
     pages["workload/train.md"] += f"\n{_aside()}"
-    links = [f"- [`{name}`](workload/{name}.md)" for name in by_section]
-    return {"workload.md": "\n".join([head.rstrip(), "", top, "Keys of the sections:", "", *links, ""]), **pages}
+    return {"workload.md": page("workload.md", {"top": top}), **pages}
 
 
 def _sections(section: type[Section], path: Path) -> list[tuple[Path, type[Section]]]:
@@ -57,19 +41,15 @@ def _sections(section: type[Section], path: Path) -> list[tuple[Path, type[Secti
     return found
 
 
-def _table(path: Path, section: type[Section]) -> str:
+def _list(path: Path, section: type[Section]) -> str:
     options = {flag.path: flag.option for flag in FLAGS}
     title = "" if len(path) == 1 else f"## `{'.'.join(map(str, path))}`" if path else "## The top of the file"
-    lines = [
-        *([title, ""] if title else []),
-        "| key | type (default) | meaning | flag |",
-        "| --- | --- | --- | --- |",
-    ]
+    lines = [title, ""] if title else []
     for key, field in keys(section).items():
-        option = options.get((*path, key))
+        name = f"[`{key}`](workload/{key}.md)" if not path and section_of(field.annotation) else f"`{key}`"
         kind = f"{_type(field.annotation)}{_default(field)}"
-        cells = [f"`{key}`", kind, field.description or "", _code(option)]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        option = _other_option(key, options.get((*path, key)))
+        lines.append(f"- {name}{option} ({kind}): {field.description}")
     return "\n".join(lines) + "\n"
 
 
@@ -90,19 +70,22 @@ def _type(annotation: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "" if field.default_factory else ", required"
-    if field.default in (None, (), ""):
+    if field.default is False or field.default in (None, (), ""):
         return ""
-    return f" (`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`)"
+    return f", default `{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
 
 
-def _code(option: str | None) -> str:
-    return f"`{option}`" if option else ""
+def _other_option(key: str, option: str | None) -> str:
+    """Return the option of a key where it is not the key with hyphens, which the page says of the others."""
+    return f", `{option}`" if option and option != f"--{key.replace('_', '-')}" else ""
 
 
 def _aside() -> str:
-    """List the ``TrainingArguments`` that are not keys: accepted, refused, and the optimizers."""
+    """List the ``TrainingArguments`` that are not keys: accepted, and refused."""
     known = arguments()
     lines = [
+        "[Optimizers](../adapters-and-optimizers.md#optimizers) lists the names of `optim`.",
+        "",
         "## `TrainingArguments` that change nothing here",
         "",
         "Those of logs, files, uploads, schedules and other hardware are accepted under `train`, so that arguments can",
@@ -113,15 +96,11 @@ def _aside() -> str:
     for reason in dict.fromkeys(known.not_simulated.values()):
         names = ", ".join(f"`{name}`" for name, why in known.not_simulated.items() if why == reason)
         lines.append(f"- {names}: {reason}.")
-    lines += ["", "## `TrainingArguments` that are refused", "", "Accepted only if empty or false.", ""]
-    lines += [f"- `{name}`: {reason}." for name, reason in known.refused.items()]
-    lines += ["", "Accepted only with the values given, or null.", ""]
+    refused = ", ".join(f"`{name}`" for name in known.refused)
+    lines += ["", "## `TrainingArguments` that are refused", ""]
+    lines += [f"Accepted only if empty or false, and otherwise refused with the reason: {refused}.", ""]
+    lines += ["Accepted only with the values given, or null.", ""]
     for name, accepted in known.accepted_values.items():
         values = ", ".join(f"`{json.dumps(value)}`" for value in accepted.values)
         lines.append(f"- `{name}`{f' ({values})' if values else ''}: {accepted.reason}.")
-    lines += ["", "## Optimizers", "", "Names of `optim` by the package that each needs beside PyTorch.", ""]
-    for package in dict.fromkeys(known.optimizers.values()):
-        names = ", ".join(f"`{name}`" for name, needs in known.optimizers.items() if needs == package)
-        lines.append(f"- {f'`{package}`' if package else 'none'}: {names}.")
-    lines += ["", *_CLASSES]
     return "\n".join(lines) + "\n"
