@@ -1,8 +1,8 @@
 """Predict what scripts take of their host, run them on a GPU, and compare.
 
 ``python lab/host/script_compare.py --count 26 --out FILE.jsonl`` predicts scripts of ``lab/scripts/users.yaml``, those
-whose names have the least SHA-256, and needs no GPU.  ``--measure --predicted FILE.jsonl --out MEASURED.jsonl`` runs them
-on this machine's GPU, and ``--report FILE.jsonl MEASURED.jsonl`` prints the errors.
+whose names have the least SHA-256, and needs no GPU.  ``--measure --predicted FILE.jsonl --out MEASURED.jsonl`` runs
+them on this machine's GPU, and ``--report FILE.jsonl MEASURED.jsonl`` prints the errors.
 
 A script's process, and what all its processes together hold, are read four times a second; the process's largest
 resident memory is the kernel's own.
