@@ -114,6 +114,36 @@ QUESTIONS = """
 """
 
 
+SELECTING = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(256, 1024)
+
+    def forward(self, x, ids):
+        kept = ids.to("cuda") % 4 == 0
+        LINE
+        return self.layer(x)[kept].sum()
+
+def model():
+    return Net()
+
+def batch(size):
+    return {"x": torch.ones(size, 256), "ids": torch.arange(size)}
+"""
+
+
+@pytest.mark.parametrize(("line", "rows"), [("", ROWS // 4), ("kept[0] = x.sum() > 3", ROWS)])
+def test_known_values_pass_through_a_graph(from_factory: Factory, line: str, rows: int, triton: None) -> None:
+    """What the graph overwrites with unknown values is unknown, and everything is selected then."""
+    workload = from_factory(SELECTING.replace("LINE", line), train={"torch_compile": True, **TRAIN})
+    found = simulate(workload, workload.resolve_gpu())
+    assert any("Dynamic shape operator" in note for note in found.notes)
+    selected = next(call for call in found.operations.calls if call.name == "aten::index")
+    assert selected.outputs[0].shape == (rows, 1024)
+    assert any("depends on computed values" in note for note in found.notes) == (rows == ROWS)
+
+
 def test_python_that_is_traced_finds_the_gpu(from_factory: Factory, triton: None) -> None:
     found = run(from_factory, QUESTIONS, compiled=True)
     kernels = [dict(call.numbers)["kernel"] for call in found.operations.calls if call.name == "inductor::fused"]

@@ -56,12 +56,16 @@ def test_only_tokens_of_the_loss_have_logits(prompt: int | None, tokens: int) ->
     assert 2 * tokens * TILE * 2 in sizes(simulation)  # bfloat16
 
 
-def test_the_loss_of_a_compiled_model_runs_its_kernels_on_the_same_tiles() -> None:
+@pytest.mark.parametrize(("loop", "tokens"), [("sft", 2 * 31), ("dpo", 2 * 2 * 22)])
+def test_the_loss_of_a_compiled_model_runs_its_kernels_on_the_same_tiles(loop: str, tokens: int) -> None:
+    """Of preferences the tokens after the prompt count, which Python selects between two graphs."""
     pytest.importorskip("triton")
+    data = {"prompt_length": 10} if loop == "dpo" else {}
     eager, compiled = (
-        run("sft", train={"torch_compile": compiled, "gradient_checkpointing": False}) for compiled in (False, True)
+        run(loop, data=data, train={"torch_compile": compiled, "gradient_checkpointing": False})
+        for compiled in (False, True)
     )
-    assert tiles(compiled) == tiles(eager) == {(2 * 31, LLAMA["vocab_size"])}
+    assert tiles(compiled) == tiles(eager) == {(tokens, LLAMA["vocab_size"])}
     assert any("Dynamo breaks" in note for note in compiled.notes)
 
 

@@ -141,7 +141,6 @@ def test_the_example_in_the_message_about_unknown_gpus_describes_one() -> None:
         ({"train": {"torch_compile_backend": "aot_eager"}}, "train.torch_compile_backend: 'aot_eager' is not simulated; the code of inductor, the default, is"),
         ({"train": {"torch_compile_mode": "fastest"}}, "train.torch_compile_mode: 'fastest' is no mode of torch.compile; default, reduce-overhead, max-autotune and max-autotune-no-cudagraphs are"),
         ({"train": {"dynamo_use_regional_compilation": True}}, "train.dynamo_use_regional_compilation: needs torch_compile: true"),
-        ({"loop": "kto", "data": {"sequence_length": 32, "prompt_length": 16}, "train": {"torch_compile": True}}, "train.torch_compile: is not simulated with loop: kto"),
         ({"train": {"torch_compile": True}, "parallel": {"gpus": 2, "strategy": "dp"}}, "train.torch_compile: is not simulated with DataParallel"),
         ({"train": {"per_gpu_train_batch_size": 1}}, "train.per_gpu_train_batch_size: is called per_device_train_batch_size today"),
         ({"train": {"gradient_checkpointing_kwargs": {"use_reentrent": True}}}, "train.gradient_checkpointing_kwargs.use_reentrent: unknown key; did you mean use_reentrant?"),

@@ -378,6 +378,33 @@ class Values:
             if value.shape == tensor.shape and not value.is_meta:
                 self.remember(tensor, assumed(value, origins, from_data=from_data) if from_data or origins else value)
 
+    def follow_function(
+        self, function: Callable[..., torch.Tensor], arguments: Sequence[Any], result: torch.Tensor
+    ) -> None:
+        """Let a tensor have what a function returns of the values of meta tensors and of numbers, if all are known.
+
+        Numbers that the function draws are not known.
+        """
+        entries = self._entries(list(arguments))
+        if any(entry is None for entry in entries) or result.numel() > _MAX_KNOWN_ELEMENTS:
+            return
+        lazies = [entry for entry in entries if isinstance(entry, LazyValue)]
+
+        def run() -> list[torch.Tensor]:
+            before = torch.default_generator.get_state()
+            try:
+                found = function(*computed(entries))
+            except (UnknownValue, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+                return []
+            if torch.equal(torch.default_generator.get_state(), before):
+                return [found]
+            torch.default_generator.set_state(before)
+            return []
+
+        from_data = any(entry.from_data for entry in lazies)
+        origins = frozenset[Origin]().union(*(entry.origins for entry in lazies))
+        self._remember_lazily(run, [result], needs=lazies, from_data=from_data, origins=origins)
+
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: torch.Tensor) -> None:
         """Remember numbers that stand for those which the GPU would draw; fractions count as data."""
         self._forget_all(written(func, args))

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.compiled.device import install_compiler, tell_dynamo, text_of
 from trainatomy.simulator.compiled.kept_code import kept_code
+from trainatomy.simulator.compiled.known import KnownResults
 from trainatomy.simulator.compiled.recompilations import Recompilations
 from trainatomy.simulator.compiled.tracing import (
     FUNCTIONS,
@@ -274,6 +275,7 @@ class Compiler:
 
         common: Any = import_module("torch._inductor.codegen.common")
         decomposition: Any = import_module("torch._inductor.decomposition")
+        known, values = KnownResults(graph), self._process.recorder.values
         create, passes = aot_autograd.create_functional_call, compile_fx._recursive_joint_graph_passes
         features, is_gpu = common.get_backend_features, decomposition.is_gpu
 
@@ -300,8 +302,10 @@ class Compiler:
             compiled: Callable[..., Any] = compile_fx.compile_fx(graph, inputs, inner_compile=lower)
 
         @wraps(compiled)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return tree_map(off_gpu, compiled(*args, **kwargs))
+        def run(*args: Any) -> Any:
+            results = tree_map(off_gpu, compiled(*args))
+            known.follow(values, args, results)
+            return results
 
         return run
 
