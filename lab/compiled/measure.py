@@ -244,6 +244,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=5, help="trainings that compile at a time on each GPU")
     parser.add_argument("--limit", type=float, default=540)
     arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + arguments.limit
     import transformers  # noqa: F401
 
