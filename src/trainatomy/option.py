@@ -7,7 +7,7 @@ like any other; ``offered`` finds its option, from which the parser, its help an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -50,7 +50,8 @@ in_output = partial(Option, panel="Output")
 output_file = partial(in_output, writes=True)
 
 
-def _as_it_is(value: Any) -> Any:
+def as_it_is(value: Any) -> Any:
+    """Return a value that needs no reading."""
     return value
 
 
@@ -86,7 +87,7 @@ def offered(request: type[Any]) -> dict[str, Offered]:
 def _offered(option: Option, kind: Any, default: Any) -> Offered:
     """Return an option with what it parses: for several values a list, whose default is to be left out."""
     is_tuple = get_origin(kind) is tuple
-    read = option.read or (tuple if is_tuple else _as_it_is)
+    read = option.read or (tuple if is_tuple else as_it_is)
     if option.words is not None:
         return Offered(option, option.words, None, read)
     if is_tuple:
@@ -100,12 +101,14 @@ def shared_fields(request: type[Any], given: Any) -> dict[str, Any]:
     return {field.name: getattr(given, field.name) for field in fields(request)}
 
 
-def share(option: str, text: str) -> float:
-    """Return ``5%``, ``5 %`` or ``0.05`` as a share.
+def share(option: str, text: str | float) -> float:
+    """Return ``5%``, ``5 %`` or ``0.05`` as a share; a number is one.
 
     Raises:
         WorkloadError: It is none, or not between 0 and 100 %.
     """
+    if not isinstance(text, str):
+        return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%?)\s*", text)
     value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= value < 1:
@@ -113,23 +116,26 @@ def share(option: str, text: str) -> float:
     return value
 
 
-def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """Return the numbers in ``1,7``.
+def whole_numbers(option: str, text: str | Iterable[int]) -> tuple[int, ...]:
+    """Return the numbers in ``1,7``, or those of a sequence.
 
     Raises:
         WorkloadError: One of them is no whole number.
     """
+    if not isinstance(text, str):
+        return tuple(text)
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if wrong := [part for part in parts if not part.isdigit()]:
         raise WorkloadError(f"{option} {text}: {wrong[0]!r} is not a whole number")
     return tuple(map(int, parts))
 
 
-def names(texts: Sequence[str]) -> tuple[str, ...]:
+def names(texts: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names in a repeatable option, each of which may hold several with commas."""
-    return tuple(dict.fromkeys(name.strip().replace("_", "-") for text in texts for name in text.split(",")))
+    several = [texts] if isinstance(texts, str) else texts
+    return tuple(dict.fromkeys(name.strip().replace("_", "-") for text in several for name in text.split(",")))
 
 
-def keys(texts: Sequence[str]) -> tuple[str, ...]:
+def keys(texts: str | Iterable[str]) -> tuple[str, ...]:
     """Return the settings in a repeatable option, spelt as in a workload."""
     return tuple(name.replace("-", "_") for name in names(texts))

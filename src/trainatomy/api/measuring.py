@@ -8,7 +8,7 @@ Looking at this machine: what is wrong with GPUs, links, software and host.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainatomy.api.elsewhere import predict_row, with_settings
 from trainatomy.api.predicting import predict_training
-from trainatomy.catalog.calibrations import parse, resolve_calibration
+from trainatomy.api.verb import verb
+from trainatomy.catalog.calibrations import parse
 from trainatomy.doctor.deaths import last_words
 from trainatomy.doctor.gathering import diagnose as diagnose_machine
 from trainatomy.doctor.gathering import gather
@@ -26,10 +27,10 @@ from trainatomy.errors import FactoryError, WorkloadError
 from trainatomy.measurement.calibration.calibrate import calibrate as calibrate_gpu
 from trainatomy.measurement.calibration.calibrate import write
 from trainatomy.measurement.loader import time_settings
+from trainatomy.measurement.measure import Runs, writable
 from trainatomy.measurement.measure import measure as measure_run
-from trainatomy.measurement.measure import writable
 from trainatomy.measurement.process.pool import Processes
-from trainatomy.requests.measuring import DiagnoseRequest, LoaderRequest, MeasureRequest
+from trainatomy.requests.measuring import CalibrateRequest, DiagnoseRequest, LoaderRequest, MeasureRequest
 from trainatomy.requests.predicting import COMPARED_PACES, PredictRequest, Training
 from trainatomy.results.loader import LoaderReport, LoaderSettings, StepToFeed
 from trainatomy.results.machine import Diagnosis
@@ -48,13 +49,12 @@ if TYPE_CHECKING:
     from trainatomy.runs.single import MeasuredRun
 
 
+@verb(MeasureRequest, only=("components", "trace", "time_limit"))
 def measure(
     workload: Workload,
     *,
-    components: bool = True,
+    request: MeasureRequest,
     steps: int | None = None,
-    trace: Path | str | None = None,
-    time_limit: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     **settings: Any,
 ) -> Measurement:
@@ -64,10 +64,8 @@ def measure(
 
     Args:
         workload: The training.
-        components: Make the recorded run, which attributes memory to components.
+        request: How to measure it.
         steps: Optimizer steps, if the workload does not name a number.
-        trace: File for the allocation trace of the recorded run.
-        time_limit: Seconds for everything.
         progress: Called while the runs go on.
         **settings: Settings that override those of the workload, as in ``predict``.
 
@@ -75,10 +73,8 @@ def measure(
         DeviceError: There is no GPU, or the process that used it failed.
         TrainatomyError: Errors that the workload itself causes.
     """
-    workload = measurable(with_settings(workload, settings))
-    return measure_run(
-        workload, components=components, steps=steps, trace=trace, time_limit=time_limit, progress=progress
-    )
+    runs = Runs(request.components, request.trace, request.time_limit, steps)
+    return measure_run(measurable(with_settings(workload, settings)), runs, progress)
 
 
 def measure_and_record(
@@ -100,36 +96,26 @@ def measure_and_record(
         ranks=tuple(range(1, workload.parallel.world_size)),
         host_paces=COMPARED_PACES,
     )
+    runs = Runs(request.components, request.trace, request.time_limit)
     with Processes() as processes:
         return record_run(
             workload,
             partial(predict_row, predicting),
-            lambda described, meanwhile: measure_run(
-                described,
-                components=request.components,
-                trace=request.trace,
-                time_limit=request.time_limit,
-                progress=progress,
-                meanwhile=meanwhile,
-                processes=processes,
-            ),
+            lambda described, meanwhile: measure_run(described, runs, progress, meanwhile, processes),
             request,
             processes,
         )
 
 
-def calibrate(
-    output: Path | str | None = None, *, time_limit: float = 120.0, gpus: int = 1, force: bool = False
-) -> Calibration:
+@verb(CalibrateRequest)
+def calibrate(output: Path | str | None = None, *, request: CalibrateRequest) -> Calibration:
     """Measure what the timing model needs on this machine's GPU, and on the links between several.
 
     It waits until the machine does nothing else, and measures its CPU again where it did not stay so.
 
     Args:
         output: File to write the calibration to, as JSON.
-        time_limit: Seconds; measurements that do not fit are left out.
-        gpus: GPUs between which collectives are measured, each in a process of its own.
-        force: Calibrate even if the machine is busy with other work, which makes its CPU seem slow.
+        request: How to calibrate.
 
     Raises:
         DeviceError: There is no GPU, or fewer than ``gpus``.
@@ -137,7 +123,7 @@ def calibrate(
         WorkloadError: ``output`` cannot be written; checked before anything is measured.
     """
     target = None if output is None else writable(Path(output), "--output")
-    content = calibrate_gpu(time_limit=time_limit, gpus=gpus, force=force)
+    content = calibrate_gpu(time_limit=request.time_limit, gpus=request.gpus, force=request.force)
     if target is not None:
         write(content, target)
     return parse(json.dumps(content), str(output or "this machine"))
@@ -155,18 +141,13 @@ BATCHES = 10_000
 """Batches of a synthetic dataset: more than are ever fetched."""
 
 
+@verb(LoaderRequest)
 def time_loader(
     what: Workload | Dataset[Any] | DataLoader[Any] | Callable[[], Any],
     *,
     workload: Workload | None = None,
     batch_size: int | None = None,
-    workers: Sequence[int] = (0, 1, 2, 4, 8),
-    prefetch_factor: int = 2,
-    pin_memory: bool = True,
-    persistent_workers: bool = True,
-    seconds: float = 2.0,
-    step_seconds: float | None = None,
-    calibration: Calibration | Path | str | None = None,
+    request: LoaderRequest,
     progress: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> LoaderReport:
@@ -177,13 +158,7 @@ def time_loader(
             function without arguments that returns one.
         workload: The training of a dataset or DataLoader; its step is predicted.
         batch_size: Samples of a batch of a dataset (default: the workload's).
-        workers: Numbers of worker processes to try.
-        prefetch_factor: Batches that each worker makes ahead.
-        pin_memory: Copy batches to pinned memory, where there is a GPU.
-        persistent_workers: Keep the workers from epoch to epoch.
-        seconds: Seconds for each number of workers.
-        step_seconds: Duration of the step, in place of the predicted one.
-        calibration: See ``predict``.
+        request: How to time it.
         progress: Called with what is being done.
         **settings: Settings of the workload, as in ``predict``.
 
@@ -196,15 +171,6 @@ def time_loader(
         training = with_settings(training, settings)
     elif settings:
         raise WorkloadError(f"{', '.join(settings)}: settings of a workload, and none is given")
-    request = LoaderRequest(
-        workers=workers,
-        prefetch_factor=prefetch_factor,
-        pin_memory=pin_memory,
-        persistent_workers=persistent_workers,
-        seconds=seconds,
-        step_seconds=step_seconds,
-        calibration=resolve_calibration(calibration),
-    )
     is_drawn = isinstance(what, Workload)
     return time_loader_of(training if is_drawn else what, training, request, batch_size, progress)
 
@@ -299,33 +265,21 @@ def _step_of(workload: Workload | None, request: LoaderRequest) -> StepToFeed | 
     return StepToFeed(time.step_seconds, time.host_seconds, batches, predicted=True, gpu=prediction.gpu.name)
 
 
-def diagnose(
-    *,
-    gpus: Sequence[int] = (),
-    bandwidth: bool = True,
-    seconds: float = 0.0,
-    pid: int | None = None,
-    died: str = "",
-    stage: Callable[[str], None] = lambda stage: None,
-) -> Diagnosis:
+@verb(DiagnoseRequest)
+def diagnose(*, request: DiagnoseRequest, stage: Callable[[str], None] = lambda stage: None) -> Diagnosis:
     """Look at this machine: links, power and heat, memory errors, software, other processes, host.
 
     It never changes a setting. Without a GPU it looks at software and host.
 
     Args:
-        gpus: Numbers of the GPUs to look at, as in nvidia-smi; all if empty.
-        bandwidth: Measure copies, and clocks under load (about a second for each GPU); not on GPUs that are in use.
-        seconds: Watch a running training for so long; with ``pid`` 5 s if it is left out.
-        pid: Process of that training.
-        died: How a training died: its exit code, its last lines, a line of the kernel's log, ``memory.events``, or the
-            file that holds any of them.
+        request: How to look at it.
         stage: Called with the name of each stage when it begins.
 
     Raises:
         DeviceError: There is no GPU of a given number, or none to watch.
         TrainatomyError: There is no process ``pid``.
     """
-    return look_at_machine(DiagnoseRequest(tuple(gpus), bandwidth, pid, seconds, died), stage)
+    return look_at_machine(request, stage)
 
 
 def look_at_machine(request: DiagnoseRequest, stage: Callable[[str], None] = lambda stage: None) -> Diagnosis:

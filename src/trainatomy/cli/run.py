@@ -169,7 +169,7 @@ def run(request: RunCommand) -> None:
     )
     price = _price(request, job.gpus)
     if request.measure:
-        job = replace(job, looks_ahead=False)
+        job = replace(job, look_ahead=False)
         _check_measured(job)
     if caution and request.json:
         note(caution)

@@ -23,20 +23,28 @@ class CompareRequest:
     """How to predict several training runs and, with ``measure``, to run them on this machine's GPU.
 
     Attributes:
-        measure: Run each of them.
+        measure: Run each of them in fresh processes; ``repeat``, ``store``, ``group``, ``fresh`` and ``time_limit``
+            need it.
         repeat: Runs per training.
-        effective_batch_size: Samples of an optimizer step on all GPUs, the same for all of them.
-        store: Where records are kept: a store, a folder or its URL.
-        group: Name that the records share; None derives it from the workloads.
+        effective_batch_size: Samples of an optimizer step on all GPUs, the same for all of them: accumulation steps are
+            set to this number over batch size × data-parallel ranks.
+        store: Where records are kept: a store, a folder or its URL (default: TRAINATOMY_RECORDS, or
+            ./trainatomy-records). Runs that are on record are not repeated, so an interrupted comparison continues
+            where it stopped.
+        group: Name that the records share; derived from the workloads by default.
         fresh: Run everything again, whatever is on record.
-        time_limit: Seconds for a run.
-        timeline: See ``PredictRequest``.
-        calibration: See ``PredictRequest``.
-        trust_remote_code: See ``PredictRequest``.
-        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
-        executor: Where to predict in place of local processes.
-        keep: Folder or URL in which each prediction is kept as soon as it is made.
-        layouts: See ``PredictRequest``.
+        time_limit: Seconds for each run.
+        timeline: See ``predict``.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
+        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has. A script
+            that asks for several must start its own work behind ``if __name__ == "__main__"``.
+        executor: Where to predict in place of local processes: ``"dask"`` or ``"ray"`` (started on this machine), the
+            address of a cluster (``dask://HOST:PORT``, ``tcp://…``, ``ray://…``), a ``distributed.Client``, or an
+            executor of ``concurrent.futures``. Predictions whose worker dies are repeated.
+        keep: Folder (or its URL, for any filesystem that fsspec knows) in which each prediction is kept as soon as it
+            is made, and from which an interrupted comparison continues. Workers of ``executor`` must reach it too.
+        layouts: See ``predict``.
         keep_gpus: Predict for the workloads' own GPUs instead of this machine's.
         title: The beginning of a derived group name.
         samples: Number of samples that times are given for.

@@ -65,24 +65,28 @@ class FitRequest:
     """How to search for the settings of a training.
 
     Attributes:
-        effective_batch_size: Samples per optimizer step; ``None`` for that of the workload.
+        effective_batch_size: Samples per optimizer step; by default those of the workload.
         headroom: Share of the GPU's memory that must stay free.
-        allow: Changes of what is trained that the search may make.
-        keep: Axes that it may not vary.
+        allow: Changes of what is trained that the search may make: "precision", "optimizer", "lora",
+            "quantization", "sequence-length", "evaluation".
+        keep: Settings that the search may not vary, such as "gradient_checkpointing" or "attention"
+            (``trainatomy.search.axes`` lists them).
         exhaustive: Execute every candidate instead of leaving out those that cannot win.
-        try_compile: Predict the best candidate compiled, too (``search.run.with_compiled``).
-        prices: Execute the workload as it was given too, and the single changes of the best candidate.
-        can_apply: Says which settings can be applied to what is trained; the others are neither tried nor priced.
-            All can by default.
+        try_compile: Predict the best settings with ``torch.compile`` too, whole and layer by layer.
+        prices: Execute the workload as it was given too, and the single changes of the best settings, for what each
+            costs or saves.
+        can_apply: A function that gets the settings of an option, keys of the workload with their values, and returns
+            whether the caller can apply them; other options are left out. By default all can be applied.
         translated: Returns what settings are for what is trained, such as a framework that makes more of them; None
             where they cannot be applied. They are taken as they are by default.
-        maximize: What is to be as large as fits.
+        maximize: "throughput", or "batch", "sequence-length", "model-size", or a key of the workload with a whole
+            number ("data.image_size", "data.image_size:14" in steps): the largest one that fits.
         measure: Run this many of the best candidates on this machine's GPU.
-        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
-        executor: Where to predict in place of local processes.
-        calibration: See ``PredictRequest``.
-        trust_remote_code: See ``PredictRequest``.
-        host_memory: See ``PredictRequest``; the search does not lower it, and says what would.
+        jobs: See ``compare``; for a workload.
+        executor: See ``compare``; for a workload.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
+        host_memory: See ``predict``; the search does not lower it, and says what would.
     """
 
     effective_batch_size: Annotated[

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from trainatomy.errors import WorkloadError
-from trainatomy.option import Option, in_output, output_file
+from trainatomy.option import Option, in_output, output_file, whole_numbers
 from trainatomy.records.store import Store
 from trainatomy.requests.predicting import CalibrationFile, TrustRemoteCode
 
@@ -36,8 +36,8 @@ class MeasureRequest:
         trace: File for the allocation trace of the recorded run.
         time_limit: Seconds for everything.
         store: Where records are kept: a store, a folder or its URL.
-        calibration: See ``PredictRequest``.
-        trust_remote_code: See ``PredictRequest``.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
         keep_gpus: Predict for the workload's own GPU instead of this machine's.
         command: The command line, for the record.
     """
@@ -78,13 +78,6 @@ class CalibrateRequest:
     ] = False
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise WorkloadError(f"--workers: {text!r} is not a list of numbers such as 0,2,4") from None
-
-
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
     """How to time a DataLoader.
@@ -96,17 +89,17 @@ class LoaderRequest:
         persistent_workers: Keep the workers from epoch to epoch.
         seconds: Seconds for each number of workers.
         step_seconds: Duration of the step, in place of the predicted one.
-        calibration: See ``PredictRequest``.
+        calibration: See ``predict``.
     """
 
     workers: Annotated[
-        Sequence[int],
+        tuple[int, ...],
         Option(
             "--workers",
             "Numbers of worker processes to try (default: 0,1,2,4,8).",
             metavar="N,N,…",
             words=str | None,
-            read=_numbers,
+            read=partial(whole_numbers, "--workers"),
         ),
     ] = (0, 1, 2, 4, 8)
     prefetch_factor: Annotated[
@@ -148,7 +141,8 @@ class DiagnoseRequest:
         bandwidth: Measure copies, and clocks under load (about a second for each GPU); not on GPUs that are in use.
         pid: Process of a running training to watch.
         seconds: Watch it for so long; 5 s if ``pid`` is given and this is left out.
-        died: How a training died: an exit code, a line of the kernel's log, a message, or the file that holds them.
+        died: How a training died: its exit code, its last lines, a line of the kernel's log, ``memory.events``, or the
+            file that holds any of them.
     """
 
     gpus: Annotated[

@@ -116,16 +116,22 @@ class PredictRequest:
 
     Attributes:
         timeline: Include memory by component over the step.
-        timed: Predict the time of a step; False predicts memory only, which is somewhat faster.
+        timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.
+        calibration: A calibration of a machine (``trainatomy calibrate``) or its file, for the timing model. By
+            default the calibration that ships for the GPU is used, or else its data sheet.
         trust_remote_code: Run the code that comes with a model on the hub.
-        calibration: A calibration for the timing model; None for the one that ships.
-        ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
-        host_memory: Memory of each machine in bytes, against which its processes are held; ``"here"``: this machine's,
-            or its control group's, with its /dev/shm and disk; None: that of the workload's ``instance``.
-        dataset_memory: Bytes of a data set that lies in Python's memory; None: it is mapped from files.
-        host_paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
-        layouts: Try other addresses of segments, skipped steps and padded sizes; False is somewhat faster, for one of
-            many candidates, and so is ``"scarce"``, for a verdict alone: only where less memory is free than reserved.
+        ranks: Ranks of a training on several GPUs whose memory to predict besides that of rank 0, each by executing
+            it: ``Prediction.other_ranks``. A pipeline without them is billed by its fullest rank.
+        host_memory: Memory of each machine in bytes or as ``"64 GiB"``, or ``"here"`` for this one (or its control
+            group, with /dev/shm and disk): also say in ``Prediction.host_bill`` whether the processes fit in it. By
+            default it is that of the workload's ``instance``.
+        dataset_memory: Memory of a data set that lies in Python objects, in bytes or as ``"8 GiB"``, of which each
+            worker gets a copy in time. By default it is mapped from files.
+        host_paces: CPU times as multiples of the assumed host's (1.5: a host that takes half as long again), for each
+            of which the step is predicted too: ``Prediction.time.at_paces``. Not for samples of different lengths.
+        layouts: Replay the allocations with other addresses of segments, too, and those of float16 with first steps
+            that gradient scaling skips, which takes a second or two: ``Prediction.memory.layouts`` and
+            ``Prediction.memory.skipped_steps``. ``"scarce"``: only where less memory is free than reserved.
     """
 
     timeline: Timeline = False
@@ -163,8 +169,8 @@ class OpsRequest:
     Attributes:
         top: How many of the heaviest operations and modules to list.
         measured: Add a profile of this machine's GPU.
-        calibration: See ``PredictRequest``.
-        trust_remote_code: See ``PredictRequest``.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
     """
 
     top: Annotated[

@@ -20,15 +20,15 @@ class ScriptRequest:
         time_limit: Seconds after which it is stopped.
         network: Let it use the network.
         data: A local file whose rows take the place of data sets of a hub.
-        samples: Rows of a data set that is made up.
-        lengths: Words of a text that is made up.
-        torch: Version of PyTorch to simulate; None for the installed one.
-        compiled: Whether ``torch.compile`` is simulated; None: where the script names it and its compiler is there.
-        looks_ahead: Whether what comes after the steps is looked at: tasks that the configuration plans, the longest
-            sample, growth.
+        samples: Rows of made-up data sets.
+        lengths: Words of made-up texts.
+        torch: Version of PyTorch to simulate; by default the installed one.
+        compiles: Simulate ``torch.compile``; None: where the script names it and its compiler is installed.
+        look_ahead: Also execute what comes after the steps: the evaluation and the checkpoint that a trainer's
+            configuration plans, the longest sample, further steps where memory grows.
         timeline: Include memory by component over the step.
-        host_memory: See ``PredictRequest``.
-        dataset_memory: See ``PredictRequest``.
+        host_memory: See ``predict``.
+        dataset_memory: See ``predict``.
     """
 
     steps: Annotated[
@@ -56,14 +56,14 @@ class ScriptRequest:
         str | None,
         Option("--torch", "Version of PyTorch to simulate (default: the installed one).", metavar="VERSION"),
     ] = None
-    compiled: Annotated[
+    compiles: Annotated[
         bool | None,
         Option(
             "--compile/--no-compile",
             "Simulate torch.compile (experimental; default: if the script names it and its compiler is installed).",
         ),
     ] = None
-    looks_ahead: Annotated[
+    look_ahead: Annotated[
         bool,
         Option(
             "--look-ahead/--no-look-ahead",

@@ -153,8 +153,8 @@ class ComparisonRun:
         predicted = [None if isinstance(each, TrainatomyError) else each for each in self.predictions]
 
         def measure(workload: Workload) -> Measurement:
-            limit, progress = self.request.time_limit, observer.progress
-            return gpu.measure(workload, time_limit=limit, progress=progress, processes=processes)
+            runs = gpu.Runs(time_limit=self.request.time_limit)
+            return gpu.measure(workload, runs, observer.progress, processes=processes)
 
         observer.planned(self.plan)
         self._note_unknown_gpu(observer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from dataclasses import replace
 from functools import partial
@@ -138,8 +139,6 @@ def _run_in_group(
         group=group,
         monitors=_monitors(job, meter, group),
         compiles=workload.mode == "training" and workload.train.compiles,
-        quiet=job.quiet,
-        until=job.until,
     )
     recorder = RunRecorder(timer.warm_up) if job.recorded else None
     skipped = CountedSteps()
@@ -231,9 +230,9 @@ def _notify(handlers: list[Any], *arguments: Any) -> None:
 
 def _step_limit(job: Job, workload: Workload) -> StepLimit:
     """Return the job's limit; a workload that sets its number of steps gets exactly those."""
-    if workload.steps:
-        return StepLimit(workload.steps, workload.steps, 0.0)
-    return StepLimit(max(job.steps, job.most_steps), job.steps, job.seconds)
+    steps, seconds = (workload.steps, 0.0) if workload.steps else (job.steps, job.seconds)
+    most = workload.steps or max(job.steps, job.most_steps)
+    return StepLimit(most, steps, seconds, job.quiet, math.inf if job.until is None else job.until)
 
 
 def _execute(

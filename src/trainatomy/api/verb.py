@@ -1,0 +1,85 @@
+"""Verbs: functions whose keywords are the fields of a request.
+
+A verb is written with one parameter ``request``, and with what no request has: what it is about, and callbacks.  It is
+called with the fields of the request as keywords; ``help`` shows them with their types, defaults and descriptions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from trainatomy.option import Option, as_it_is
+
+Result = TypeVar("Result")
+_ENTRY = r"^    ({name}): (.*(?:\n     .*)*)\n?"
+"""A parameter or an attribute with its description in a docstring."""
+
+
+def verb(
+    request: type[Any], *, only: Collection[str] = (), without: Collection[str] = ()
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Give a function the fields of a request as keywords, in place of its keyword ``request``.
+
+    Their values are read as those of the options on the command line.
+
+    Args:
+        request: The request.
+        only: The fields (default: all).
+        without: Fields that are left out.
+    """
+    hints = get_type_hints(request, include_extras=True)
+    keywords = {
+        field.name: _keyword(field.name, hints[field.name], field.default)
+        for field in fields(request)
+        if (not only or field.name in only) and field.name not in without
+    }
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        @wraps(function)
+        def called(*arguments: Any, **given: Any) -> Result:
+            asked = {name: given.pop(name) for name in keywords if name in given}
+            read = {name: None if value is None else keywords[name][1](value) for name, value in asked.items()}
+            return function(*arguments, request=request(**read), **given)
+
+        signature, fields_of = inspect.signature(function), [parameter for parameter, _ in keywords.values()]
+        parameters = [
+            parameter
+            for name, own in signature.parameters.items()
+            for parameter in (fields_of if name == "request" else [own])
+        ]
+        called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        called.__doc__ = _documented(function, request, keywords)
+        return called
+
+    return decorate
+
+
+def _keyword(name: str, hint: Any, default: Any) -> tuple[inspect.Parameter, Callable[[Any], Any]]:
+    """Return the keyword of a field, whose type is as wide as what is read, and the function that reads its value."""
+    option = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Option)), None)
+    kind = get_args(hint)[0] if option else hint
+    is_tuple = get_origin(kind) is tuple
+    if is_tuple:
+        kind = Sequence[get_args(kind)[0]]  # type: ignore[misc]
+    for words in (get_args(option.words) or (option.words,)) if option else ():
+        if words not in (None, NoneType):
+            kind |= str if get_origin(words) is list else words
+    if Path in get_args(kind):
+        kind |= str
+    read = option.read if option and option.read else tuple if is_tuple else as_it_is
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind), read
+
+
+def _documented(function: Callable[..., Any], request: type[Any], names: Collection[str]) -> str:
+    """Return the documentation of a function with that of the fields in place of that of ``request``."""
+    texts = [inspect.cleandoc(kind.__dict__.get("__doc__") or "") for kind in reversed(request.__mro__)]
+    told = {name: meant for text in texts for name, meant in re.findall(_ENTRY.format(name=r"\w+"), text, re.MULTILINE)}
+    entries = "".join(f"    {name}: {told[name]}\n" for name in names)
+    return re.sub(_ENTRY.format(name="request"), lambda _: entries, inspect.getdoc(function) or "", flags=re.MULTILINE)
