@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import trainatomy
-from trainatomy.api.measuring import loader_of
+from trainatomy.api.loading import loader_of
 from trainatomy.cli import main
 from trainatomy.errors import FactoryError, WorkloadError
 from trainatomy.measurement import loader as reports

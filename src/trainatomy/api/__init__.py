@@ -11,11 +11,14 @@ from __future__ import annotations
 from trainatomy.lazy import lazy
 
 NAMES = {
+    "api.calibrating": "calibrate",
     "api.comparing": "compare, compare_gpus, measure_comparison, predict_comparison, predict_gpus",
     "api.detailing": "break_down, ops, predict_in_detail, predict_training_in_detail",
+    "api.diagnosing": "diagnose, look_at_machine",
     "api.fitting": "fit, fit_gpus, measure_fit, search_gpus, search_remedies, search_settings, why_out_of_memory",
-    "api.measuring": "calibrate, diagnose, load_dataset, look_at_machine, measure, measure_and_record, this_gpu, "
-    "time_loader, time_loader_of",
+    "api.fitting_modules": "module_candidates",
+    "api.loading": "load_dataset, time_loader, time_loader_of",
+    "api.measuring": "measure, measure_and_record, this_gpu",
     "api.predicting": "predict, predict_training",
     "api.scripts": "dry_run, run_script, DryRun",
     "prediction.assemble": "keep_executed",

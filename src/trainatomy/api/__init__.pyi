@@ -11,15 +11,16 @@ from trainatomy.api.comparing import predict_comparison
 from trainatomy.api.comparing import predict_gpus
 from trainatomy.api.detailing import break_down
 from trainatomy.api.detailing import predict_training_in_detail
+from trainatomy.api.diagnosing import look_at_machine
 from trainatomy.api.fitting import measure_fit
 from trainatomy.api.fitting import search_gpus
 from trainatomy.api.fitting import search_remedies
 from trainatomy.api.fitting import search_settings
-from trainatomy.api.measuring import load_dataset
-from trainatomy.api.measuring import look_at_machine
+from trainatomy.api.fitting_modules import module_candidates
+from trainatomy.api.loading import load_dataset
+from trainatomy.api.loading import time_loader_of
 from trainatomy.api.measuring import measure_and_record
 from trainatomy.api.measuring import this_gpu
-from trainatomy.api.measuring import time_loader_of
 from trainatomy.api.predicting import predict_training
 from trainatomy.api.scripts import DryRun
 from trainatomy.api.scripts import dry_run
@@ -49,7 +50,31 @@ from typing import Any
 from typing import Literal
 from typing import Union
 import torch
-__all__ = ["ComparisonInterrupted", "DryRun", "break_down", "calibrate", "compare", "compare_gpus", "detail_of_executed", "diagnose", "dry_run", "fit", "fit_gpus", "jobs_for", "keep_executed", "load_dataset", "look_at_machine", "measure", "measure_and_record", "measure_comparison", "measure_fit", "ops", "predict", "predict_comparison", "predict_gpus", "predict_in_detail", "predict_training", "predict_training_in_detail", "run_script", "search_gpus", "search_remedies", "search_settings", "this_gpu", "time_loader", "time_loader_of", "why_out_of_memory"]
+__all__ = ["ComparisonInterrupted", "DryRun", "break_down", "calibrate", "compare", "compare_gpus", "detail_of_executed", "diagnose", "dry_run", "fit", "fit_gpus", "jobs_for", "keep_executed", "load_dataset", "look_at_machine", "measure", "measure_and_record", "measure_comparison", "measure_fit", "module_candidates", "ops", "predict", "predict_comparison", "predict_gpus", "predict_in_detail", "predict_training", "predict_training_in_detail", "run_script", "search_gpus", "search_remedies", "search_settings", "this_gpu", "time_loader", "time_loader_of", "why_out_of_memory"]
+
+def calibrate(
+    output: Path | str | None = None,
+    *,
+    time_limit: float = 120.0,
+    gpus: int = 1,
+    force: bool = False,
+) -> Calibration:
+    """Measure what the timing model needs on this machine's GPU, and on the links between several.
+
+    It waits until the machine does nothing else, and measures its CPU again where it did not stay so.
+
+    Args:
+        output: File to write the calibration to, as JSON.
+        time_limit: Seconds; measurements that do not fit are left out.
+        gpus: GPUs between which collectives are measured, each in a process of its own.
+        force: Calibrate even if the machine is busy with other work, which makes its CPU seem slow.
+
+    Raises:
+        DeviceError: There is no GPU, or fewer than ``gpus``.
+        TrainatomyError: The machine is busy with other work.
+        WorkloadError: ``output`` cannot be written; checked before anything is measured.
+    """
+
 
 def compare(
     workloads: Sequence[Workload],
@@ -218,6 +243,34 @@ def predict_in_detail(
     """
 
 
+def diagnose(
+    *,
+    gpus: Sequence[int] = (),
+    bandwidth: bool = True,
+    pid: int | None = None,
+    seconds: float = 0.0,
+    died: str = "",
+    stage: Callable[[str], None] = ...,
+) -> Diagnosis:
+    """Look at this machine: links, power and heat, memory errors, software, other processes, host.
+
+    It never changes a setting. Without a GPU it looks at software and host.
+
+    Args:
+        gpus: Numbers of the GPUs to look at, as in nvidia-smi; all if empty.
+        bandwidth: Measure copies, and clocks under load (about a second for each GPU); not on GPUs that are in use.
+        pid: Process of a running training to watch.
+        seconds: Watch it for so long; 5 s if ``pid`` is given and this is left out.
+        died: How a training died: its exit code, its last lines, a line of the kernel's log, ``memory.events``, or the
+            file that holds any of them.
+        stage: Called with the name of each stage when it begins.
+
+    Raises:
+        DeviceError: There is no GPU of a given number, or none to watch.
+        TrainatomyError: There is no process ``pid``.
+    """
+
+
 def fit(
     what: Workload | nn.Module,
     *,
@@ -379,87 +432,6 @@ def why_out_of_memory(
     """
 
 
-def calibrate(
-    output: Path | str | None = None,
-    *,
-    time_limit: float = 120.0,
-    gpus: int = 1,
-    force: bool = False,
-) -> Calibration:
-    """Measure what the timing model needs on this machine's GPU, and on the links between several.
-
-    It waits until the machine does nothing else, and measures its CPU again where it did not stay so.
-
-    Args:
-        output: File to write the calibration to, as JSON.
-        time_limit: Seconds; measurements that do not fit are left out.
-        gpus: GPUs between which collectives are measured, each in a process of its own.
-        force: Calibrate even if the machine is busy with other work, which makes its CPU seem slow.
-
-    Raises:
-        DeviceError: There is no GPU, or fewer than ``gpus``.
-        TrainatomyError: The machine is busy with other work.
-        WorkloadError: ``output`` cannot be written; checked before anything is measured.
-    """
-
-
-def diagnose(
-    *,
-    gpus: Sequence[int] = (),
-    bandwidth: bool = True,
-    pid: int | None = None,
-    seconds: float = 0.0,
-    died: str = "",
-    stage: Callable[[str], None] = ...,
-) -> Diagnosis:
-    """Look at this machine: links, power and heat, memory errors, software, other processes, host.
-
-    It never changes a setting. Without a GPU it looks at software and host.
-
-    Args:
-        gpus: Numbers of the GPUs to look at, as in nvidia-smi; all if empty.
-        bandwidth: Measure copies, and clocks under load (about a second for each GPU); not on GPUs that are in use.
-        pid: Process of a running training to watch.
-        seconds: Watch it for so long; 5 s if ``pid`` is given and this is left out.
-        died: How a training died: its exit code, its last lines, a line of the kernel's log, ``memory.events``, or the
-            file that holds any of them.
-        stage: Called with the name of each stage when it begins.
-
-    Raises:
-        DeviceError: There is no GPU of a given number, or none to watch.
-        TrainatomyError: There is no process ``pid``.
-    """
-
-
-def measure(
-    workload: Workload,
-    *,
-    components: bool = True,
-    trace: Path | str | None = None,
-    time_limit: float | None = None,
-    steps: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    **settings: Any,
-) -> Measurement:
-    """Measure a training step on this machine's GPU, in fresh processes: one run is timed, one is recorded.
-
-    Running out of memory is a result, not an error.
-
-    Args:
-        workload: The training.
-        components: Make the recorded run, which attributes memory to components.
-        trace: File for the allocation trace of the recorded run.
-        time_limit: Seconds for everything.
-        steps: Optimizer steps, if the workload does not name a number.
-        progress: Called while the runs go on.
-        **settings: Settings that override those of the workload, as in ``predict``.
-
-    Raises:
-        DeviceError: There is no GPU, or the process that used it failed.
-        TrainatomyError: Errors that the workload itself causes.
-    """
-
-
 def time_loader(
     what: Workload | Dataset[Any] | DataLoader[Any] | Callable[[], Any],
     *,
@@ -495,6 +467,35 @@ def time_loader(
     Raises:
         WorkloadError: The workload is wrong, or the batch size is not known.
         FactoryError: The user's code raised, or returned something else.
+    """
+
+
+def measure(
+    workload: Workload,
+    *,
+    components: bool = True,
+    trace: Path | str | None = None,
+    time_limit: float | None = None,
+    steps: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    **settings: Any,
+) -> Measurement:
+    """Measure a training step on this machine's GPU, in fresh processes: one run is timed, one is recorded.
+
+    Running out of memory is a result, not an error.
+
+    Args:
+        workload: The training.
+        components: Make the recorded run, which attributes memory to components.
+        trace: File for the allocation trace of the recorded run.
+        time_limit: Seconds for everything.
+        steps: Optimizer steps, if the workload does not name a number.
+        progress: Called while the runs go on.
+        **settings: Settings that override those of the workload, as in ``predict``.
+
+    Raises:
+        DeviceError: There is no GPU, or the process that used it failed.
+        TrainatomyError: Errors that the workload itself causes.
     """
 
 

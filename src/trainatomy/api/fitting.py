@@ -89,8 +89,7 @@ def _candidates(
                 request = replace(request, translated=partial(settings_in, workload.origin))
             yield workload, request, pool
     else:
-        workload, pool = _of_module(training.what, training, request)
-        yield workload, _request_for_module(training.what, training, request), pool
+        yield api.module_candidates(training.what, training, request)
 
 
 @contextmanager
@@ -110,38 +109,6 @@ def _of_workload(
         gpus,
     ) as pool:
         yield workload, pool
-
-
-def _of_module(module: nn.Module, training: Training, request: FitRequest) -> tuple[Workload, PredictionPool]:
-    """Return the workload of a live module, which is predicted in this process."""
-    from trainatomy.api.predicting import predict_module
-    from trainatomy.simulator import live
-
-    if request.executor is not None:
-        raise WorkloadError(
-            "executor: a live module is predicted in this process; give a workload, which workers can build"
-        )
-    batch, settings = training.batch, training.settings
-    make = live.resized(batch) if isinstance(batch, Mapping) else batch
-    workload, make_batch = live.described(module, make, training.optimizer, training.gpu, settings)
-    if isinstance(batch, Mapping) and "per_device_train_batch_size" not in settings:
-        rows = next(len(value) for value in batch.values() if getattr(value, "ndim", 0))
-        workload = workload.replace("train.per_device_train_batch_size", rows)
-    request.predicting.check_calibration([workload])
-    return workload, PredictionPool(
-        partial(predict_candidate, partial(predict_module, module, make_batch, request.predicting_candidates)), None, 1
-    )
-
-
-def _request_for_module(module: nn.Module, training: Training, request: FitRequest) -> FitRequest:
-    """Return a search restricted to the settings that apply to a live module."""
-    from trainatomy.simulator import live
-
-    live.check_permissions(request.allow, training.batch)
-    to_module, can_apply = live.applies_to(module, training.batch), request.can_apply
-    if can_apply is None:
-        return replace(request, can_apply=to_module)
-    return replace(request, can_apply=lambda settings: to_module(settings) and can_apply(settings))
 
 
 @verb(FitRequest, without=("translated",))

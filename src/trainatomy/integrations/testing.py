@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import trainatomy
+from trainatomy.reporters import text
+
 if TYPE_CHECKING:
     from trainatomy.results.prediction import Prediction
 
@@ -26,13 +29,9 @@ def fits_on() -> FitsOn:
 
     def check(gpu: str, command: str | Sequence[str], **options: Any) -> Prediction:
         __tracebackhide__ = True
-        from trainatomy.api.scripts import run_script
-        from trainatomy.reporters.text.prediction import verdict_line
-        from trainatomy.reporters.text.rendering import render
-
-        prediction = run_script(command, gpu=gpu, **options)
+        prediction = trainatomy.run_script(command, gpu=gpu, **options)
         if not prediction.fits:
-            pytest.fail(render(verdict_line(prediction), width=1000).strip(), pytrace=False)
+            pytest.fail(text.render(text.verdict_line(prediction), width=1000).strip(), pytrace=False)
         return prediction
 
     return check

@@ -24,8 +24,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from trainatomy.integrations.live_measurement import LiveMeasurement
+import trainatomy
+from trainatomy.integrations.live_measurement import LiveMeasurement, predict_live
 from trainatomy.measurement.step.instruments import host_sampler
+from trainatomy.records.create import make_record
+from trainatomy.records.store import Store
 from trainatomy.reporters.text.rendering import error_paper
 from trainatomy.units import human_bytes, seconds
 
@@ -193,8 +196,6 @@ class Watch:
         """
         measurement = self.result()
         if measurement is not None and self.live is not None:
-            from trainatomy.integrations.live_measurement import predict_live
-
             model, recorder = self.live.model, self.live.recorder
             self.prediction = predict_live(
                 model, recorder.optimizer, recorder.first_batch, measurement, recorder.autocast
@@ -203,9 +204,7 @@ class Watch:
 
     def print(self) -> None:
         """Print the summary: device memory by component, time, samples per second."""
-        from trainatomy.integrations.printing import print_summary
-
-        print_summary(self)
+        trainatomy.print_summary(self)
 
     def write(self, folder: str | os.PathLike[str], command: str = "trainatomy.watch") -> str | None:
         """Write a record into a folder of records and return its path.
@@ -216,9 +215,6 @@ class Watch:
         measurement = self.result()
         if measurement is None or measurement.rank != 0:
             return None
-        from trainatomy.records.create import make_record
-        from trainatomy.records.store import Store
-
         return Store(folder).write(make_record(measurement, self.prediction, command))
 
 

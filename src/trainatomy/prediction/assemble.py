@@ -22,6 +22,8 @@ from trainatomy.prediction.tasks import checkpoint_of, evaluation_of, generation
 from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.prediction import GPUSummary, LeadingNote, Prediction, RankPrediction
 from trainatomy.simulator.steps import peaks_with_skipped_steps
+from trainatomy.timing.cost_model import tensor_cores_for_fp32
+from trainatomy.timing.step import RankStep, mean_over_period, predict_step_time, timed_operations
 from trainatomy.training.shape import samples_per_step
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.trl import steps_per_generation
@@ -186,8 +188,6 @@ def timed_step(
 
     ``driver_calls`` are those of replaying its trace.
     """
-    from trainatomy.timing.step import timed_operations
-
     return timed_operations(step_of(workload, simulation, simulation.operations, calibration, driver_calls))
 
 
@@ -208,9 +208,6 @@ def step_of(
 
     ``driver_calls`` are those of replaying its trace.
     """
-    from trainatomy.timing.cost_model import tensor_cores_for_fp32
-    from trainatomy.timing.step import RankStep
-
     return RankStep(
         operations,
         workload.resolve_gpu(),
@@ -261,7 +258,6 @@ def time_of(
     Where only one in so many steps generates, it is that of the mean step.  ``driver_calls`` are those of replaying its
     trace.
     """
-    from trainatomy.timing.step import mean_over_period, predict_step_time
 
     def of_step(operations: Operations, driver_calls: Sequence[DriverCall]) -> Time:
         return predict_step_time(

@@ -14,6 +14,8 @@ from trainatomy.operators.traffic import crosses
 from trainatomy.prediction.assemble import analysis_of, timed_step
 from trainatomy.prediction.inputs import context_bytes, nccl_bytes_of
 from trainatomy.results.trace import Detail
+from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
+from trainatomy.timing.one_stream import COLLECTIVES
 from trainatomy.workload.builtin import is_encoder_layer
 
 if TYPE_CHECKING:
@@ -73,8 +75,6 @@ def breakdown_of(
         top: How many of the heaviest operations and modules to list.
         analysis: The analysis of its memory, if there is one already.
     """
-    from trainatomy.timing.cost_model import cost_model_of, tensor_cores_for_fp32
-
     gpu, trace, operations = workload.resolve_gpu(), simulation.trace, simulation.operations
     memory = analysis or analysis_of(workload, simulation, calibration)
     tf32 = tensor_cores_for_fp32(workload.tf32, simulation.torch_version)
@@ -107,9 +107,6 @@ def breakdown_of(
 
 def _predict_times(operations: Operations, cost_model: CostModel) -> PredictedTimes:
     """Return the GPU seconds of each operation."""
-    from trainatomy.timing.cost_model import kernel_cost
-    from trainatomy.timing.one_stream import COLLECTIVES
-
     costs = [kernel_cost(call, cost_model) for call in operations.calls]
     bounds = [
         "communication"

@@ -30,6 +30,7 @@ from trainatomy.results.lengths import (
     SampleLengths,
     Unit,
 )
+from trainatomy.timing.host_costs import first_call_seconds
 from trainatomy.training.lengths import (
     BatchShape,
     Order,
@@ -210,8 +211,6 @@ class EpochTimes:
 
     @property
     def _new_shape_seconds(self) -> float:
-        from trainatomy.timing.host_costs import first_call_seconds
-
         return fmean(first_call_seconds(operations.calls) for operations in self._epochs.operations.values())
 
 

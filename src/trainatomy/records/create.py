@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from trainatomy.errors import TrainatomyError
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components
 from trainatomy.results.record import Record, Summary
@@ -85,8 +87,6 @@ def from_document(data: bytes) -> Record:
         TrainatomyError: ``data`` is not JSON, not a record, of another version, or damaged.  The message continues
             "FILE: ...".
     """
-    from pydantic import ValidationError
-
     try:
         return _adapter().validate_python(_body(data))
     except ValidationError as error:
@@ -127,8 +127,6 @@ def _other_version(schema: str) -> str:
 
 @cache
 def _adapter() -> TypeAdapter[Record]:
-    from pydantic import TypeAdapter
-
     return TypeAdapter(Record)
 
 

@@ -23,6 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import TypeAdapter
+
 from trainatomy import errors
 from trainatomy.results.measurement import Measurement
 
@@ -176,8 +178,6 @@ def from_plain(content: Mapping[str, Any]) -> Measurement:
 @cache
 def _adapter() -> TypeAdapter[Measurement]:
     """Return an adapter that reads nested dataclasses; fields that an older file lacks get their defaults."""
-    from pydantic import TypeAdapter
-
     return TypeAdapter(Measurement)
 
 

@@ -36,6 +36,7 @@ from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
 from trainatomy.results.prediction import Prediction, total_rate
 from trainatomy.timing.evidence import evidence_of
+from trainatomy.timing.findings import findings
 from trainatomy.units import count_of, exact_bytes, human_bytes, many, percent, rate, seconds
 
 if TYPE_CHECKING:
@@ -313,8 +314,6 @@ def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Docum
 
 
 def _calibrated(calibration: Calibration, left_out: Sequence[str]) -> Iterator[Part]:
-    from trainatomy.timing.findings import findings
-
     where = calibration.environment
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     setup = f"{where['gpu']}, driver {where['driver']}, {versions}, {where['processor']}, {where['date']}"
