@@ -8,7 +8,7 @@ from concepts.page import page, table
 from trainatomy.catalog.machines import FindingEntry, findings, variables
 from trainatomy.doctor.probe import COPIED_BYTES
 from trainatomy.errors import UnhealthyMachine
-from trainatomy.reporters.doctor_sentences import CONNECTIONS, WORDINGS, cost_sentence
+from trainatomy.reporters.doctor_sentences import CONNECTIONS, cost_sentence
 from trainatomy.results.machine import SEVERITIES
 from trainatomy.units import human_bytes
 
@@ -55,8 +55,7 @@ def _group(name: str, title: str) -> str:
 
 
 def _row(entry: FindingEntry) -> tuple[str, ...]:
-    words = WORDINGS[entry.name]
-    found, means, _ = (re.sub(r"\{(\w+)\}", lambda match: f"*{match[1]}*", text) for text in words)
+    found, means = (re.sub(r"\{(\w+)\}", lambda match: f"*{match[1]}*", text) for text in (entry.found, entry.means))
     severity = "by value" if entry.name == "environment" else entry.severity
     costs = "".join(f"; **{cost_sentence(cost)}**" for cost in entry.costs)
     meaning = "" if entry.severity == "note" else f": {means}"
