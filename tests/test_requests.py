@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import FrozenInstanceError, dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,8 @@ from trainatomy.cli import main
 from trainatomy.cli.app import COMMANDS, load
 from trainatomy.cli.options import command
 from trainatomy.errors import WorkloadError
-from trainatomy.option import Option, in_output, offered, shared_fields, whole_numbers
+from trainatomy.option import in_output, offered, option, shared_fields, whole_numbers
+from trainatomy.requests.measuring import LoaderRequest
 
 VERBS = [
     *("predict", "predict_in_detail", "ops", "compare", "compare_gpus", "fit", "fit_gpus", "why_out_of_memory"),
@@ -43,11 +44,10 @@ class Asked:
         only_python: A number.
     """
 
-    numbers: Annotated[
-        tuple[int, ...],
-        Option("--numbers", "Numbers.", metavar="N,N", words=str | None, read=partial(whole_numbers, "--numbers")),
-    ] = (1,)
-    names: Annotated[tuple[str, ...], Option("--name", "A name; repeatable.")] = ()
+    numbers: tuple[int, ...] = option(
+        (1,), "Numbers.", metavar="N,N", words=str | None, read=partial(whole_numbers, "--numbers")
+    )
+    names: tuple[str, ...] = option((), "A name; repeatable.", name="--name")
     only_python: int = 3
 
 
@@ -55,16 +55,17 @@ class Asked:
 class Shown(Asked):
     FIRST = ("json", "names")
 
-    json: Annotated[bool, in_output("--json", "Print JSON.")] = False
+    json: bool = in_output(False, "Print JSON.")
 
 
 def test_an_option_is_a_field_of_the_request() -> None:
     options = offered(Shown)
-    assert [(name, offer.option.name) for name, offer in options.items()] == [
+    assert [(name, offer.name) for name, offer in options.items()] == [
         ("json", "--json"),
         ("names", "--name"),
         ("numbers", "--numbers"),
     ]
+    assert offered(LoaderRequest)["pin_memory"].name == "--pin-memory/--no-pin-memory"
     assert (options["names"].kind, options["names"].default) == (list[str], None)
     assert options["numbers"].read("4, 5") == (4, 5)
     assert shared_fields(Asked, Shown(names=("a",), json=True)) == {"numbers": (1,), "names": ("a",), "only_python": 3}

@@ -1,14 +1,14 @@
-"""Options of the command line, written in the annotations of the fields that they set.
+"""Options of the command line, written as the fields that they set.
 
-``jobs: Annotated[int | None, Option("--jobs", "Processes that predict in parallel.")] = None`` is a field of a request
-like any other; ``offered`` finds its option, from which the parser, its help and its completion are made.
+``jobs: int | None = option(None, "Processes that predict in parallel.")`` is a field of a request like any other;
+``offered`` finds its option, ``--jobs``, from which the parser, its help and its completion are made.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -17,11 +17,12 @@ from trainatomy.errors import WorkloadError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a command, or an argument if its name has no dashes.
+    """An option of a command, or an argument if its name is empty.
 
     Attributes:
-        name: Its spelling; that of a switch with two sides is ``--pin-memory/--no-pin-memory``.
         help: What it means, as a sentence.
+        name: Its spelling (default: the name of its field, with ``--no-…`` as its other side where that is True by
+            default).
         panel: The panel of help.
         metavar: What stands for its value in help.
         min, max: Limits of a number.
@@ -32,8 +33,8 @@ class Option:
         read: Makes the field's value of a parsed one.
     """
 
-    name: str
     help: str
+    name: str | None = None
     panel: str = "Run"
     metavar: str | None = None
     min: float | None = None
@@ -44,9 +45,25 @@ class Option:
     words: Any = None
     read: Callable[[Any], Any] | None = None
 
+    def spelt(self, name: str, default: Any) -> str:
+        """Return how the option of a field is spelt; an argument is not."""
+        if self.name is not None:
+            return self.name
+        words = name.replace("_", "-")
+        return f"--{words}/--no-{words}" if default is True else f"--{words}"
 
-in_output = partial(Option, panel="Output")
-"""An option that says what is shown, and where it goes."""
+
+def option(default: Any, what: str | Option, **more: Any) -> Any:
+    """Return a field of a dataclass with an option: a whole one, or its help with further attributes of it."""
+    made = Option(what, **more) if isinstance(what, str) else what
+    given: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
+    return field(metadata={"option": made}, **given)
+
+
+required = partial(option, MISSING)
+"""A field with an option, or an argument, that must be given."""
+in_output = partial(option, panel="Output")
+"""A field whose option says what is shown, and where it goes."""
 output_file = partial(in_output, writes=True)
 
 
@@ -60,12 +77,14 @@ class Offered(NamedTuple):
 
     Attributes:
         option: The option.
+        name: Its spelling.
         kind: The type that the command line parses.
         default: The default there; ``MISSING`` if there is none.
         read: Makes the field's value of a parsed one.
     """
 
     option: Option
+    name: str
     kind: Any
     default: Any
     read: Callable[[Any], Any]
@@ -73,27 +92,22 @@ class Offered(NamedTuple):
 
 def offered(request: type[Any]) -> dict[str, Offered]:
     """Return the options of a request by the fields that they set: those in ``FIRST`` first, the others as defined."""
-    hints = get_type_hints(request, include_extras=True)
-    found = {
-        field.name: _offered(option, get_args(hints[field.name])[0], field.default)
-        for field in fields(request)
-        for option in getattr(hints[field.name], "__metadata__", ())
-        if isinstance(option, Option)
-    }
+    kinds = get_type_hints(request)
+    found = {each.name: _offered(each, kinds[each.name]) for each in fields(request) if "option" in each.metadata}
     first: Sequence[str] = getattr(request, "FIRST", ())
     return {name: found[name] for name in (*first, *(name for name in found if name not in first))}
 
 
-def _offered(option: Option, kind: Any, default: Any) -> Offered:
+def _offered(field: Field[Any], kind: Any) -> Offered:
     """Return an option with what it parses: for several values a list, whose default is to be left out."""
-    is_tuple = get_origin(kind) is tuple
-    read = option.read or (tuple if is_tuple else as_it_is)
+    option, is_tuple = field.metadata["option"], get_origin(kind) is tuple
+    spelt, read = option.spelt(field.name, field.default), option.read or (tuple if is_tuple else as_it_is)
     if option.words is not None:
-        return Offered(option, option.words, None, read)
+        return Offered(option, spelt, option.words, None, read)
     if is_tuple:
         several: Any = list[get_args(kind)[0]]  # type: ignore[misc]
-        return Offered(option, several, MISSING if default is MISSING else None, read)
-    return Offered(option, kind, default, read)
+        return Offered(option, spelt, several, MISSING if field.default is MISSING else None, read)
+    return Offered(option, spelt, kind, field.default, read)
 
 
 def shared_fields(request: type[Any], given: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import wraps
 from pathlib import Path
 from types import NoneType
@@ -34,9 +34,9 @@ def verb(
         only: The fields (default: all).
         without: Fields that are left out.
     """
-    hints = get_type_hints(request, include_extras=True)
+    kinds = get_type_hints(request)
     keywords = {
-        field.name: _keyword(field.name, hints[field.name], field.default)
+        field.name: _keyword(field, kinds[field.name])
         for field in fields(request)
         if (not only or field.name in only) and field.name not in without
     }
@@ -61,10 +61,9 @@ def verb(
     return decorate
 
 
-def _keyword(name: str, hint: Any, default: Any) -> tuple[inspect.Parameter, Callable[[Any], Any]]:
+def _keyword(field: Field[Any], kind: Any) -> tuple[inspect.Parameter, Callable[[Any], Any]]:
     """Return the keyword of a field, whose type is as wide as what is read, and the function that reads its value."""
-    option = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Option)), None)
-    kind = get_args(hint)[0] if option else hint
+    option: Option | None = field.metadata.get("option")
     is_tuple = get_origin(kind) is tuple
     if is_tuple:
         kind = Sequence[get_args(kind)[0]]  # type: ignore[misc]
@@ -74,7 +73,7 @@ def _keyword(name: str, hint: Any, default: Any) -> tuple[inspect.Parameter, Cal
     if Path in get_args(kind):
         kind |= str
     read = option.read if option and option.read else tuple if is_tuple else as_it_is
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind), read
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kind), read
 
 
 def _documented(function: Callable[..., Any], request: type[Any], names: Collection[str]) -> str:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from trainatomy import api
-from trainatomy.cli.options import Debug, File, Json, command
+from trainatomy.cli.options import DEBUG, FILE, JSON, command
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.cli.workloads import one_workload, workload_command
 from trainatomy.errors import UnhealthyMachine, WorkloadError
-from trainatomy.option import Option
+from trainatomy.option import option
 from trainatomy.reporters.doctor_sentences import verdict
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.doctor import doctor_page
@@ -26,8 +26,8 @@ from trainatomy.requests.measuring import DiagnoseRequest, LoaderRequest
 class DoctorCommand(DiagnoseRequest):
     """A look at this machine that is shown."""
 
-    json: Json = False
-    debug: Debug = False
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
 
 
 @command
@@ -56,13 +56,10 @@ class DataCommand(LoaderRequest):
 
     FIRST = ("dataset",)
 
-    file: File = None
-    dataset: Annotated[
-        str | None,
-        Option("--dataset", "Function that returns a dataset or a DataLoader.", metavar="FILE.py:FUNCTION"),
-    ] = None
-    json: Json = False
-    debug: Debug = False
+    file: str | None = option(None, FILE)
+    dataset: str | None = option(None, "Function that returns a dataset or a DataLoader.", metavar="FILE.py:FUNCTION")
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 

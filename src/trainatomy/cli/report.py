@@ -10,7 +10,7 @@ import webbrowser
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,7 +18,7 @@ from trainatomy.cli.options import command_line
 from trainatomy.cli.output import note
 from trainatomy.errors import MissingLibrary, TrainatomyError
 from trainatomy.libraries import version_of
-from trainatomy.option import in_output, output_file
+from trainatomy.option import Option
 from trainatomy.records.store import Folder
 from trainatomy.reporters import charts, html
 from trainatomy.reporters.viewers import memory_snapshot, step_trace
@@ -98,25 +98,13 @@ def _require_matplotlib() -> None:
         raise MissingLibrary("charts need matplotlib: pip install 'trainatomy[plot]'", library="matplotlib")
 
 
-Plot = partial(output_file, "--plot", metavar="FILE.svg|FILE.png")
-"""The option ``--plot``, by what it draws."""
-Trace = Annotated[
-    Path | None,
-    output_file("--trace", "Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", metavar="FILE.json"),
-]
-Snapshot = Annotated[
-    Path | None,
-    output_file(
-        "--snapshot",
-        "Write every allocation as a memory snapshot of PyTorch (for pytorch.org/memory_viz).",
-        metavar="FILE.pickle",
-    ),
-]
-Html = Annotated[
-    Path | None,
-    output_file("--html", "Write a report to this file: charts and tables, without a network.", metavar="FILE.html"),
-]
-Open = Annotated[bool, in_output("--open", "Open the report in the browser; without --html, a temporary file.")]
+_written = partial(Option, panel="Output", writes=True)
+TRACE = _written("Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", metavar="FILE.json")
+SNAPSHOT = _written(
+    "Write every allocation as a memory snapshot of PyTorch (for pytorch.org/memory_viz).", metavar="FILE.pickle"
+)
+HTML = _written("Write a report to this file: charts and tables, without a network.", metavar="FILE.html")
+OPEN = Option("Open the report in the browser; without --html, a temporary file.", name="--open", panel="Output")
 _SUFFIXES = (".html", ".htm")
 
 

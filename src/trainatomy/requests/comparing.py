@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.errors import WorkloadError
-from trainatomy.option import Option, in_output
-from trainatomy.requests.measuring import Place, time_limit
+from trainatomy.option import in_output, option
+from trainatomy.records.store import Store
+from trainatomy.requests.measuring import PLACE
 from trainatomy.requests.predicting import (
-    CalibrationFile,
-    Executor,
-    Jobs,
+    CALIBRATION,
+    EXECUTOR,
+    JOBS,
+    TRUST_REMOTE_CODE,
     PredictRequest,
-    TrustRemoteCode,
 )
 
 
@@ -51,48 +53,35 @@ class CompareRequest:
         command: The command line, for the records.
     """
 
-    measure: Annotated[
-        bool, Option("--measure", "Also run each training on this machine's GPU, one by one in fresh processes.")
-    ] = False
-    repeat: Annotated[
-        int,
-        Option("--repeat", "With --measure: runs per training; median and spread are shown.", metavar="N", min=1),
-    ] = 1
-    effective_batch_size: Annotated[
-        int | None,
-        Option(
-            "--effective-batch-size",
-            "Samples per optimizer step on all GPUs, the same in all rows: sets the accumulation steps.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    store: Place = None
-    group: Annotated[
-        str | None,
-        in_output(
-            "--group",
-            "With --measure: name that the records share, under which an interrupted comparison continues.",
-            metavar="NAME",
-        ),
-    ] = None
-    fresh: Annotated[bool, Option("--fresh", "With --measure: run everything again, whatever is on record.")] = False
-    time_limit: Annotated[float | None, time_limit("With --measure: stop a run after this many seconds.")] = None
+    measure: bool = option(False, "Also run each training on this machine's GPU, one by one in fresh processes.")
+    repeat: int = option(1, "With --measure: runs per training; median and spread are shown.", metavar="N", min=1)
+    effective_batch_size: int | None = option(
+        None,
+        "Samples per optimizer step on all GPUs, the same in all rows: sets the accumulation steps.",
+        metavar="N",
+        min=1,
+    )
+    store: Store | Path | str | None = option(None, PLACE)
+    group: str | None = in_output(
+        None,
+        "With --measure: name that the records share, under which an interrupted comparison continues.",
+        metavar="NAME",
+    )
+    fresh: bool = option(False, "With --measure: run everything again, whatever is on record.")
+    time_limit: float | None = option(
+        None, "With --measure: stop a run after this many seconds.", metavar="SECONDS", min=0
+    )
     timeline: bool = False
-    calibration: CalibrationFile = None
-    trust_remote_code: TrustRemoteCode = False
-    jobs: Jobs = None
-    executor: Executor = None
-    keep: Annotated[
-        Path | str | None,
-        Option(
-            "--keep",
-            "Keep each prediction in this folder or URL as soon as it is made; an interrupted comparison continues "
-            "there.",
-            metavar="PLACE",
-            words=str | None,
-        ),
-    ] = None
+    calibration: Calibration | None = option(None, CALIBRATION)
+    trust_remote_code: bool = option(False, TRUST_REMOTE_CODE)
+    jobs: int | None = option(None, JOBS)
+    executor: object = option(None, EXECUTOR)
+    keep: Path | str | None = option(
+        None,
+        "Keep each prediction in this folder or URL as soon as it is made; an interrupted comparison continues there.",
+        metavar="PLACE",
+        words=str | None,
+    )
     layouts: bool | Literal["scarce"] = True
     keep_gpus: bool = False
     title: str = "comparison"

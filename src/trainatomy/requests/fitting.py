@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.errors import WorkloadError
-from trainatomy.option import Option, keys, names, share
-from trainatomy.requests.predicting import CalibrationFile, Executor, HostMemory, Jobs, PredictRequest, TrustRemoteCode
+from trainatomy.option import keys, names, option, share
+from trainatomy.requests.predicting import CALIBRATION, EXECUTOR, HOST_MEMORY, JOBS, TRUST_REMOTE_CODE, PredictRequest
 from trainatomy.results.fit import Goal, Permission
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.schema import Workload
@@ -89,80 +90,58 @@ class FitRequest:
         host_memory: See ``predict``; the search does not lower it, and says what would.
     """
 
-    effective_batch_size: Annotated[
-        int | None,
-        Option(
-            "--effective-batch-size",
-            "Samples per optimizer step (batch size × accumulation), which stays the same (default: the workload's).",
-            metavar="N",
-        ),
-    ] = None
-    headroom: Annotated[
-        float,
-        Option(
-            "--headroom",
-            "Share of the GPU's memory that must stay free (default: 5%).",
-            metavar="PERCENT",
-            words=str | None,
-            read=partial(share, "--headroom"),
-        ),
-    ] = DEFAULT_HEADROOM
-    allow: Annotated[
-        tuple[Permission, ...],
-        Option(
-            "--allow",
-            f"Let the search change what is trained, or how it is evaluated: {', '.join(PERMISSIONS)}; several with "
-            "commas.",
-            metavar="CHANGE,…",
-            words=list[str] | None,
-            read=names,
-        ),
-    ] = ()
-    keep: Annotated[
-        tuple[str, ...],
-        Option(
-            "--keep",
-            "Do not vary these settings, such as gradient_checkpointing, attention or allocator; several with commas.",
-            metavar="SETTING,…",
-            words=list[str] | None,
-            read=keys,
-        ),
-    ] = ()
-    exhaustive: Annotated[
-        bool,
-        Option("--exhaustive", "Execute every candidate, which takes long and shows whether the search missed one."),
-    ] = False
-    try_compile: Annotated[
-        bool,
-        Option(
-            "--try-compile",
-            "Also predict the best settings with torch.compile, whole and layer by layer; takes a minute or two more.",
-        ),
-    ] = False
+    effective_batch_size: int | None = option(
+        None,
+        "Samples per optimizer step (batch size × accumulation), which stays the same (default: the workload's).",
+        metavar="N",
+    )
+    headroom: float = option(
+        DEFAULT_HEADROOM,
+        "Share of the GPU's memory that must stay free (default: 5%).",
+        metavar="PERCENT",
+        words=str | None,
+        read=partial(share, "--headroom"),
+    )
+    allow: tuple[Permission, ...] = option(
+        (),
+        f"Let the search change what is trained, or how it is evaluated: {', '.join(PERMISSIONS)}; several with "
+        "commas.",
+        metavar="CHANGE,…",
+        words=list[str] | None,
+        read=names,
+    )
+    keep: tuple[str, ...] = option(
+        (),
+        "Do not vary these settings, such as gradient_checkpointing, attention or allocator; several with commas.",
+        metavar="SETTING,…",
+        words=list[str] | None,
+        read=keys,
+    )
+    exhaustive: bool = option(
+        False, "Execute every candidate, which takes long and shows whether the search missed one."
+    )
+    try_compile: bool = option(
+        False,
+        "Also predict the best settings with torch.compile, whole and layer by layer; takes a minute or two more.",
+    )
     prices: bool = True
     can_apply: CanApply | None = None
     translated: Translated | None = None
-    maximize: Annotated[
-        Goal,
-        Option(
-            "--maximize",
-            "Find the largest one that fits instead of the fastest: also of a whole number of the workload by its key "
-            "(data.image_size; several keys with commas have one value), or with --script of a flag; `:STEP` is the "
-            "distance of the values to try.",
-            metavar="|".join((*GOALS, "KEY[:STEP]")),
-            words=str | None,
-            read=_goal,
-        ),
-    ] = "throughput"
-    measure: Annotated[
-        int,
-        Option("--measure", "Run the best N on this machine's GPU, one by one in fresh processes.", metavar="N", min=0),
-    ] = 0
-    jobs: Jobs = None
-    executor: Executor = None
-    calibration: CalibrationFile = None
-    trust_remote_code: TrustRemoteCode = False
-    host_memory: HostMemory = None
+    maximize: Goal = option(
+        "throughput",
+        "Find the largest one that fits instead of the fastest: also of a whole number of the workload by its key "
+        "(data.image_size; several keys with commas have one value), or with --script of a flag; `:STEP` is the "
+        "distance of the values to try.",
+        metavar="|".join((*GOALS, "KEY[:STEP]")),
+        words=str | None,
+        read=_goal,
+    )
+    measure: int = option(0, "Run the best N on this machine's GPU, one by one in fresh processes.", metavar="N", min=0)
+    jobs: int | None = option(None, JOBS)
+    executor: object = option(None, EXECUTOR)
+    calibration: Calibration | None = option(None, CALIBRATION)
+    trust_remote_code: bool = option(False, TRUST_REMOTE_CODE)
+    host_memory: int | str | None = option(None, HOST_MEMORY)
 
     def applies(self, settings: Mapping[str, object]) -> bool:
         """Return whether settings can be applied to what is trained."""
