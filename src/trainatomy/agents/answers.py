@@ -13,14 +13,13 @@ from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.reporters.text.prediction import verdict_line
 from trainatomy.requests.fitting import FitRequest
 from trainatomy.requests.predicting import PredictRequest, Training
-from trainatomy.results.prediction import Plan
+from trainatomy.results.fit import Candidate, Permission
+from trainatomy.results.prediction import Plan, Prediction
 from trainatomy.workload.dialects.answer import answer_in
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read_text
 
 if TYPE_CHECKING:
-    from trainatomy.results.fit import Candidate, Permission
-    from trainatomy.results.prediction import Prediction
     from trainatomy.workload.schema import Workload
 
 GIB = 1024**3

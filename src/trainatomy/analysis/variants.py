@@ -40,12 +40,11 @@ from typing import TYPE_CHECKING, Final
 
 from trainatomy.allocator.replay import Peaks, kept, peaks_of
 from trainatomy.allocator.segments import Scattered
-from trainatomy.results.memory import PeakRange
+from trainatomy.results.memory import Memory, PeakRange
+from trainatomy.results.trace import AllocationTrace, Event, TimedOperation
 
 if TYPE_CHECKING:
     from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.results.memory import Memory
-    from trainatomy.results.trace import AllocationTrace, Event, TimedOperation
 
 
 LAYOUTS: Final = 16

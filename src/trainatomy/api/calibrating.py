@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainatomy.api.verb import verb
-from trainatomy.catalog.calibrations import parse
+from trainatomy.catalog.calibrations import Calibration, parse
 from trainatomy.measurement.calibration.calibrate import calibrate as calibrate_gpu
 from trainatomy.measurement.calibration.calibrate import write
 from trainatomy.measurement.measure import writable
 from trainatomy.requests.measuring import CalibrateRequest
-
-if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
 
 
 @verb(CalibrateRequest)

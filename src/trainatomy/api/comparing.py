@@ -17,17 +17,16 @@ from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.measurement.process.pool import Processes
 from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.predicting import COMPARED_PACES, PredictRequest
+from trainatomy.results.comparison import Comparison
+from trainatomy.results.prediction import Prediction
 from trainatomy.runs.comparison import gather, prepare, published
-from trainatomy.runs.plan import observer_of
+from trainatomy.runs.plan import Finished, RunObserver, observer_of
 from trainatomy.runs.predicting import Kept, execution_key, jobs_for, predict_rows
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import with_effective_batch_size
 
 if TYPE_CHECKING:
     from trainatomy.measurement.process.job import Task
-    from trainatomy.results.comparison import Comparison
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.runs.plan import Finished, RunObserver
 
 
 @verb(CompareRequest, without=("layouts", "keep_gpus", "title", "samples", "command"))

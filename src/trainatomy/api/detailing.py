@@ -17,6 +17,7 @@ from trainatomy.measurement.profile import join, profile
 from trainatomy.prediction.assemble import keep_executed
 from trainatomy.prediction.detail import breakdown_of, detail_of_executed
 from trainatomy.requests.predicting import Batch, OpsRequest, PredictRequest, Training, load_calibration
+from trainatomy.results.operations import OperationBreakdown
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.trace import Detail
 from trainatomy.simulator.simulate import simulate
@@ -25,8 +26,6 @@ from trainatomy.workload.schema import Workload
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from trainatomy.results.operations import OperationBreakdown
 
 
 @verb(PredictRequest)

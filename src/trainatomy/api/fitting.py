@@ -21,6 +21,8 @@ from trainatomy.errors import WorkloadError
 from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.fitting import FitRequest
 from trainatomy.requests.predicting import Batch, Training
+from trainatomy.results.fit import Fit, FitAcross, Shortage
+from trainatomy.results.prediction import Prediction
 from trainatomy.runs.predicting import PredictionPool, prediction_pool
 from trainatomy.search.across import search_across
 from trainatomy.search.explore import Observer
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.measurement.process.pool import Processes
-    from trainatomy.results.fit import Fit, FitAcross, Shortage
-    from trainatomy.results.prediction import Prediction
     from trainatomy.runs.plan import Finished, RunObserver
 
 

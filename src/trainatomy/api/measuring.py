@@ -15,14 +15,13 @@ from trainatomy.measurement.process.pool import Processes
 from trainatomy.requests.measuring import MeasureRequest
 from trainatomy.requests.predicting import COMPARED_PACES, PredictRequest
 from trainatomy.results.measurement import Measurement
+from trainatomy.runs.single import MeasuredRun, this_machine
 from trainatomy.runs.single import measure_and_record as record_run
-from trainatomy.runs.single import this_machine
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
     from trainatomy.measurement.process.job import Progress
-    from trainatomy.runs.single import MeasuredRun
 
 
 @verb(MeasureRequest, only=("components", "trace", "time_limit"))

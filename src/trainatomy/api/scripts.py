@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.api.verb import verb
 from trainatomy.catalog.gpus import find_gpu
@@ -17,6 +17,7 @@ from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.option import shared_fields
 from trainatomy.requests.predicting import PredictRequest
 from trainatomy.requests.scripts import ScriptRequest
+from trainatomy.results.prediction import Prediction
 from trainatomy.scripts import launch
 from trainatomy.scripts.command import check_gpu, read_command, with_gpus
 from trainatomy.scripts.imports import preload
@@ -24,9 +25,6 @@ from trainatomy.scripts.job import Job
 from trainatomy.scripts.prediction import prediction_of_script, run_of
 from trainatomy.scripts.session import Session, Settings
 from trainatomy.scripts.signals import StepsDone
-
-if TYPE_CHECKING:
-    from trainatomy.results.prediction import Prediction
 
 
 @verb(ScriptRequest)

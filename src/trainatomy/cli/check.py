@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy import api
 from trainatomy.api.scripts import run_script
@@ -18,13 +18,11 @@ from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.prediction import verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.requests.predicting import PredictRequest, Training
+from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.batch_jobs import BatchJob, read_job
 from trainatomy.scripts.command import read_command
 from trainatomy.workload.dialects.recognise import command_in
 from trainatomy.workload.reading import read
-
-if TYPE_CHECKING:
-    from trainatomy.results.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy import api
 from trainatomy.cli.options import DEBUG, FILE, JSON, command, command_line
@@ -22,10 +22,8 @@ from trainatomy.reporters.json import measurement_to_json
 from trainatomy.reporters.text.gpus import calibration_page
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.requests.measuring import CalibrateRequest, MeasureRequest
+from trainatomy.results.measurement import Measurement
 from trainatomy.workload.measurable import refuse_era
-
-if TYPE_CHECKING:
-    from trainatomy.results.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True)

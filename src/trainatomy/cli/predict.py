@@ -38,14 +38,14 @@ from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.requests.fitting import MANY_CANDIDATES, FitRequest, refusal, unsupported_precision
 from trainatomy.requests.predicting import OpsRequest, PredictRequest, Training
+from trainatomy.results.fit import Shortage
+from trainatomy.results.prediction import Prediction
+from trainatomy.results.trace import Detail
 from trainatomy.runs.pools import start_importing
 from trainatomy.workload.builtin import ENCODER_LAYER, encoder_layer
 from trainatomy.workload.overrides import merge
 
 if TYPE_CHECKING:
-    from trainatomy.results.fit import Shortage
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.results.trace import Detail
     from trainatomy.workload.schema import Workload
 
 

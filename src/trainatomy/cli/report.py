@@ -10,7 +10,6 @@ import webbrowser
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -25,10 +24,7 @@ from trainatomy.reporters.viewers import memory_snapshot, step_trace
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Fit, FitAcross, Shortage
 from trainatomy.results.prediction import Prediction
-
-if TYPE_CHECKING:
-    from trainatomy.results.trace import Detail
-
+from trainatomy.results.trace import Detail
 
 FORMATS = ("svg", "png", "pdf")
 DEFAULT_FORMATS = ("svg", "png")

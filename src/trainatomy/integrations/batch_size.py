@@ -15,7 +15,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -38,14 +38,11 @@ from trainatomy.reporters import search_sentences
 from trainatomy.reporters import settings as words
 from trainatomy.requests.fitting import FitRequest
 from trainatomy.requests.predicting import Batch, Training
+from trainatomy.results.fit import Candidate, Fit
 from trainatomy.training.model import build_model
 from trainatomy.training.stored_weights import stored_quantization
 from trainatomy.units import printable
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from trainatomy.results.fit import Candidate, Fit
-
 
 Model = nn.Module | str | Workload | Callable[[], nn.Module]
 """A model, its name on the hub, a workload, or a function without arguments that makes the model."""

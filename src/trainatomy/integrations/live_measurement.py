@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from statistics import median
@@ -23,30 +24,29 @@ from trainatomy.api import predict
 from trainatomy.catalog.gpus import gpu_of_driver
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.integrations.recorder import LiveRecorder, LoopHooks, unwrap_optimizer
-from trainatomy.integrations.utilization import Utilization, utilization, utilization_notes
-from trainatomy.integrations.windows import WindowedHistory
+from trainatomy.integrations.utilization import utilization, utilization_notes
+from trainatomy.integrations.windows import Window, WindowedHistory
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device.host import HostProbe
 from trainatomy.measurement.device.power import sampler_of
 from trainatomy.measurement.process.job import ALLOCATOR_VARIABLES, WARM_UP_STEPS
 from trainatomy.measurement.step.instruments import DataWaits, Monitors, Stopwatch
-from trainatomy.measurement.step.recorder import read_counters
+from trainatomy.measurement.step.recorder import AllocatorCounters, read_counters
 from trainatomy.measurement.step.results import allocator_setup, driver_version, is_out_of_memory, versions
-from trainatomy.measurement.traces.breakdown import RESERVED_NOTE, Failure, MeasuredTotals, measured_breakdown
-from trainatomy.results.measurement import Measurement, Stage
+from trainatomy.measurement.traces.breakdown import (
+    RESERVED_NOTE,
+    Failure,
+    MeasuredBreakdown,
+    MeasuredTotals,
+    measured_breakdown,
+)
+from trainatomy.results.measurement import Measurement, PowerUse, Stage, Utilization
+from trainatomy.results.prediction import Prediction
 from trainatomy.simulator.live import on_meta
 from trainatomy.training.checkpointing import checkpointed_every, checkpointed_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from torch import nn
-
-    from trainatomy.integrations.windows import Window
-    from trainatomy.measurement.step.recorder import AllocatorCounters
-    from trainatomy.measurement.traces.breakdown import MeasuredBreakdown
-    from trainatomy.results.measurement import PowerUse
-    from trainatomy.results.prediction import Prediction
 
 
 PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}

@@ -7,15 +7,13 @@ fits_on("rtx-4090", "train.py --batch-size 16")
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import trainatomy
 from trainatomy.reporters import text
-
-if TYPE_CHECKING:
-    from trainatomy.results.prediction import Prediction
+from trainatomy.results.prediction import Prediction
 
 FitsOn = Callable[..., "Prediction"]
 

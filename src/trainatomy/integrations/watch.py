@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,18 +31,17 @@ from trainatomy.measurement.step.instruments import host_sampler
 from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
 from trainatomy.reporters.text.rendering import error_paper
+from trainatomy.results.host import HostBill, HostPhaseName
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.units import human_bytes, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import TracebackType
 
     from torch import nn
 
     from trainatomy.measurement.step.recorder import AllocatorCounters
-    from trainatomy.results.host import HostBill, HostPhaseName
-    from trainatomy.results.measurement import Measurement
-    from trainatomy.results.prediction import Prediction
 
 
 _BETWEEN = 0.25

@@ -11,10 +11,10 @@ import fcntl
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import TrainatomyError, WorkloadError
@@ -34,10 +34,6 @@ from trainatomy.results.measurement import Measurement, RankMeasurement
 from trainatomy.units import exact_bytes
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 RUN = "trainatomy.measurement.step.runner:run_rank"
 PREPARE = "trainatomy.measurement.step.building:build_beforehand"

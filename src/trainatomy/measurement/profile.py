@@ -21,10 +21,11 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity
+from torch.profiler import profile as TorchProfiler
 
 from trainatomy.analysis.operations import Profile
 from trainatomy.errors import DeviceError
@@ -39,10 +40,6 @@ from trainatomy.training import run as steps
 from trainatomy.training.observer import Silent
 from trainatomy.training.quantization import load_on_device
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from torch.profiler import profile as TorchProfiler
-
 
 _LOG_LINES = 12
 _ROUNDING = 1e-4

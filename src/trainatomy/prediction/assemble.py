@@ -20,7 +20,11 @@ from trainatomy.prediction.inputs import context_bytes, emulated_software, facts
 from trainatomy.prediction.subject import paddings_of, subject_of
 from trainatomy.prediction.tasks import checkpoint_of, evaluation_of, generation_of, restored_of
 from trainatomy.requests.predicting import PredictRequest
+from trainatomy.results.memory import TimelinePoint
+from trainatomy.results.operations import Operations
 from trainatomy.results.prediction import GPUSummary, LeadingNote, Prediction, RankPrediction
+from trainatomy.results.time import Pipeline, Time
+from trainatomy.results.trace import AllocationTrace, DriverCall, TimedOperation
 from trainatomy.simulator.steps import peaks_with_skipped_steps
 from trainatomy.timing.cost_model import tensor_cores_for_fp32
 from trainatomy.timing.step import RankStep, mean_over_period, predict_step_time, timed_operations
@@ -30,12 +34,7 @@ from trainatomy.workload.trl import steps_per_generation
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.results.memory import TimelinePoint
-    from trainatomy.results.operations import Operations
-    from trainatomy.results.time import Pipeline, Time
-    from trainatomy.results.trace import AllocationTrace, DriverCall, TimedOperation
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.timing.step import RankStep
     from trainatomy.workload.schema import Workload
 
 

@@ -11,21 +11,18 @@ from trainatomy.analysis.operation_table import PredictedTime
 from trainatomy.analysis.operations import Analyzed, PredictedTimes, Scope, analyze_operations, bytes_by_group
 from trainatomy.analysis.published import SCOPE, published_notes, published_shares
 from trainatomy.operators.traffic import crosses
-from trainatomy.prediction.assemble import analysis_of, timed_step
+from trainatomy.prediction.assemble import Executed, analysis_of, timed_step
 from trainatomy.prediction.inputs import context_bytes, nccl_bytes_of
+from trainatomy.results.operations import OperationBreakdown, Operations
 from trainatomy.results.trace import Detail
-from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
+from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost, tensor_cores_for_fp32
 from trainatomy.timing.one_stream import COLLECTIVES
 from trainatomy.workload.builtin import is_encoder_layer
 
 if TYPE_CHECKING:
     from trainatomy.analysis.memory import MemoryAnalysis
-    from trainatomy.analysis.operations import PredictedTimes
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.prediction.assemble import Executed
-    from trainatomy.results.operations import OperationBreakdown, Operations
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.timing.cost_model import CostModel
     from trainatomy.workload.schema import Workload
 
 

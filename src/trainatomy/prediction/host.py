@@ -28,11 +28,11 @@ from trainatomy.results.host import (
     HostRemedy,
     block_bytes,
 )
+from trainatomy.results.tasks import Checkpoint, RestoredCheckpoint
 from trainatomy.units import human_bytes
 
 if TYPE_CHECKING:
     from trainatomy.requests.predicting import PredictRequest
-    from trainatomy.results.tasks import Checkpoint, RestoredCheckpoint
     from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 

@@ -13,12 +13,11 @@ from trainatomy.catalog.host import CudaFootprint, Footprint, launcher_footprint
 from trainatomy.catalog.instances import find_instance
 from trainatomy.libraries import version_of
 from trainatomy.measurement.proc import group_memory, memory_total, shared_memory_bytes
-from trainatomy.requests.predicting import HERE
+from trainatomy.requests.predicting import HERE, PredictRequest
 from trainatomy.results.host import HostLimits, HostPhaseName
+from trainatomy.results.tasks import Checkpoint, RestoredCheckpoint
 
 if TYPE_CHECKING:
-    from trainatomy.requests.predicting import PredictRequest
-    from trainatomy.results.tasks import Checkpoint, RestoredCheckpoint
     from trainatomy.simulator.simulation import HostUse, Simulation
     from trainatomy.workload.schema import Workload
 

@@ -30,6 +30,8 @@ from trainatomy.results.lengths import (
     SampleLengths,
     Unit,
 )
+from trainatomy.results.prediction import Prediction
+from trainatomy.results.time import Bound, Communication, Time
 from trainatomy.timing.host_costs import first_call_seconds
 from trainatomy.training.lengths import (
     BatchShape,
@@ -46,8 +48,6 @@ from trainatomy.workload.batching import batching_of
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.requests.predicting import PredictRequest
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.results.time import Bound, Communication, Time
     from trainatomy.simulator.lengths import Epochs
     from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainatomy.prediction.inputs import emulated_software
+from trainatomy.results.operations import Operations
 from trainatomy.results.tasks import Checkpoint, Evaluation, Generation, RestoredCheckpoint
+from trainatomy.results.time import Time
+from trainatomy.results.trace import DriverCall
 from trainatomy.timing.cost_model import tensor_cores_for_fp32
 from trainatomy.timing.host_costs import first_evaluation_seconds, first_on_machine_seconds
 from trainatomy.timing.step import RankStep, predict_step_time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from trainatomy.analysis.memory import MemoryAnalysis
     from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.results.operations import Operations
-    from trainatomy.results.time import Time
-    from trainatomy.results.trace import DriverCall
     from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 

@@ -15,20 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from trainatomy.errors import TrainatomyError
+from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components
+from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import Record, Summary
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-    from trainatomy.results.measurement import Measurement
-    from trainatomy.results.prediction import Prediction
-
 
 FAMILY = "trainatomy/record/"
 VERSION = 1

@@ -10,19 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
 
 import yaml
 
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.option import option
+from trainatomy.results.record import Record, Summary
 from trainatomy.workload.document import nearest, suggestion
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import leaves
-
-if TYPE_CHECKING:
-    from trainatomy.results.record import Record, Summary
-
 
 _condition = partial(option, panel="Filters")
 

@@ -5,6 +5,7 @@ Figures that others published for the training runs of a built-in comparison.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -19,22 +20,19 @@ from trainatomy.catalog.published import (
 from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as gpu
-from trainatomy.measurement.process.job import Job
+from trainatomy.measurement.process.job import Job, Task
 from trainatomy.records.store import Store, store_of
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.runs import single as machines
 from trainatomy.runs.plan import Finished, Plan, RunObserver, group_name, on_record, run
 from trainatomy.workload.builtin import NOTEBOOK, PARALLEL, READY, ready
 from trainatomy.workload.measurable import measurable, refuse_era
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trainatomy.measurement.process.job import Task
     from trainatomy.measurement.process.pool import Processes
     from trainatomy.requests.comparing import CompareRequest
-    from trainatomy.results.measurement import Measurement
-    from trainatomy.results.prediction import Prediction
     from trainatomy.runs.single import Machine
     from trainatomy.workload.schema import Workload
 

@@ -22,7 +22,7 @@ import platform
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -36,16 +36,13 @@ from trainatomy.libraries import installed_versions
 from trainatomy.measurement.calibration import cases, device, traffic
 from trainatomy.measurement.calibration.host import JsonProcess, expected_for, host_section, measure_phases
 from trainatomy.measurement.device import nvml
-from trainatomy.measurement.profiled_calls import CallRecorder, profiled
+from trainatomy.measurement.profiled_calls import CallRecorder, Sample, profiled
 from trainatomy.measurement.step.results import driver_version
 from trainatomy.operators.cost import cost_module
 from trainatomy.workload.parallel import ParallelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from trainatomy.measurement.calibration.cases import Case
-    from trainatomy.measurement.profiled_calls import Sample
 
 
 TIME_LIMIT = 120.0

@@ -9,9 +9,10 @@ reduce-scatter, one rank's buffer otherwise.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,18 +20,12 @@ from torch.nn import functional
 
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.calibration.cases import MIB
-from trainatomy.measurement.process.job import Task
+from trainatomy.measurement.process.job import Reporter, Task
 from trainatomy.measurement.process.pool import Processes, TimeLimit
 from trainatomy.measurement.profiled_calls import profiled
 from trainatomy.measurement.step.group import COLLECTIVE_SECONDS, RankGroup, join, place_of
 from trainatomy.units import human_bytes
 from trainatomy.workload.parallel import ParallelSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from trainatomy.measurement.process.job import Reporter
-
 
 LAUNCHES = 400
 """Consecutive launches: fewer than the 1024 that fit a stream's queue."""

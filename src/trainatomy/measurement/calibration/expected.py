@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.gpus import find_gpu
@@ -19,9 +19,6 @@ from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.launch import cpu_seconds_by_phase
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from trainatomy.workload.schema import Workload
 
 
 def trainings() -> list[Workload]:

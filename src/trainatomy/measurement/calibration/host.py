@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,6 @@ from trainatomy.training.observer import Silent
 from trainatomy.training.run import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from trainatomy.workload.schema import Workload
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -29,8 +30,6 @@ from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.libraries import import_library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from trainatomy.workload.parallel import ParallelSpec
 
 

@@ -17,7 +17,7 @@ import os
 import re
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -29,10 +29,6 @@ from trainatomy import errors
 from trainatomy.results.measurement import Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
-
-    from pydantic import TypeAdapter
-
     from trainatomy.workload.schema import Workload
 
 

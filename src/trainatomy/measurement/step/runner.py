@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,17 +46,14 @@ from trainatomy.measurement.traces.breakdown import BUFFERS_NOTE, Failure, Measu
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant
 from trainatomy.training import run as steps
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer, Silent
 from trainatomy.training.quantization import load_on_device
 from trainatomy.training.run import CountedSteps, following_scaled_steps
 from trainatomy.training.shape import tokens_per_sample
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from trainatomy.measurement.host_memory import HostSampler
-    from trainatomy.training.observer import Observer
 
 _CASE_FIELDS = (
     "name",

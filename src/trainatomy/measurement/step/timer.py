@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,16 +18,13 @@ from torch import nn
 from trainatomy.measurement.process.job import COMPILING_STEPS, WARM_UP_STEPS, Reporter
 from trainatomy.measurement.step.instruments import Monitors, Stopwatch
 from trainatomy.measurement.step.recorder import GenerationTimes
+from trainatomy.results.tasks import RestoringPurpose
 from trainatomy.training.loops.generation import cache_size
 from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from trainatomy.measurement.device.meter import Meter
     from trainatomy.measurement.step.group import RankGroup
-    from trainatomy.results.tasks import RestoringPurpose
 
 
 SYNCHRONIZED_STEPS = 3

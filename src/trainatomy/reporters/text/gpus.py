@@ -36,12 +36,11 @@ from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
 from trainatomy.results.prediction import Prediction, total_rate
 from trainatomy.timing.evidence import evidence_of
-from trainatomy.timing.findings import findings
+from trainatomy.timing.findings import Finding, findings
 from trainatomy.units import count_of, exact_bytes, human_bytes, many, percent, rate, seconds
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration, CollectivePoint
-    from trainatomy.timing.findings import Finding
 
 
 def gpus_fit_page(across: FitAcross) -> Document:
