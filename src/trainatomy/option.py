@@ -111,8 +111,8 @@ def _offered(field: Field[Any], kind: Any) -> Offered:
 
 
 def shared_fields(request: type[Any], given: Any) -> dict[str, Any]:
-    """Return the fields of a request as another value has them, to make one of them."""
-    return {field.name: getattr(given, field.name) for field in fields(request)}
+    """Return the fields of a request that another value has too, to make one of them."""
+    return {each.name: getattr(given, each.name) for each in fields(request) if hasattr(given, each.name)}
 
 
 def share(option: str, text: str | float) -> float:

@@ -12,7 +12,7 @@ import typer
 
 from trainatomy import api
 from trainatomy.cli.options import DEBUG, JSON, PRICE, command_line, refuse_together, several_gpus
-from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.output import note, progress, quiet_libraries, show_result
 from trainatomy.cli.progress import ComparisonProgress
 from trainatomy.cli.report import (
     HTML,
@@ -218,10 +218,7 @@ def _how_to_continue(comparison: Comparison, observer: ComparisonProgress, reque
 
 
 def _show(comparison: Comparison, *, json: bool) -> None:
-    if json:
-        show_json(to_json(comparison))
-    else:
-        show(comparison_page(comparison))
+    show_result(to_json, comparison_page, comparison, json=json)
 
 
 def _note_falling_memory(comparison: Comparison) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainatomy import api
 from trainatomy.cli.options import DEBUG, FILE, JSON, command
-from trainatomy.cli.output import progress, quiet_libraries, show, show_json
+from trainatomy.cli.output import progress, quiet_libraries, show_result
 from trainatomy.cli.workloads import one_workload, workload_command
 from trainatomy.errors import UnhealthyMachine, WorkloadError
 from trainatomy.option import option
@@ -42,10 +42,7 @@ def doctor(request: DoctorCommand) -> None:
     """
     with progress("checking this machine") as stage, quiet_libraries(debug=request.debug):
         found = api.look_at_machine(request, stage)
-    if request.json:
-        show_json(to_json(found))
-    else:
-        show(doctor_page(found))
+    show_result(to_json, doctor_page, found, json=request.json)
     if not found.healthy:
         raise UnhealthyMachine(f"{verdict(found)} on this machine")
 
@@ -84,7 +81,4 @@ def data(request: DataCommand) -> None:
     workload = one_workload(file, request.flags) if has_workload else None
     with progress("timing the loader"), quiet_libraries(debug=request.debug):
         report = api.time_loader_of(workload if dataset is None else api.load_dataset(dataset), workload, request)
-    if request.json:
-        show_json(to_json(report))
-    else:
-        show(loader_page(report))
+    show_result(to_json, loader_page, report, json=request.json)

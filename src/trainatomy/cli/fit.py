@@ -27,7 +27,7 @@ from trainatomy.cli.options import (
     refuse_together,
     several_gpus,
 )
-from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json, show_result
 from trainatomy.cli.progress import ComparisonProgress, SearchProgress
 from trainatomy.cli.report import HTML, OPEN, check_plots, check_report, draw_into, write_report
 from trainatomy.cli.run import DEFAULT_GPU
@@ -91,10 +91,7 @@ def fit_script(script: str, request: FitCommand) -> None:
             found = largest_flag(command, Wanted.of(request.maximize), card.id, run, tell)
         else:
             found = search_flags(command, wanted, card.id, run, tell)
-    if request.json:
-        show_json(script_fit_to_json(found))
-    else:
-        show(script_fit_page(found))
+    show_result(script_fit_to_json, script_fit_page, found, json=request.json)
     if found.candidates and len(found.failed) == len(found.candidates):
         error = TrainatomyError(found.failed[0].message)
         error.exit_code = found.failed[0].exit_code

@@ -14,7 +14,7 @@ from trainatomy.catalog.gpus import find_gpu as find
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.catalog.instances import find_instance, instances, is_instance
 from trainatomy.cli.options import DEBUG, JSON, command
-from trainatomy.cli.output import progress, quiet_libraries, show, show_json
+from trainatomy.cli.output import progress, quiet_libraries, show, show_json, show_result
 from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.option import option
 from trainatomy.reporters.json import architectures_to_json, gpus_to_json, instances_to_json, to_json
@@ -96,10 +96,7 @@ def _show_for(workload: Workload, places: Mapping[str, Mapping[str, str]], reque
         workloads = [workload.replace({**changes, "name": name}) for name, changes in places.items()]
         how = CompareRequest(jobs=jobs, layouts=True if request.json else "scarce")
         comparison = api.predict_comparison(workloads, how)
-    if request.json:
-        show_json(to_json(comparison))
-    else:
-        show(gpus_for_page(comparison))
+    show_result(to_json, gpus_for_page, comparison, json=request.json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,4 @@ class ModelsCommand:
 def models(request: ModelsCommand) -> None:
     """List the model architectures that need no network, by their name on the Hugging Face hub."""
     entries = architectures()
-    if request.json:
-        show_json(architectures_to_json(entries))
-    else:
-        show(architectures_table(entries))
+    show_result(architectures_to_json, architectures_table, entries, json=request.json)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import typer
 
 from trainatomy.cli.options import DEBUG, JSON, command, refuse_together
-from trainatomy.cli.output import show, show_json
+from trainatomy.cli.output import show_result
 from trainatomy.errors import TrainatomyError
 from trainatomy.option import in_output, option, required
 from trainatomy.records.query import Query
@@ -55,10 +55,8 @@ def history(request: HistoryCommand) -> None:
     found = store.history(request)
     if request.openmetrics:
         print(printable(openmetrics_text(found)), end="")
-    elif request.json:
-        show_json(to_json(found))
     else:
-        show(history_page(found))
+        show_result(to_json, history_page, found, json=request.json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,4 @@ def diff(request: DiffCommand) -> None:
     """
     store = Store(request.records)
     found = difference(store.read(request.a), store.read(request.b))
-    if request.json:
-        show_json(to_json(found))
-    else:
-        show(difference_page(found))
+    show_result(to_json, difference_page, found, json=request.json)

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainatomy import api
 from trainatomy.cli.options import DEBUG, FILE, JSON, command, command_line
-from trainatomy.cli.output import note, quiet_libraries, show, show_json
+from trainatomy.cli.output import note, quiet_libraries, show, show_json, show_result
 from trainatomy.cli.progress import follow_measurement
 from trainatomy.cli.report import HTML, OPEN, check_report, write_report
 from trainatomy.cli.workloads import one_workload, workload_command
@@ -58,10 +58,7 @@ def measure(request: MeasureCommand) -> None:
     if run.record is not None:
         note(f"recorded in {run.record}")
     write_report(page, run.measurement, is_opened=request.open_report, prediction=run.prediction)
-    if request.json:
-        show_json(measurement_to_json(run.measurement, run.prediction))
-    else:
-        show(measurement_page(run.measurement, run.prediction))
+    show_result(measurement_to_json, measurement_page, run.measurement, run.prediction, json=request.json)
     if run.interrupted:
         raise KeyboardInterrupt
     if error := run.unsaved or _missing_part(run.measurement, request):

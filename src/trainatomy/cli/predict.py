@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainatomy import api
 from trainatomy.catalog.instances import find_instance
 from trainatomy.cli.options import DEBUG, FILE, JSON, PRICE, SOURCES, file_or_command
-from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json, show_result
 from trainatomy.cli.prices import cost_per_hour
 from trainatomy.cli.report import (
     HTML,
@@ -191,7 +191,4 @@ def ops(request: OpsCommand) -> None:
     with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=request.debug):
         anatomy = api.break_down(workload, request)
     write_report(page, anatomy, is_opened=request.open_report)
-    if request.json:
-        show_json(to_json(anatomy))
-    else:
-        show(operations_page(anatomy))
+    show_result(to_json, operations_page, anatomy, json=request.json)

@@ -17,7 +17,7 @@ from trainatomy.catalog.gpus import find_gpu, gpu_of_driver
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.app import Command
 from trainatomy.cli.options import DEBUG, JSON, PRICE, SOURCES, command, command_line, several_gpus
-from trainatomy.cli.output import note, progress, show, show_json
+from trainatomy.cli.output import note, progress, show, show_json, show_result
 from trainatomy.cli.prices import cost_per_hour
 from trainatomy.cli.report import HTML, OPEN, SNAPSHOT, TRACE, check_report, write_exports, write_report
 from trainatomy.errors import DoesNotFit, TrainatomyError, WorkloadError
@@ -237,10 +237,7 @@ def _measure(job: Job, outcome: Outcome, request: RunCommand, page: Path | None)
     measured = compared(launch.measure_script(job, request.script_output), outcome.prediction)
     note(f"recorded in {store.write(make_record(measured, outcome.prediction, command_line()))}")
     write_report(page, measured, is_opened=request.open_report, prediction=outcome.prediction)
-    if request.json:
-        show_json(measurement_to_json(measured, outcome.prediction))
-    else:
-        show(measurement_page(measured, outcome.prediction))
+    show_result(measurement_to_json, measurement_page, measured, outcome.prediction, json=request.json)
     return measured
 
 

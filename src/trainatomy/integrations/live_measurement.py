@@ -40,6 +40,7 @@ from trainatomy.measurement.traces.breakdown import (
     MeasuredTotals,
     measured_breakdown,
 )
+from trainatomy.option import shared_fields
 from trainatomy.results.measurement import Measurement, PowerUse, Stage, Utilization
 from trainatomy.results.prediction import Prediction
 from trainatomy.simulator.live import on_meta
@@ -319,15 +320,11 @@ class LiveMeasurement:
             driver=driver_version(),
             versions=versions(),
             date=datetime.now(UTC).date().isoformat(),
-            peak_allocated_bytes=totals.peak_allocated_bytes,
-            peak_reserved_bytes=totals.peak_reserved_bytes,
-            device_bytes=totals.device_bytes,
+            **shared_fields(MeasuredTotals, totals),
             process_bytes=after.process_bytes,
             nvml_used_bytes=after.used_bytes,
             idle_bytes=None,
             context_bytes=after.context_bytes,
-            model_bytes=totals.model_bytes,
-            num_alloc_retries=totals.num_alloc_retries,
             step_seconds=median(seconds) if seconds else None,
             steps=self.recorder.steps,
             message=self._message,

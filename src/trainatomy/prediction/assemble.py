@@ -15,6 +15,7 @@ from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, are_wante
 from trainatomy.analysis.published import bytes_per_parameter
 from trainatomy.analysis.variants import StepClock
 from trainatomy.libraries import installed_versions
+from trainatomy.option import shared_fields
 from trainatomy.prediction.host import host_bill_of
 from trainatomy.prediction.inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.prediction.subject import paddings_of, subject_of
@@ -84,26 +85,20 @@ def prediction_of(
     analysis = analysis or analysis_of(workload, simulation, calibration, layouts=layouts)
     if (executed := _EXECUTED.get()) is not None:
         executed.append(Executed(workload, simulation, analysis))
-    memory = analysis.memory
-    time = None
+    rank, time = rank_prediction_of(workload, simulation, request, analysis), None
     if request.timed:
         time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, request.host_paces)
-    room = gpu.memory_bytes - memory.device_bytes
     checkpoint, restored = checkpoint_of(workload, simulation, analysis), restored_of(simulation, analysis)
     return Prediction(
         name=workload.display_name,
         workload=workload.to_mapping(),
         card=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
-        fits=analysis.out_of_memory is None,
-        verdict=verdict(memory, gpu.memory_bytes, analysis.out_of_memory),
-        room_bytes=room,
-        memory=memory,
-        modules=analysis.modules,
+        **shared_fields(RankPrediction, rank),
         bytes_per_parameter=bytes_per_parameter(
             _with_dtype(workload, simulation.weights_dtype),
             simulation.parameters,
             simulation.trainable_parameters,
-            memory,
+            rank.memory,
         ),
         facts=facts_of(workload, simulation),
         notes=tuple(note for note in simulation.notes if not isinstance(note, LeadingNote)),
@@ -112,8 +107,6 @@ def prediction_of(
         paddings=paddings_of(workload, simulation, calibration, time)
         if request.layouts is True and time is not None
         else (),
-        out_of_memory=analysis.out_of_memory,
-        timeline=_timeline(simulation.trace, analysis) if request.timeline else (),
         time=time,
         seconds_taken=perf_counter() - started,
         versions=installed_versions(),
@@ -123,9 +116,8 @@ def prediction_of(
         generation=generation_of(workload, simulation, calibration, time),
         checkpoint=checkpoint,
         restored=restored,
-        host_bill=host_bill_of(workload, simulation, request, checkpoint, restored, room),
+        host_bill=host_bill_of(workload, simulation, request, checkpoint, restored, rank.room_bytes),
         experts=simulation.experts,
-        rank=simulation.trace.rank,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from trainatomy.errors import TrainatomyError
+from trainatomy.option import shared_fields
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components
 from trainatomy.results.prediction import Prediction
@@ -197,18 +198,9 @@ def summarize(record: Record, file: str = "") -> Summary:
     predicted = prediction.memory.device_bytes if prediction else None
     comparable = measured.status == "completed" and predicted is not None
     return Summary(
-        id=record.id,
+        **shared_fields(Summary, record),
+        **shared_fields(Summary, measured),
         file=file,
-        created=record.created,
-        name=measured.name,
-        gpu=measured.gpu,
-        status=measured.status,
-        group=record.group,
-        repeat=record.repeat,
-        key=record.key,
-        device_bytes=measured.device_bytes,
         predicted_device_bytes=predicted,
         gap=predicted / measured.device_bytes - 1 if comparable and predicted and measured.device_bytes else None,
-        step_seconds=measured.step_seconds,
-        samples_per_second=measured.samples_per_second,
     )

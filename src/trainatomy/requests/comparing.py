@@ -8,7 +8,7 @@ from typing import Literal
 
 from trainatomy.catalog.calibrations import Calibration
 from trainatomy.errors import WorkloadError
-from trainatomy.option import in_output, option
+from trainatomy.option import in_output, option, shared_fields
 from trainatomy.records.store import Store
 from trainatomy.requests.measuring import PLACE
 from trainatomy.requests.predicting import (
@@ -91,12 +91,7 @@ class CompareRequest:
     @property
     def predicting(self) -> PredictRequest:
         """How each of them is predicted."""
-        return PredictRequest(
-            timeline=self.timeline,
-            calibration=self.calibration,
-            trust_remote_code=self.trust_remote_code,
-            layouts=self.layouts,
-        )
+        return PredictRequest(**shared_fields(PredictRequest, self))
 
     def check(self) -> None:
         """Raise ``WorkloadError`` for a number of runs that is not positive."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trainatomy.catalog.calibrations import Calibration
 from trainatomy.errors import WorkloadError
-from trainatomy.option import keys, names, option, share
+from trainatomy.option import keys, names, option, share, shared_fields
 from trainatomy.requests.predicting import CALIBRATION, EXECUTOR, HOST_MEMORY, JOBS, TRUST_REMOTE_CODE, PredictRequest
 from trainatomy.results.fit import Goal, Permission
 from trainatomy.workload.document import suggestion
@@ -152,9 +152,7 @@ class FitRequest:
     @property
     def predicting(self) -> PredictRequest:
         """How a training is predicted."""
-        return PredictRequest(
-            calibration=self.calibration, trust_remote_code=self.trust_remote_code, host_memory=self.host_memory
-        )
+        return PredictRequest(**shared_fields(PredictRequest, self))
 
     @property
     def predicting_candidates(self) -> PredictRequest:

@@ -27,6 +27,7 @@ from trainatomy.analysis.memory import (
 )
 from trainatomy.measurement.traces.layout import Segments, release_on_request, replay_history
 from trainatomy.measurement.traces.trace import attribute_repeated_passes, to_trace
+from trainatomy.option import shared_fields
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint
 from trainatomy.results.trace import AllocationTrace
@@ -188,13 +189,7 @@ class MeasuredTotals:
     @classmethod
     def of(cls, measurement: Measurement) -> MeasuredTotals:
         """Return the totals of ``measurement``."""
-        return cls(
-            measurement.peak_allocated_bytes,
-            measurement.peak_reserved_bytes,
-            measurement.device_bytes,
-            measurement.model_bytes,
-            measurement.num_alloc_retries,
-        )
+        return cls(**shared_fields(cls, measurement))
 
     @property
     def context_bytes(self) -> int:
