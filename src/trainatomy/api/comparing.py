@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.api.elsewhere import predict_row, with_settings
 from trainatomy.api.verb import verb
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.errors import TrainatomyError, WorkloadError
+from trainatomy.measurement.process.job import Task
 from trainatomy.measurement.process.pool import Processes
 from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.predicting import COMPARED_PACES, PredictRequest
@@ -24,9 +25,6 @@ from trainatomy.runs.plan import Finished, RunObserver, observer_of
 from trainatomy.runs.predicting import Kept, execution_key, jobs_for, predict_rows
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.sweep import with_effective_batch_size
-
-if TYPE_CHECKING:
-    from trainatomy.measurement.process.job import Task
 
 
 @verb(CompareRequest, without=("layouts", "keep_gpus", "title", "samples", "command"))

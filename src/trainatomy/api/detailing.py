@@ -6,7 +6,10 @@ Break one training step down into its operations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from trainatomy.api.elsewhere import with_settings
 from trainatomy.api.predicting import predict_training
@@ -22,10 +25,6 @@ from trainatomy.results.prediction import Prediction
 from trainatomy.results.trace import Detail
 from trainatomy.simulator.simulate import simulate
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 @verb(PredictRequest)

@@ -18,11 +18,13 @@ from trainatomy.api.verb import verb
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.errors import WorkloadError
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.fitting import FitRequest
 from trainatomy.requests.predicting import Batch, Training
 from trainatomy.results.fit import Fit, FitAcross, Shortage
 from trainatomy.results.prediction import Prediction
+from trainatomy.runs.plan import Finished, RunObserver
 from trainatomy.runs.predicting import PredictionPool, prediction_pool
 from trainatomy.search.across import search_across
 from trainatomy.search.explore import Observer
@@ -34,9 +36,6 @@ from trainatomy.workload.schema import Workload
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from trainatomy.measurement.process.pool import Processes
-    from trainatomy.runs.plan import Finished, RunObserver
 
 
 def search_settings(training: Training, request: FitRequest, observer: Observer | None = None) -> Fit:

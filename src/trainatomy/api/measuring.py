@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.api.elsewhere import predict_row, with_settings
 from trainatomy.api.verb import verb
 from trainatomy.errors import WorkloadError
 from trainatomy.measurement.measure import Runs
 from trainatomy.measurement.measure import measure as measure_run
+from trainatomy.measurement.process.job import Progress
 from trainatomy.measurement.process.pool import Processes
 from trainatomy.requests.measuring import MeasureRequest
 from trainatomy.requests.predicting import COMPARED_PACES, PredictRequest
@@ -19,9 +20,6 @@ from trainatomy.runs.single import MeasuredRun, this_machine
 from trainatomy.runs.single import measure_and_record as record_run
 from trainatomy.workload.measurable import measurable
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from trainatomy.measurement.process.job import Progress
 
 
 @verb(MeasureRequest, only=("components", "trace", "time_limit"))

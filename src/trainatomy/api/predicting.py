@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from trainatomy.api.elsewhere import changed
 from trainatomy.api.verb import verb
@@ -24,15 +27,10 @@ from trainatomy.simulator.micro_batches import Recollections
 from trainatomy.simulator.simulate import execute, simulate, topology_of
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.watcher import Watcher
+from trainatomy.training.batch import MakeBatch
 from trainatomy.training.factory import user_code
 from trainatomy.workload.arguments import check_keywords
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from trainatomy.training.batch import MakeBatch
 
 
 def with_batch(

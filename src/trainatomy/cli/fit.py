@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
+from rich.console import RenderableType
 
 from trainatomy import api
 from trainatomy.catalog.gpus import find_gpu
@@ -55,14 +56,11 @@ from trainatomy.scripts.fitting import largest_flag, read_flags, search_flags
 from trainatomy.scripts.job import Job, Outcome
 from trainatomy.search.axes import AXES
 from trainatomy.workload.dialects.answer import answer_in, rewritten
+from trainatomy.workload.dialects.translation import Origin
 from trainatomy.workload.document import refuse_unknown
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from trainatomy.workload.dialects.translation import Origin
-    from trainatomy.workload.schema import Workload
-
     Found = Fit | FitAcross | Shortage
 
 

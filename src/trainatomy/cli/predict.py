@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy import api
 from trainatomy.catalog.instances import find_instance
@@ -44,9 +44,7 @@ from trainatomy.results.trace import Detail
 from trainatomy.runs.pools import start_importing
 from trainatomy.workload.builtin import ENCODER_LAYER, encoder_layer
 from trainatomy.workload.overrides import merge
-
-if TYPE_CHECKING:
-    from trainatomy.workload.schema import Workload
+from trainatomy.workload.schema import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import nn
 
 from trainatomy.api import predict
 from trainatomy.catalog.gpus import gpu_of_driver
@@ -45,10 +46,6 @@ from trainatomy.results.measurement import Measurement, PowerUse, Stage, Utiliza
 from trainatomy.results.prediction import Prediction
 from trainatomy.simulator.live import on_meta
 from trainatomy.training.checkpointing import checkpointed_every, checkpointed_layers
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """Setting of ``TrainingArguments`` by the dtype of autocast."""

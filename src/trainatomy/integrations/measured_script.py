@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from trainatomy.errors import DeviceError
 from trainatomy.integrations.utilization import utilization
@@ -29,9 +30,6 @@ from trainatomy.scripts.job import Job, place_of
 from trainatomy.scripts.longest import SampleCounter
 from trainatomy.scripts.signals import ScriptSignals, StepsDone
 from trainatomy.training.observer import Silent
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class StepClock(Silent):

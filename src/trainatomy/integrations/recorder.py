@@ -17,9 +17,10 @@ Without an optimizer (inference), every forward is a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from trainatomy.measurement.step import recorder
 from trainatomy.measurement.step.instruments import Monitors, Stopwatch
@@ -28,9 +29,6 @@ from trainatomy.measurement.traces.history import Note
 from trainatomy.measurement.traces.trace import PHASES
 from trainatomy.results.memory import Instant
 from trainatomy.training.observer import LoopListener, LoopSignals, removed, wrapped
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class Hook:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from trainatomy.errors import DeviceError, MissingLibrary
 from trainatomy.measurement.device import nvml
+from trainatomy.measurement.device.nvml import NvmlDevice
 from trainatomy.results.measurement import Utilization
 from trainatomy.units import human_bytes
-
-if TYPE_CHECKING:
-    from trainatomy.measurement.device.nvml import NvmlDevice
-
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
 """The PID namespace of the machine itself: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h, the same since 3.8."""

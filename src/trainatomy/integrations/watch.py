@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -24,10 +25,12 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from torch import nn
 
 import trainatomy
 from trainatomy.integrations.live_measurement import LiveMeasurement, predict_live
 from trainatomy.measurement.step.instruments import host_sampler
+from trainatomy.measurement.step.recorder import AllocatorCounters
 from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
 from trainatomy.reporters.text.rendering import error_paper
@@ -35,14 +38,6 @@ from trainatomy.results.host import HostBill, HostPhaseName
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 from trainatomy.units import human_bytes, seconds
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from torch import nn
-
-    from trainatomy.measurement.step.recorder import AllocatorCounters
-
 
 _BETWEEN = 0.25
 """Seconds between two updates, so that short steps are not slowed down."""

@@ -14,6 +14,7 @@ from trainatomy.analysis.detail import memory_timeline
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, are_wanted, verdict
 from trainatomy.analysis.published import bytes_per_parameter
 from trainatomy.analysis.variants import StepClock
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.libraries import installed_versions
 from trainatomy.option import shared_fields
 from trainatomy.prediction.host import host_bill_of
@@ -31,12 +32,11 @@ from trainatomy.timing.cost_model import tensor_cores_for_fp32
 from trainatomy.timing.step import RankStep, mean_over_period, predict_step_time, timed_operations
 from trainatomy.training.shape import samples_per_step
 from trainatomy.workload.loops import loop_of
+from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.workload.schema import Workload
 
 
 class Executed(NamedTuple):

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.detail import detail_of
+from trainatomy.analysis.memory import MemoryAnalysis
 from trainatomy.analysis.operation_table import PredictedTime
 from trainatomy.analysis.operations import Analyzed, PredictedTimes, Scope, analyze_operations, bytes_by_group
 from trainatomy.analysis.published import SCOPE, published_notes, published_shares
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.operators.traffic import crosses
 from trainatomy.prediction.assemble import Executed, analysis_of, timed_step
 from trainatomy.prediction.inputs import context_bytes, nccl_bytes_of
@@ -18,12 +20,10 @@ from trainatomy.results.trace import Detail
 from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost, tensor_cores_for_fp32
 from trainatomy.timing.one_stream import COLLECTIVES
 from trainatomy.workload.builtin import is_encoder_layer
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.analysis.memory import MemoryAnalysis
-    from trainatomy.catalog.calibrations import Calibration
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.workload.schema import Workload
 
 
 HEAVIEST = 60

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.epochs import Room, replay_order, steps_to_replay, worst_of
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of, rank_prediction_of, time_of
 from trainatomy.prediction.inputs import context_bytes
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.lengths import (
     Batching,
     Distribution,
@@ -44,13 +46,11 @@ from trainatomy.training.lengths import (
 )
 from trainatomy.training.shape import samples_per_step
 from trainatomy.workload.batching import batching_of
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.requests.predicting import PredictRequest
     from trainatomy.simulator.lengths import Epochs
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.workload.schema import Workload
 
 
 class EpochTimes:

@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainatomy.analysis.memory import MemoryAnalysis
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.operators.cost.communication import collective_seconds
 from trainatomy.prediction.assemble import analysis_of, prediction_of, rank_prediction_of, step_of
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import PacedStep, Pipeline
 from trainatomy.timing.pipeline import schedule, stage_seconds
 from trainatomy.training.parallel.pipeline import layers_by_stage, order_of_work
+from trainatomy.workload.parallel import ParallelSpec
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.analysis.memory import MemoryAnalysis
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.requests.predicting import PredictRequest
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.workload.parallel import ParallelSpec
-    from trainatomy.workload.schema import Workload
 
 
 class _Rank(NamedTuple):

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 from trainatomy.analysis.operation_table import OperationTable
 from trainatomy.analysis.shapes import paddings, wasteful_shapes
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.results.operations import Padding
 from trainatomy.results.prediction import Subject
 from trainatomy.results.time import Time
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
 from trainatomy.training.lengths import drawn_sizes
 from trainatomy.workload.lengths import rank_of
+from trainatomy.workload.model import ModelSpec
+from trainatomy.workload.schema import Workload
 from trainatomy.workload.sentence_transformers import sequences_of
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.workload.model import ModelSpec
-    from trainatomy.workload.schema import Workload
 
 
 _FUSED_ATTENTION = re.compile(r"aten::_scaled_dot_product_(?:fused_)?(flash|efficient|cudnn)_attention\b")

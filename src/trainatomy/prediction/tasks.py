@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.prediction.inputs import emulated_software
 from trainatomy.results.operations import Operations
 from trainatomy.results.tasks import Checkpoint, Evaluation, Generation, RestoredCheckpoint
@@ -16,7 +17,6 @@ from trainatomy.timing.step import RankStep, predict_step_time
 
 if TYPE_CHECKING:
     from trainatomy.analysis.memory import MemoryAnalysis
-    from trainatomy.catalog.calibrations import Calibration
     from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 

@@ -21,20 +21,20 @@ from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as gpu
 from trainatomy.measurement.process.job import Job, Task
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.records.store import Store, store_of
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs import single as machines
 from trainatomy.runs.plan import Finished, Plan, RunObserver, group_name, on_record, run
+from trainatomy.runs.single import Machine
 from trainatomy.workload.builtin import NOTEBOOK, PARALLEL, READY, ready
 from trainatomy.workload.measurable import measurable, refuse_era
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.measurement.process.pool import Processes
     from trainatomy.requests.comparing import CompareRequest
-    from trainatomy.runs.single import Machine
-    from trainatomy.workload.schema import Workload
 
 
 MIB = 2**20

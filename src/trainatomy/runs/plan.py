@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.measure import MeasurementInterrupted
+from trainatomy.measurement.process.job import Progress
 from trainatomy.records.create import key_of, make_record
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import Record
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.measurement.process.job import Progress
     from trainatomy.runs.single import Machine
-    from trainatomy.workload.schema import Workload
 
     Measure = Callable[[Workload], Measurement]
     """Runs one workload in a fresh process; raises ``TrainatomyError`` where that fails."""

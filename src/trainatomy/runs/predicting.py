@@ -32,11 +32,11 @@ from trainatomy.runs.executions import executions, executions_kept, keep_executi
 from trainatomy.runs.executors import SubmitsTasks, open_workers
 from trainatomy.runs.pools import KEPT_RUNS, RelatedProcesses, process_pools
 from trainatomy.workload.arguments import arguments, is_class_path
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
     from trainatomy.requests.predicting import PredictRequest
     from trainatomy.simulator.simulation import Execution, Simulation
-    from trainatomy.workload.schema import Workload
 
     Result = Prediction | TrainatomyError
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-if TYPE_CHECKING:
-    Work = Callable[[], Any]
-
-
+Work = Callable[[], Any]
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 MIB = 2**20
 

@@ -26,7 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import geometric_mean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.catalog.gpus import gpus
 from trainatomy.catalog.machines import reference_host
@@ -38,10 +38,7 @@ from trainatomy.results.measurement import HostPace
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
 from trainatomy.training.run import run
-
-if TYPE_CHECKING:
-    from trainatomy.workload.schema import Workload
-
+from trainatomy.workload.schema import Workload
 
 WARM_UP, TIMED, ROUNDS = 3, 10, 3
 FP16_WARM_UP = 8

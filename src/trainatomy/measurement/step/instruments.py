@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils.data import dataloader
 
 from trainatomy.measurement.device.power import PowerSampler, power_use
@@ -28,8 +29,6 @@ from trainatomy.results.tasks import RestoringPurpose
 from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from trainatomy.measurement.device.host import HostProbe
 
 

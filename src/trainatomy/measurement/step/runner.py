@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from trainatomy.measurement.device.host import HostProbe
 from trainatomy.measurement.device.meter import Meter
 from trainatomy.measurement.device.nvml import show_first_gpus
 from trainatomy.measurement.device.power import sampler_of
+from trainatomy.measurement.host_memory import HostSampler
 from trainatomy.measurement.process.job import Job, Reporter, to_plain, warm_up_steps
 from trainatomy.measurement.step.building import built_model
 from trainatomy.measurement.step.group import (
@@ -51,9 +52,6 @@ from trainatomy.training.quantization import load_on_device
 from trainatomy.training.run import CountedSteps, following_scaled_steps
 from trainatomy.training.shape import tokens_per_sample
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from trainatomy.measurement.host_memory import HostSampler
 
 _CASE_FIELDS = (
     "name",

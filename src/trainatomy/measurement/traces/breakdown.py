@@ -13,8 +13,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import (
     Lifetimes,
     activations_by_module,
@@ -25,6 +25,8 @@ from trainatomy.analysis.memory import (
     held_after,
     lifetimes,
 )
+from trainatomy.catalog.versions import Workspaces
+from trainatomy.measurement.traces.history import AllocationHistory
 from trainatomy.measurement.traces.layout import Segments, release_on_request, replay_history
 from trainatomy.measurement.traces.trace import attribute_repeated_passes, to_trace
 from trainatomy.option import shared_fields
@@ -32,12 +34,6 @@ from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint
 from trainatomy.results.trace import AllocationTrace
 from trainatomy.units import exact_bytes
-
-if TYPE_CHECKING:
-    from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.catalog.versions import Workspaces
-    from trainatomy.measurement.traces.history import AllocationHistory
-
 
 _BETWEEN_STEPS = (
     "loaded",

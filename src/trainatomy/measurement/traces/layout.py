@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.blocks import MIB, MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, block_bytes
 from trainatomy.allocator.replay import Replay
+from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.results.trace import AllocationTrace
 
 if TYPE_CHECKING:
-    from trainatomy.allocator.settings import AllocatorSettings
     from trainatomy.measurement.traces.history import AllocationHistory
 
 Segments = Sequence[Mapping[str, Any]]
