@@ -29,7 +29,7 @@ def test_every_keyword_of_a_verb_is_described_where_help_shows_it(name: str) -> 
     function = getattr(trainatomy, name)
     text = inspect.getdoc(function) or ""
     named = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
-    assert len(named) >= 3 and "request" not in [each.name for each in named]
+    assert len(named) >= 3
     assert [each.name for each in named if f"\n    {each.name}: " not in text] == []
 
 
@@ -103,7 +103,7 @@ def asked(what: str, *, request: Shown, gpu: str = "t4", **settings: Any) -> tup
 
 def test_a_verb_takes_the_fields_of_its_request_as_keywords() -> None:
     keywords = inspect.signature(asked).parameters
-    assert list(keywords) == ["what", "numbers", "names", "only_python", "gpu", "settings"]
+    assert list(keywords) == ["what", "numbers", "names", "only_python", "request", "gpu", "settings"]
     assert keywords["numbers"].default == (1,) and str(keywords["numbers"].annotation).endswith("Sequence[int] | str")
     assert (inspect.getdoc(asked) or "").splitlines()[3:] == [
         "    what: Something.",
@@ -111,12 +111,16 @@ def test_a_verb_takes_the_fields_of_its_request_as_keywords() -> None:
         "        of any size.",
         "    names: Names.",
         "    only_python: A number.",
+        "    request: A whole ``Shown``, in place of its fields.",
         "    gpu: The GPU.",
         "    **settings: The rest.",
     ]
     assert asked("it", numbers=[2, 3], bf16=True) == ("it", Shown(numbers=(2, 3)), "t4", {"bf16": True})
     assert asked("it", numbers="4, 5", names=["a"])[1] == Shown(numbers=(4, 5), names=("a",))
     assert asked("it", json=True)[3] == {"json": True}
+    assert asked("it", request=Shown(names=("a",)), gpu="a100") == ("it", Shown(names=("a",)), "a100", {})
+    with pytest.raises(WorkloadError, match="json: this is no option of what was called"):
+        asked("it", request=Shown(json=True))
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in COMMANDS])

@@ -185,7 +185,7 @@ def _searched(workload: Workload, request: FitRequest) -> Found:
 
 
 def _remedied(workload: Workload, request: FitRequest) -> Found:
-    shortage = api.search_remedies(Training(workload), request)
+    shortage = api.why_out_of_memory(workload, request=request)
     prediction = shortage.given.prediction
     does = "fits" if shortage.given.fits else "does not fit"
     answer = f"It {does} on {prediction.gpu.name}: it {search_sentences.shortage(shortage)}."

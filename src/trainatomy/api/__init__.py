@@ -12,12 +12,12 @@ from trainatomy.lazy import lazy
 
 NAMES = {
     "api.calibrating": "calibrate",
-    "api.comparing": "compare, compare_gpus, measure_comparison, predict_comparison, predict_gpus",
-    "api.detailing": "break_down, ops, predict_in_detail, predict_training_in_detail",
-    "api.diagnosing": "diagnose, look_at_machine",
-    "api.fitting": "fit, fit_gpus, measure_fit, search_gpus, search_remedies, search_settings, why_out_of_memory",
+    "api.comparing": "compare, compare_gpus, measure_comparison, predict_comparison",
+    "api.detailing": "ops, predict_in_detail",
+    "api.diagnosing": "diagnose",
+    "api.fitting": "fit, fit_gpus, measure_fit, search_settings, why_out_of_memory",
     "api.fitting_modules": "module_candidates",
-    "api.loading": "load_dataset, time_loader, time_loader_of",
+    "api.loading": "load_dataset, time_loader",
     "api.measuring": "measure, measure_and_record, this_gpu",
     "api.predicting": "predict, predict_training",
     "api.scripts": "dry_run, run_script, DryRun",

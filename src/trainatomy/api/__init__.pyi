@@ -8,17 +8,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset
 from trainatomy.api.comparing import measure_comparison
 from trainatomy.api.comparing import predict_comparison
-from trainatomy.api.comparing import predict_gpus
-from trainatomy.api.detailing import break_down
-from trainatomy.api.detailing import predict_training_in_detail
-from trainatomy.api.diagnosing import look_at_machine
 from trainatomy.api.fitting import measure_fit
-from trainatomy.api.fitting import search_gpus
-from trainatomy.api.fitting import search_remedies
 from trainatomy.api.fitting import search_settings
 from trainatomy.api.fitting_modules import module_candidates
 from trainatomy.api.loading import load_dataset
-from trainatomy.api.loading import time_loader_of
 from trainatomy.api.measuring import measure_and_record
 from trainatomy.api.measuring import this_gpu
 from trainatomy.api.predicting import predict_training
@@ -29,7 +22,16 @@ from trainatomy.measurement.process.job import Progress
 from trainatomy.prediction.assemble import keep_executed
 from trainatomy.prediction.detail import detail_of_executed
 from trainatomy.records.store import Store
+from trainatomy.requests.comparing import CompareRequest
+from trainatomy.requests.fitting import FitRequest
+from trainatomy.requests.measuring import CalibrateRequest
+from trainatomy.requests.measuring import DiagnoseRequest
+from trainatomy.requests.measuring import LoaderRequest
+from trainatomy.requests.measuring import MeasureRequest
 from trainatomy.requests.predicting import Batch
+from trainatomy.requests.predicting import OpsRequest
+from trainatomy.requests.predicting import PredictRequest
+from trainatomy.requests.scripts import ScriptRequest
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Fit
 from trainatomy.results.fit import FitAcross
@@ -50,7 +52,7 @@ from typing import Any
 from typing import Literal
 from typing import Union
 import torch
-__all__ = ["ComparisonInterrupted", "DryRun", "break_down", "calibrate", "compare", "compare_gpus", "detail_of_executed", "diagnose", "dry_run", "fit", "fit_gpus", "jobs_for", "keep_executed", "load_dataset", "look_at_machine", "measure", "measure_and_record", "measure_comparison", "measure_fit", "module_candidates", "ops", "predict", "predict_comparison", "predict_gpus", "predict_in_detail", "predict_training", "predict_training_in_detail", "run_script", "search_gpus", "search_remedies", "search_settings", "this_gpu", "time_loader", "time_loader_of", "why_out_of_memory"]
+__all__ = ["ComparisonInterrupted", "DryRun", "calibrate", "compare", "compare_gpus", "detail_of_executed", "diagnose", "dry_run", "fit", "fit_gpus", "jobs_for", "keep_executed", "load_dataset", "measure", "measure_and_record", "measure_comparison", "measure_fit", "module_candidates", "ops", "predict", "predict_comparison", "predict_in_detail", "predict_training", "run_script", "search_settings", "this_gpu", "time_loader", "why_out_of_memory"]
 
 def calibrate(
     output: Path | str | None = None,
@@ -58,6 +60,7 @@ def calibrate(
     time_limit: float = 120.0,
     gpus: int = 1,
     force: bool = False,
+    request: CalibrateRequest | None = None,
 ) -> Calibration:
     """Measure what the timing model needs on this machine's GPU, and on the links between several.
 
@@ -68,6 +71,7 @@ def calibrate(
         time_limit: Seconds; measurements that do not fit are left out.
         gpus: GPUs between which collectives are measured, each in a process of its own.
         force: Calibrate even if the machine is busy with other work, which makes its CPU seem slow.
+        request: A whole ``CalibrateRequest``, in place of its fields.
 
     Raises:
         DeviceError: There is no GPU, or fewer than ``gpus``.
@@ -92,6 +96,7 @@ def compare(
     jobs: int | None = None,
     executor: object | str = None,
     keep: Path | str | None = None,
+    request: CompareRequest | None = None,
     gpu: str | None = None,
     progress: Callable[[Finished], None] | RunObserver | None = None,
     **settings: Any,
@@ -123,6 +128,7 @@ def compare(
             executor of ``concurrent.futures``. Predictions whose worker dies are repeated.
         keep: Folder (or its URL, for any filesystem that fsspec knows) in which each prediction is kept as soon as it
             is made, and from which an interrupted comparison continues. Workers of ``executor`` must reach it too.
+        request: A whole ``CompareRequest``, in place of its fields.
         gpu: The GPU to predict for. By default the workloads' own or, with ``measure``, this machine's if it is known.
         progress: With ``measure``: called with each run that ended, or an observer.
         **settings: Settings for all workloads, as in ``predict``.
@@ -145,6 +151,7 @@ def compare_gpus(
     jobs: int | None = None,
     executor: object | str = None,
     keep: Path | str | None = None,
+    request: CompareRequest | None = None,
     **settings: Any,
 ) -> Comparison:
     """Compare one training, as it is, on GPUs of several kinds: memory, time of a step and, with prices, cost.
@@ -165,6 +172,7 @@ def compare_gpus(
             executor of ``concurrent.futures``. Predictions whose worker dies are repeated.
         keep: Folder (or its URL, for any filesystem that fsspec knows) in which each prediction is kept as soon as it
             is made, and from which an interrupted comparison continues. Workers of ``executor`` must reach it too.
+        request: A whole ``CompareRequest``, in place of its fields.
         **settings: Settings of the workload, as in ``predict``.
 
     Raises:
@@ -179,6 +187,7 @@ def ops(
     measured: bool = False,
     calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
+    request: OpsRequest | None = None,
     **settings: Any,
 ) -> OperationBreakdown:
     """Break one step down into its operations: FLOP, bytes, time and memory by group and phase.
@@ -189,6 +198,7 @@ def ops(
         measured: Add a profile of this machine's GPU.
         calibration: See ``predict``.
         trust_remote_code: See ``predict``.
+        request: A whole ``OpsRequest``, in place of its fields.
         **settings: Settings that override those of the workload, as in ``predict``.
 
     Raises:
@@ -211,6 +221,7 @@ def predict_in_detail(
     dataset_memory: int | str | None = None,
     host_paces: Sequence[float] = (),
     layouts: Union[bool, Literal['scarce']] = True,
+    request: PredictRequest | None = None,
     on_progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> tuple[Prediction, Detail]:
@@ -238,6 +249,7 @@ def predict_in_detail(
         layouts: Replay the allocations with other addresses of segments, too, and those of float16 with first steps
             that gradient scaling skips, which takes a second or two: ``Prediction.memory.layouts`` and
             ``Prediction.memory.skipped_steps``. ``"scarce"``: only where less memory is free than reserved.
+        request: A whole ``PredictRequest``, in place of its fields.
         on_progress: See ``predict``.
         **settings: See ``predict``.
     """
@@ -250,6 +262,7 @@ def diagnose(
     pid: int | None = None,
     seconds: float = 0.0,
     died: str = "",
+    request: DiagnoseRequest | None = None,
     stage: Callable[[str], None] = ...,
 ) -> Diagnosis:
     """Look at this machine: links, power and heat, memory errors, software, other processes, host.
@@ -263,6 +276,7 @@ def diagnose(
         seconds: Watch it for so long; 5 s if ``pid`` is given and this is left out.
         died: How a training died: its exit code, its last lines, a line of the kernel's log, ``memory.events``, or the
             file that holds any of them.
+        request: A whole ``DiagnoseRequest``, in place of its fields.
         stage: Called with the name of each stage when it begins.
 
     Raises:
@@ -292,6 +306,7 @@ def fit(
     calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
     host_memory: int | str | None = None,
+    request: FitRequest | None = None,
     progress: Observer | None = None,
     **settings: Any,
 ) -> Fit:
@@ -325,6 +340,7 @@ def fit(
         calibration: See ``predict``.
         trust_remote_code: See ``predict``.
         host_memory: See ``predict``; the search does not lower it, and says what would.
+        request: A whole ``FitRequest``, in place of its fields.
         progress: Receives the progress.
         **settings: Settings as in ``predict``.
 
@@ -353,6 +369,7 @@ def fit_gpus(
     calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
     host_memory: int | str | None = None,
+    request: FitRequest | None = None,
     progress: Observer | None = None,
     **settings: Any,
 ) -> FitAcross:
@@ -380,6 +397,7 @@ def fit_gpus(
         calibration: See ``predict``.
         trust_remote_code: See ``predict``.
         host_memory: See ``predict``; the search does not lower it, and says what would.
+        request: A whole ``FitRequest``, in place of its fields.
         progress: See ``fit``.
         **settings: See ``fit``.
 
@@ -403,6 +421,7 @@ def why_out_of_memory(
     calibration: Calibration | Path | str | None = None,
     trust_remote_code: bool = False,
     host_memory: int | str | None = None,
+    request: FitRequest | None = None,
     progress: Observer | None = None,
     **settings: Any,
 ) -> Shortage:
@@ -424,6 +443,7 @@ def why_out_of_memory(
         calibration: See ``predict``.
         trust_remote_code: See ``predict``.
         host_memory: See ``predict``; the search does not lower it, and says what would.
+        request: A whole ``FitRequest``, in place of its fields.
         progress: See ``fit``.
         **settings: See ``fit``.
 
@@ -444,6 +464,7 @@ def time_loader(
     seconds: float = 2.0,
     step_seconds: float | None = None,
     calibration: Calibration | Path | str | None = None,
+    request: LoaderRequest | None = None,
     progress: Callable[[str], None] = ...,
     **settings: Any,
 ) -> LoaderReport:
@@ -461,6 +482,7 @@ def time_loader(
         seconds: Seconds for each number of workers.
         step_seconds: Duration of the step, in place of the predicted one.
         calibration: See ``predict``.
+        request: A whole ``LoaderRequest``, in place of its fields.
         progress: Called with what is being done.
         **settings: Settings of the workload, as in ``predict``.
 
@@ -476,6 +498,7 @@ def measure(
     components: bool = True,
     trace: Path | str | None = None,
     time_limit: float | None = None,
+    request: MeasureRequest | None = None,
     steps: int | None = None,
     progress: Callable[[Progress], None] | None = None,
     **settings: Any,
@@ -489,6 +512,7 @@ def measure(
         components: Make the recorded run, which attributes memory to components.
         trace: File for the allocation trace of the recorded run.
         time_limit: Seconds for everything.
+        request: A whole ``MeasureRequest``, in place of its fields.
         steps: Optimizer steps, if the workload does not name a number.
         progress: Called while the runs go on.
         **settings: Settings that override those of the workload, as in ``predict``.
@@ -514,6 +538,7 @@ def predict(
     dataset_memory: int | str | None = None,
     host_paces: Sequence[float] = (),
     layouts: Union[bool, Literal['scarce']] = True,
+    request: PredictRequest | None = None,
     on_progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Prediction:
@@ -544,6 +569,7 @@ def predict(
         layouts: Replay the allocations with other addresses of segments, too, and those of float16 with first steps
             that gradient scaling skips, which takes a second or two: ``Prediction.memory.layouts`` and
             ``Prediction.memory.skipped_steps``. ``"scarce"``: only where less memory is free than reserved.
+        request: A whole ``PredictRequest``, in place of its fields.
         on_progress: Called with what is being done while samples of different lengths are predicted.
         **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
             and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
@@ -575,6 +601,7 @@ def run_script(
     timeline: bool = False,
     host_memory: int | str | None = None,
     dataset_memory: int | str | None = None,
+    request: ScriptRequest | None = None,
     output: Path | str | None = None,
 ) -> Prediction:
     """Run a training script without a GPU, in a process of its own, and predict its memory and time.
@@ -597,6 +624,7 @@ def run_script(
         timeline: Include memory by component over the step.
         host_memory: See ``predict``.
         dataset_memory: See ``predict``.
+        request: A whole ``ScriptRequest``, in place of its fields.
         output: File for what the script prints.
 
     Raises:

@@ -87,16 +87,7 @@ def compare_gpus(
     Raises:
         TrainatomyError: The errors of ``predict``, if it cannot be predicted for any of the GPUs.
     """
-    return predict_gpus(with_settings(workload, settings), gpus, request, costs_per_hour)
-
-
-def predict_gpus(
-    workload: Workload,
-    gpus: Sequence[str] | None,
-    request: CompareRequest,
-    costs_per_hour: Mapping[str, float] | None = None,
-) -> Comparison:
-    """Predict a training on several GPUs (see ``compare_gpus``)."""
+    workload = with_settings(workload, settings)
     chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
     costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
     workloads = [workload.replace({"gpu": each.id, "name": each.name}) for each in chosen]

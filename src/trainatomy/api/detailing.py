@@ -49,15 +49,8 @@ def predict_in_detail(
         on_progress: See ``predict``.
         **settings: See ``predict``.
     """
-    return predict_training_in_detail(Training(what, batch, optimizer, gpu, settings), request, on_progress)
-
-
-def predict_training_in_detail(
-    training: Training, request: PredictRequest, on_progress: Callable[[str], None] | None = None
-) -> tuple[Prediction, Detail]:
-    """Predict a training as it is asked for, in detail (see ``predict_in_detail``)."""
     with keep_executed() as executed:
-        prediction = predict_training(training, request, on_progress)
+        prediction = predict_training(Training(what, batch, optimizer, gpu, settings), request, on_progress)
     return prediction, detail_of_executed(executed[-1], request.calibration, timed=request.timed)
 
 
@@ -73,11 +66,7 @@ def ops(workload: Workload, *, request: OpsRequest, **settings: Any) -> Operatio
     Raises:
         TrainatomyError: The errors of ``predict``, and ``DeviceError`` if there is no GPU to profile on.
     """
-    return break_down(with_settings(workload, settings), request)
-
-
-def break_down(workload: Workload, request: OpsRequest) -> OperationBreakdown:
-    """Break one step down as it is asked for (see ``ops``)."""
+    workload = with_settings(workload, settings)
     if workload.data.varies:
         raise WorkloadError(
             "data.lengths: ops lists one step: give data.sequence_length, the length of its batch", key="data.lengths"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from trainatomy.api.verb import verb
 from trainatomy.doctor.deaths import last_words
@@ -11,9 +10,6 @@ from trainatomy.doctor.gathering import diagnose as diagnose_machine
 from trainatomy.doctor.gathering import gather
 from trainatomy.requests.measuring import DiagnoseRequest
 from trainatomy.results.machine import Diagnosis
-
-if TYPE_CHECKING:
-    pass
 
 
 @verb(DiagnoseRequest)
@@ -30,11 +26,6 @@ def diagnose(*, request: DiagnoseRequest, stage: Callable[[str], None] = lambda 
         DeviceError: There is no GPU of a given number, or none to watch.
         TrainatomyError: There is no process ``pid``.
     """
-    return look_at_machine(request, stage)
-
-
-def look_at_machine(request: DiagnoseRequest, stage: Callable[[str], None] = lambda stage: None) -> Diagnosis:
-    """Look at this machine as it is asked for (see ``diagnose``)."""
     facts = gather(
         request.gpus,
         bandwidth=request.bandwidth,

@@ -55,28 +55,6 @@ def search_settings(training: Training, request: FitRequest, observer: Observer 
     return with_all_lengths(found, partial(predict_row, request.predicting))
 
 
-def search_gpus(
-    training: Training,
-    request: FitRequest,
-    gpus: Sequence[str] | None = None,
-    costs_per_hour: Mapping[str, float] | None = None,
-    observer: Observer | None = None,
-) -> FitAcross:
-    """Search for the best settings on each of several GPUs (see ``fit_gpus``)."""
-    chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
-    costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
-    with _candidates(training, request, [each.id for each in chosen]) as (workload, restricted, pool):
-        return search_across(workload, chosen, restricted, pool, observer or Observer(), costs)
-
-
-def search_remedies(
-    training: Training, request: FitRequest, observer: Observer | None = None, prediction: Prediction | None = None
-) -> Shortage:
-    """Search for what would make a training fit (see ``why_out_of_memory``)."""
-    with _candidates(training, request) as (workload, restricted, pool):
-        return shortage_of(workload, restricted, pool, observer, prediction)
-
-
 @contextmanager
 def _candidates(
     training: Training, request: FitRequest, gpus: Sequence[str] = ()
@@ -180,14 +158,16 @@ def fit_gpus(
     Raises:
         TrainatomyError: The errors of ``fit``.
     """
-    return search_gpus(Training(what, batch, optimizer, None, settings), request, gpus, costs_per_hour, progress)
+    chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
+    costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
+    training = Training(what, batch, optimizer, None, settings)
+    with _candidates(training, request, [each.id for each in chosen]) as (workload, restricted, pool):
+        return search_across(workload, chosen, restricted, pool, progress or Observer(), costs)
 
 
 @verb(
     FitRequest,
-    without=(
-        *("effective_batch_size", "allow", "maximize", "measure", "exhaustive", "try_compile", "prices", "translated"),
-    ),
+    without="effective_batch_size allow maximize measure exhaustive try_compile prices translated".split(),
 )
 def why_out_of_memory(
     what: Workload | nn.Module,
@@ -215,7 +195,8 @@ def why_out_of_memory(
     Raises:
         TrainatomyError: The errors of ``fit``.
     """
-    return search_remedies(Training(what, batch, optimizer, gpu, settings), request, progress, prediction)
+    with _candidates(Training(what, batch, optimizer, gpu, settings), request) as (workload, restricted, pool):
+        return shortage_of(workload, restricted, pool, progress, prediction)
 
 
 def measure_fit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -20,10 +20,6 @@ from trainatomy.training import factory
 from trainatomy.training.batch import build_dataset
 from trainatomy.training.model import build_model
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    pass
-
 
 BATCHES = 10_000
 """Batches of a synthetic dataset: more than are ever fetched."""
@@ -54,27 +50,15 @@ def time_loader(
         WorkloadError: The workload is wrong, or the batch size is not known.
         FactoryError: The user's code raised, or returned something else.
     """
-    training = what if isinstance(what, Workload) else workload
-    if training is not None:
-        training = with_settings(training, settings)
-    elif settings:
-        raise WorkloadError(f"{', '.join(settings)}: settings of a workload, and none is given")
-    is_drawn = isinstance(what, Workload)
-    return time_loader_of(training if is_drawn else what, training, request, batch_size, progress)
-
-
-def time_loader_of(
-    what: Any,
-    training: Workload | None,
-    request: LoaderRequest,
-    batch_size: int | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> LoaderReport:
-    """Time a DataLoader as it is asked for (see ``time_loader``); a workload as ``what`` is the training itself."""
     if isinstance(what, Workload):
-        loader = _loader_of_workload(what)
+        what = workload = with_settings(what, settings)
+        loader = _loader_of_workload(workload)
     else:
-        loader = loader_of(what, batch_size or (training.batch_size if training else None))
+        if workload is not None:
+            workload = with_settings(workload, settings)
+        elif settings:
+            raise WorkloadError(f"{', '.join(settings)}: settings of a workload, and none is given")
+        loader = loader_of(what, batch_size or (workload.batch_size if workload else None))
     request.check()
     return time_settings(
         loader,
@@ -87,8 +71,8 @@ def time_loader_of(
             )
             for count in sorted(set(request.workers))
         ],
-        _step_of(training, request),
-        name=training.display_name if training is not None else type(loader.dataset).__name__,
+        _step_of(workload, request),
+        name=workload.display_name if workload is not None else type(loader.dataset).__name__,
         seconds=request.seconds,
         random_samples=isinstance(what, Workload) and what.data.factory is None,
         progress=progress,

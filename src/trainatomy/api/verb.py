@@ -15,6 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from trainatomy.errors import WorkloadError
 from trainatomy.option import Option, as_it_is
 
 Result = TypeVar("Result")
@@ -25,7 +26,7 @@ _ENTRY = r"^    ({name}): (.*(?:\n     .*)*)\n?"
 def verb(
     request: type[Any], *, only: Collection[str] = (), without: Collection[str] = ()
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Give a function the fields of a request as keywords, in place of its keyword ``request``.
+    """Give a function the fields of a request as keywords, besides its keyword ``request``, which takes a whole one.
 
     Their values are read as those of the options on the command line.
 
@@ -44,21 +45,33 @@ def verb(
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(function)
         def called(*arguments: Any, **given: Any) -> Result:
+            if given.get("request") is not None:
+                _refuse_others(given["request"], request, keywords)
+                return function(*arguments, **given)
             asked = {name: given.pop(name) for name in keywords if name in given}
             read = {name: None if value is None else keywords[name][1](value) for name, value in asked.items()}
-            return function(*arguments, request=request(**read), **given)
+            return function(*arguments, **{**given, "request": request(**read)})
 
-        signature, fields_of = inspect.signature(function), [parameter for parameter, _ in keywords.values()]
+        signature = inspect.signature(function)
+        asked = [parameter for parameter, _ in keywords.values()]
+        asked.append(signature.parameters["request"].replace(default=None, annotation=request | None))
         parameters = [
             parameter
             for name, own in signature.parameters.items()
-            for parameter in (fields_of if name == "request" else [own])
+            for parameter in (asked if name == "request" else [own])
         ]
         called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         called.__doc__ = _documented(function, request, keywords)
         return called
 
     return decorate
+
+
+def _refuse_others(given: Any, request: type[Any], keywords: Collection[str]) -> None:
+    """Raise ``WorkloadError`` for options of a whole request that the verb does not take."""
+    for field in fields(request):
+        if "option" in field.metadata and field.name not in keywords and getattr(given, field.name) != field.default:
+            raise WorkloadError(f"{field.name}: this is no option of what was called; leave it out of the request")
 
 
 def _keyword(field: Field[Any], kind: Any) -> tuple[inspect.Parameter, Callable[[Any], Any]]:
@@ -81,4 +94,5 @@ def _documented(function: Callable[..., Any], request: type[Any], names: Collect
     texts = [inspect.cleandoc(kind.__dict__.get("__doc__") or "") for kind in reversed(request.__mro__)]
     told = {name: meant for text in texts for name, meant in re.findall(_ENTRY.format(name=r"\w+"), text, re.MULTILINE)}
     entries = "".join(f"    {name}: {told[name]}\n" for name in names)
+    entries += f"    request: A whole ``{request.__name__}``, in place of its fields.\n"
     return re.sub(_ENTRY.format(name="request"), lambda _: entries, inspect.getdoc(function) or "", flags=re.MULTILINE)

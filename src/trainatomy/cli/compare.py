@@ -163,7 +163,8 @@ def _across_gpus(workloads: Sequence[Workload], gpus: Sequence[str], request: Co
     hidden = skip_unused_imports(workloads, trust_remote_code=request.trust_remote_code)
     doing = f"simulating {workloads[0].display_name} on several GPUs"
     with quiet_libraries(debug=request.debug), progress(doing), hidden_in_workers(hidden):
-        comparison = api.predict_gpus(workloads[0], gpus or None, request, request.price)
+        asked = replace(request, effective_batch_size=None)  # the workload has it already
+        comparison = api.compare_gpus(workloads[0], gpus or None, request=asked, costs_per_hour=request.price)
     _show(comparison, json=request.json)
     charts.write(comparison)
 

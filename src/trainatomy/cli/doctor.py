@@ -41,7 +41,7 @@ def doctor(request: DoctorCommand) -> None:
     The exit code is 0 if nothing or only notes were found, and 9 with errors or warnings.
     """
     with progress("checking this machine") as stage, quiet_libraries(debug=request.debug):
-        found = api.look_at_machine(request, stage)
+        found = api.diagnose(request=request, stage=stage)
     show_result(to_json, doctor_page, found, json=request.json)
     if not found.healthy:
         raise UnhealthyMachine(f"{verdict(found)} on this machine")
@@ -80,5 +80,6 @@ def data(request: DataCommand) -> None:
         raise WorkloadError("data: name a workload, or a function with --dataset")
     workload = one_workload(file, request.flags) if has_workload else None
     with progress("timing the loader"), quiet_libraries(debug=request.debug):
-        report = api.time_loader_of(workload if dataset is None else api.load_dataset(dataset), workload, request)
+        what: Any = workload if dataset is None else api.load_dataset(dataset)
+        report = api.time_loader(what, workload=workload, request=request)
     show_result(to_json, loader_page, report, json=request.json)

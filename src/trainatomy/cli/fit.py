@@ -270,12 +270,12 @@ def _search(workload: Workload, request: FitCommand, gpus: Sequence[str] | None)
             trust = request.trust_remote_code
             hidden = skip_unused_imports([workload], trust_remote_code=trust, also_needed=_VARIED)
             start_importing(count, hidden, deepspeed=workload.train.deepspeed is not None)
-        training = Training(workload)
         if request.why_oom:
-            return api.search_remedies(training, request, observer)
+            return api.why_out_of_memory(workload, request=request, progress=observer)
         if gpus is not None:
-            return api.search_gpus(training, request, gpus or None, request.price, observer)
-        return api.search_settings(training, request, observer)
+            costs = request.price
+            return api.fit_gpus(workload, gpus or None, costs_per_hour=costs, request=request, progress=observer)
+        return api.search_settings(Training(workload), request, observer)
 
 
 def _measure(found: Fit, request: FitCommand, processes: Processes) -> tuple[Fit, bool]:

@@ -123,7 +123,7 @@ def _predicted(workload: Workload, request: PredictCommand, *, in_detail: bool) 
     asked = replace(request, timeline=request.timeline or request.why_oom, ranks=ranks)
     with progress(f"simulating {workload.display_name}") as tell, quiet_libraries(debug=request.debug):
         if in_detail:
-            return api.predict_training_in_detail(Training(workload), asked, tell)
+            return api.predict_in_detail(workload, request=asked, on_progress=tell)
         return api.predict_training(Training(workload), asked, tell), None
 
 
@@ -148,7 +148,7 @@ def _shortage(workload: Workload, prediction: Prediction, request: PredictComman
         jobs=api.jobs_for(MANY_CANDIDATES), calibration=request.calibration, trust_remote_code=request.trust_remote_code
     )
     with quiet_libraries(debug=request.debug), SearchProgress(workload.display_name) as observer:
-        return api.search_remedies(Training(workload), asked, observer, prediction)
+        return api.why_out_of_memory(workload, request=asked, progress=observer, prediction=prediction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +187,6 @@ def ops(request: OpsCommand) -> None:
         skip_unused_imports([workload], trust_remote_code=request.trust_remote_code)
     page = check_report(request.html, request.open_report)
     with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=request.debug):
-        anatomy = api.break_down(workload, request)
+        anatomy = api.ops(workload, request=request)
     write_report(page, anatomy, is_opened=request.open_report)
     show_result(to_json, operations_page, anatomy, json=request.json)

@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import nn
 from torch.optim.optimizer import Optimizer
 from trainatomy.catalog.calibrations import Calibration
+from trainatomy.integrations.batch_size import BatchSizeRequest
 from trainatomy.integrations.batch_size import Model
 from trainatomy.integrations.batch_size import Result
 from trainatomy.integrations.training_arguments import Arguments
@@ -29,6 +30,7 @@ def fit_training_arguments(
     optimizer: str | type[Optimizer] | None = None,
     gpu: str | None = None,
     print: bool = True,
+    request: BatchSizeRequest | None = None,
 ) -> Arguments:
     """Return a copy of ``TrainingArguments`` with the settings that fit the GPU and train fastest.
 
@@ -54,6 +56,7 @@ def fit_training_arguments(
         optimizer: The class of the optimizer, or a name of ``TrainingArguments.optim``.
         gpu: The GPU; by default this machine's, without the memory that other processes hold.
         print: Print the settings with their predicted throughput and memory, in one line.
+        request: A whole ``BatchSizeRequest``, in place of its fields.
 
     Raises:
         DoesNotFit: No setting fits; the message says what would make it fit.
@@ -75,6 +78,7 @@ def predicted_batch_size(
     optimizer: str | type[Optimizer] | None = None,
     gpu: str | None = None,
     print: bool = True,
+    request: BatchSizeRequest | None = None,
     **settings: Any,
 ) -> Any:
     """Decorate a training function, which is then called once, with a batch size that fits and accumulation steps.
@@ -101,6 +105,7 @@ def predicted_batch_size(
         optimizer: The class of the optimizer, or a name of ``TrainingArguments.optim``.
         gpu: The GPU; by default this machine's, without the memory that other processes hold.
         print: Print the settings with their predicted throughput and memory, in one line.
+        request: A whole ``BatchSizeRequest``, in place of its fields.
         **settings: What else the training function does, as in ``trainatomy.predict``: ``bf16=True``,
             ``gradient_checkpointing=True``, ``loop="trainer"``.  The search keeps all of it.
 
