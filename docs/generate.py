@@ -14,6 +14,7 @@ docs/cards.md            from docs/concepts/cards.md.jinja and catalog/checked.y
 docs/doctor.md           from docs/concepts/doctor.md.jinja, the catalogue of findings and their wording
 docs/context.md, .svg    from docs/concepts/context.md.jinja, the GPU catalog and measured runs
 docs/time.md, *.svg      from docs/concepts/time.md.jinja, command output and the data of the timing model
+src/**/__init__.pyi      public names and their types, from NAMES of packages and the requests of verbs
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import stubs
 from concepts import accuracy, cards, context, context_figure, doctor, notebook, readme, step, step_figures
 from concepts.workload import reference
 
@@ -225,6 +227,7 @@ def _schema(name: str) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "../README.md": readme.readme,
+    **{f"../src/{name.replace('.', '/')}/__init__.pyi": partial(stubs.stub, name) for name in stubs.PACKAGES},
     "../examples/guide.ipynb": notebook.guide,
     **readme.guides(),
     **cli_pages(),

@@ -103,7 +103,7 @@ def test_compare_ops_and_measure_take_settings_too(monkeypatch: pytest.MonkeyPat
     assert row.workload["train"] == {"per_device_train_batch_size": 2, "bf16": True}
     assert trainatomy.ops(WORKLOAD, bf16=True).workload["train"] == row.workload["train"]
     seen: list[Workload] = []
-    monkeypatch.setattr("trainatomy.api.measuring.measure_run", lambda workload, **options: seen.append(workload))
+    monkeypatch.setattr("trainatomy.api.measuring.measure_run", lambda workload, *_: seen.append(workload))
     trainatomy.measure(WORKLOAD, bf16=True)
     assert seen[0].train.bf16
     for function in (trainatomy.ops, trainatomy.measure):

@@ -8,7 +8,7 @@ from concepts.page import page
 from trainatomy.catalog.machines import FindingEntry, findings, variables
 from trainatomy.doctor.probe import COPIED_BYTES
 from trainatomy.errors import UnhealthyMachine
-from trainatomy.reporters.doctor_sentences import CONNECTIONS, WORDINGS, cost_sentence
+from trainatomy.reporters.doctor_sentences import CONNECTIONS, cost_sentence
 from trainatomy.results.machine import SEVERITIES
 from trainatomy.units import human_bytes
 
@@ -53,7 +53,7 @@ def _group(name: str, title: str) -> str:
 
 
 def _row(entry: FindingEntry) -> str:
-    found = re.sub(r"\{(\w+)\}", r"*\1*", WORDINGS[entry.name][0])
+    found = re.sub(r"\{(\w+)\}", r"*\1*", entry.found)
     severity = "by value" if entry.name == "environment" else entry.severity
     costs = "".join(f"; **{cost_sentence(cost)}**" for cost in entry.costs)
     return f"- `{entry.name}` ({severity}): {found}{costs}"

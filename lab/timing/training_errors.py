@@ -118,7 +118,7 @@ def _gathered(measured: Sequence[dict[str, Any]], predicted: Container[str]) -> 
 
 def _undisturbed(rounds: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Return the rounds in which the hypervisor took little of the processors' time; all of them, if it always did."""
-    from trainatomy.measurement.calibration.calibrate import MOST_STOLEN
+    from trainatomy.measurement.calibration.quiet import MOST_STOLEN
 
     kept = [one for one in rounds if (one.get("host_pace", {}).get("stolen_share") or 0.0) <= MOST_STOLEN]
     return kept or rounds

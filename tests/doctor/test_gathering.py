@@ -194,7 +194,7 @@ def test_exit_codes(machine: MachineState | str, code: int, monkeypatch: pytest.
     from machines import with_gpu
 
     state = with_gpu(power={"limit_watts": 300.0}) if isinstance(machine, str) else machine
-    monkeypatch.setattr("trainatomy.api.measuring.gather", lambda *args, **options: state)
+    monkeypatch.setattr("trainatomy.api.diagnosing.gather", lambda *args, **options: state)
     result = CliRunner().invoke(app(), ["doctor", "--json"])
     assert getattr(result.exception, "exit_code", result.exit_code) == code
     assert json.loads(result.stdout)["healthy"] is (code == 0)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import trainatomy
-from trainatomy.api.measuring import loader_of
+from trainatomy.api.loading import loader_of
 from trainatomy.cli import main
 from trainatomy.errors import FactoryError, WorkloadError
 from trainatomy.measurement import loader as reports
@@ -206,7 +206,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         (["train.py"], "--dataset train.py:FUNCTION"),
         ([], "name a workload, or a function"),
-        (["--dataset", "torch:zeros", "--workers", "a"], "--workers: 'a' is not a list of numbers"),
+        (["--dataset", "torch:zeros", "--workers", "a"], "--workers a: 'a' is not a whole number"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

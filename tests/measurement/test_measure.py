@@ -17,6 +17,7 @@ from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.measurement import measure as measuring
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device import nvml as visible
+from trainatomy.measurement.measure import Runs
 from trainatomy.measurement.process import pool
 from trainatomy.measurement.process.job import Job, Progress, from_plain, set_environment, to_plain
 from trainatomy.measurement.process.pool import Processes, TimeLimit
@@ -191,7 +192,7 @@ for job in tasks():
 def test_both_runs_share_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started = tmp_path / "started"
     fake_server(monkeypatch, f"open({str(started)!r}, 'a').write('x')\n" + ANSWERS)
-    found = measuring.measure(TINY, progress=lambda _: None)
+    found = measuring.measure(TINY, Runs(), progress=lambda _: None)
     assert found.recorded_step_seconds == RESULT.step_seconds
     assert started.read_text() == "x"
 
@@ -215,7 +216,7 @@ for job in tasks():
             time.sleep(0.01)
         stages.append("done")
 
-    measuring.measure(TINY, meanwhile=meanwhile, progress=lambda progress: stages.append(progress.stage))
+    measuring.measure(TINY, Runs(), meanwhile=meanwhile, progress=lambda progress: stages.append(progress.stage))
     assert stages[1:] == ["waiting", "done", "timed"]
 
 
@@ -226,7 +227,7 @@ def test_an_error_meanwhile_ends_the_measurement(monkeypatch: pytest.MonkeyPatch
         raise WorkloadError("model: wrong")
 
     with pytest.raises(WorkloadError, match="model: wrong"):
-        measuring.measure(TINY, meanwhile=refuse, progress=lambda _: None)
+        measuring.measure(TINY, Runs(), meanwhile=refuse, progress=lambda _: None)
 
 
 def test_many_measurements_share_a_server_and_a_lost_one_is_replaced(
@@ -238,7 +239,7 @@ def test_many_measurements_share_a_server_and_a_lost_one_is_replaced(
     fake_server(monkeypatch, script + ANSWERS.replace("    say(result", dies))
 
     def measure(workload: Workload) -> Measurement:
-        return measuring.measure(workload, components=False, processes=shared, progress=lambda _: None)
+        return measuring.measure(workload, Runs(components=False), processes=shared, progress=lambda _: None)
 
     with pool.Processes() as shared:
         for _ in range(2):
@@ -255,20 +256,20 @@ def test_many_measurements_share_a_server_and_a_lost_one_is_replaced(
 def test_without_gpu_forks_the_processes_import_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     refuses = "if '--preload' in sys.argv:\n    job(); say(refused=True); time.sleep(60)\n"
     fake_server(monkeypatch, refuses + ANSWERS)
-    assert measuring.measure(TINY, progress=lambda _: None).recorded_step_seconds == RESULT.step_seconds
+    assert measuring.measure(TINY, Runs(), progress=lambda _: None).recorded_step_seconds == RESULT.step_seconds
 
 
 def test_optimizers_of_bitsandbytes_import_it_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_server(monkeypatch, "if '--preload' in sys.argv: sys.exit(5)\n" + ANSWERS)
     for optim in ("paged_adamw_32bit", "lion_8bit"):
         workload = TINY.replace({"train": {"optim": optim}})
-        assert measuring.measure(workload, components=False, progress=lambda _: None) == RESULT
+        assert measuring.measure(workload, Runs(components=False), progress=lambda _: None) == RESULT
 
 
 def test_the_measurement_is_kept_if_the_recorded_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     script = ANSWERS.replace("recorded =", "sys.exit(4) if job['record'] else None; recorded =")
     fake_server(monkeypatch, script)
-    found = measuring.measure(TINY, progress=lambda _: None)
+    found = measuring.measure(TINY, Runs(), progress=lambda _: None)
     assert replace(found, notes=()) == RESULT
     assert "the recorded run failed" in found.notes[0] and "exit code 4" in found.notes[0]
 
@@ -281,7 +282,7 @@ def test_the_measurement_is_kept_if_the_recorded_run_cannot_be_analyzed(monkeypa
             "end()", "end(75 if recorded else 0)"
         ),
     )
-    found = measuring.measure(TINY, progress=lambda _: None)
+    found = measuring.measure(TINY, Runs(), progress=lambda _: None)
     assert replace(found, notes=()) == RESULT
     assert found.notes[0].endswith("there is no memory breakdown: allocator: not known")
 
@@ -296,7 +297,7 @@ def test_stages_are_printed_once_each(monkeypatch: pytest.MonkeyPatch, capfd: py
     fake_server(
         monkeypatch, ANSWERS.replace("    say", "    at('training', step=1); at('training', step=2)\n    say", 1)
     )
-    measuring.measure(TINY, components=False)
+    measuring.measure(TINY, Runs(components=False))
     assert capfd.readouterr().err.count("training") == 1
 
 
@@ -321,7 +322,7 @@ def test_an_allocator_option_that_pytorch_refuses_is_reported_before_anything_st
     fake_server(monkeypatch, "sys.exit(9)")
     wrong = TINY.model_copy(update={"allocator": "expandable_segmets:True"})
     with pytest.raises(WorkloadError, match="expandable_segments"):
-        measuring.measure(wrong)
+        measuring.measure(wrong, Runs())
 
 
 @pytest.mark.parametrize("name", ["missing/trace", "."])
@@ -330,7 +331,7 @@ def test_a_trace_file_that_cannot_be_written_is_reported_before_anything_starts(
 ) -> None:
     fake_server(monkeypatch, "sys.exit(9)")
     with pytest.raises(WorkloadError, match=r"--trace: .* cannot be written"):
-        measuring.measure(TINY, trace=tmp_path / name)
+        measuring.measure(TINY, Runs(trace=tmp_path / name))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -350,7 +351,7 @@ def test_without_a_gpu_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(nvml, "_library", lambda: FakeNvml(driver_answers=False))
     monkeypatch.setattr(pool, "Server", lambda *_, **__: pytest.fail("started a process"))
     with pytest.raises(DeviceError, match=r"(?s)No NVIDIA driver.*trainatomy predict"):
-        measuring.measure(TINY)
+        measuring.measure(TINY, Runs())
 
 
 @pytest.mark.parametrize("value", ["", "-1", "2", "GPU-nobody", "-1,0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from dataclasses import replace
@@ -17,6 +18,7 @@ import trainatomy.api.predicting
 from trainatomy.cli import main
 from trainatomy.cli import progress as measuring
 from trainatomy.errors import DeviceError, SimulationError
+from trainatomy.measurement.measure import Runs
 from trainatomy.measurement.process.job import Progress
 from trainatomy.measurement.process.pool import Processes
 from trainatomy.reporters.json import measurement_to_json
@@ -38,10 +40,10 @@ def measure_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, A
     Path("w.yaml").write_text(WORKLOAD)
     call: dict[str, Any] = {"answer": FULL}
 
-    def measure(workload: Any, **options: Any) -> Measurement:
-        call.update(options, workload=workload)
-        options["progress"](Progress("control", "training", 1, 9, GIB))
-        options["meanwhile"]()
+    def measure(workload: Any, runs: Runs, progress: Any, meanwhile: Any, processes: Processes) -> Measurement:
+        call.update(dataclasses.asdict(runs), workload=workload)
+        progress(Progress("control", "training", 1, 9, GIB))
+        meanwhile()
         answer: Measurement = call["answer"]
         return answer
 

@@ -77,7 +77,7 @@ def test_a_long_warm_up_is_not_time_that_was_measured(clock: FakeClock) -> None:
 
 def test_timed_steps_wait_while_a_file_is_locked(clock: FakeClock, tmp_path: Path) -> None:
     path = tmp_path / "quiet"
-    timer = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(3, 3, 0.0), quiet=path)
+    timer = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(3, 3, 0.0, quiet=path))
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         training = threading.Thread(target=run, args=(timer, clock, 1.0, 3))
@@ -89,15 +89,15 @@ def test_timed_steps_wait_while_a_file_is_locked(clock: FakeClock, tmp_path: Pat
 
 
 def test_a_file_that_is_gone_is_not_waited_for(clock: FakeClock, tmp_path: Path) -> None:
-    timer = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(3, 3, 0.0), quiet=tmp_path / "quiet")
+    timer = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(3, 3, 0.0, quiet=tmp_path / "quiet"))
     assert not run(timer, clock, 1.0, 3)
 
 
 def test_no_step_is_timed_after_the_limit(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers.time, "monotonic", lambda: clock.now)
-    timer = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(100, 100, 0.0), until=5.5)
+    timer = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(100, 100, 0.0, until=5.5))
     assert run(timer, clock, 1.0, 100)
     assert (timer.steps, len(timer.timed_seconds), timer.is_late) == (6, 4, True)
-    late = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(100, 100, 0.0), until=0.0)
+    late = StepTimer(Meter(None, is_exclusive=True), limit=StepLimit(100, 100, 0.0, until=0.0))
     assert run(late, clock, 1.0, 100)
     assert len(late.timed_seconds) == 1

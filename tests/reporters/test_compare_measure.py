@@ -51,7 +51,7 @@ def script(monkeypatch: pytest.MonkeyPatch, prediction: Prediction, measurement:
             raise script.predictions[workload.name]
         return replace(prediction, name=workload.name, workload=workload.to_mapping())
 
-    def measure(workload: Any, **options: Any) -> Measurement:
+    def measure(workload: Any, *_: Any, **options: Any) -> Measurement:
         script.started.append(workload.name)
         script.workloads.append(workload)
         made = replace(

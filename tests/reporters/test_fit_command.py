@@ -27,12 +27,17 @@ Calls = list[tuple[str, Any, FitRequest, tuple[Any, ...]]]
 def calls(monkeypatch: pytest.MonkeyPatch, fit: Fit, nothing_fits: Fit, across: FitAcross) -> Calls:
     """Return the searches that are asked for; each is answered at once."""
     calls: Calls = []
-    answers = {"search_settings": fit, "search_gpus": across, "search_remedies": nothing_fits.shortage}
+    answers = {"fit_gpus": across, "why_out_of_memory": nothing_fits.shortage}
 
-    def answer(name: str, training: Any, request: FitRequest, *rest: Any) -> Any:
-        calls.append((name, training.what, request, rest[:-1]))  # the last receives the progress
+    def search(training: Any, request: FitRequest, progress: Any) -> Fit:
+        calls.append(("search_settings", training.what, request, ()))
+        return fit
+
+    def answer(name: str, workload: Any, *gpus: Any, request: FitRequest, progress: Any, **costs: Any) -> Any:
+        calls.append((name, workload, request, (*gpus, *costs.values())))
         return answers[name]
 
+    monkeypatch.setattr(trainatomy.api, "search_settings", search)
     for name in answers:
         monkeypatch.setattr(trainatomy.api, name, partial(answer, name))
     return calls
@@ -53,11 +58,11 @@ def test_options_become_one_request(calls: Calls, tmp_path: Path) -> None:
     ("options", "name", "rest"),
     [
         (("--maximize", "batch", "--gpu", "t4"), "search_settings", ()),
-        (("--why-oom", "--gpu", "t4"), "search_remedies", ()),
-        (("--gpu", "all"), "search_gpus", (None, {})),
-        (("--gpu", "t4, h100"), "search_gpus", (["t4", "h100"], {})),
-        (("--price", "h100=2.9,t4=0.3"), "search_gpus", (["h100", "t4"], {"h100": 2.9, "t4": 0.3})),
-        (("--gpu", "all", "--exhaustive"), "search_gpus", (None, {})),
+        (("--why-oom", "--gpu", "t4"), "why_out_of_memory", ()),
+        (("--gpu", "all"), "fit_gpus", (None, {})),
+        (("--gpu", "t4, h100"), "fit_gpus", (["t4", "h100"], {})),
+        (("--price", "h100=2.9,t4=0.3"), "fit_gpus", (["h100", "t4"], {"h100": 2.9, "t4": 0.3})),
+        (("--gpu", "all", "--exhaustive"), "fit_gpus", (None, {})),
     ],
 )
 def test_each_mode_is_its_own_search(calls: Calls, options: tuple[str, ...], name: str, rest: Any) -> None:

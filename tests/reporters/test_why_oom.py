@@ -56,11 +56,11 @@ def shortages(monkeypatch: pytest.MonkeyPatch, nothing_fits: Fit) -> list[Predic
     """Return the predictions for which remedies are searched for; the search is answered at once."""
     asked: list[Prediction] = []
 
-    def answer(training: Any, request: Any, observer: Any, prediction: Prediction) -> Any:
+    def answer(workload: Any, *, request: Any, progress: Any, prediction: Prediction) -> Any:
         asked.append(prediction)
         return nothing_fits.shortage
 
-    monkeypatch.setattr(trainatomy.api, "search_remedies", answer)
+    monkeypatch.setattr(trainatomy.api, "why_out_of_memory", answer)
     monkeypatch.setattr("trainatomy.cli.predict.start_importing", lambda jobs, **options: None)
     return asked
 

@@ -14,6 +14,7 @@ import trainatomy
 from trainatomy.api import comparing, predicting
 from trainatomy.errors import DeviceError, SimulationError, TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as real_gpu
+from trainatomy.measurement.measure import Runs
 from trainatomy.measurement.process.pool import Processes
 from trainatomy.records.store import Store
 from trainatomy.runs import single as machines
@@ -36,8 +37,8 @@ def measure_options(monkeypatch: pytest.MonkeyPatch, gpu: Any, machine: Machine)
     """Return the options of each ``measure`` call; predictions fail, since they are not tested here."""
     options: list[dict[str, Any]] = []
 
-    def measure(workload: Workload, **keywords: Any) -> Any:
-        options.append({"gpu": workload.gpu, **keywords})
+    def measure(workload: Workload, runs: Runs, *_: Any, **keywords: Any) -> Any:
+        options.append({"gpu": workload.gpu, "time_limit": runs.time_limit, **keywords})
         return gpu(workload)
 
     def predict(training: Any, *_: Any) -> Any:

@@ -76,7 +76,7 @@ def compiled(run_script: RunScript, line: str, call: str, text: str = SCRIPT) ->
 
     pytest.importorskip("triton")
     preload_compiler()
-    found = run_script(text.replace("COMPILE", line).replace("CALL", call), compiled=True)
+    found = run_script(text.replace("COMPILE", line).replace("CALL", call), compiles=True)
     assert found.message == ""
     assert found.prediction is not None
     return found.prediction
@@ -132,8 +132,8 @@ def test_what_the_compiler_cannot_compile_runs_eagerly_and_is_named(
 def decided(tmp_path: Path, text: str, *arguments: str, compiled: bool | None = None) -> tuple[bool | None, str]:
     file = tmp_path / "train.py"
     file.write_text(text)
-    job, reason = compiling(Job(read_command([str(file), *arguments]), ("h100-sxm",), compiled=compiled), file)
-    return job.compiled, reason
+    job, reason = compiling(Job(read_command([str(file), *arguments]), ("h100-sxm",), compiles=compiled), file)
+    return job.compiles, reason
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_without_a_compiler_the_reason_is_told_or_it_is_an_error(
 
 def test_a_script_says_why_it_was_not_compiled(run_script: RunScript) -> None:
     text = SCRIPT.replace("COMPILE", WAYS["module"][0]).replace("CALL", WAYS["module"][1])
-    found = run_script(text, compiled=False, eager="no compiler here").prediction
+    found = run_script(text, compiles=False, eager="no compiler here").prediction
     assert found is not None and found.script is not None
     assert "no compiler here" in found.notes
     assert [one.name for one in found.script.stand_ins if one.kind == "compiled"] == ["Net"]
@@ -181,7 +181,7 @@ def test_on_several_gpus_it_is_compiled_too(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("model.compile()")
     found, reason = compiling(Job(with_gpus(read_command([str(file)]), 2), ("h100-sxm",)), file)
-    assert found.compiled is True and not reason
+    assert found.compiles is True and not reason
 
 
 FLEX = """
@@ -209,7 +209,7 @@ def test_flex_attention_needs_no_compiler(run_script: RunScript, with_compiler: 
 
         pytest.importorskip("triton")
         preload_compiler()
-    found = run_script(FLEX, compiled=with_compiler, eager="no compiler here").prediction
+    found = run_script(FLEX, compiles=with_compiler, eager="no compiler here").prediction
     assert found is not None and found.script is not None
     assert not [one for one in found.script.stand_ins if one.kind == "compiled"]
     assert any("FlexAttention: its kernels have the efficiency" in note for note in found.notes)

@@ -139,7 +139,7 @@ def predicted(run_script: RunScript, text: str, **options: object) -> Prediction
 
 @pytest.mark.parametrize("name", REACHED)
 def test_the_loop_trains_on_the_longest_sample(run_script: RunScript, name: str) -> None:
-    found, short = (predicted(run_script, REACHED[name], looks_ahead=ahead) for ahead in (True, False))
+    found, short = (predicted(run_script, REACHED[name], look_ahead=ahead) for ahead in (True, False))
     assert found.script is not None and found.script.lengths is not None and found.script.steps <= 3 + 4
     lengths = found.script.lengths
     assert lengths.longest == (8, 900) and (lengths.read, lengths.samples) == (200, 200)
@@ -194,7 +194,7 @@ def test_a_longest_sample_that_was_seen_needs_no_further_step(run_script: RunScr
 
 
 def test_the_time_is_that_of_the_steps_that_were_asked_for(run_script: RunScript) -> None:
-    found, short = (predicted(run_script, REACHED["plain"], looks_ahead=ahead) for ahead in (True, False))
+    found, short = (predicted(run_script, REACHED["plain"], look_ahead=ahead) for ahead in (True, False))
     assert found.time is not None and short.time is not None
     assert found.time.step_seconds == pytest.approx(short.time.step_seconds, rel=0.02)
 
@@ -210,7 +210,7 @@ for batch in DataLoader(Rows(), 8, collate_fn=padded):
 """
     drawn = []
     for steps, looks_ahead in ((3, True), (5, False)):
-        predicted(run_script, text, steps=steps, looks_ahead=looks_ahead)
+        predicted(run_script, text, steps=steps, look_ahead=looks_ahead)
         drawn.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("drawn")][:5])
     assert len(drawn[0]) > 3 and drawn[0] == drawn[1][: len(drawn[0])]
 

@@ -12,8 +12,7 @@ import torch
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.integrations import measured_script
 from trainatomy.integrations.measured_script import StepClock, compared, measure_here
-from trainatomy.integrations.utilization import Utilization
-from trainatomy.results.measurement import Measurement
+from trainatomy.results.measurement import Measurement, Utilization
 from trainatomy.scripts.command import read_command, variables, with_gpus
 from trainatomy.scripts.job import Job
 from trainatomy.scripts.launch import started_by, visible_gpus

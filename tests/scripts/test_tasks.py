@@ -135,7 +135,7 @@ def test_an_evaluation_that_is_reached_takes_the_same_memory(run_script: RunScri
     ]
     assert peaks[0] == peaks[1] == peaks[2]
     assert [tasks_of(each)[0] for each in found] == [("evaluation", 5, 3), ("evaluation", 5, 5), ("evaluation", 5, 5)]
-    without = run_script(f"{TRAINER}train({keywords})\n", looks_ahead=False).prediction
+    without = run_script(f"{TRAINER}train({keywords})\n", look_ahead=False).prediction
     assert without is not None and without.script is not None and not without.script.tasks
     assert without.memory.peak_allocated_bytes < peaks[0][0]
     assert found[0].prediction is not None and found[0].prediction.time is not None and without.time is not None

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from typer.testing import CliRunner
 
 import trainatomy
-import trainatomy.api.measuring
+import trainatomy.api.calibrating
 from trainatomy.catalog.calibrations import from_text, to_text
 from trainatomy.errors import DeviceError, WorkloadError
 from trainatomy.measurement.calibration import calibrate
@@ -115,7 +115,7 @@ def test_an_unwritable_file_is_reported_before_measuring(tmp_path, monkeypatch):
     def never(**options):
         raise AssertionError("measured")
 
-    monkeypatch.setattr(trainatomy.api.measuring, "calibrate_gpu", never)
+    monkeypatch.setattr(trainatomy.api.calibrating, "calibrate_gpu", never)
     with pytest.raises(WorkloadError, match=r"--output.*cannot be written"):
         trainatomy.calibrate(tmp_path / "none" / "c.json")
     with pytest.raises(AssertionError, match="measured"):

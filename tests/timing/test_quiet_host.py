@@ -12,8 +12,7 @@ import torch
 import trainatomy
 from trainatomy.catalog.machines import reference_host
 from trainatomy.errors import TrainatomyError
-from trainatomy.measurement.calibration import calibrate, expected, host
-from trainatomy.measurement.calibration import calibrate as quiet
+from trainatomy.measurement.calibration import calibrate, expected, host, quiet
 from trainatomy.measurement.calibration import host as phases
 from trainatomy.measurement.device import host as host_load
 from trainatomy.measurement.device.host import PROBE, HostLoad, LoadMeter
@@ -117,7 +116,7 @@ def test_a_busy_calibration_is_not_kept_unless_it_is_forced(tmp_path: Path, monk
     busy = {**attempt(300.0, BUSY), "busy": "other processes use 90% of the processors", "attempts": 3}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(host, "measure_phases", lambda report: busy)
+    monkeypatch.setattr(calibrate, "measure_phases", lambda report: busy)
     monkeypatch.setattr(calibrate, "kernel_points", kernels)
     monkeypatch.setattr(host, "JsonProcess", lambda *_: pytest.MonkeyPatch.context())
     with pytest.raises(TrainatomyError, match=r"busy: other processes use 90% .* 3 attempts.*--force"):

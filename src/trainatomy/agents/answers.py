@@ -13,14 +13,13 @@ from trainatomy.reporters.subject_sentences import shared_subject
 from trainatomy.reporters.text.prediction import verdict_line
 from trainatomy.requests.fitting import FitRequest
 from trainatomy.requests.predicting import PredictRequest, Training
-from trainatomy.results.prediction import Plan
+from trainatomy.results.fit import Candidate, Permission
+from trainatomy.results.prediction import Plan, Prediction
 from trainatomy.workload.dialects.answer import answer_in
 from trainatomy.workload.overrides import merge
 from trainatomy.workload.reading import read_text
 
 if TYPE_CHECKING:
-    from trainatomy.results.fit import Candidate, Permission
-    from trainatomy.results.prediction import Prediction
     from trainatomy.workload.schema import Workload
 
 GIB = 1024**3
@@ -186,7 +185,7 @@ def _searched(workload: Workload, request: FitRequest) -> Found:
 
 
 def _remedied(workload: Workload, request: FitRequest) -> Found:
-    shortage = api.search_remedies(Training(workload), request)
+    shortage = api.why_out_of_memory(workload, request=request)
     prediction = shortage.given.prediction
     does = "fits" if shortage.given.fits else "does not fit"
     answer = f"It {does} on {prediction.gpu.name}: it {search_sentences.shortage(shortage)}."

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial, wraps
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import anyio
 from pydantic import Field
@@ -17,10 +17,8 @@ from trainatomy.agents.answers import Found, Oracle, Predicted, Question, predic
 from trainatomy.api.scripts import run_script
 from trainatomy.errors import TrainatomyError
 from trainatomy.libraries import import_library
+from trainatomy.results.fit import Permission
 from trainatomy.runs.worker import Limits, Worker
-
-if TYPE_CHECKING:
-    from trainatomy.results.fit import Permission
 
 INSTRUCTIONS = (
     "Predicts GPU memory and step time of PyTorch and Hugging Face trainings without a GPU. Ask `predict` before a "

@@ -6,9 +6,11 @@ Memory by component over the steps, thinned out for drawing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from trainatomy.allocator.blocks import SegmentView
 from trainatomy.allocator.replay import replay
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.analysis.memory import COMPONENTS, MemoryAnalysis, Purpose
 from trainatomy.results.memory import TimelinePoint
 from trainatomy.results.trace import (
@@ -21,12 +23,6 @@ from trainatomy.results.trace import (
     SegmentEvent,
     Source,
 )
-
-if TYPE_CHECKING:
-    from trainatomy.allocator.blocks import SegmentView
-    from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.allocator.simulated import CachingAllocator
-
 
 Range = tuple[int, int, int, bool]
 """Address, size and stream of reserved memory, and whether it belongs to an expandable segment."""

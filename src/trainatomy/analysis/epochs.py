@@ -10,10 +10,9 @@ of the weights appears once: memory grows for good where each of the last steps 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from trainatomy.allocator.blocks import block_bytes
 from trainatomy.allocator.replay import Replay, replay, replay_on_least
@@ -21,12 +20,7 @@ from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import held_after, lifetimes
 from trainatomy.results.lengths import OrderPrediction
 from trainatomy.results.script import Growth
-from trainatomy.results.trace import AllocationTrace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trainatomy.results.trace import Origin
+from trainatomy.results.trace import AllocationTrace, Origin
 
 
 def steps_to_replay(longest: Sequence[int], most: int) -> tuple[int, ...]:

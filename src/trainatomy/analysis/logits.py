@@ -12,10 +12,8 @@ A loss that never makes logits, as Liger's, has none.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainatomy.results.trace import AllocationTrace, Origin
+from trainatomy.results.trace import AllocationTrace, Origin
 
 _BEGINS = frozenset({"forward", "evaluation forward", "generation", "token"})
 """Marks at which a forward pass begins."""

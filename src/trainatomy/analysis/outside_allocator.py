@@ -29,16 +29,12 @@ on an H200 (driver 580.159.04, 2026-11-23) that pin 4.2 to 9.8 GiB hold 6 to 18 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.catalog.gpus import threads_per_multiprocessor
+from trainatomy.catalog.gpus import GPU, threads_per_multiprocessor
 from trainatomy.catalog.links import Link, Links
 from trainatomy.results.prediction import Communicators, GroupUse
-
-if TYPE_CHECKING:
-    from trainatomy.catalog.gpus import GPU
-
 
 _SINGLE: Mapping[tuple[int, ...], int] = {}
 _MESSAGES = frozenset({"all_to_all", "send", "recv", "gather", "scatter"})

@@ -36,17 +36,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trainatomy.allocator.replay import Peaks, kept, peaks_of
 from trainatomy.allocator.segments import Scattered
-from trainatomy.results.memory import PeakRange
-
-if TYPE_CHECKING:
-    from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.results.memory import Memory
-    from trainatomy.results.trace import AllocationTrace, Event, TimedOperation
-
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.results.memory import Memory, PeakRange
+from trainatomy.results.trace import AllocationTrace, Event, TimedOperation
 
 LAYOUTS: Final = 16
 """Replays with other gaps."""

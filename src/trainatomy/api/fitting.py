@@ -9,18 +9,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainatomy import api
 from trainatomy.api.comparing import measure_comparison
 from trainatomy.api.elsewhere import predict_candidate, predict_row, with_settings
-from trainatomy.catalog.calibrations import resolve_calibration
+from trainatomy.api.verb import verb
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.errors import WorkloadError
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.requests.comparing import CompareRequest
-from trainatomy.requests.fitting import CanApply, FitRequest
+from trainatomy.requests.fitting import FitRequest
 from trainatomy.requests.predicting import Batch, Training
+from trainatomy.results.fit import Fit, FitAcross, Shortage
+from trainatomy.results.prediction import Prediction
+from trainatomy.runs.plan import Finished, RunObserver
 from trainatomy.runs.predicting import PredictionPool, prediction_pool
 from trainatomy.search.across import search_across
 from trainatomy.search.explore import Observer
@@ -32,12 +36,6 @@ from trainatomy.workload.schema import Workload
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.measurement.process.pool import Processes
-    from trainatomy.results.fit import Fit, FitAcross, Goal, Permission, Shortage
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.runs.plan import Finished, RunObserver
 
 
 def search_settings(training: Training, request: FitRequest, observer: Observer | None = None) -> Fit:
@@ -57,28 +55,6 @@ def search_settings(training: Training, request: FitRequest, observer: Observer 
     return with_all_lengths(found, partial(predict_row, request.predicting))
 
 
-def search_gpus(
-    training: Training,
-    request: FitRequest,
-    gpus: Sequence[str] | None = None,
-    costs_per_hour: Mapping[str, float] | None = None,
-    observer: Observer | None = None,
-) -> FitAcross:
-    """Search for the best settings on each of several GPUs (see ``fit_gpus``)."""
-    chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
-    costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
-    with _candidates(training, request, [each.id for each in chosen]) as (workload, restricted, pool):
-        return search_across(workload, chosen, restricted, pool, observer or Observer(), costs)
-
-
-def search_remedies(
-    training: Training, request: FitRequest, observer: Observer | None = None, prediction: Prediction | None = None
-) -> Shortage:
-    """Search for what would make a training fit (see ``why_out_of_memory``)."""
-    with _candidates(training, request) as (workload, restricted, pool):
-        return shortage_of(workload, restricted, pool, observer, prediction)
-
-
 @contextmanager
 def _candidates(
     training: Training, request: FitRequest, gpus: Sequence[str] = ()
@@ -90,8 +66,7 @@ def _candidates(
                 request = replace(request, translated=partial(settings_in, workload.origin))
             yield workload, request, pool
     else:
-        workload, pool = _of_module(training.what, training, request)
-        yield workload, _request_for_module(training.what, training, request), pool
+        yield api.module_candidates(training.what, training, request)
 
 
 @contextmanager
@@ -113,58 +88,14 @@ def _of_workload(
         yield workload, pool
 
 
-def _of_module(module: nn.Module, training: Training, request: FitRequest) -> tuple[Workload, PredictionPool]:
-    """Return the workload of a live module, which is predicted in this process."""
-    from trainatomy.api.predicting import predict_module
-    from trainatomy.simulator import live
-
-    if request.executor is not None:
-        raise WorkloadError(
-            "executor: a live module is predicted in this process; give a workload, which workers can build"
-        )
-    batch, settings = training.batch, training.settings
-    make = live.resized(batch) if isinstance(batch, Mapping) else batch
-    workload, make_batch = live.described(module, make, training.optimizer, training.gpu, settings)
-    if isinstance(batch, Mapping) and "per_device_train_batch_size" not in settings:
-        rows = next(len(value) for value in batch.values() if getattr(value, "ndim", 0))
-        workload = workload.replace("train.per_device_train_batch_size", rows)
-    request.predicting.check_calibration([workload])
-    return workload, PredictionPool(
-        partial(predict_candidate, partial(predict_module, module, make_batch, request.predicting_candidates)), None, 1
-    )
-
-
-def _request_for_module(module: nn.Module, training: Training, request: FitRequest) -> FitRequest:
-    """Return a search restricted to the settings that apply to a live module."""
-    from trainatomy.simulator import live
-
-    live.check_permissions(request.allow, training.batch)
-    to_module, can_apply = live.applies_to(module, training.batch), request.can_apply
-    if can_apply is None:
-        return replace(request, can_apply=to_module)
-    return replace(request, can_apply=lambda settings: to_module(settings) and can_apply(settings))
-
-
+@verb(FitRequest, without=("translated",))
 def fit(
     what: Workload | nn.Module,
     *,
-    effective_batch_size: int | None = None,
     gpu: str | None = None,
-    allow: Sequence[Permission] = (),
-    headroom: float = 0.05,
-    keep: Sequence[str] = (),
-    maximize: Goal = "throughput",
-    measure: int = 0,
-    exhaustive: bool = False,
-    try_compile: bool = False,
-    can_apply: CanApply | None = None,
-    prices: bool = True,
     batch: Batch | None = None,
     optimizer: str | type[torch.optim.Optimizer] | None = None,
-    calibration: Calibration | Path | str | None = None,
-    trust_remote_code: bool = False,
-    jobs: int | None = None,
-    executor: object = None,
+    request: FitRequest,
     progress: Observer | None = None,
     **settings: Any,
 ) -> Fit:
@@ -175,28 +106,10 @@ def fit(
 
     Args:
         what: A workload, or a live module, which is neither changed nor moved.
-        effective_batch_size: Samples per optimizer step; by default those of the workload.
-        gpu: The GPU.
-        allow: Changes of what is trained that the search may make: "precision", "optimizer", "lora",
-            "quantization", "sequence-length", "evaluation".
-        headroom: Share of the GPU's memory that must stay free.
-        keep: Settings that the search may not vary, such as "gradient_checkpointing" or "attention"
-            (``trainatomy.search.axes`` lists them).
-        maximize: "throughput", or "batch", "sequence-length", "model-size", or a key of the workload with a whole
-            number ("data.image_size", "data.image_size:14" in steps): the largest one that fits.
-        measure: Run this many of the best candidates on this machine's GPU, which is then the default of ``gpu``.
-        exhaustive: Execute every candidate instead of leaving out those that cannot win.
-        try_compile: Predict the best settings with ``torch.compile`` too, whole and layer by layer.
-        can_apply: A function that gets the settings of an option, keys of the workload with their values, and returns
-            whether the caller can apply them; other options are left out.
-        prices: Execute the single changes of the best settings too, for what each costs or saves.
+        gpu: The GPU; with ``measure``, this machine's by default.
         batch: For a module: see ``predict``.  A mapping is repeated or cut to other batch sizes.
         optimizer: See ``predict``.
-        calibration: See ``predict``.
-        trust_remote_code: See ``predict``.
-        jobs: Processes that predict in parallel, for a workload: by default this one or, with ``executor``, all that it
-            has.  A script that asks for several must start its own work behind ``if __name__ == "__main__"``.
-        executor: For a workload: where to predict in place of local processes (see ``compare``).
+        request: How to search.
         progress: Receives the progress.
         **settings: Settings as in ``predict``.
 
@@ -204,52 +117,29 @@ def fit(
         WorkloadError: The description is wrong, or it contradicts the GPU or the other arguments.
         TrainatomyError: The errors of ``predict`` and, with ``measure``, of ``compare``.
     """
-    if measure and not isinstance(what, Workload):
+    if request.measure and not isinstance(what, Workload):
         raise WorkloadError(
             "measure: candidates run in fresh processes, which cannot be handed a module; give a workload whose "
             "model.factory builds it"
         )
-    if measure and not gpu:
-        from trainatomy.api.measuring import this_gpu
-
-        gpu = this_gpu()
-    request = FitRequest(
-        effective_batch_size=effective_batch_size,
-        headroom=headroom,
-        allow=tuple(allow),
-        keep=tuple(keep),
-        exhaustive=exhaustive,
-        try_compile=try_compile,
-        prices=prices,
-        can_apply=can_apply,
-        maximize=maximize,
-        jobs=jobs,
-        executor=executor,
-        calibration=resolve_calibration(calibration),
-        trust_remote_code=trust_remote_code,
-    )
+    if request.measure and not gpu:
+        gpu = api.this_gpu()
     found = search_settings(Training(what, batch, optimizer, gpu, settings), request, progress)
-    if not measure:
+    if not request.measure:
         return found
-    runs = CompareRequest(calibration=request.calibration, trust_remote_code=trust_remote_code)
-    return measure_fit(found, measure, runs)
+    runs = CompareRequest(calibration=request.calibration, trust_remote_code=request.trust_remote_code)
+    return measure_fit(found, request.measure, runs)
 
 
+@verb(FitRequest, without=("maximize", "measure", "try_compile", "translated"))
 def fit_gpus(
     what: Workload | nn.Module,
     gpus: Sequence[str] | None = None,
     *,
     costs_per_hour: Mapping[str, float] | None = None,
-    effective_batch_size: int | None = None,
-    allow: Sequence[Permission] = (),
-    headroom: float = 0.05,
-    keep: Sequence[str] = (),
     batch: Batch | None = None,
     optimizer: str | type[torch.optim.Optimizer] | None = None,
-    calibration: Calibration | Path | str | None = None,
-    trust_remote_code: bool = False,
-    jobs: int | None = None,
-    executor: object = None,
+    request: FitRequest,
     progress: Observer | None = None,
     **settings: Any,
 ) -> FitAcross:
@@ -259,81 +149,54 @@ def fit_gpus(
         what: See ``fit``.
         gpus: Names of GPUs; all known ones by default.
         costs_per_hour: Prices per hour by the GPU's name, in any currency.
-        effective_batch_size: See ``fit``, as for the arguments below.
-        allow: See ``fit``.
-        headroom: See ``fit``.
-        keep: See ``fit``.
         batch: See ``fit``.
         optimizer: See ``fit``.
-        calibration: See ``fit``.
-        trust_remote_code: See ``fit``.
-        jobs: See ``fit``.
-        executor: See ``fit``.
+        request: How to search.
         progress: See ``fit``.
         **settings: See ``fit``.
 
     Raises:
         TrainatomyError: The errors of ``fit``.
     """
-    request = FitRequest(
-        effective_batch_size=effective_batch_size,
-        headroom=headroom,
-        allow=tuple(allow),
-        keep=tuple(keep),
-        jobs=jobs,
-        executor=executor,
-        calibration=resolve_calibration(calibration),
-        trust_remote_code=trust_remote_code,
-    )
+    chosen = all_gpus() if gpus is None else tuple(dict.fromkeys(map(find_gpu, gpus)))
+    costs = {find_gpu(name).id: cost for name, cost in (costs_per_hour or {}).items()}
     training = Training(what, batch, optimizer, None, settings)
-    return search_gpus(training, request, gpus, costs_per_hour, progress)
+    with _candidates(training, request, [each.id for each in chosen]) as (workload, restricted, pool):
+        return search_across(workload, chosen, restricted, pool, progress or Observer(), costs)
 
 
+@verb(
+    FitRequest,
+    without="effective_batch_size allow maximize measure exhaustive try_compile prices translated".split(),
+)
 def why_out_of_memory(
     what: Workload | nn.Module,
     *,
     gpu: str | None = None,
-    headroom: float = 0.05,
-    keep: Sequence[str] = (),
     prediction: Prediction | None = None,
     batch: Batch | None = None,
     optimizer: str | type[torch.optim.Optimizer] | None = None,
-    calibration: Calibration | Path | str | None = None,
-    trust_remote_code: bool = False,
-    jobs: int | None = None,
-    executor: object = None,
+    request: FitRequest,
     progress: Observer | None = None,
     **settings: Any,
 ) -> Shortage:
     """Say what a training needs that does not fit, and list what would make it fit, each change with its effect.
 
     Args:
-        what: See ``fit``, as for the arguments below.
+        what: See ``fit``.
         gpu: See ``fit``.
-        headroom: See ``fit``.
-        keep: See ``fit``.
         prediction: The prediction of the training with its time and timeline, if there is one: it is not made again.
         batch: See ``fit``.
         optimizer: See ``fit``.
-        calibration: See ``fit``.
-        trust_remote_code: See ``fit``.
-        jobs: See ``fit``.
-        executor: See ``fit``.
+        request: How to search.
         progress: See ``fit``.
         **settings: See ``fit``.
 
     Raises:
         TrainatomyError: The errors of ``fit``.
     """
-    request = FitRequest(
-        headroom=headroom,
-        keep=tuple(keep),
-        jobs=jobs,
-        executor=executor,
-        calibration=resolve_calibration(calibration),
-        trust_remote_code=trust_remote_code,
-    )
-    return search_remedies(Training(what, batch, optimizer, gpu, settings), request, progress, prediction)
+    with _candidates(Training(what, batch, optimizer, gpu, settings), request) as (workload, restricted, pool):
+        return shortage_of(workload, restricted, pool, progress, prediction)
 
 
 def measure_fit(

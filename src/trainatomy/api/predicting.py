@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from trainatomy.api.elsewhere import changed
-from trainatomy.catalog.calibrations import Calibration, resolve_calibration
+from trainatomy.api.verb import verb
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of, rank_prediction_of
 from trainatomy.prediction.lengths import prediction_of_lengths, with_lengths
 from trainatomy.prediction.pipeline import pipeline_prediction
-from trainatomy.requests.predicting import HERE, Batch, PredictRequest, Training, dataset_bytes, memory_size
+from trainatomy.requests.predicting import Batch, PredictRequest, Training
 from trainatomy.results.prediction import Prediction
 from trainatomy.runs.executions import simulation_of
 from trainatomy.runs.predicting import recollections, shared_epochs, shared_simulation
@@ -25,15 +27,10 @@ from trainatomy.simulator.micro_batches import Recollections
 from trainatomy.simulator.simulate import execute, simulate, topology_of
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.simulator.watcher import Watcher
+from trainatomy.training.batch import MakeBatch
 from trainatomy.training.factory import user_code
 from trainatomy.workload.arguments import check_keywords
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from trainatomy.training.batch import MakeBatch
 
 
 def with_batch(
@@ -53,21 +50,14 @@ def with_batch(
     return workload.replace(changes), make_batch
 
 
+@verb(PredictRequest)
 def predict(
     what: Workload | nn.Module,
     *,
     batch: Batch | None = None,
     optimizer: str | type[torch.optim.Optimizer] | Callable[[Any], Any] | None = None,
     gpu: str | None = None,
-    timeline: bool = False,
-    trust_remote_code: bool = False,
-    calibration: Calibration | Path | str | None = None,
-    timed: bool = True,
-    ranks: Sequence[int] = (),
-    host_paces: Sequence[float] = (),
-    layouts: bool = True,
-    host_memory: int | str | None = None,
-    dataset_memory: int | str | None = None,
+    request: PredictRequest,
     on_progress: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Prediction:
@@ -81,22 +71,7 @@ def predict(
         optimizer: A name of ``TrainingArguments.optim``, an optimizer class, or a function of the model that returns
             an optimizer or several (several need ``loop="pytorch"``).
         gpu: The GPU to predict for.
-        timeline: Include memory by component over the step.
-        trust_remote_code: Run the code that comes with a model on the hub.
-        calibration: A calibration of a machine (``trainatomy calibrate``) or its file, for the timing model. By
-            default the calibration that ships for the GPU is used, or else its data sheet.
-        timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.
-        ranks: Ranks of a training on several GPUs whose memory to predict besides that of rank 0, each by executing
-            it: ``Prediction.other_ranks``. A pipeline without them is billed by its fullest rank.
-        host_paces: CPU times as multiples of the assumed host's (1.5: a host that takes half as long again), for each
-            of which the step is predicted too: ``Prediction.time.at_paces``. Not for samples of
-            different lengths.
-        layouts: Replay the allocations with other addresses of segments, too, and those of float16 with first steps
-            that gradient scaling skips, which takes a second or two: ``Prediction.memory.layouts`` and
-            ``Prediction.memory.skipped_steps``.
-        host_memory: Memory of each machine in bytes or as ``"64 GiB"``, or ``"here"`` for this one: also say in
-            ``Prediction.host_bill`` whether the processes fit in it. By default it is that of the workload's instance.
-        dataset_memory: Memory of a data set that lies in Python objects, of which each worker gets a copy in time.
+        request: How to predict it.
         on_progress: Called with what is being done while samples of different lengths are predicted.
         **settings: Settings by their name in ``TrainingArguments`` (``bf16=True``, ``gradient_accumulation_steps=4``),
             and sections of a workload (``loop="trainer"``, ``data={"sequence_length": 512}``). They override those of
@@ -109,17 +84,6 @@ def predict(
         FactoryError: The user's code raised.
         SimulationError: An operation needs data that a run without a GPU does not have.
     """
-    request = PredictRequest(
-        timeline=timeline,
-        timed=timed,
-        calibration=resolve_calibration(calibration),
-        trust_remote_code=trust_remote_code,
-        ranks=tuple(ranks),
-        host_paces=tuple(host_paces),
-        layouts=layouts,
-        host_memory=memory_size("host_memory", HERE, host_memory),
-        dataset_memory=dataset_bytes("dataset_memory", dataset_memory),
-    )
     return predict_training(Training(what, batch, optimizer, gpu, settings), request, on_progress)
 
 

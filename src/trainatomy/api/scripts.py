@@ -9,11 +9,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trainatomy.api.verb import verb
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.requests.predicting import HERE, PredictRequest, dataset_bytes, memory_size
+from trainatomy.option import shared_fields
+from trainatomy.requests.predicting import PredictRequest
+from trainatomy.requests.scripts import ScriptRequest
+from trainatomy.results.prediction import Prediction
 from trainatomy.scripts import launch
 from trainatomy.scripts.command import check_gpu, read_command, with_gpus
 from trainatomy.scripts.imports import preload
@@ -22,26 +26,14 @@ from trainatomy.scripts.prediction import prediction_of_script, run_of
 from trainatomy.scripts.session import Session, Settings
 from trainatomy.scripts.signals import StepsDone
 
-if TYPE_CHECKING:
-    from trainatomy.results.prediction import Prediction
 
-
+@verb(ScriptRequest)
 def run_script(
     command: str | Sequence[str],
     *,
     gpu: str | None = None,
     gpus: int | None = None,
-    steps: int = 3,
-    time_limit: float = 300.0,
-    network: bool = False,
-    data: Path | str | None = None,
-    samples: int = 512,
-    lengths: int = 256,
-    timeline: bool = False,
-    compiles: bool | None = None,
-    look_ahead: bool = True,
-    host_memory: int | str | None = None,
-    dataset_memory: int | str | None = None,
+    request: ScriptRequest,
     output: Path | str | None = None,
 ) -> Prediction:
     """Run a training script without a GPU, in a process of its own, and predict its memory and time.
@@ -51,19 +43,7 @@ def run_script(
             line as in a shell.
         gpu: The GPU to predict for; an H200 where none is named.
         gpus: Simulate rank 0 of a training on this many GPUs.
-        steps: Optimizer steps after which the script is stopped.
-        time_limit: Seconds after which it is stopped.
-        network: Let it use the network.
-        data: A local file whose rows take the place of data sets of a hub.
-        samples: Rows of made-up data sets.
-        lengths: Words of made-up texts.
-        timeline: Include memory by component over the step.
-        compiles: Simulate ``torch.compile``; None: where the script names it and its compiler is installed.
-        look_ahead: Also execute what comes after the steps: the evaluation and the checkpoint that a trainer's
-            configuration plans, the longest sample, further steps where memory grows.
-        host_memory: Memory of each machine in bytes or as ``"64 GiB"``, or ``"here"`` for this one: also say in
-            ``Prediction.host_bill`` whether the processes fit in it.
-        dataset_memory: Memory of a data set that lies in Python objects, in bytes or as ``"8 GiB"``.
+        request: How to run it.
         output: File for what the script prints.
 
     Raises:
@@ -72,21 +52,7 @@ def run_script(
     script = read_command(shlex.split(command) if isinstance(command, str) else list(command))
     if gpu is None:
         check_gpu(script, "h200", "run_script('{script}', gpu='{gpu}')")
-    job = Job(
-        with_gpus(script, gpus),
-        (find_gpu(gpu or "h200").id,),
-        steps=steps,
-        time_limit=time_limit,
-        network=network,
-        data=None if data is None else str(data),
-        samples=samples,
-        lengths=lengths,
-        compiled=compiles,
-        looks_ahead=look_ahead,
-        timeline=timeline,
-        host_memory=memory_size("host_memory", HERE, host_memory),
-        dataset_memory=dataset_bytes("dataset_memory", dataset_memory),
-    )
+    job = Job(with_gpus(script, gpus), (find_gpu(gpu or "h200").id,), **shared_fields(ScriptRequest, request))
     outcome = launch.run_script(job, None if output is None else Path(output))[0]
     if outcome.exit_code or outcome.prediction is None:
         error = TrainatomyError(outcome.message)

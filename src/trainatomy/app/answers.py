@@ -15,12 +15,12 @@ from trainatomy.reporters.html.page import page_of, render, to_html
 from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.predicting import load_calibration
 from trainatomy.results.fit import Candidate, Fit, Permission
+from trainatomy.results.prediction import Prediction
+from trainatomy.results.trace import Detail
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
     from trainatomy.prediction.assemble import Executed
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.results.trace import Detail
 
 Task = Literal["bill", "report", "fit", "gpus"]
 

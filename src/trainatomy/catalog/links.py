@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainatomy.catalog.files import close_names, read_yaml
-from trainatomy.catalog.gpus import GPU, find_gpu
+from trainatomy.catalog.gpus import GPU, find_gpu, gpus
 from trainatomy.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -220,8 +220,6 @@ def _link(name: str, gpu: GPU | None = None, kind: LinkKind = "pcie") -> Link:
 
 def _usual_nvlink(name: str) -> float:
     """Return the NVLink bandwidth of a GPU that usually has this link: for one whose own file names none."""
-    from trainatomy.catalog.gpus import gpus
-
     return next(gpu.links["nvlink"] for gpu in reversed(gpus()) if gpu.link == name)
 
 

@@ -79,11 +79,25 @@ _FOLDER = "machine_data"
 
 @dataclass(frozen=True, slots=True)
 class FindingEntry:
-    """A finding: how bad it is, what it is about, who says so, and what it was measured to cost."""
+    """A finding.
+
+    Attributes:
+        name: Its name.
+        severity: How bad it is.
+        group: What it is about.
+        found: What was found; ``{name}`` stands for a value of the finding, here and below.
+        means: What it means for a training.
+        fix: What fixes it; empty where nothing is to be done.
+        source: Who says so.
+        costs: What it was measured to cost.
+    """
 
     name: str
     severity: Severity
     group: str
+    found: str
+    means: str
+    fix: str
     source: str
     costs: tuple[Cost, ...] = ()
 
@@ -128,9 +142,7 @@ class ExtensionEntry:
 def findings() -> Mapping[str, FindingEntry]:
     """Return every finding by name."""
     return {
-        name: FindingEntry(
-            name, one["severity"], one["group"], one["source"], tuple(Cost(**cost) for cost in one.get("costs", ()))
-        )
+        name: FindingEntry(name, **{**one, "costs": tuple(Cost(**cost) for cost in one.get("costs", ()))})
         for name, one in read_yaml(_FOLDER, "findings.yaml")["findings"].items()
     }
 

@@ -21,18 +21,16 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command, report any error on stderr, and return the exit code (docs/exit-codes.md)."""
     global has_shown_json
     has_shown_json, json = False, wants_json(arguments)
+    from trainatomy.cli import exits
+
     try:
         from trainatomy.cli.app import app
 
         outcome = app()(list(arguments), prog_name="trainatomy", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
-        from trainatomy.cli.exits import report
-
-        return report(error, debug=DEBUG in arguments, json=json)
-    from trainatomy.cli.exits import explain_exit
-
-    return explain_exit(outcome if isinstance(outcome, int) else 0, json=json)
+        return exits.report(error, debug=DEBUG in arguments, json=json)
+    return exits.explain_exit(outcome if isinstance(outcome, int) else 0, json=json)
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -55,9 +53,7 @@ def run() -> NoReturn:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
-    import trainatomy.cli.app
-    import trainatomy.cli.exits  # noqa: F401
-    from trainatomy.cli import exits
+    from trainatomy.cli import app, exits  # noqa: F401
 
     exits.listen()
     code = main(sys.argv[1:])

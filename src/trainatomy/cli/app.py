@@ -16,7 +16,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trainatomy import __version__
+from trainatomy.cli import manual
 from trainatomy.cli.exits import UsageError
+from trainatomy.cli.output import show
 from trainatomy.errors import WorkloadError
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -93,10 +95,7 @@ class Command(TyperCommand):
             ) from error
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from trainatomy.cli.manual import command_help
-        from trainatomy.cli.output import show
-
-        show(command_help(self, ctx.command_path))
+        show(manual.command_help(self, ctx.command_path))
 
 
 _AFTER_SWITCHES = "trainatomy.after_switches"
@@ -136,9 +135,6 @@ class Commands(TyperGroup):
     """The commands by name; a command is loaded before its arguments are parsed."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from trainatomy.cli import manual
-        from trainatomy.cli.output import show
-
         by_panel: dict[str, list[manual.Entry]] = {}
         for entry in COMMANDS:
             by_panel.setdefault(entry.panel, []).append(manual.Entry(entry.name, entry.summary))

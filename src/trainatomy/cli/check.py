@@ -4,50 +4,41 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 from trainatomy import api
 from trainatomy.api.scripts import run_script
 from trainatomy.cli.exits import UsageError
-from trainatomy.cli.options import Debug, Json, command
+from trainatomy.cli.options import DEBUG, JSON, command
 from trainatomy.cli.output import progress, quiet_libraries, show, show_json
 from trainatomy.cli.unused_imports import skip_collections
 from trainatomy.errors import DoesNotFit, NotSimulated, WorkloadError
-from trainatomy.option import Option
+from trainatomy.option import option, required
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.prediction import verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.requests.predicting import PredictRequest, Training
+from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.batch_jobs import BatchJob, read_job
 from trainatomy.scripts.command import read_command
 from trainatomy.workload.dialects.recognise import command_in
 from trainatomy.workload.reading import read
-
-if TYPE_CHECKING:
-    from trainatomy.results.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckCommand:
     """A training that is about to be started."""
 
-    words: Annotated[
-        tuple[str, ...],
-        Option(
-            "",
-            "The command that would start the training: `sbatch`, `srun`, `sky launch`, `torchrun`, `accelerate "
-            "launch`, `python`, or that of a framework.",
-            metavar="-- COMMAND…",
-        ),
-    ]
-    gpu: Annotated[str | None, Option("--gpu", "The GPU (default: the one that the job asks for).", metavar="GPU")] = (
-        None
+    words: tuple[str, ...] = required(
+        "The command that would start the training: `sbatch`, `srun`, `sky launch`, `torchrun`, `accelerate "
+        "launch`, `python`, or that of a framework.",
+        name="",
+        metavar="-- COMMAND…",
     )
-    gpus: Annotated[
-        int | None, Option("--gpus", "GPUs of each machine (default: as the job asks for).", metavar="N", min=1)
-    ] = None
-    json: Json = False
-    debug: Debug = False
+    gpu: str | None = option(None, "The GPU (default: the one that the job asks for).", metavar="GPU")
+    gpus: int | None = option(None, "GPUs of each machine (default: as the job asks for).", metavar="N", min=1)
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
 
 
 @command

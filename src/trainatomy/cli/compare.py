@@ -6,18 +6,17 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
 from trainatomy import api
-from trainatomy.cli.options import Debug, Json, Price, command_line, refuse_together, several_gpus
-from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.options import DEBUG, JSON, PRICE, command_line, refuse_together, several_gpus
+from trainatomy.cli.output import note, progress, quiet_libraries, show_result
 from trainatomy.cli.progress import ComparisonProgress
 from trainatomy.cli.report import (
-    Html,
-    Open,
-    Plot,
+    HTML,
+    OPEN,
     check_plots,
     check_report,
     write_default_plots,
@@ -27,7 +26,7 @@ from trainatomy.cli.report import (
 from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.cli.workloads import note_many_steps, samples_of, several_workloads, workload_command
 from trainatomy.errors import MissingLibrary
-from trainatomy.option import Option
+from trainatomy.option import option, output_file
 from trainatomy.records.store import store_of
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.comparison import comparison_page
@@ -49,31 +48,25 @@ class CompareCommand(CompareRequest):
 
     FIRST = ("measure", "repeat", "sweep", "plot", "html", "open_report")
 
-    files: Annotated[
-        tuple[str, ...],
-        Option(
-            "",
-            "Workload files (several rows each), or a built-in comparison. Without one, options name the model.",
-            metavar="[notebook | notebook-fp16 | parallel | WORKLOAD.yaml…]",
-        ),
-    ] = ()
-    sweep: Annotated[
-        tuple[str, ...],
-        Option(
-            "--sweep",
-            "Vary a setting: one row for each value. Several sweeps are combined.",
-            metavar="KEY=V1,V2…",
-        ),
-    ] = ()
-    plot: Annotated[
-        tuple[Path, ...],
-        Plot("Write a chart to this file; repeatable. With --measure, charts are also written beside the records."),
-    ] = ()
-    html: Html = None
-    open_report: Open = False
-    json: Json = False
-    price: Price = field(default_factory=dict)
-    debug: Debug = False
+    files: tuple[str, ...] = option(
+        (),
+        "Workload files (several rows each), or a built-in comparison. Without one, options name the model.",
+        name="",
+        metavar="[notebook | notebook-fp16 | parallel | WORKLOAD.yaml…]",
+    )
+    sweep: tuple[str, ...] = option(
+        (), "Vary a setting: one row for each value. Several sweeps are combined.", metavar="KEY=V1,V2…"
+    )
+    plot: tuple[Path, ...] = output_file(
+        (),
+        "Write a chart to this file; repeatable. With --measure, charts are also written beside the records.",
+        metavar="FILE.svg|FILE.png",
+    )
+    html: Path | None = option(None, HTML)
+    open_report: bool = option(False, OPEN)
+    json: bool = option(False, JSON)
+    price: Mapping[str, float] = option({}, PRICE)
+    debug: bool = option(False, DEBUG)
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -170,7 +163,8 @@ def _across_gpus(workloads: Sequence[Workload], gpus: Sequence[str], request: Co
     hidden = skip_unused_imports(workloads, trust_remote_code=request.trust_remote_code)
     doing = f"simulating {workloads[0].display_name} on several GPUs"
     with quiet_libraries(debug=request.debug), progress(doing), hidden_in_workers(hidden):
-        comparison = api.predict_gpus(workloads[0], gpus or None, request, request.price)
+        asked = replace(request, effective_batch_size=None)  # the workload has it already
+        comparison = api.compare_gpus(workloads[0], gpus or None, request=asked, costs_per_hour=request.price)
     _show(comparison, json=request.json)
     charts.write(comparison)
 
@@ -225,10 +219,7 @@ def _how_to_continue(comparison: Comparison, observer: ComparisonProgress, reque
 
 
 def _show(comparison: Comparison, *, json: bool) -> None:
-    if json:
-        show_json(to_json(comparison))
-    else:
-        show(comparison_page(comparison))
+    show_result(to_json, comparison_page, comparison, json=json)
 
 
 def _note_falling_memory(comparison: Comparison) -> None:

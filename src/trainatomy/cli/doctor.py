@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from trainatomy import api
-from trainatomy.cli.options import Debug, File, Json, command
-from trainatomy.cli.output import progress, quiet_libraries, show, show_json
+from trainatomy.cli.options import DEBUG, FILE, JSON, command
+from trainatomy.cli.output import progress, quiet_libraries, show_result
 from trainatomy.cli.workloads import one_workload, workload_command
 from trainatomy.errors import UnhealthyMachine, WorkloadError
-from trainatomy.option import Option
+from trainatomy.option import option
 from trainatomy.reporters.doctor_sentences import verdict
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.doctor import doctor_page
@@ -26,8 +26,8 @@ from trainatomy.requests.measuring import DiagnoseRequest, LoaderRequest
 class DoctorCommand(DiagnoseRequest):
     """A look at this machine that is shown."""
 
-    json: Json = False
-    debug: Debug = False
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
 
 
 @command
@@ -41,11 +41,8 @@ def doctor(request: DoctorCommand) -> None:
     The exit code is 0 if nothing or only notes were found, and 9 with errors or warnings.
     """
     with progress("checking this machine") as stage, quiet_libraries(debug=request.debug):
-        found = api.look_at_machine(request, stage)
-    if request.json:
-        show_json(to_json(found))
-    else:
-        show(doctor_page(found))
+        found = api.diagnose(request=request, stage=stage)
+    show_result(to_json, doctor_page, found, json=request.json)
     if not found.healthy:
         raise UnhealthyMachine(f"{verdict(found)} on this machine")
 
@@ -56,13 +53,10 @@ class DataCommand(LoaderRequest):
 
     FIRST = ("dataset",)
 
-    file: File = None
-    dataset: Annotated[
-        str | None,
-        Option("--dataset", "Function that returns a dataset or a DataLoader.", metavar="FILE.py:FUNCTION"),
-    ] = None
-    json: Json = False
-    debug: Debug = False
+    file: str | None = option(None, FILE)
+    dataset: str | None = option(None, "Function that returns a dataset or a DataLoader.", metavar="FILE.py:FUNCTION")
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -86,8 +80,6 @@ def data(request: DataCommand) -> None:
         raise WorkloadError("data: name a workload, or a function with --dataset")
     workload = one_workload(file, request.flags) if has_workload else None
     with progress("timing the loader"), quiet_libraries(debug=request.debug):
-        report = api.time_loader_of(workload if dataset is None else api.load_dataset(dataset), workload, request)
-    if request.json:
-        show_json(to_json(report))
-    else:
-        show(loader_page(report))
+        what: Any = workload if dataset is None else api.load_dataset(dataset)
+        report = api.time_loader(what, workload=workload, request=request)
+    show_result(to_json, loader_page, report, json=request.json)

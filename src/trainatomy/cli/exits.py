@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, NoReturn
 import typer
 
 from trainatomy import cli
+from trainatomy.cli.output import show_json
 from trainatomy.errors import TrainatomyError
 from trainatomy.processes import ENDING
 from trainatomy.units import printable
@@ -169,7 +170,6 @@ def report(error: BaseException, *, debug: bool, json: bool = False) -> int:
 
 
 def _show_json(found: Explained) -> None:
-    from trainatomy.cli.output import show_json
     from trainatomy.reporters.json import error_to_json
 
     show_json(error_to_json(found.code, found.kind, found.message))

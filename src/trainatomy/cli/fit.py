@@ -10,26 +10,27 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
+from rich.console import RenderableType
 
 from trainatomy import api
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.cli.exits import stop_after
 from trainatomy.cli.options import (
-    Debug,
-    File,
-    Json,
-    Price,
+    DEBUG,
+    FILE,
+    JSON,
+    PRICE,
     command_line,
     refuse_others,
     refuse_together,
     several_gpus,
 )
-from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json, show_result
 from trainatomy.cli.progress import ComparisonProgress, SearchProgress
-from trainatomy.cli.report import Html, Open, Plot, check_plots, check_report, draw_into, write_report
+from trainatomy.cli.report import HTML, OPEN, check_plots, check_report, draw_into, write_report
 from trainatomy.cli.run import DEFAULT_GPU
 from trainatomy.cli.unused_imports import skip_unused_imports
 from trainatomy.cli.workloads import one_workload, workload_command
@@ -37,7 +38,7 @@ from trainatomy.errors import DoesNotFit, TrainatomyError
 from trainatomy.measurement.measure import task_of
 from trainatomy.measurement.process.job import Job as MeasuringJob
 from trainatomy.measurement.process.pool import Processes
-from trainatomy.option import Option, in_output, output_file
+from trainatomy.option import in_output, option, output_file
 from trainatomy.reporters.export import workload_yaml
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.fit import fit_page, shortage_page
@@ -45,7 +46,7 @@ from trainatomy.reporters.text.gpus import gpus_fit_page
 from trainatomy.reporters.text.script import script_fit_page
 from trainatomy.requests.comparing import CompareRequest
 from trainatomy.requests.fitting import GOALS, MANY_CANDIDATES, PERMISSIONS, FitRequest, Wanted
-from trainatomy.requests.measuring import Records, time_limit
+from trainatomy.requests.measuring import RECORDS
 from trainatomy.requests.predicting import Training
 from trainatomy.results.fit import Fit, FitAcross, ScriptFit, Shortage
 from trainatomy.runs.pools import start_importing
@@ -55,14 +56,11 @@ from trainatomy.scripts.fitting import largest_flag, read_flags, search_flags
 from trainatomy.scripts.job import Job, Outcome
 from trainatomy.search.axes import AXES
 from trainatomy.workload.dialects.answer import answer_in, rewritten
+from trainatomy.workload.dialects.translation import Origin
 from trainatomy.workload.document import refuse_unknown
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from trainatomy.workload.dialects.translation import Origin
-    from trainatomy.workload.schema import Workload
-
     Found = Fit | FitAcross | Shortage
 
 
@@ -91,10 +89,7 @@ def fit_script(script: str, request: FitCommand) -> None:
             found = largest_flag(command, Wanted.of(request.maximize), card.id, run, tell)
         else:
             found = search_flags(command, wanted, card.id, run, tell)
-    if request.json:
-        show_json(script_fit_to_json(found))
-    else:
-        show(script_fit_page(found))
+    show_result(script_fit_to_json, script_fit_page, found, json=request.json)
     if found.candidates and len(found.failed) == len(found.candidates):
         error = TrainatomyError(found.failed[0].message)
         error.exit_code = found.failed[0].exit_code
@@ -143,43 +138,34 @@ class FitCommand(FitRequest):
         *("time_limit", "why_oom", "try_compile", "exhaustive"),
     )
 
-    file: File = None
-    script: Annotated[
-        str | None,
-        Option("--script", "Search over the flags of this script instead of a workload's settings.", metavar="COMMAND"),
-    ] = None
-    flag: Annotated[
-        tuple[str, ...],
-        Option(
-            "--flag",
-            "With --script: a flag of the script with the values to try; `…` continues the series (repeatable).",
-            metavar="NAME=1,2,4,…",
-        ),
-    ] = ()
-    price: Price = field(default_factory=dict)
-    time_limit: Annotated[
-        int | None, time_limit("Stop after this many seconds and show the best so far (exit code 124).", 1)
-    ] = None
-    why_oom: Annotated[
-        bool,
-        Option(
-            "--why-oom",
-            "Show what holds the memory of this training as it is, and list the changes that would make it fit.",
-        ),
-    ] = False
-    plot: Annotated[tuple[Path, ...], Plot("Write a chart of memory against throughput to this file; repeatable.")] = ()
-    html: Html = None
-    open_report: Open = False
-    output: Annotated[
-        Path | None,
-        output_file(
-            "--output", "Write the best settings to this file, as the training was given.", metavar="FILE.yaml"
-        ),
-    ] = None
-    records: Records = None
-    check: Annotated[bool, in_output("--check", "Exit with code 8 if nothing fits.")] = False
-    json: Json = False
-    debug: Debug = False
+    file: str | None = option(None, FILE)
+    script: str | None = option(
+        None, "Search over the flags of this script instead of a workload's settings.", metavar="COMMAND"
+    )
+    flag: tuple[str, ...] = option(
+        (),
+        "With --script: a flag of the script with the values to try; `…` continues the series (repeatable).",
+        metavar="NAME=1,2,4,…",
+    )
+    price: Mapping[str, float] = option({}, PRICE)
+    time_limit: int | None = option(
+        None, "Stop after this many seconds and show the best so far (exit code 124).", metavar="SECONDS", min=1
+    )
+    why_oom: bool = option(
+        False, "Show what holds the memory of this training as it is, and list the changes that would make it fit."
+    )
+    plot: tuple[Path, ...] = output_file(
+        (), "Write a chart of memory against throughput to this file; repeatable.", metavar="FILE.svg|FILE.png"
+    )
+    html: Path | None = option(None, HTML)
+    open_report: bool = option(False, OPEN)
+    output: Path | None = output_file(
+        None, "Write the best settings to this file, as the training was given.", metavar="FILE.yaml"
+    )
+    records: str | None = option(None, RECORDS)
+    check: bool = in_output(False, "Exit with code 8 if nothing fits.")
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
     flags: Mapping[str, Any] = field(default_factory=dict)
     context: typer.Context | None = None
 
@@ -284,12 +270,12 @@ def _search(workload: Workload, request: FitCommand, gpus: Sequence[str] | None)
             trust = request.trust_remote_code
             hidden = skip_unused_imports([workload], trust_remote_code=trust, also_needed=_VARIED)
             start_importing(count, hidden, deepspeed=workload.train.deepspeed is not None)
-        training = Training(workload)
         if request.why_oom:
-            return api.search_remedies(training, request, observer)
+            return api.why_out_of_memory(workload, request=request, progress=observer)
         if gpus is not None:
-            return api.search_gpus(training, request, gpus or None, request.price, observer)
-        return api.search_settings(training, request, observer)
+            costs = request.price
+            return api.fit_gpus(workload, gpus or None, costs_per_hour=costs, request=request, progress=observer)
+        return api.search_settings(Training(workload), request, observer)
 
 
 def _measure(found: Fit, request: FitCommand, processes: Processes) -> tuple[Fit, bool]:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
 from trainatomy import api
 from trainatomy.catalog.architectures import architectures
 from trainatomy.catalog.gpus import find_gpu as find
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.catalog.instances import find_instance, instances, is_instance
-from trainatomy.cli.options import Debug, Json, command
-from trainatomy.cli.output import progress, quiet_libraries, show, show_json
+from trainatomy.cli.options import DEBUG, JSON, command
+from trainatomy.cli.output import progress, quiet_libraries, show, show_json, show_result
 from trainatomy.cli.unused_imports import skip_unused_imports
-from trainatomy.option import Option
+from trainatomy.option import option
 from trainatomy.reporters.json import architectures_to_json, gpus_to_json, instances_to_json, to_json
 from trainatomy.reporters.text.gpus import (
     architectures_table,
@@ -28,7 +27,7 @@ from trainatomy.reporters.text.gpus import (
     instances_table,
 )
 from trainatomy.requests.comparing import CompareRequest
-from trainatomy.requests.predicting import Jobs
+from trainatomy.requests.predicting import JOBS
 from trainatomy.runs.pools import start_importing
 from trainatomy.units import many
 from trainatomy.workload.reading import read
@@ -39,26 +38,22 @@ from trainatomy.workload.schema import Workload
 class GpusCommand:
     """GPUs to list, and a training to predict on each."""
 
-    gpu: Annotated[
-        str | None,
-        Option(
-            "",
-            "Show one GPU, MIG instance (h200:3g.71gb) or cloud machine (p5.48xlarge), with the sources of figures.",
-            metavar="GPU",
-        ),
-    ] = None
-    instances: Annotated[bool, Option("--instances", "List the machines of clouds instead, with their prices.")] = False
-    workload: Annotated[
-        str | None,
-        Option(
-            "--for",
-            "Predict this training on every GPU: where it fits, how tightly, how fast.",
-            metavar="WORKLOAD.yaml",
-        ),
-    ] = None
-    jobs: Jobs = None
-    json: Json = False
-    debug: Debug = False
+    gpu: str | None = option(
+        None,
+        "Show one GPU, MIG instance (h200:3g.71gb) or cloud machine (p5.48xlarge), with the sources of figures.",
+        name="",
+        metavar="GPU",
+    )
+    instances: bool = option(False, "List the machines of clouds instead, with their prices.")
+    workload: str | None = option(
+        None,
+        "Predict this training on every GPU: where it fits, how tightly, how fast.",
+        name="--for",
+        metavar="WORKLOAD.yaml",
+    )
+    jobs: int | None = option(None, JOBS)
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
 
 
 @command
@@ -101,25 +96,19 @@ def _show_for(workload: Workload, places: Mapping[str, Mapping[str, str]], reque
         workloads = [workload.replace({**changes, "name": name}) for name, changes in places.items()]
         how = CompareRequest(jobs=jobs, layouts=True if request.json else "scarce")
         comparison = api.predict_comparison(workloads, how)
-    if request.json:
-        show_json(to_json(comparison))
-    else:
-        show(gpus_for_page(comparison))
+    show_result(to_json, gpus_for_page, comparison, json=request.json)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelsCommand:
     """Architectures to list."""
 
-    json: Json = False
-    debug: Debug = False
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
 
 
 @command
 def models(request: ModelsCommand) -> None:
     """List the model architectures that need no network, by their name on the Hugging Face hub."""
     entries = architectures()
-    if request.json:
-        show_json(architectures_to_json(entries))
-    else:
-        show(architectures_table(entries))
+    show_result(architectures_to_json, architectures_table, entries, json=request.json)

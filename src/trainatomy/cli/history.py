@@ -6,21 +6,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import typer
 
-from trainatomy.cli.options import Debug, Json, command, refuse_together
-from trainatomy.cli.output import show, show_json
+from trainatomy.cli.options import DEBUG, JSON, command, refuse_together
+from trainatomy.cli.output import show_result
 from trainatomy.errors import TrainatomyError
-from trainatomy.option import Option, in_output
+from trainatomy.option import in_output, option, required
 from trainatomy.records.query import Query
 from trainatomy.records.reading import difference
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.history import difference_page, history_page
 from trainatomy.reporters.viewers import openmetrics as openmetrics_text
-from trainatomy.requests.measuring import Records
+from trainatomy.requests.measuring import RECORDS
 from trainatomy.units import printable
 
 
@@ -28,12 +27,10 @@ from trainatomy.units import printable
 class HistoryCommand(Query):
     """Records to list."""
 
-    records: Records = None
-    openmetrics: Annotated[
-        bool, in_output("--openmetrics", "Print the records as OpenMetrics text, for Prometheus; excludes --json.")
-    ] = False
-    json: Json = False
-    debug: Debug = False
+    records: str | None = option(None, RECORDS)
+    openmetrics: bool = in_output(False, "Print the records as OpenMetrics text, for Prometheus; excludes --json.")
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
 
     def __post_init__(self) -> None:
         """Raise ``BadParameter`` for an invalid condition."""
@@ -58,21 +55,19 @@ def history(request: HistoryCommand) -> None:
     found = store.history(request)
     if request.openmetrics:
         print(printable(openmetrics_text(found)), end="")
-    elif request.json:
-        show_json(to_json(found))
     else:
-        show(history_page(found))
+        show_result(to_json, history_page, found, json=request.json)
 
 
 @dataclass(frozen=True, slots=True)
 class DiffCommand:
     """Two records to compare."""
 
-    a: Annotated[str, Option("", "A record, as in `trainatomy show`.", metavar="A")]
-    b: Annotated[str, Option("", "The record to compare it with.", metavar="B")]
-    records: Records = None
-    json: Json = False
-    debug: Debug = False
+    a: str = required("A record, as in `trainatomy show`.", name="", metavar="A")
+    b: str = required("The record to compare it with.", name="", metavar="B")
+    records: str | None = option(None, RECORDS)
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
 
 
 @command
@@ -83,7 +78,4 @@ def diff(request: DiffCommand) -> None:
     """
     store = Store(request.records)
     found = difference(store.read(request.a), store.read(request.b))
-    if request.json:
-        show_json(to_json(found))
-    else:
-        show(difference_page(found))
+    show_result(to_json, difference_page, found, json=request.json)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from trainatomy.agents.server import serve
-from trainatomy.cli.options import Debug, command
-from trainatomy.option import Option
-from trainatomy.requests.measuring import time_limit
+from trainatomy.cli.options import DEBUG, command
+from trainatomy.option import option
 from trainatomy.runs.worker import Limits
 
 
@@ -16,11 +14,9 @@ from trainatomy.runs.worker import Limits
 class McpCommand:
     """A server for an agent."""
 
-    time_limit: Annotated[int, time_limit("Time limit for one answer (default: 300).", 1)] = 300
-    memory_limit: Annotated[
-        int, Option("--memory-limit", "Maximum host memory of the process, in GiB (default: 16).", min=1)
-    ] = 16
-    debug: Debug = False
+    time_limit: int = option(300, "Time limit for one answer (default: 300).", metavar="SECONDS", min=1)
+    memory_limit: int = option(16, "Maximum host memory of the process, in GiB (default: 16).", min=1)
+    debug: bool = option(False, DEBUG)
 
 
 @command

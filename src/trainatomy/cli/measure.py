@@ -8,24 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 from trainatomy import api
-from trainatomy.cli.options import Debug, File, Json, command, command_line
-from trainatomy.cli.output import note, quiet_libraries, show, show_json
+from trainatomy.cli.options import DEBUG, FILE, JSON, command, command_line
+from trainatomy.cli.output import note, quiet_libraries, show, show_json, show_result
 from trainatomy.cli.progress import follow_measurement
-from trainatomy.cli.report import Html, Open, check_report, write_report
+from trainatomy.cli.report import HTML, OPEN, check_report, write_report
 from trainatomy.cli.workloads import one_workload, workload_command
 from trainatomy.errors import DeviceError, TrainatomyError
-from trainatomy.option import output_file
+from trainatomy.option import option, output_file
 from trainatomy.reporters.json import measurement_to_json
 from trainatomy.reporters.text.gpus import calibration_page
 from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.requests.measuring import CalibrateRequest, MeasureRequest
+from trainatomy.results.measurement import Measurement
 from trainatomy.workload.measurable import refuse_era
-
-if TYPE_CHECKING:
-    from trainatomy.results.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +32,11 @@ class MeasureCommand(MeasureRequest):
 
     FIRST = ("trace", "html", "open_report")
 
-    file: File = None
-    html: Html = None
-    open_report: Open = False
-    json: Json = False
-    debug: Debug = False
+    file: str | None = option(None, FILE)
+    html: Path | None = option(None, HTML)
+    open_report: bool = option(False, OPEN)
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -60,10 +58,7 @@ def measure(request: MeasureCommand) -> None:
     if run.record is not None:
         note(f"recorded in {run.record}")
     write_report(page, run.measurement, is_opened=request.open_report, prediction=run.prediction)
-    if request.json:
-        show_json(measurement_to_json(run.measurement, run.prediction))
-    else:
-        show(measurement_page(run.measurement, run.prediction))
+    show_result(measurement_to_json, measurement_page, run.measurement, run.prediction, json=request.json)
     if run.interrupted:
         raise KeyboardInterrupt
     if error := run.unsaved or _missing_part(run.measurement, request):
@@ -84,12 +79,11 @@ def _missing_part(measurement: Measurement, request: MeasureRequest) -> Trainato
 class CalibrateCommand(CalibrateRequest):
     """A calibration that is written and shown."""
 
-    output: Annotated[
-        Path,
-        output_file("--output", "File for the calibration (default: calibration.json).", metavar="FILE"),
-    ] = Path("calibration.json")
-    json: Json = False
-    debug: Debug = False
+    output: Path = output_file(
+        Path("calibration.json"), "File for the calibration (default: calibration.json).", metavar="FILE"
+    )
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
 
 
 @command

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from trainatomy.cli.exits import UsageError
-from trainatomy.option import Offered, Option, in_output, offered
+from trainatomy.option import Offered, Option, offered
 from trainatomy.workload.dialects.recognise import command_in, usual_commands
 
 EVERY_GPU = "all"
@@ -109,13 +109,13 @@ def _typed(offer: Offered) -> tuple[Any, Any, Any]:
     option = offer.option
     default = inspect.Parameter.empty if offer.default is MISSING else offer.default
     shown: dict[str, Any] = {"metavar": option.metavar, "help": option.help, "show_default": False}
-    if not option.name:
+    if not offer.name:
         return offer.kind, typer.Argument(**shown), default
     more: dict[str, Any] = {"min": option.min, "max": option.max, "exists": option.exists, "hidden": option.hidden}
     callback = _writable if option.writes else None
     return (
         offer.kind,
-        typer.Option(option.name, rich_help_panel=option.panel, callback=callback, **shown, **more),
+        typer.Option(offer.name, rich_help_panel=option.panel, callback=callback, **shown, **more),
         default,
     )
 
@@ -153,31 +153,24 @@ def file_or_command(words: Sequence[str]) -> str:
     return text
 
 
-File = Annotated[
-    str | None,
-    Option(
-        "",
-        "A file that describes the training: a workload, or a configuration of another framework. Or, after --, the "
-        "command of one.",
-        metavar="WORKLOAD.yaml | -- COMMAND",
-        words=list[str] | None,
-        read=file_or_command,
-    ),
-]
-Debug = Annotated[bool, in_output("--debug", "Show tracebacks and all logs of the libraries.")]
-Json = Annotated[bool, in_output("--json", "Print one JSON object and nothing else.")]
-Sources = Annotated[bool, in_output("--sources", "Also list the inputs of the prediction and where they come from.")]
-Price = Annotated[
-    Mapping[str, float],
-    Option(
-        "--price",
-        "Price of a GPU per hour, such as h100=2.9 (`predict`: or of a machine, p5.48xlarge=55); repeatable. Adds the "
-        "cost of training; of a prediction where the length of the whole training is known.",
-        metavar="GPU=PRICE",
-        words=list[str] | None,
-        read=prices,
-    ),
-]
+FILE = Option(
+    "A file that describes the training: a workload, or a configuration of another framework. Or, after --, the "
+    "command of one.",
+    name="",
+    metavar="WORKLOAD.yaml | -- COMMAND",
+    words=list[str] | None,
+    read=file_or_command,
+)
+DEBUG = Option("Show tracebacks and all logs of the libraries.", panel="Output")
+JSON = Option("Print one JSON object and nothing else.", panel="Output")
+SOURCES = Option("Also list the inputs of the prediction and where they come from.", panel="Output")
+PRICE = Option(
+    "Price of a GPU per hour, such as h100=2.9 (`predict`: or of a machine, p5.48xlarge=55); repeatable. Adds the "
+    "cost of training; of a prediction where the length of the whole training is known.",
+    metavar="GPU=PRICE",
+    words=list[str] | None,
+    read=prices,
+)
 
 
 def command_line() -> str:

@@ -46,6 +46,16 @@ def show_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False).translate(_ESCAPED))
 
 
+def show_result(
+    write: Callable[..., dict[str, Any]], draw: Callable[..., RenderableType], *result: Any, json: bool
+) -> None:
+    """Print what ``write`` makes of a result as JSON, or show what ``draw`` makes of it."""
+    if json:
+        show_json(write(*result))
+    else:
+        show(draw(*result))
+
+
 def say(message: str) -> None:
     """Print a line on stderr."""
     print(printable(message), file=sys.stderr, flush=True)

@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 from trainatomy import api
 from trainatomy.catalog.instances import find_instance
-from trainatomy.cli.options import Debug, File, Json, Price, Sources, file_or_command
-from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json
+from trainatomy.cli.options import DEBUG, FILE, JSON, PRICE, SOURCES, file_or_command
+from trainatomy.cli.output import note, progress, quiet_libraries, show, show_json, show_result
 from trainatomy.cli.prices import cost_per_hour
 from trainatomy.cli.report import (
-    Html,
-    Open,
-    Plot,
-    Snapshot,
-    Trace,
+    HTML,
+    OPEN,
+    SNAPSHOT,
+    TRACE,
     check_plots,
     check_report,
     draw_lengths,
@@ -30,7 +29,7 @@ from trainatomy.cli.report import (
 from trainatomy.cli.unused_imports import skip_collections, skip_unused_imports
 from trainatomy.cli.workloads import one_workload, refuse_misspelt, workload_command
 from trainatomy.errors import DoesNotFit
-from trainatomy.option import Option, in_output
+from trainatomy.option import in_output, option, output_file
 from trainatomy.reporters.host_sentences import shortages
 from trainatomy.reporters.json import cost_to_json, to_json
 from trainatomy.reporters.text.fit import shortage_page
@@ -39,15 +38,13 @@ from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.requests.fitting import MANY_CANDIDATES, FitRequest, refusal, unsupported_precision
 from trainatomy.requests.predicting import OpsRequest, PredictRequest, Training
+from trainatomy.results.fit import Shortage
+from trainatomy.results.prediction import Prediction
+from trainatomy.results.trace import Detail
 from trainatomy.runs.pools import start_importing
 from trainatomy.workload.builtin import ENCODER_LAYER, encoder_layer
 from trainatomy.workload.overrides import merge
-
-if TYPE_CHECKING:
-    from trainatomy.results.fit import Shortage
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.results.trace import Detail
-    from trainatomy.workload.schema import Workload
+from trainatomy.workload.schema import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +53,23 @@ class PredictCommand(PredictRequest):
 
     FIRST = ("why_oom", "ranks", "price", "check")
 
-    file: File = None
-    check: Annotated[
-        bool, in_output("--check", "Exit with code 8 if the training does not fit on the GPU or the host.")
-    ] = False
-    why_oom: Annotated[
-        bool,
-        Option(
-            "--why-oom",
-            "If the training does not fit, also list the changes that would make it fit; show the host's memory.",
-        ),
-    ] = False
-    sources: Sources = False
-    price: Price = field(default_factory=dict)
-    plot: Annotated[Path | None, Plot("With data.lengths: draw reserved memory over the steps of some orders.")] = None
-    html: Html = None
-    open_report: Open = False
-    trace: Trace = None
-    snapshot: Snapshot = None
-    json: Json = False
-    json_version: Annotated[
-        int, in_output("--json-version", "Version of the JSON; 2 is a draft.", min=1, max=2, hidden=True)
-    ] = 1
-    debug: Debug = False
+    file: str | None = option(None, FILE)
+    check: bool = in_output(False, "Exit with code 8 if the training does not fit on the GPU or the host.")
+    why_oom: bool = option(
+        False, "If the training does not fit, also list the changes that would make it fit; show the host's memory."
+    )
+    sources: bool = option(False, SOURCES)
+    price: Mapping[str, float] = option({}, PRICE)
+    plot: Path | None = output_file(
+        None, "With data.lengths: draw reserved memory over the steps of some orders.", metavar="FILE.svg|FILE.png"
+    )
+    html: Path | None = option(None, HTML)
+    open_report: bool = option(False, OPEN)
+    trace: Path | None = option(None, TRACE)
+    snapshot: Path | None = option(None, SNAPSHOT)
+    json: bool = option(False, JSON)
+    json_version: int = in_output(1, "Version of the JSON; 2 is a draft.", min=1, max=2, hidden=True)
+    debug: bool = option(False, DEBUG)
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -132,7 +123,7 @@ def _predicted(workload: Workload, request: PredictCommand, *, in_detail: bool) 
     asked = replace(request, timeline=request.timeline or request.why_oom, ranks=ranks)
     with progress(f"simulating {workload.display_name}") as tell, quiet_libraries(debug=request.debug):
         if in_detail:
-            return api.predict_training_in_detail(Training(workload), asked, tell)
+            return api.predict_in_detail(workload, request=asked, on_progress=tell)
         return api.predict_training(Training(workload), asked, tell), None
 
 
@@ -157,27 +148,25 @@ def _shortage(workload: Workload, prediction: Prediction, request: PredictComman
         jobs=api.jobs_for(MANY_CANDIDATES), calibration=request.calibration, trust_remote_code=request.trust_remote_code
     )
     with quiet_libraries(debug=request.debug), SearchProgress(workload.display_name) as observer:
-        return api.search_remedies(Training(workload), asked, observer, prediction)
+        return api.why_out_of_memory(workload, request=asked, progress=observer, prediction=prediction)
 
 
 @dataclass(frozen=True, slots=True)
 class OpsCommand(OpsRequest):
     """A breakdown that is shown."""
 
-    file: Annotated[
-        str | None,
-        Option(
-            "",
-            "A file that describes the training, or the built-in encoder layer of BERT-large.",
-            metavar="encoder-layer | WORKLOAD.yaml | -- COMMAND",
-            words=list[str] | None,
-            read=file_or_command,
-        ),
-    ] = None
-    html: Html = None
-    open_report: Open = False
-    json: Json = False
-    debug: Debug = False
+    file: str | None = option(
+        None,
+        "A file that describes the training, or the built-in encoder layer of BERT-large.",
+        name="",
+        metavar="encoder-layer | WORKLOAD.yaml | -- COMMAND",
+        words=list[str] | None,
+        read=file_or_command,
+    )
+    html: Path | None = option(None, HTML)
+    open_report: bool = option(False, OPEN)
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -198,9 +187,6 @@ def ops(request: OpsCommand) -> None:
         skip_unused_imports([workload], trust_remote_code=request.trust_remote_code)
     page = check_report(request.html, request.open_report)
     with progress(f"simulating {workload.display_name}"), quiet_libraries(debug=request.debug):
-        anatomy = api.break_down(workload, request)
+        anatomy = api.ops(workload, request=request)
     write_report(page, anatomy, is_opened=request.open_report)
-    if request.json:
-        show_json(to_json(anatomy))
-    else:
-        show(operations_page(anatomy))
+    show_result(to_json, operations_page, anatomy, json=request.json)

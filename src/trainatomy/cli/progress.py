@@ -28,18 +28,17 @@ from rich.progress import (
 from rich.text import Text
 
 from trainatomy.cli.output import note, say
+from trainatomy.measurement.process.job import Progress as RunProgress
 from trainatomy.reporters.text.comparison import run_line
 from trainatomy.reporters.text.rendering import error_paper
 from trainatomy.results.prediction import Plan as ParallelPlan
 from trainatomy.results.prediction import total_rate
 from trainatomy.runs.plan import Finished, Plan, RunObserver
 from trainatomy.search.explore import Observer
+from trainatomy.search.outcomes import Outcome
 from trainatomy.units import human_bytes, many
 
 if TYPE_CHECKING:
-    from trainatomy.measurement.process.job import Progress as RunProgress
-    from trainatomy.search.outcomes import Outcome
-
     Tell = Callable[[RunProgress], None]
 
 

@@ -10,22 +10,21 @@ import webbrowser
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainatomy.cli.options import command_line
 from trainatomy.cli.output import note
 from trainatomy.errors import MissingLibrary, TrainatomyError
-from trainatomy.option import in_output, output_file
+from trainatomy.libraries import version_of
+from trainatomy.option import Option
+from trainatomy.records.store import Folder
+from trainatomy.reporters import charts, html
+from trainatomy.reporters.viewers import memory_snapshot, step_trace
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import Fit, FitAcross, Shortage
 from trainatomy.results.prediction import Prediction
-
-if TYPE_CHECKING:
-    from trainatomy.reporters.html import Reported
-    from trainatomy.results.trace import Detail
-
+from trainatomy.results.trace import Detail
 
 FORMATS = ("svg", "png", "pdf")
 DEFAULT_FORMATS = ("svg", "png")
@@ -56,25 +55,20 @@ def write_plots(comparison: Comparison, files: Sequence[Path]) -> None:
 
 def draw_into(file: Path, found: Fit | FitAcross | Shortage) -> None:
     """Draw the outcome of a search into a file, in the format of its suffix."""
-    from trainatomy.reporters.charts.fit import draw
-    from trainatomy.reporters.charts.gpus import draw_gpus
-
     ending = file.suffix.lower().removeprefix(".")
     if isinstance(found, Shortage):
         note(f"nothing drawn into {file}: --why-oom has no chart")
         return
-    file.write_bytes(draw(found, ending) if isinstance(found, Fit) else draw_gpus(found, ending))
+    file.write_bytes(charts.draw_fit(found, ending) if isinstance(found, Fit) else charts.draw_gpus(found, ending))
     note(f"chart written to {file}")
 
 
 def draw_lengths(file: Path, prediction: Prediction) -> None:
     """Draw the epochs of samples of different lengths into a file, in the format of its suffix."""
-    from trainatomy.reporters.charts.lengths import draw
-
     if prediction.lengths is None or not prediction.lengths.orders:
         note(f"nothing drawn into {file}: all batches have one length (data.lengths)")
         return
-    file.write_bytes(draw(prediction, file.suffix.lower().removeprefix(".")))
+    file.write_bytes(charts.draw_lengths(prediction, file.suffix.lower().removeprefix(".")))
     note(f"chart written to {file}")
 
 
@@ -85,8 +79,6 @@ def write_default_plots(comparison: Comparison, folder: str) -> None:
         MissingLibrary: matplotlib is not installed.
         TrainatomyError: The folder cannot be written.
     """
-    from trainatomy.records.store import Folder
-
     place = Folder(f"{folder.rstrip('/')}/{comparison.group}", {})
     for ending in DEFAULT_FORMATS:
         note(f"chart written to {place.write(f'{DEFAULT_NAME}.{ending}', _render(comparison, ending))}")
@@ -94,52 +86,36 @@ def write_default_plots(comparison: Comparison, folder: str) -> None:
 
 def _render(comparison: Comparison, ending: str) -> bytes:
     _require_matplotlib()
-    from trainatomy.reporters.charts.comparison import draw
-
-    return draw(comparison, ending)
+    return charts.draw_comparison(comparison, ending)
 
 
 def _require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MissingLibrary("charts need matplotlib: pip install 'trainatomy[plot]'", library="matplotlib") from None
+    if version_of("matplotlib") is None:
+        raise MissingLibrary("charts need matplotlib: pip install 'trainatomy[plot]'", library="matplotlib")
 
 
-Plot = partial(output_file, "--plot", metavar="FILE.svg|FILE.png")
-"""The option ``--plot``, by what it draws."""
-Trace = Annotated[
-    Path | None,
-    output_file("--trace", "Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", metavar="FILE.json"),
-]
-Snapshot = Annotated[
-    Path | None,
-    output_file(
-        "--snapshot",
-        "Write every allocation as a memory snapshot of PyTorch (for pytorch.org/memory_viz).",
-        metavar="FILE.pickle",
-    ),
-]
-Html = Annotated[
-    Path | None,
-    output_file("--html", "Write a report to this file: charts and tables, without a network.", metavar="FILE.html"),
-]
-Open = Annotated[bool, in_output("--open", "Open the report in the browser; without --html, a temporary file.")]
+_written = partial(Option, panel="Output", writes=True)
+TRACE = _written("Write the predicted step as a trace for Perfetto (ui.perfetto.dev).", metavar="FILE.json")
+SNAPSHOT = _written(
+    "Write every allocation as a memory snapshot of PyTorch (for pytorch.org/memory_viz).", metavar="FILE.pickle"
+)
+HTML = _written("Write a report to this file: charts and tables, without a network.", metavar="FILE.html")
+OPEN = Option("Open the report in the browser; without --html, a temporary file.", name="--open", panel="Output")
 _SUFFIXES = (".html", ".htm")
 
 
-def check_report(html: Path | None, is_opened: bool) -> Path | None:
+def check_report(file: Path | None, is_opened: bool) -> Path | None:
     """Return the file of the report, None for none; raise ``BadParameter`` if its suffix is not that of HTML."""
-    if html is None:
+    if file is None:
         return Path(tempfile.mkdtemp(prefix="trainatomy-")) / "report.html" if is_opened else None
-    if html.suffix.lower() not in _SUFFIXES:
-        raise typer.BadParameter(f"--html {html}: the suffix must be .html")
-    return html
+    if file.suffix.lower() not in _SUFFIXES:
+        raise typer.BadParameter(f"--html {file}: the suffix must be .html")
+    return file
 
 
 def write_report(
     file: Path | None,
-    value: Reported,
+    value: html.Reported,
     *,
     is_opened: bool,
     detail: Detail | None = None,
@@ -152,9 +128,7 @@ def write_report(
     """
     if file is None:
         return
-    from trainatomy.reporters.html import to_html
-
-    write(file, to_html(value, detail=detail, prediction=prediction, command=command_line()).encode(), "report")
+    write(file, html.to_html(value, detail=detail, prediction=prediction, command=command_line()).encode(), "report")
     if is_opened and not webbrowser.open(file.absolute().as_uri()):
         note(f"no browser was found; open {file} in one")
 
@@ -162,12 +136,8 @@ def write_report(
 def write_exports(prediction: Prediction, detail: Detail, trace: Path | None, snapshot: Path | None) -> None:
     """Write the predicted step in the formats of other tools."""
     if trace is not None:
-        from trainatomy.reporters.viewers import step_trace
-
         write(trace, step_trace(prediction, detail), "trace")
     if snapshot is not None:
-        from trainatomy.reporters.viewers import memory_snapshot
-
         write(snapshot, memory_snapshot(detail), "memory snapshot")
 
 

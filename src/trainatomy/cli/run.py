@@ -5,9 +5,10 @@ Words of ``trainatomy run``: its own options stand before the script; the rest i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.text import Text
@@ -15,13 +16,13 @@ from rich.text import Text
 from trainatomy.catalog.gpus import find_gpu, gpu_of_driver
 from trainatomy.catalog.gpus import gpus as all_gpus
 from trainatomy.cli.app import Command
-from trainatomy.cli.options import Debug, Json, Price, Sources, command, command_line, several_gpus
-from trainatomy.cli.output import note, progress, show, show_json
+from trainatomy.cli.options import DEBUG, JSON, PRICE, SOURCES, command, command_line, several_gpus
+from trainatomy.cli.output import note, progress, show, show_json, show_result
 from trainatomy.cli.prices import cost_per_hour
-from trainatomy.cli.report import Html, Open, Snapshot, Trace, check_report, write_exports, write_report
+from trainatomy.cli.report import HTML, OPEN, SNAPSHOT, TRACE, check_report, write_exports, write_report
 from trainatomy.errors import DoesNotFit, TrainatomyError, WorkloadError
 from trainatomy.measurement.device.nvml import require_gpu
-from trainatomy.option import Option, in_output, output_file, shared_fields
+from trainatomy.option import in_output, option, output_file, required, shared_fields
 from trainatomy.records.create import make_record
 from trainatomy.records.store import Store
 from trainatomy.reporters.host_sentences import shortages
@@ -30,7 +31,7 @@ from trainatomy.reporters.text.measurement import measurement_page
 from trainatomy.reporters.text.prediction import prediction_page, verdict_line
 from trainatomy.reporters.text.rendering import render
 from trainatomy.reporters.text.script import scripts_page
-from trainatomy.requests.measuring import Records
+from trainatomy.requests.measuring import RECORDS
 from trainatomy.requests.predicting import CALIBRATION
 from trainatomy.requests.scripts import ScriptRequest
 from trainatomy.results.comparison import Comparison, ComparisonRow
@@ -108,44 +109,33 @@ class RunCommand(ScriptRequest):
 
     FIRST = ("gpu", "gpus", "price", "timeline", "sources", "html", "open_report", "trace", "snapshot", "check", "json")
 
-    script: Annotated[
-        tuple[str, ...],
-        Option(
-            "",
-            "The script or notebook with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as they "
-            "are typed. Everything from there on is the script's: options of `trainatomy run` stand before it.",
-            metavar="SCRIPT ARGUMENTS…",
-        ),
-    ]
-    gpu: Annotated[
-        str | None,
-        Option("--gpu", f"The GPU to simulate (default: {DEFAULT_GPU}); several with commas, or `all`.", metavar="GPU"),
-    ] = None
-    gpus: Annotated[
-        int | None,
-        Option(
-            "--gpus",
-            "Simulate rank 0 of a training on this many GPUs, as if started by torchrun.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    price: Price = field(default_factory=dict)
-    sources: Sources = False
-    html: Html = None
-    open_report: Open = False
-    trace: Trace = None
-    snapshot: Snapshot = None
-    check: Annotated[bool, in_output("--check", "Exit with code 8 if the training does not fit.")] = False
-    json: Json = False
-    measure: Annotated[bool, Option("--measure", "Also run the script on this machine's GPU, and compare.")] = False
-    calibration: Annotated[Path | None, CALIBRATION] = None
-    records: Records = None
-    script_output: Annotated[
-        Path | None,
-        output_file("--script-output", "File for the output of the script (default: stderr).", metavar="FILE"),
-    ] = None
-    debug: Debug = False
+    script: tuple[str, ...] = required(
+        "The script or notebook with its arguments, `-m module`, `torchrun …` or `accelerate launch …`, as they "
+        "are typed. Everything from there on is the script's: options of `trainatomy run` stand before it.",
+        name="",
+        metavar="SCRIPT ARGUMENTS…",
+    )
+    gpu: str | None = option(
+        None, f"The GPU to simulate (default: {DEFAULT_GPU}); several with commas, or `all`.", metavar="GPU"
+    )
+    gpus: int | None = option(
+        None, "Simulate rank 0 of a training on this many GPUs, as if started by torchrun.", metavar="N", min=1
+    )
+    price: Mapping[str, float] = option({}, PRICE)
+    sources: bool = option(False, SOURCES)
+    html: Path | None = option(None, HTML)
+    open_report: bool = option(False, OPEN)
+    trace: Path | None = option(None, TRACE)
+    snapshot: Path | None = option(None, SNAPSHOT)
+    check: bool = in_output(False, "Exit with code 8 if the training does not fit.")
+    json: bool = option(False, JSON)
+    measure: bool = option(False, "Also run the script on this machine's GPU, and compare.")
+    calibration: Path | None = option(None, replace(CALIBRATION, read=None))
+    records: str | None = option(None, RECORDS)
+    script_output: Path | None = output_file(
+        None, "File for the output of the script (default: stderr).", metavar="FILE"
+    )
+    debug: bool = option(False, DEBUG)
     context: typer.Context | None = None
 
 
@@ -169,7 +159,7 @@ def run(request: RunCommand) -> None:
     )
     price = _price(request, job.gpus)
     if request.measure:
-        job = replace(job, looks_ahead=False)
+        job = replace(job, look_ahead=False)
         _check_measured(job)
     if caution and request.json:
         note(caution)
@@ -247,10 +237,7 @@ def _measure(job: Job, outcome: Outcome, request: RunCommand, page: Path | None)
     measured = compared(launch.measure_script(job, request.script_output), outcome.prediction)
     note(f"recorded in {store.write(make_record(measured, outcome.prediction, command_line()))}")
     write_report(page, measured, is_opened=request.open_report, prediction=outcome.prediction)
-    if request.json:
-        show_json(measurement_to_json(measured, outcome.prediction))
-    else:
-        show(measurement_page(measured, outcome.prediction))
+    show_result(measurement_to_json, measurement_page, measured, outcome.prediction, json=request.json)
     return measured
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from trainatomy.app.page import launch
 from trainatomy.app.space import write_space
-from trainatomy.cli.options import Debug, command
+from trainatomy.cli.options import DEBUG, command
 from trainatomy.cli.output import note
-from trainatomy.option import Option, in_output
-from trainatomy.requests.measuring import time_limit
+from trainatomy.option import in_output, option
 from trainatomy.runs.worker import Limits
 
 
@@ -19,24 +17,15 @@ from trainatomy.runs.worker import Limits
 class AppCommand:
     """A page to serve, or to write the files of."""
 
-    host: Annotated[
-        str, Option("--host", "Address to serve on; 0.0.0.0 for other machines too.", metavar="ADDRESS")
-    ] = "127.0.0.1"
-    port: Annotated[
-        int | None, Option("--port", "Port to serve on (default: a free one from 7860).", min=1, max=65535)
-    ] = None
-    time_limit: Annotated[int, time_limit("Time limit for one request (default: 120).", 1)] = 120
-    memory_limit: Annotated[
-        int, Option("--memory-limit", "Maximum host memory of a process, in GiB (default: 8).", min=1)
-    ] = 8
-    open_page: Annotated[bool, in_output("--open", "Open the page in the browser.")] = False
-    space: Annotated[
-        Path | None,
-        in_output(
-            "--space", "Write the files of a Hugging Face Space into this folder, and serve nothing.", metavar="DIR"
-        ),
-    ] = None
-    debug: Debug = False
+    host: str = option("127.0.0.1", "Address to serve on; 0.0.0.0 for other machines too.", metavar="ADDRESS")
+    port: int | None = option(None, "Port to serve on (default: a free one from 7860).", min=1, max=65535)
+    time_limit: int = option(120, "Time limit for one request (default: 120).", metavar="SECONDS", min=1)
+    memory_limit: int = option(8, "Maximum host memory of a process, in GiB (default: 8).", min=1)
+    open_page: bool = in_output(False, "Open the page in the browser.", name="--open")
+    space: Path | None = in_output(
+        None, "Write the files of a Hugging Face Space into this folder, and serve nothing.", metavar="DIR"
+    )
+    debug: bool = option(False, DEBUG)
 
 
 @command

@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
 
-from trainatomy.cli.options import Debug, Json, command
+from trainatomy.cli.options import DEBUG, JSON, command
 from trainatomy.cli.output import show as draw
 from trainatomy.cli.output import show_json
-from trainatomy.cli.report import Html, Open, check_report, write_report
-from trainatomy.option import Option
+from trainatomy.cli.report import HTML, OPEN, check_report, write_report
+from trainatomy.option import option, required
 from trainatomy.records.store import Store
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.measurement import record_page
-from trainatomy.requests.measuring import Records
+from trainatomy.requests.measuring import RECORDS
 
 
 @dataclass(frozen=True, slots=True)
 class ShowCommand:
     """A record to show."""
 
-    record: Annotated[
-        str,
-        Option(
-            "",
-            "An id or the start of one, the hash at its end, `last`, `last~1`, or the path of a record file.",
-            metavar="RECORD",
-        ),
-    ]
-    records: Records = None
-    html: Html = None
-    open_report: Open = False
-    json: Json = False
-    debug: Debug = False
+    record: str = required(
+        "An id or the start of one, the hash at its end, `last`, `last~1`, or the path of a record file.",
+        name="",
+        metavar="RECORD",
+    )
+    records: str | None = option(None, RECORDS)
+    html: Path | None = option(None, HTML)
+    open_report: bool = option(False, OPEN)
+    json: bool = option(False, JSON)
+    debug: bool = option(False, DEBUG)
 
 
 @command

@@ -11,19 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.errors import DeviceError, MissingLibrary, TrainatomyError
 from trainatomy.measurement.device import nvml, state
 from trainatomy.measurement.device import state as links
 from trainatomy.measurement.device.meter import process_name
-from trainatomy.measurement.device.nvml import NoAnswer
+from trainatomy.measurement.device.nvml import NoAnswer, NvmlDevice
 from trainatomy.measurement.device.power import read_power
 from trainatomy.results.machine import GPUPair, GPUState, Process, Watched, WatchedGPU
 from trainatomy.results.measurement import ClockReason
-
-if TYPE_CHECKING:
-    from trainatomy.measurement.device.nvml import NvmlDevice
 
 
 @dataclass(frozen=True, slots=True)

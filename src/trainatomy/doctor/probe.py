@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from trainatomy.measurement.device import state as links
 from trainatomy.records.create import to_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trainatomy.measurement.device.nvml import NvmlDevice
 
 COPIED_BYTES = 256 << 20

@@ -13,26 +13,11 @@ workload.  These functions are imported when they are first used, because they i
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from trainatomy.lazy import lazy
 
-if TYPE_CHECKING:
-    from trainatomy.integrations.batch_size import fit_training_arguments, predicted_batch_size
-    from trainatomy.training.checkpointing import checkpoint_every
-    from trainatomy.training.loops.observed_trainer import CheckpointEvery
-
-__all__ = ["CheckpointEvery", "checkpoint_every", "fit_training_arguments", "predicted_batch_size"]
-
-_MODULES = {
-    "CheckpointEvery": "trainatomy.training.loops.observed_trainer",
-    "checkpoint_every": "trainatomy.training.checkpointing",
-    "fit_training_arguments": "trainatomy.integrations.batch_size",
-    "predicted_batch_size": "trainatomy.integrations.batch_size",
+NAMES = {
+    "integrations.batch_size": "fit_training_arguments, predicted_batch_size",
+    "training.checkpointing": "checkpoint_every",
+    "training.loops.observed_trainer": "CheckpointEvery",
 }
-
-
-def __getattr__(name: str) -> object:
-    """Import the module that defines ``name``; raises ``AttributeError`` for other names."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__, __dir__, __all__ = lazy(__name__, NAMES)

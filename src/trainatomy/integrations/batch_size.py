@@ -15,13 +15,13 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from trainatomy import api
-from trainatomy.catalog.calibrations import resolve_calibration
+from trainatomy.api.verb import verb
 from trainatomy.catalog.gpus import find_gpu
 from trainatomy.errors import DeviceError, DoesNotFit, WorkloadError
 from trainatomy.integrations.live_measurement import restored_accelerate_state
@@ -37,19 +37,12 @@ from trainatomy.integrations.utilization import utilization
 from trainatomy.reporters import search_sentences
 from trainatomy.reporters import settings as words
 from trainatomy.requests.fitting import FitRequest
-from trainatomy.requests.predicting import Training
+from trainatomy.requests.predicting import Batch, Training
+from trainatomy.results.fit import Candidate, Fit
 from trainatomy.training.model import build_model
 from trainatomy.training.stored_weights import stored_quantization
 from trainatomy.units import printable
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.requests.predicting import Batch
-    from trainatomy.results.fit import Candidate, Fit, Permission
-
 
 Model = nn.Module | str | Workload | Callable[[], nn.Module]
 """A model, its name on the hub, a workload, or a function without arguments that makes the model."""
@@ -58,56 +51,69 @@ _REMEDIES = 5
 """Ways out that an error lists."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class BatchSizeRequest(FitRequest):
+    """How to search for settings, as ``trainatomy.fit`` does, in the environment of the process that trains.
+
+    Attributes:
+        batch: A batch as the collator makes it, or a function of the batch size that returns one. A transformers model
+            needs none, but the prediction is then for batches of full length without a mask.
+        sequence_length: Tokens of the longest samples, in place of ``batch``.
+        optimizer: The class of the optimizer, or a name of ``TrainingArguments.optim``.
+        gpu: The GPU; by default this machine's, without the memory that other processes hold.
+        allow: Changes of what is trained that may be made: "precision", "optimizer". A warning says what is learnt
+            differently.
+        print: Print the settings with their predicted throughput and memory, in one line.
+    """
+
+    batch: Batch | None = None
+    sequence_length: int | None = None
+    optimizer: str | type[torch.optim.Optimizer] | None = None
+    gpu: str | None = None
+    print: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
-    """A search for settings, as ``trainatomy.fit`` makes it, in the environment of the process that trains.
+    """A search for settings.
 
     Attributes:
         model: What is trained.
         settings: Its settings by their name.
         request: How to search.
-        batch, sequence_length, optimizer, gpu, calibration: See ``fit_training_arguments``.
-        print: Print the answer.
         notes: What to warn of besides the notes of the prediction.
     """
 
     model: Model
     settings: Mapping[str, Any]
-    request: FitRequest
-    batch: Batch | None
-    sequence_length: int | None
-    optimizer: str | type[torch.optim.Optimizer] | None
-    gpu: str | None
-    calibration: Calibration | Path | str | None
-    print: bool
+    request: BatchSizeRequest
     notes: Sequence[str] = ()
 
-    def best(self) -> Candidate:
-        """Return the best settings; print them, and warn of notes where the caller was called.
+    def best(self, level: int) -> Candidate:
+        """Return the best settings; print them, and warn of notes where the caller was called, ``level`` calls above.
 
         Raises:
             DoesNotFit: No setting fits.
             TrainatomyError: The errors of ``trainatomy.fit``.
         """
-        gpu, notes = self.gpu, self.notes
-        request = replace(self.request, calibration=resolve_calibration(self.calibration))
+        request, gpu, notes = self.request, self.request.gpu, self.notes
         model = _built(self.model, request.trust_remote_code)
-        settings = {**_sections(self.batch, self.sequence_length), **self.settings}
+        settings = {**_sections(request.batch, request.sequence_length), **self.settings}
         if gpu is None:
             gpu = _this_gpu()
             request = replace(request, headroom=request.headroom + _share_of_others(gpu))
-        training = Training(model, self.batch, self.optimizer, gpu, settings)
+        training = Training(model, request.batch, request.optimizer, gpu, settings)
         with restored_accelerate_state():
             found = api.search_settings(training, request)
         if found.interrupted:
             raise KeyboardInterrupt
         best = _best(found)
-        if isinstance(model, nn.Module) and self.batch is None and self.sequence_length is None:
+        if isinstance(model, nn.Module) and request.batch is None and request.sequence_length is None:
             notes = [*notes, *_assumed_length(best)]
         changed = [f"{words.option(each)}: {words.may_change(each)}" for each in best.changes if each.permission]
         for note in dict.fromkeys([*notes, *changed, *best.prediction.notes]):
-            warnings.warn(f"the settings that fit: {note}", RuntimeWarning, stacklevel=3)
-        if self.print:
+            warnings.warn(f"the settings that fit: {note}", RuntimeWarning, stacklevel=level)
+        if request.print:
             print(printable(f"trainatomy: {search_sentences.fit_answer(found, best)}"))
         return best
 
@@ -187,21 +193,12 @@ _ACCUMULATION = "gradient_accumulation_steps"
 _PERMISSIONS = ("precision", "optimizer")
 
 
-def fit_training_arguments(
-    args: Arguments,
-    model: nn.Module | str,
-    *,
-    batch: Batch | None = None,
-    sequence_length: int | None = None,
-    optimizer: str | type[torch.optim.Optimizer] | None = None,
-    gpu: str | None = None,
-    allow: Sequence[Permission] = (),
-    headroom: float = 0.05,
-    keep: Sequence[str] = (),
-    calibration: Calibration | Path | str | None = None,
-    trust_remote_code: bool = False,
-    print: bool = True,
-) -> Arguments:
+_SHARED = ("batch", "sequence_length", "optimizer", "gpu", "headroom", "calibration", "trust_remote_code", "print")
+"""What both functions are asked."""
+
+
+@verb(BatchSizeRequest, only=(*_SHARED, "allow", "keep"))
+def fit_training_arguments(args: Arguments, model: nn.Module | str, *, request: BatchSizeRequest) -> Arguments:
     """Return a copy of ``TrainingArguments`` with the settings that fit the GPU and train fastest.
 
     It takes the place of ``auto_find_batch_size``, which is off in the copy.  The copy has another
@@ -213,18 +210,7 @@ def fit_training_arguments(
         args: The arguments; they stay as they are.
         model: The model, on any device, which is neither changed nor moved; or its name on the hub, for the class that
             its configuration names.
-        batch: A batch as the collator makes it, or a function of the batch size that returns one.  A transformers
-            model needs none, but the prediction is then for batches of full length without a mask.
-        sequence_length: Tokens of the longest samples, in place of ``batch``.
-        optimizer: The class of the optimizer, if the Trainer is given one.
-        gpu: The GPU; by default this machine's, without the memory that other processes hold.
-        allow: Changes of what is trained that may be made: "precision", "optimizer".  A warning says what is learnt
-            differently.
-        headroom: Share of the GPU's memory that must stay free.
-        keep: Settings that may not be varied, such as "gradient_checkpointing"; see ``trainatomy.fit``.
-        calibration: See ``trainatomy.predict``.
-        trust_remote_code: See ``trainatomy.predict``.
-        print: Print the settings with their predicted throughput and memory, in one line.
+        request: How to search.
 
     Raises:
         DoesNotFit: No setting fits; the message says what would make it fit.
@@ -232,37 +218,23 @@ def fit_training_arguments(
         TrainatomyError: The errors of ``trainatomy.fit``.
     """
     check_launch(args)
-    if refused := [name for name in allow if name not in _PERMISSIONS]:
+    if refused := [name for name in request.allow if name not in _PERMISSIONS]:
         raise WorkloadError(
             f"allow: {refused[0]} cannot be set by TrainingArguments; they can set {' and '.join(_PERMISSIONS)}"
         )
     settings, notes = train_settings(args)
-    request = FitRequest(
-        headroom=headroom,
-        allow=tuple(allow),
-        keep=tuple(keep),
-        prices=False,
-        can_apply=can_hold,
-        trust_remote_code=trust_remote_code,
-    )
-    settings = {**settings, "loop": "trainer"}
-    best = Search(model, settings, request, batch, sequence_length, optimizer, gpu, calibration, print, notes).best()
+    wanted = replace(request, prices=False, can_apply=can_hold)
+    best = Search(model, {**settings, "loop": "trainer"}, wanted, notes).best(4)
     return with_candidate(args, best)
 
 
+@verb(BatchSizeRequest, only=_SHARED)
 def predicted_batch_size(
     function: Callable[..., Result] | None = None,
     *,
     model: Model,
     effective_batch_size: int,
-    batch: Batch | None = None,
-    sequence_length: int | None = None,
-    optimizer: str | type[torch.optim.Optimizer] | None = None,
-    gpu: str | None = None,
-    headroom: float = 0.05,
-    calibration: Calibration | Path | str | None = None,
-    trust_remote_code: bool = False,
-    print: bool = True,
+    request: BatchSizeRequest,
     **settings: Any,
 ) -> Any:
     """Decorate a training function, which is then called once, with a batch size that fits and accumulation steps.
@@ -280,14 +252,7 @@ def predicted_batch_size(
         model: The model, on any device, which is neither changed nor moved; its name on the hub; a function without
             arguments that makes it; or a workload.
         effective_batch_size: Samples per optimizer step.
-        batch: See ``fit_training_arguments``.
-        sequence_length: See ``fit_training_arguments``.
-        optimizer: The class of the optimizer, or a name of ``TrainingArguments.optim``.
-        gpu: See ``fit_training_arguments``.
-        headroom: See ``fit_training_arguments``.
-        calibration: See ``trainatomy.predict``.
-        trust_remote_code: See ``trainatomy.predict``.
-        print: See ``fit_training_arguments``.
+        request: How to search.
         **settings: What else the training function does, as in ``trainatomy.predict``: ``bf16=True``,
             ``gradient_checkpointing=True``, ``loop="trainer"``.  The search keeps all of it.
 
@@ -299,15 +264,9 @@ def predicted_batch_size(
     if given := [name for name in (_BATCH, _ACCUMULATION) if name in settings]:
         raise WorkloadError(f"{given[0]}: predicted_batch_size finds it; give effective_batch_size", key=given[0])
 
-    request = FitRequest(
-        effective_batch_size=effective_batch_size,
-        headroom=headroom,
-        prices=False,
-        can_apply=_sets_batch,
-        trust_remote_code=trust_remote_code,
-    )
-    search = Search(model, settings, request, batch, sequence_length, optimizer, gpu, calibration, print)
-    decorate = functools.partial(_called_with_sizes, functools.cache(search.best))
+    wanted = replace(request, effective_batch_size=effective_batch_size, prices=False, can_apply=_sets_batch)
+    search = functools.partial(Search(model, settings, wanted).best, 3)
+    decorate = functools.partial(_called_with_sizes, functools.cache(search))
     return decorate if function is None else decorate(function)
 
 

@@ -10,22 +10,19 @@ from __future__ import annotations
 import atexit
 import os
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
 from trainatomy.integrations.watch import Watch
+from trainatomy.results.host import HostBill, HostPhaseName
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.training.observer import wrapped
 from trainatomy.units import GIB
 from trainatomy.workload.train import TrainSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from trainatomy.results.host import HostBill, HostPhaseName
-    from trainatomy.results.measurement import Measurement
-    from trainatomy.results.prediction import Prediction
 
 PREFIX = "memory/"
 PREDICTED_PREFIX = "memory_predicted/"

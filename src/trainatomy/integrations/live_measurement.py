@@ -12,42 +12,40 @@ import contextlib
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import nn
 
 from trainatomy.api import predict
 from trainatomy.catalog.gpus import gpu_of_driver
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
 from trainatomy.integrations.recorder import LiveRecorder, LoopHooks, unwrap_optimizer
-from trainatomy.integrations.utilization import Utilization, utilization, utilization_notes
-from trainatomy.integrations.windows import WindowedHistory
+from trainatomy.integrations.utilization import utilization, utilization_notes
+from trainatomy.integrations.windows import Window, WindowedHistory
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device.host import HostProbe
 from trainatomy.measurement.device.power import sampler_of
 from trainatomy.measurement.process.job import ALLOCATOR_VARIABLES, WARM_UP_STEPS
 from trainatomy.measurement.step.instruments import DataWaits, Monitors, Stopwatch
-from trainatomy.measurement.step.recorder import read_counters
+from trainatomy.measurement.step.recorder import AllocatorCounters, read_counters
 from trainatomy.measurement.step.results import allocator_setup, driver_version, is_out_of_memory, versions
-from trainatomy.measurement.traces.breakdown import RESERVED_NOTE, Failure, MeasuredTotals, measured_breakdown
-from trainatomy.results.measurement import Measurement, Stage
+from trainatomy.measurement.traces.breakdown import (
+    RESERVED_NOTE,
+    Failure,
+    MeasuredBreakdown,
+    MeasuredTotals,
+    measured_breakdown,
+)
+from trainatomy.option import shared_fields
+from trainatomy.results.measurement import Measurement, PowerUse, Stage, Utilization
+from trainatomy.results.prediction import Prediction
 from trainatomy.simulator.live import on_meta
 from trainatomy.training.checkpointing import checkpointed_every, checkpointed_layers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from torch import nn
-
-    from trainatomy.integrations.windows import Window
-    from trainatomy.measurement.step.recorder import AllocatorCounters
-    from trainatomy.measurement.traces.breakdown import MeasuredBreakdown
-    from trainatomy.results.measurement import PowerUse
-    from trainatomy.results.prediction import Prediction
-
 
 PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """Setting of ``TrainingArguments`` by the dtype of autocast."""
@@ -319,15 +317,11 @@ class LiveMeasurement:
             driver=driver_version(),
             versions=versions(),
             date=datetime.now(UTC).date().isoformat(),
-            peak_allocated_bytes=totals.peak_allocated_bytes,
-            peak_reserved_bytes=totals.peak_reserved_bytes,
-            device_bytes=totals.device_bytes,
+            **shared_fields(MeasuredTotals, totals),
             process_bytes=after.process_bytes,
             nvml_used_bytes=after.used_bytes,
             idle_bytes=None,
             context_bytes=after.context_bytes,
-            model_bytes=totals.model_bytes,
-            num_alloc_retries=totals.num_alloc_retries,
             step_seconds=median(seconds) if seconds else None,
             steps=self.recorder.steps,
             message=self._message,

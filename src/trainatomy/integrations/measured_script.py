@@ -15,24 +15,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from trainatomy.errors import DeviceError
 from trainatomy.integrations.utilization import utilization
 from trainatomy.measurement.device import nvml
 from trainatomy.measurement.step.results import driver_version, is_out_of_memory, versions
 from trainatomy.results.measurement import Measurement, Status
+from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.job import Job, place_of
 from trainatomy.scripts.longest import SampleCounter
 from trainatomy.scripts.signals import ScriptSignals, StepsDone
 from trainatomy.training.observer import Silent
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from trainatomy.results.prediction import Prediction
 
 
 class StepClock(Silent):

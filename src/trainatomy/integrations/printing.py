@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import RenderableType
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.integrations.utilization import utilization
@@ -14,9 +16,6 @@ from trainatomy.reporters.text.rendering import console
 from trainatomy.reporters.text.script import speed_text, summary_page, utilization_text
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.prediction import Prediction
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 def print_gpu_utilization() -> None:

@@ -16,25 +16,19 @@ Without an optimizer (inference), every forward is a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
 from trainatomy.measurement.step import recorder
-from trainatomy.measurement.step.instruments import Monitors
+from trainatomy.measurement.step.instruments import Monitors, Stopwatch
 from trainatomy.measurement.step.recorder import AllocatorCounters, TraceRecorder
 from trainatomy.measurement.traces.history import Note
 from trainatomy.measurement.traces.trace import PHASES
 from trainatomy.results.memory import Instant
 from trainatomy.training.observer import LoopListener, LoopSignals, removed, wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from trainatomy.measurement.step.instruments import Stopwatch
 
 
 class Hook:
@@ -256,18 +250,10 @@ class LiveRecorder(TraceRecorder):
             self.autocast = torch.get_autocast_dtype("cuda")
         super()._report(name, found, module, copies)
 
-    def _write(
-        self,
-        now: AllocatorCounters,
-        name: str,
-        found: Mapping[str, list[int]] | None = None,
-        module: str = "",
-        copies: Sequence[tuple[int, int]] = (),
-    ) -> None:
+    def _begin(self, now: AllocatorCounters) -> None:
         if self._step_is_new:  # a step begins with the first thing noted in it, so that it needs no read of its own
             self._step_is_new = False
             self.notes.append(Note(now.events, "step", self.step, {}))
-        super()._write(now, name, found, module, copies)
 
 
 def _to_cpu(value: Any) -> Any:

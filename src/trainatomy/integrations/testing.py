@@ -7,12 +7,13 @@ fits_on("rtx-4090", "train.py --batch-size 16")
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from trainatomy.results.prediction import Prediction
+import trainatomy
+from trainatomy.reporters import text
+from trainatomy.results.prediction import Prediction
 
 FitsOn = Callable[..., "Prediction"]
 
@@ -26,13 +27,9 @@ def fits_on() -> FitsOn:
 
     def check(gpu: str, command: str | Sequence[str], **options: Any) -> Prediction:
         __tracebackhide__ = True
-        from trainatomy.api.scripts import run_script
-        from trainatomy.reporters.text.prediction import verdict_line
-        from trainatomy.reporters.text.rendering import render
-
-        prediction = run_script(command, gpu=gpu, **options)
+        prediction = trainatomy.run_script(command, gpu=gpu, **options)
         if not prediction.fits:
-            pytest.fail(render(verdict_line(prediction), width=1000).strip(), pytrace=False)
+            pytest.fail(text.render(text.verdict_line(prediction), width=1000).strip(), pytrace=False)
         return prediction
 
     return check

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
@@ -14,14 +14,12 @@ from transformers.training_args import OptimizerNames
 from trainatomy.errors import WorkloadError
 from trainatomy.integrations.live_measurement import restored_accelerate_state
 from trainatomy.reporters.export_python import OF_TORCH
+from trainatomy.results.fit import Candidate
 from trainatomy.training.checkpointing import takes_every_and_offload
 from trainatomy.training.process import set_tf32
 from trainatomy.workload.arguments import NEW_NAMES, arguments
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.train import TrainSpec
-
-if TYPE_CHECKING:
-    from trainatomy.results.fit import Candidate
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 

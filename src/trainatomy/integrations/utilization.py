@@ -3,59 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from trainatomy.errors import DeviceError, MissingLibrary
 from trainatomy.measurement.device import nvml
+from trainatomy.measurement.device.nvml import NvmlDevice
+from trainatomy.results.measurement import Utilization
 from trainatomy.units import human_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trainatomy.measurement.device.nvml import NvmlDevice
-
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
 """The PID namespace of the machine itself: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h, the same since 3.8."""
-
-
-@dataclass(frozen=True, slots=True)
-class Utilization:
-    """The memory of one GPU, in bytes; ``None``: the driver does not report it.
-
-    Attributes:
-        gpu: Product name.
-        used_bytes: NVML's *used* by the first version of the call, which the guides print.
-        driver_bytes: The driver's own reservation, a part of it.
-        process_bytes: Memory of this process.
-        other_bytes: Memory of other processes that NVML lists.
-        others: Number of those processes.
-        unlisted_bytes: What else is used: a part of this process's context that the driver counts for no process, and
-            processes that NVML does not list.
-        reserved_bytes: Bytes that PyTorch's allocator holds in this process (0 before CUDA is used).
-        allocated_bytes: Bytes that it has handed out.
-        can_hide: Whether NVML cannot list processes outside of this container.
-    """
-
-    gpu: str
-    used_bytes: int | None
-    driver_bytes: int | None
-    process_bytes: int | None
-    other_bytes: int | None
-    others: int | None
-    unlisted_bytes: int | None
-    reserved_bytes: int
-    allocated_bytes: int
-    can_hide: bool = False
-
-    @property
-    def context_bytes(self) -> int | None:
-        """Bytes of the process outside of PyTorch's allocator: CUDA context, kernels, libraries."""
-        return None if self.process_bytes is None else max(0, self.process_bytes - self.reserved_bytes)
 
 
 def utilization(device: int | None = None) -> Utilization:

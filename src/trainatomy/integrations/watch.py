@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,23 +25,19 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from torch import nn
 
-from trainatomy.integrations.live_measurement import LiveMeasurement
+import trainatomy
+from trainatomy.integrations.live_measurement import LiveMeasurement, predict_live
 from trainatomy.measurement.step.instruments import host_sampler
+from trainatomy.measurement.step.recorder import AllocatorCounters
+from trainatomy.records.create import make_record
+from trainatomy.records.store import Store
 from trainatomy.reporters.text.rendering import error_paper
+from trainatomy.results.host import HostBill, HostPhaseName
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.units import human_bytes, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-
-    from torch import nn
-
-    from trainatomy.measurement.step.recorder import AllocatorCounters
-    from trainatomy.results.host import HostBill, HostPhaseName
-    from trainatomy.results.measurement import Measurement
-    from trainatomy.results.prediction import Prediction
-
 
 _BETWEEN = 0.25
 """Seconds between two updates, so that short steps are not slowed down."""
@@ -193,8 +191,6 @@ class Watch:
         """
         measurement = self.result()
         if measurement is not None and self.live is not None:
-            from trainatomy.integrations.live_measurement import predict_live
-
             model, recorder = self.live.model, self.live.recorder
             self.prediction = predict_live(
                 model, recorder.optimizer, recorder.first_batch, measurement, recorder.autocast
@@ -203,9 +199,7 @@ class Watch:
 
     def print(self) -> None:
         """Print the summary: device memory by component, time, samples per second."""
-        from trainatomy.integrations.printing import print_summary
-
-        print_summary(self)
+        trainatomy.print_summary(self)
 
     def write(self, folder: str | os.PathLike[str], command: str = "trainatomy.watch") -> str | None:
         """Write a record into a folder of records and return its path.
@@ -216,9 +210,6 @@ class Watch:
         measurement = self.result()
         if measurement is None or measurement.rank != 0:
             return None
-        from trainatomy.records.create import make_record
-        from trainatomy.records.store import Store
-
         return Store(folder).write(make_record(measurement, self.prediction, command))
 
 

@@ -7,6 +7,7 @@ that is left contains the peak, whenever that was, and host memory stays bounded
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from trainatomy.measurement.traces.history import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from trainatomy.measurement.step.recorder import AllocatorCounters
 
 WINDOW_EVENTS = 300_000

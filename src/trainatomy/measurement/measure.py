@@ -11,9 +11,10 @@ import fcntl
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.errors import TrainatomyError, WorkloadError
@@ -22,7 +23,6 @@ from trainatomy.measurement.device.nvml import require_gpu, require_gpus
 from trainatomy.measurement.process.job import (
     Job,
     Progress,
-    Stacks,
     Task,
     from_plain,
     needs_bitsandbytes,
@@ -34,10 +34,6 @@ from trainatomy.results.measurement import Measurement, RankMeasurement
 from trainatomy.units import exact_bytes
 from trainatomy.workload.loops import loop_of
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 RUN = "trainatomy.measurement.step.runner:run_rank"
 PREPARE = "trainatomy.measurement.step.building:build_beforehand"
@@ -206,30 +202,38 @@ _COMPARED_TOTALS = (
 __all__ = ["jobs_for", "measure", "merge_runs", "require_gpu"]
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Which runs to make.
+
+    Attributes:
+        components: Run a second time with recording, for the memory breakdown.
+        trace: File for the recorded run's allocation history.
+        time_limit: Seconds for everything.
+        steps: Optimizer steps of each run, if the workload does not set them (default: enough for a stable median).
+    """
+
+    components: bool = True
+    trace: Path | str | None = None
+    time_limit: float | None = None
+    steps: int | None = None
+
+
 def measure(
     workload: Workload,
-    *,
-    trace: Path | str | None = None,
-    stacks: Stacks = "none",
-    steps: int | None = None,
-    components: bool = True,
-    time_limit: float | None = None,
+    runs: Runs,
     progress: Callable[[Progress], None] | None = None,
-    processes: Processes | None = None,
     meanwhile: Callable[[], None] | None = None,
+    processes: Processes | None = None,
 ) -> Measurement:
     """Run ``workload`` on this machine's GPUs and return the measurement; running out of memory is a result too.
 
     Args:
         workload: The training to run.
-        trace: File for the recorded run's allocation history.
-        stacks: Stacks to record with each allocation of ``trace``.
-        steps: Optimizer steps of each run, if the workload does not set them (default: enough for a stable median).
-        components: Run a second time with recording, for the memory breakdown.
-        time_limit: Seconds for everything.
+        runs: Which runs to make.
         progress: Called with the progress, in another thread (default: print a line to stderr for each stage).
-        processes: Where to run (default: processes that are started and ended here).
         meanwhile: Called while the control run prepares its timed steps, which wait for its end.
+        processes: Where to run (default: processes that are started and ended here).
 
     Raises:
         DeviceError: There are fewer GPUs than the training uses, or the control run's process died or took too long.
@@ -238,22 +242,18 @@ def measure(
     """
     on_progress = progress or _stage_printer()
     check_allocator(workload)
-    target = None if trace is None else writable(Path(trace))
+    target = None if runs.trace is None else writable(Path(runs.trace))
     found = require_gpus(workload.parallel) if workload.parallel.world_size > 1 else require_gpu()
     on_progress(Progress("control", f"starting on {found}"))
-    jobs = jobs_for(workload, steps, components=components, trace=target, stacks=stacks)
-    limit = None if time_limit is None else TimeLimit(time_limit)
+    jobs = jobs_for(workload, runs.steps, components=runs.components, trace=target)
+    limit = None if runs.time_limit is None else TimeLimit(runs.time_limit)
     if limit is not None:
         jobs[0] = replace(jobs[0], until=limit.began + limit.seconds - ENDING_SECONDS)
-    if processes is None:
-        with Processes() as own:
-            return measure_jobs(own, jobs, limit, on_progress, meanwhile)
-    return measure_jobs(processes, jobs, limit, on_progress, meanwhile)
+    with Processes() if processes is None else nullcontext(processes) as running:
+        return measure_jobs(running, jobs, limit, on_progress, meanwhile)
 
 
-def jobs_for(
-    workload: Workload, steps: int | None, *, components: bool, trace: Path | None = None, stacks: Stacks = "none"
-) -> list[Job]:
+def jobs_for(workload: Workload, steps: int | None, *, components: bool, trace: Path | None = None) -> list[Job]:
     """Return the job of the control run and, if components or a trace are wanted, that of the recorded run."""
     mapping = workload.to_mapping()
     exact = workload.steps or steps
@@ -261,7 +261,7 @@ def jobs_for(
     control = Job(mapping, count, most_steps=0 if exact else MOST_STEPS, seconds=0.0 if exact else TIMED_SECONDS)
     if not components and trace is None:
         return [control]
-    return [control, Job(mapping, count, trace, stacks, record=components)]
+    return [control, Job(mapping, count, trace, record=components)]
 
 
 def merge_runs(control: Measurement, recorded: Measurement) -> Measurement:

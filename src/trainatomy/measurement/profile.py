@@ -21,20 +21,25 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as TorchProfiler
 
 from trainatomy.analysis.operations import Profile
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.process.job import set_environment, warm_up_steps
+from trainatomy.measurement.step.building import repeated_random_values
+from trainatomy.measurement.step.runner import start_cuda
 from trainatomy.operators.counts import count
 from trainatomy.processes import end_with_parent
 from trainatomy.results.operations import Call, Joined, Operations
+from trainatomy.training import model as models
+from trainatomy.training import run as steps
 from trainatomy.training.observer import Silent
+from trainatomy.training.quantization import load_on_device
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from torch.profiler import profile as TorchProfiler
-
 
 _LOG_LINES = 12
 _ROUNDING = 1e-4
@@ -73,8 +78,6 @@ class ProfiledStep(Silent):
             self._profiler.start()
 
     def step_end(self, step: int) -> None:
-        import torch
-
         if step in (self._step - 1, self._step):
             torch.cuda.synchronize()
         if step == self._step - 1:
@@ -107,15 +110,6 @@ def profile(workload: Workload, *, time_limit: float | None = None) -> tuple[Pro
 
 def run(workload: Workload) -> tuple[Profiled, ...]:
     """Profile in this process; nothing may have used CUDA in it."""
-    import torch
-    from torch.profiler import ProfilerActivity
-
-    from trainatomy.measurement.step.building import repeated_random_values
-    from trainatomy.measurement.step.runner import start_cuda
-    from trainatomy.training import model as models
-    from trainatomy.training import run as steps
-    from trainatomy.training.quantization import load_on_device
-
     start_cuda(workload)
     torch.manual_seed(workload.train.seed)
     step = warm_up_steps(workload)

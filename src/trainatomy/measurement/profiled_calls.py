@@ -7,18 +7,15 @@ import json
 import tempfile
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainatomy.results.operations import Array, Call
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 MARK = "trainatomy-call"
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")

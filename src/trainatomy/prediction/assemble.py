@@ -14,27 +14,29 @@ from trainatomy.analysis.detail import memory_timeline
 from trainatomy.analysis.memory import MemoryAnalysis, analyze_memory, are_wanted, verdict
 from trainatomy.analysis.published import bytes_per_parameter
 from trainatomy.analysis.variants import StepClock
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.libraries import installed_versions
+from trainatomy.option import shared_fields
 from trainatomy.prediction.host import host_bill_of
 from trainatomy.prediction.inputs import context_bytes, emulated_software, facts_of, nccl_bytes_of
 from trainatomy.prediction.subject import paddings_of, subject_of
 from trainatomy.prediction.tasks import checkpoint_of, evaluation_of, generation_of, restored_of
 from trainatomy.requests.predicting import PredictRequest
+from trainatomy.results.memory import TimelinePoint
+from trainatomy.results.operations import Operations
 from trainatomy.results.prediction import GPUSummary, LeadingNote, Prediction, RankPrediction
+from trainatomy.results.time import Pipeline, Time
+from trainatomy.results.trace import AllocationTrace, DriverCall, TimedOperation
 from trainatomy.simulator.steps import peaks_with_skipped_steps
+from trainatomy.timing.cost_model import tensor_cores_for_fp32
+from trainatomy.timing.step import RankStep, mean_over_period, predict_step_time, timed_operations
 from trainatomy.training.shape import samples_per_step
 from trainatomy.workload.loops import loop_of
+from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.results.memory import TimelinePoint
-    from trainatomy.results.operations import Operations
-    from trainatomy.results.time import Pipeline, Time
-    from trainatomy.results.trace import AllocationTrace, DriverCall, TimedOperation
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.timing.step import RankStep
-    from trainatomy.workload.schema import Workload
 
 
 class Executed(NamedTuple):
@@ -83,26 +85,20 @@ def prediction_of(
     analysis = analysis or analysis_of(workload, simulation, calibration, layouts=layouts)
     if (executed := _EXECUTED.get()) is not None:
         executed.append(Executed(workload, simulation, analysis))
-    memory = analysis.memory
-    time = None
+    rank, time = rank_prediction_of(workload, simulation, request, analysis), None
     if request.timed:
         time = time_of(workload, simulation, analysis.driver_calls, calibration, pipeline, request.host_paces)
-    room = gpu.memory_bytes - memory.device_bytes
     checkpoint, restored = checkpoint_of(workload, simulation, analysis), restored_of(simulation, analysis)
     return Prediction(
         name=workload.display_name,
         workload=workload.to_mapping(),
         card=GPUSummary(gpu.id, gpu.name, gpu.memory_bytes, gpu.capability),
-        fits=analysis.out_of_memory is None,
-        verdict=verdict(memory, gpu.memory_bytes, analysis.out_of_memory),
-        room_bytes=room,
-        memory=memory,
-        modules=analysis.modules,
+        **shared_fields(RankPrediction, rank),
         bytes_per_parameter=bytes_per_parameter(
             _with_dtype(workload, simulation.weights_dtype),
             simulation.parameters,
             simulation.trainable_parameters,
-            memory,
+            rank.memory,
         ),
         facts=facts_of(workload, simulation),
         notes=tuple(note for note in simulation.notes if not isinstance(note, LeadingNote)),
@@ -111,8 +107,6 @@ def prediction_of(
         paddings=paddings_of(workload, simulation, calibration, time)
         if request.layouts is True and time is not None
         else (),
-        out_of_memory=analysis.out_of_memory,
-        timeline=_timeline(simulation.trace, analysis) if request.timeline else (),
         time=time,
         seconds_taken=perf_counter() - started,
         versions=installed_versions(),
@@ -122,9 +116,8 @@ def prediction_of(
         generation=generation_of(workload, simulation, calibration, time),
         checkpoint=checkpoint,
         restored=restored,
-        host_bill=host_bill_of(workload, simulation, request, checkpoint, restored, room),
+        host_bill=host_bill_of(workload, simulation, request, checkpoint, restored, rank.room_bytes),
         experts=simulation.experts,
-        rank=simulation.trace.rank,
     )
 
 
@@ -186,8 +179,6 @@ def timed_step(
 
     ``driver_calls`` are those of replaying its trace.
     """
-    from trainatomy.timing.step import timed_operations
-
     return timed_operations(step_of(workload, simulation, simulation.operations, calibration, driver_calls))
 
 
@@ -208,9 +199,6 @@ def step_of(
 
     ``driver_calls`` are those of replaying its trace.
     """
-    from trainatomy.timing.cost_model import tensor_cores_for_fp32
-    from trainatomy.timing.step import RankStep
-
     return RankStep(
         operations,
         workload.resolve_gpu(),
@@ -261,7 +249,6 @@ def time_of(
     Where only one in so many steps generates, it is that of the mean step.  ``driver_calls`` are those of replaying its
     trace.
     """
-    from trainatomy.timing.step import mean_over_period, predict_step_time
 
     def of_step(operations: Operations, driver_calls: Sequence[DriverCall]) -> Time:
         return predict_step_time(

@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.detail import detail_of
+from trainatomy.analysis.memory import MemoryAnalysis
 from trainatomy.analysis.operation_table import PredictedTime
 from trainatomy.analysis.operations import Analyzed, PredictedTimes, Scope, analyze_operations, bytes_by_group
 from trainatomy.analysis.published import SCOPE, published_notes, published_shares
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.operators.traffic import crosses
-from trainatomy.prediction.assemble import analysis_of, timed_step
+from trainatomy.prediction.assemble import Executed, analysis_of, timed_step
 from trainatomy.prediction.inputs import context_bytes, nccl_bytes_of
+from trainatomy.results.operations import OperationBreakdown, Operations
 from trainatomy.results.trace import Detail
+from trainatomy.timing.cost_model import CostModel, cost_model_of, kernel_cost, tensor_cores_for_fp32
+from trainatomy.timing.one_stream import COLLECTIVES
 from trainatomy.workload.builtin import is_encoder_layer
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.analysis.memory import MemoryAnalysis
-    from trainatomy.analysis.operations import PredictedTimes
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.prediction.assemble import Executed
-    from trainatomy.results.operations import OperationBreakdown, Operations
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.timing.cost_model import CostModel
-    from trainatomy.workload.schema import Workload
 
 
 HEAVIEST = 60
@@ -73,8 +72,6 @@ def breakdown_of(
         top: How many of the heaviest operations and modules to list.
         analysis: The analysis of its memory, if there is one already.
     """
-    from trainatomy.timing.cost_model import cost_model_of, tensor_cores_for_fp32
-
     gpu, trace, operations = workload.resolve_gpu(), simulation.trace, simulation.operations
     memory = analysis or analysis_of(workload, simulation, calibration)
     tf32 = tensor_cores_for_fp32(workload.tf32, simulation.torch_version)
@@ -107,9 +104,6 @@ def breakdown_of(
 
 def _predict_times(operations: Operations, cost_model: CostModel) -> PredictedTimes:
     """Return the GPU seconds of each operation."""
-    from trainatomy.timing.cost_model import kernel_cost
-    from trainatomy.timing.one_stream import COLLECTIVES
-
     costs = [kernel_cost(call, cost_model) for call in operations.calls]
     bounds = [
         "communication"

@@ -16,6 +16,7 @@ from trainatomy.catalog.host import (
 )
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.host_facts import NO_LIMITS, HostFacts, facts_of, limits_of
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.host import (
     NOTHING_KEPT,
     HostBill,
@@ -28,13 +29,12 @@ from trainatomy.results.host import (
     HostRemedy,
     block_bytes,
 )
+from trainatomy.results.tasks import Checkpoint, RestoredCheckpoint
 from trainatomy.units import human_bytes
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.requests.predicting import PredictRequest
-    from trainatomy.results.tasks import Checkpoint, RestoredCheckpoint
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.workload.schema import Workload
 
 AT_HAND = 2
 """Batches beside those made ahead: the one of the step, and the next one, which accelerate fetches before that step."""

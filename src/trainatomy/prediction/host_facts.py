@@ -13,14 +13,13 @@ from trainatomy.catalog.host import CudaFootprint, Footprint, launcher_footprint
 from trainatomy.catalog.instances import find_instance
 from trainatomy.libraries import version_of
 from trainatomy.measurement.proc import group_memory, memory_total, shared_memory_bytes
-from trainatomy.requests.predicting import HERE
+from trainatomy.requests.predicting import HERE, PredictRequest
 from trainatomy.results.host import HostLimits, HostPhaseName
+from trainatomy.results.tasks import Checkpoint, RestoredCheckpoint
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.requests.predicting import PredictRequest
-    from trainatomy.results.tasks import Checkpoint, RestoredCheckpoint
     from trainatomy.simulator.simulation import HostUse, Simulation
-    from trainatomy.workload.schema import Workload
 
 DEFAULT_PREFETCH = 2
 """Batches that a DataLoader's worker makes ahead (torch/utils/data/dataloader.py, 2.9-2.13)."""

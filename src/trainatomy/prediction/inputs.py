@@ -12,10 +12,10 @@ from trainatomy.analysis.outside_allocator import (
     page_table_bytes,
 )
 from trainatomy.catalog.gpus import is_measured
+from trainatomy.catalog.links import Links
 from trainatomy.results.prediction import Basis, Fact
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.links import Links
     from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 

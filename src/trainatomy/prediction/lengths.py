@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.epochs import Room, replay_order, steps_to_replay, worst_of
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of, rank_prediction_of, time_of
 from trainatomy.prediction.inputs import context_bytes
+from trainatomy.requests.predicting import PredictRequest
 from trainatomy.results.lengths import (
     Batching,
     Distribution,
@@ -30,6 +32,9 @@ from trainatomy.results.lengths import (
     SampleLengths,
     Unit,
 )
+from trainatomy.results.prediction import Prediction
+from trainatomy.results.time import Bound, Communication, Time
+from trainatomy.timing.host_costs import first_call_seconds
 from trainatomy.training.lengths import (
     BatchShape,
     Order,
@@ -41,15 +46,11 @@ from trainatomy.training.lengths import (
 )
 from trainatomy.training.shape import samples_per_step
 from trainatomy.workload.batching import batching_of
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.requests.predicting import PredictRequest
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.results.time import Bound, Communication, Time
     from trainatomy.simulator.lengths import Epochs
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.workload.schema import Workload
 
 
 class EpochTimes:
@@ -86,9 +87,12 @@ class EpochTimes:
         if not self._of_shapes:
             return None
         weights, times = self._weights, self._of_shapes
+
+        def mean_of(name: str) -> float:
+            return self._mean({shape: float(getattr(one, name)) for shape, one in times.items()})
+
         longest = times[max(weights, key=lambda shape: times[shape].step_seconds * weights[shape])]
-        seconds = self._mean({shape: one.step_seconds for shape, one in times.items()})
-        flop = self._mean({shape: float(one.flop) for shape, one in times.items()})
+        seconds, flop = mean_of("step_seconds"), mean_of("flop")
         samples = samples_per_step(self._workload) / seconds
         new = first_occurrences(self._epochs.orders)
         step = replace(
@@ -105,8 +109,8 @@ class EpochTimes:
                 self._mean({shape: one.interval_seconds[1] for shape, one in times.items()}),
             ),
             bound_by=self._bound_by(),
-            gpu_seconds=self._mean({shape: one.gpu_seconds for shape, one in times.items()}),
-            host_seconds=self._mean({shape: one.host_seconds for shape, one in times.items()}),
+            gpu_seconds=mean_of("gpu_seconds"),
+            host_seconds=mean_of("host_seconds"),
             phases={
                 phase: self._mean({shape: one.phases.get(phase, 0.0) for shape, one in times.items()})
                 for phase in longest.phases
@@ -115,7 +119,7 @@ class EpochTimes:
             flop_per_second=flop / seconds,
             model_flop_utilisation=self._utilisation({s: one.model_flop_utilisation for s, one in times.items()}),
             attainable_utilisation=self._utilisation({s: one.attainable_utilisation for s, one in times.items()}),
-            launches=round(self._mean({shape: float(one.launches) for shape, one in times.items()})),
+            launches=round(mean_of("launches")),
             first_step_extra_seconds=0.0,
             first_epoch_extra_seconds=self._new_shape_seconds * new / len(self._epochs.orders[0].steps),
             power=None,  # it differs from batch to batch
@@ -210,8 +214,6 @@ class EpochTimes:
 
     @property
     def _new_shape_seconds(self) -> float:
-        from trainatomy.timing.host_costs import first_call_seconds
-
         return fmean(first_call_seconds(operations.calls) for operations in self._epochs.operations.values())
 
 

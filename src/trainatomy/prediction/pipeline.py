@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainatomy.analysis.memory import MemoryAnalysis
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.operators.cost.communication import collective_seconds
 from trainatomy.prediction.assemble import analysis_of, prediction_of, rank_prediction_of, step_of
+from trainatomy.requests.predicting import PredictRequest
+from trainatomy.results.prediction import Prediction
 from trainatomy.results.time import PacedStep, Pipeline
+from trainatomy.timing.pipeline import schedule, stage_seconds
+from trainatomy.training.parallel.pipeline import layers_by_stage, order_of_work
+from trainatomy.workload.parallel import ParallelSpec
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trainatomy.analysis.memory import MemoryAnalysis
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.requests.predicting import PredictRequest
-    from trainatomy.results.prediction import Prediction
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.workload.parallel import ParallelSpec
-    from trainatomy.workload.schema import Workload
 
 
 class _Rank(NamedTuple):
@@ -81,8 +82,6 @@ def ranks_alike(parallel: ParallelSpec, layers: int) -> list[int]:
     In PyTorch's schedules, earlier ranks have as many micro-batches in flight as later ones, or more; so of ranks with
     equal stages the first one holds most.
     """
-    from trainatomy.training.parallel.pipeline import layers_by_stage
-
     count, size = parallel.stages, parallel.pp_size
     sizes = layers_by_stage(layers, count)
     kinds = [
@@ -94,9 +93,6 @@ def ranks_alike(parallel: ParallelSpec, layers: int) -> list[int]:
 
 def _step(workload: Workload, ranks: Sequence[_Rank], calibration: Calibration | None, pace: float = 1.0) -> Pipeline:
     """Return the time of a step of the whole pipeline, from what each rank does (equal ones repeated)."""
-    from trainatomy.timing.pipeline import schedule, stage_seconds
-    from trainatomy.training.parallel.pipeline import order_of_work
-
     parallel = workload.parallel
     seconds = {
         id(rank): stage_seconds(

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 
 from trainatomy.analysis.operation_table import OperationTable
 from trainatomy.analysis.shapes import paddings, wasteful_shapes
+from trainatomy.catalog.calibrations import Calibration
+from trainatomy.results.operations import Padding
 from trainatomy.results.prediction import Subject
+from trainatomy.results.time import Time
+from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
+from trainatomy.training.lengths import drawn_sizes
 from trainatomy.workload.lengths import rank_of
+from trainatomy.workload.model import ModelSpec
+from trainatomy.workload.schema import Workload
 from trainatomy.workload.sentence_transformers import sequences_of
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.results.operations import Padding
-    from trainatomy.results.time import Time
     from trainatomy.simulator.simulation import Simulation
-    from trainatomy.workload.model import ModelSpec
-    from trainatomy.workload.schema import Workload
 
 
 _FUSED_ATTENTION = re.compile(r"aten::_scaled_dot_product_(?:fused_)?(flash|efficient|cudnn)_attention\b")
@@ -102,8 +104,6 @@ def _lengths(workload: Workload) -> tuple[int | str, int | str] | None:
     """Return the shortest and the longest of samples that differ in length."""
     if not workload.data.varies:
         return None
-    from trainatomy.training.lengths import drawn_sizes
-
     drawn = sorted(drawn_sizes(workload), key=rank_of)
     return drawn[0], drawn[-1]
 
@@ -116,8 +116,6 @@ def paddings_of(
     workload: Workload, simulation: Simulation, calibration: Calibration | None, time: Time
 ) -> tuple[Padding, ...]:
     """Return the sizes whose padding saves a noticeable part of the step, the largest gain first."""
-    from trainatomy.timing.cost_model import cost_model_of, kernel_cost, tensor_cores_for_fp32
-
     gpu, operations = workload.resolve_gpu(), simulation.operations
     if gpu.is_amd:
         return ()  # the rules are those of cuBLAS

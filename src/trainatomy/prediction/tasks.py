@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.prediction.inputs import emulated_software
+from trainatomy.results.operations import Operations
 from trainatomy.results.tasks import Checkpoint, Evaluation, Generation, RestoredCheckpoint
+from trainatomy.results.time import Time
+from trainatomy.results.trace import DriverCall
+from trainatomy.timing.cost_model import tensor_cores_for_fp32
+from trainatomy.timing.host_costs import first_evaluation_seconds, first_on_machine_seconds
+from trainatomy.timing.step import RankStep, predict_step_time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from trainatomy.analysis.memory import MemoryAnalysis
-    from trainatomy.catalog.calibrations import Calibration
-    from trainatomy.results.operations import Operations
-    from trainatomy.results.time import Time
-    from trainatomy.results.trace import DriverCall
     from trainatomy.simulator.simulation import Simulation
     from trainatomy.workload.schema import Workload
 
@@ -28,8 +30,6 @@ def evaluation_of(
     timed: bool,
 ) -> Evaluation | None:
     """Return what the evaluation of the training costs, None without one."""
-    from trainatomy.timing.host_costs import first_evaluation_seconds, first_on_machine_seconds
-
     executed = simulation.evaluation
     if executed is None:
         return None
@@ -86,9 +86,6 @@ def _time_of(
     paces: Sequence[float] = (),
 ) -> Time:
     """Return the predicted time of operations without gradients, in a loop with the CPU costs of that name."""
-    from trainatomy.timing.cost_model import tensor_cores_for_fp32
-    from trainatomy.timing.step import RankStep, predict_step_time
-
     return predict_step_time(
         RankStep(
             operations,

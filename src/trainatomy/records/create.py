@@ -15,18 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from trainatomy.errors import TrainatomyError
+from trainatomy.option import shared_fields
+from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import STANDARD_COMPONENTS, Components
+from trainatomy.results.prediction import Prediction
 from trainatomy.results.record import Record, Summary
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-    from trainatomy.results.measurement import Measurement
-    from trainatomy.results.prediction import Prediction
-
 
 FAMILY = "trainatomy/record/"
 VERSION = 1
@@ -85,8 +83,6 @@ def from_document(data: bytes) -> Record:
         TrainatomyError: ``data`` is not JSON, not a record, of another version, or damaged.  The message continues
             "FILE: ...".
     """
-    from pydantic import ValidationError
-
     try:
         return _adapter().validate_python(_body(data))
     except ValidationError as error:
@@ -127,8 +123,6 @@ def _other_version(schema: str) -> str:
 
 @cache
 def _adapter() -> TypeAdapter[Record]:
-    from pydantic import TypeAdapter
-
     return TypeAdapter(Record)
 
 
@@ -204,18 +198,9 @@ def summarize(record: Record, file: str = "") -> Summary:
     predicted = prediction.memory.device_bytes if prediction else None
     comparable = measured.status == "completed" and predicted is not None
     return Summary(
-        id=record.id,
+        **shared_fields(Summary, record),
+        **shared_fields(Summary, measured),
         file=file,
-        created=record.created,
-        name=measured.name,
-        gpu=measured.gpu,
-        status=measured.status,
-        group=record.group,
-        repeat=record.repeat,
-        key=record.key,
-        device_bytes=measured.device_bytes,
         predicted_device_bytes=predicted,
         gap=predicted / measured.device_bytes - 1 if comparable and predicted and measured.device_bytes else None,
-        step_seconds=measured.step_seconds,
-        samples_per_second=measured.samples_per_second,
     )

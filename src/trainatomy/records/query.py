@@ -10,21 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
 
 import yaml
 
 from trainatomy.errors import TrainatomyError, WorkloadError
-from trainatomy.option import Option
+from trainatomy.option import option
+from trainatomy.results.record import Record, Summary
 from trainatomy.workload.document import nearest, suggestion
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import leaves
 
-if TYPE_CHECKING:
-    from trainatomy.results.record import Record, Summary
-
-
-_condition = partial(Option, panel="Filters")
+_condition = partial(option, panel="Filters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +37,15 @@ class Query:
         where: Settings of the workload, ``("train.bf16=true", "model.id=gpt2")``, stated or left at their default.
     """
 
-    gpu: Annotated[str, _condition("--gpu", "The GPU's name contains this.")] = ""
-    name: Annotated[str, _condition("--name", "The training's name contains this.")] = ""
-    status: Annotated[
-        str, _condition("--status", '"completed" or "out of memory" (prefix match).', metavar="STATUS")
-    ] = ""
-    since: Annotated[
-        str,
-        _condition("--since", "Measured at this time or later: 2026-11-21 or 2026-11-21T14:30, UTC.", metavar="DATE"),
-    ] = ""
-    group: Annotated[str | None, _condition("--group", "Runs of one comparison.")] = None
-    last: Annotated[int | None, _condition("--last", "The newest N runs.", metavar="N")] = None
-    where: Annotated[
-        tuple[str, ...],
-        _condition(
-            "--where",
-            "A setting of the workload, such as train.bf16=true, stated or by default; repeatable.",
-            metavar="KEY=VALUE",
-        ),
-    ] = ()
+    gpu: str = _condition("", "The GPU's name contains this.")
+    name: str = _condition("", "The training's name contains this.")
+    status: str = _condition("", '"completed" or "out of memory" (prefix match).', metavar="STATUS")
+    since: str = _condition("", "Measured at this time or later: 2026-11-21 or 2026-11-21T14:30, UTC.", metavar="DATE")
+    group: str | None = _condition(None, "Runs of one comparison.")
+    last: int | None = _condition(None, "The newest N runs.", metavar="N")
+    where: tuple[str, ...] = _condition(
+        (), "A setting of the workload, such as train.bf16=true, stated or by default; repeatable.", metavar="KEY=VALUE"
+    )
 
     def __post_init__(self) -> None:
         """Raise ``TrainatomyError`` for an invalid condition."""

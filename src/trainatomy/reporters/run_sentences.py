@@ -5,21 +5,16 @@ Sentences about a timed DataLoader.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.reporters.labels import CLOCK_REASONS
-from trainatomy.results.loader import LoaderReport, LoaderTiming
+from trainatomy.results.comparison import ComparisonRow
+from trainatomy.results.loader import DataWait, LoaderReport, LoaderTiming
+from trainatomy.results.measurement import HostPace, Measurement, PowerUse, Slowdown
+from trainatomy.results.time import Time
 from trainatomy.units import human_bytes, many, percent, rate, seconds, signed_percent
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from trainatomy.results.comparison import ComparisonRow
-    from trainatomy.results.loader import DataWait
-    from trainatomy.results.measurement import HostPace, Measurement, PowerUse, Slowdown
-    from trainatomy.results.time import Time
-
 
 BUSY = 0.25
 """Share of the processors from which other work is told."""

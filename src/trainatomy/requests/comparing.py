@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.errors import WorkloadError
-from trainatomy.option import Option, in_output
-from trainatomy.requests.measuring import Place, time_limit
+from trainatomy.option import in_output, option, shared_fields
+from trainatomy.records.store import Store
+from trainatomy.requests.measuring import PLACE
 from trainatomy.requests.predicting import (
-    CalibrationFile,
-    Executor,
-    Jobs,
+    CALIBRATION,
+    EXECUTOR,
+    JOBS,
+    TRUST_REMOTE_CODE,
     PredictRequest,
-    TrustRemoteCode,
 )
 
 
@@ -23,68 +25,63 @@ class CompareRequest:
     """How to predict several training runs and, with ``measure``, to run them on this machine's GPU.
 
     Attributes:
-        measure: Run each of them.
+        measure: Run each of them in fresh processes; ``repeat``, ``store``, ``group``, ``fresh`` and ``time_limit``
+            need it.
         repeat: Runs per training.
-        effective_batch_size: Samples of an optimizer step on all GPUs, the same for all of them.
-        store: Where records are kept: a store, a folder or its URL.
-        group: Name that the records share; None derives it from the workloads.
+        effective_batch_size: Samples of an optimizer step on all GPUs, the same for all of them: accumulation steps are
+            set to this number over batch size × data-parallel ranks.
+        store: Where records are kept: a store, a folder or its URL (default: TRAINATOMY_RECORDS, or
+            ./trainatomy-records). Runs that are on record are not repeated, so an interrupted comparison continues
+            where it stopped.
+        group: Name that the records share; derived from the workloads by default.
         fresh: Run everything again, whatever is on record.
-        time_limit: Seconds for a run.
-        timeline: See ``PredictRequest``.
-        calibration: See ``PredictRequest``.
-        trust_remote_code: See ``PredictRequest``.
-        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
-        executor: Where to predict in place of local processes.
-        keep: Folder or URL in which each prediction is kept as soon as it is made.
-        layouts: See ``PredictRequest``.
+        time_limit: Seconds for each run.
+        timeline: See ``predict``.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
+        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has. A script
+            that asks for several must start its own work behind ``if __name__ == "__main__"``.
+        executor: Where to predict in place of local processes: ``"dask"`` or ``"ray"`` (started on this machine), the
+            address of a cluster (``dask://HOST:PORT``, ``tcp://…``, ``ray://…``), a ``distributed.Client``, or an
+            executor of ``concurrent.futures``. Predictions whose worker dies are repeated.
+        keep: Folder (or its URL, for any filesystem that fsspec knows) in which each prediction is kept as soon as it
+            is made, and from which an interrupted comparison continues. Workers of ``executor`` must reach it too.
+        layouts: See ``predict``.
         keep_gpus: Predict for the workloads' own GPUs instead of this machine's.
         title: The beginning of a derived group name.
         samples: Number of samples that times are given for.
         command: The command line, for the records.
     """
 
-    measure: Annotated[
-        bool, Option("--measure", "Also run each training on this machine's GPU, one by one in fresh processes.")
-    ] = False
-    repeat: Annotated[
-        int,
-        Option("--repeat", "With --measure: runs per training; median and spread are shown.", metavar="N", min=1),
-    ] = 1
-    effective_batch_size: Annotated[
-        int | None,
-        Option(
-            "--effective-batch-size",
-            "Samples per optimizer step on all GPUs, the same in all rows: sets the accumulation steps.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    store: Place = None
-    group: Annotated[
-        str | None,
-        in_output(
-            "--group",
-            "With --measure: name that the records share, under which an interrupted comparison continues.",
-            metavar="NAME",
-        ),
-    ] = None
-    fresh: Annotated[bool, Option("--fresh", "With --measure: run everything again, whatever is on record.")] = False
-    time_limit: Annotated[float | None, time_limit("With --measure: stop a run after this many seconds.")] = None
+    measure: bool = option(False, "Also run each training on this machine's GPU, one by one in fresh processes.")
+    repeat: int = option(1, "With --measure: runs per training; median and spread are shown.", metavar="N", min=1)
+    effective_batch_size: int | None = option(
+        None,
+        "Samples per optimizer step on all GPUs, the same in all rows: sets the accumulation steps.",
+        metavar="N",
+        min=1,
+    )
+    store: Store | Path | str | None = option(None, PLACE)
+    group: str | None = in_output(
+        None,
+        "With --measure: name that the records share, under which an interrupted comparison continues.",
+        metavar="NAME",
+    )
+    fresh: bool = option(False, "With --measure: run everything again, whatever is on record.")
+    time_limit: float | None = option(
+        None, "With --measure: stop a run after this many seconds.", metavar="SECONDS", min=0
+    )
     timeline: bool = False
-    calibration: CalibrationFile = None
-    trust_remote_code: TrustRemoteCode = False
-    jobs: Jobs = None
-    executor: Executor = None
-    keep: Annotated[
-        Path | str | None,
-        Option(
-            "--keep",
-            "Keep each prediction in this folder or URL as soon as it is made; an interrupted comparison continues "
-            "there.",
-            metavar="PLACE",
-            words=str | None,
-        ),
-    ] = None
+    calibration: Calibration | None = option(None, CALIBRATION)
+    trust_remote_code: bool = option(False, TRUST_REMOTE_CODE)
+    jobs: int | None = option(None, JOBS)
+    executor: object = option(None, EXECUTOR)
+    keep: Path | str | None = option(
+        None,
+        "Keep each prediction in this folder or URL as soon as it is made; an interrupted comparison continues there.",
+        metavar="PLACE",
+        words=str | None,
+    )
     layouts: bool | Literal["scarce"] = True
     keep_gpus: bool = False
     title: str = "comparison"
@@ -94,12 +91,7 @@ class CompareRequest:
     @property
     def predicting(self) -> PredictRequest:
         """How each of them is predicted."""
-        return PredictRequest(
-            timeline=self.timeline,
-            calibration=self.calibration,
-            trust_remote_code=self.trust_remote_code,
-            layouts=self.layouts,
-        )
+        return PredictRequest(**shared_fields(PredictRequest, self))
 
     def check(self) -> None:
         """Raise ``WorkloadError`` for a number of runs that is not positive."""

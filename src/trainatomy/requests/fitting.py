@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.errors import WorkloadError
-from trainatomy.option import Option, keys, names, share
-from trainatomy.requests.predicting import CalibrationFile, Executor, HostMemory, Jobs, PredictRequest, TrustRemoteCode
+from trainatomy.option import keys, names, option, share, shared_fields
+from trainatomy.requests.predicting import CALIBRATION, EXECUTOR, HOST_MEMORY, JOBS, TRUST_REMOTE_CODE, PredictRequest
 from trainatomy.results.fit import Goal, Permission
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.schema import Workload
@@ -65,100 +66,82 @@ class FitRequest:
     """How to search for the settings of a training.
 
     Attributes:
-        effective_batch_size: Samples per optimizer step; ``None`` for that of the workload.
+        effective_batch_size: Samples per optimizer step; by default those of the workload.
         headroom: Share of the GPU's memory that must stay free.
-        allow: Changes of what is trained that the search may make.
-        keep: Axes that it may not vary.
+        allow: Changes of what is trained that the search may make: "precision", "optimizer", "lora",
+            "quantization", "sequence-length", "evaluation".
+        keep: Settings that the search may not vary, such as "gradient_checkpointing" or "attention"
+            (``trainatomy.search.axes`` lists them).
         exhaustive: Execute every candidate instead of leaving out those that cannot win.
-        try_compile: Predict the best candidate compiled, too (``search.run.with_compiled``).
-        prices: Execute the workload as it was given too, and the single changes of the best candidate.
-        can_apply: Says which settings can be applied to what is trained; the others are neither tried nor priced.
-            All can by default.
+        try_compile: Predict the best settings with ``torch.compile`` too, whole and layer by layer.
+        prices: Execute the workload as it was given too, and the single changes of the best settings, for what each
+            costs or saves.
+        can_apply: A function that gets the settings of an option, keys of the workload with their values, and returns
+            whether the caller can apply them; other options are left out. By default all can be applied.
         translated: Returns what settings are for what is trained, such as a framework that makes more of them; None
             where they cannot be applied. They are taken as they are by default.
-        maximize: What is to be as large as fits.
+        maximize: "throughput", or "batch", "sequence-length", "model-size", or a key of the workload with a whole
+            number ("data.image_size", "data.image_size:14" in steps): the largest one that fits.
         measure: Run this many of the best candidates on this machine's GPU.
-        jobs: Processes that predict in parallel: by default this one or, with ``executor``, all that it has.
-        executor: Where to predict in place of local processes.
-        calibration: See ``PredictRequest``.
-        trust_remote_code: See ``PredictRequest``.
-        host_memory: See ``PredictRequest``; the search does not lower it, and says what would.
+        jobs: See ``compare``; for a workload.
+        executor: See ``compare``; for a workload.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
+        host_memory: See ``predict``; the search does not lower it, and says what would.
     """
 
-    effective_batch_size: Annotated[
-        int | None,
-        Option(
-            "--effective-batch-size",
-            "Samples per optimizer step (batch size × accumulation), which stays the same (default: the workload's).",
-            metavar="N",
-        ),
-    ] = None
-    headroom: Annotated[
-        float,
-        Option(
-            "--headroom",
-            "Share of the GPU's memory that must stay free (default: 5%).",
-            metavar="PERCENT",
-            words=str | None,
-            read=partial(share, "--headroom"),
-        ),
-    ] = DEFAULT_HEADROOM
-    allow: Annotated[
-        tuple[Permission, ...],
-        Option(
-            "--allow",
-            f"Let the search change what is trained, or how it is evaluated: {', '.join(PERMISSIONS)}; several with "
-            "commas.",
-            metavar="CHANGE,…",
-            words=list[str] | None,
-            read=names,
-        ),
-    ] = ()
-    keep: Annotated[
-        tuple[str, ...],
-        Option(
-            "--keep",
-            "Do not vary these settings, such as gradient_checkpointing, attention or allocator; several with commas.",
-            metavar="SETTING,…",
-            words=list[str] | None,
-            read=keys,
-        ),
-    ] = ()
-    exhaustive: Annotated[
-        bool,
-        Option("--exhaustive", "Execute every candidate, which takes long and shows whether the search missed one."),
-    ] = False
-    try_compile: Annotated[
-        bool,
-        Option(
-            "--try-compile",
-            "Also predict the best settings with torch.compile, whole and layer by layer; takes a minute or two more.",
-        ),
-    ] = False
+    effective_batch_size: int | None = option(
+        None,
+        "Samples per optimizer step (batch size × accumulation), which stays the same (default: the workload's).",
+        metavar="N",
+    )
+    headroom: float = option(
+        DEFAULT_HEADROOM,
+        "Share of the GPU's memory that must stay free (default: 5%).",
+        metavar="PERCENT",
+        words=str | None,
+        read=partial(share, "--headroom"),
+    )
+    allow: tuple[Permission, ...] = option(
+        (),
+        f"Let the search change what is trained, or how it is evaluated: {', '.join(PERMISSIONS)}; several with "
+        "commas.",
+        metavar="CHANGE,…",
+        words=list[str] | None,
+        read=names,
+    )
+    keep: tuple[str, ...] = option(
+        (),
+        "Do not vary these settings, such as gradient_checkpointing, attention or allocator; several with commas.",
+        metavar="SETTING,…",
+        words=list[str] | None,
+        read=keys,
+    )
+    exhaustive: bool = option(
+        False, "Execute every candidate, which takes long and shows whether the search missed one."
+    )
+    try_compile: bool = option(
+        False,
+        "Also predict the best settings with torch.compile, whole and layer by layer; takes a minute or two more.",
+    )
     prices: bool = True
     can_apply: CanApply | None = None
     translated: Translated | None = None
-    maximize: Annotated[
-        Goal,
-        Option(
-            "--maximize",
-            "Find the largest one that fits instead of the fastest: also of a whole number of the workload by its key "
-            "(data.image_size; several keys with commas have one value), or with --script of a flag; `:STEP` is the "
-            "distance of the values to try.",
-            metavar="|".join((*GOALS, "KEY[:STEP]")),
-            words=str | None,
-            read=_goal,
-        ),
-    ] = "throughput"
-    measure: Annotated[
-        int,
-        Option("--measure", "Run the best N on this machine's GPU, one by one in fresh processes.", metavar="N", min=0),
-    ] = 0
-    jobs: Jobs = None
-    executor: Executor = None
-    calibration: CalibrationFile = None
-    trust_remote_code: TrustRemoteCode = False
-    host_memory: HostMemory = None
+    maximize: Goal = option(
+        "throughput",
+        "Find the largest one that fits instead of the fastest: also of a whole number of the workload by its key "
+        "(data.image_size; several keys with commas have one value), or with --script of a flag; `:STEP` is the "
+        "distance of the values to try.",
+        metavar="|".join((*GOALS, "KEY[:STEP]")),
+        words=str | None,
+        read=_goal,
+    )
+    measure: int = option(0, "Run the best N on this machine's GPU, one by one in fresh processes.", metavar="N", min=0)
+    jobs: int | None = option(None, JOBS)
+    executor: object = option(None, EXECUTOR)
+    calibration: Calibration | None = option(None, CALIBRATION)
+    trust_remote_code: bool = option(False, TRUST_REMOTE_CODE)
+    host_memory: int | str | None = option(None, HOST_MEMORY)
 
     def applies(self, settings: Mapping[str, object]) -> bool:
         """Return whether settings can be applied to what is trained."""
@@ -169,9 +152,7 @@ class FitRequest:
     @property
     def predicting(self) -> PredictRequest:
         """How a training is predicted."""
-        return PredictRequest(
-            calibration=self.calibration, trust_remote_code=self.trust_remote_code, host_memory=self.host_memory
-        )
+        return PredictRequest(**shared_fields(PredictRequest, self))
 
     @property
     def predicting_candidates(self) -> PredictRequest:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
+from trainatomy.catalog.calibrations import Calibration
 from trainatomy.errors import WorkloadError
-from trainatomy.option import Option, in_output, output_file
+from trainatomy.option import Option, option, output_file, whole_numbers
 from trainatomy.records.store import Store
-from trainatomy.requests.predicting import CalibrationFile, TrustRemoteCode
+from trainatomy.requests.predicting import CALIBRATION, TRUST_REMOTE_CODE
 
-RECORDS = in_output(
-    "--records",
+RECORDS = Option(
     "Folder or URL for records of measured runs (default: TRAINATOMY_RECORDS, or ./trainatomy-records).",
+    name="--records",
+    panel="Output",
     metavar="PATH",
 )
-Records = Annotated[str | None, RECORDS]
-Place = Annotated[Store | Path | str | None, replace(RECORDS, words=str | None)]
+PLACE = replace(RECORDS, words=str | None)
 """Where records are kept: a store, a folder or its URL."""
-
-
-def time_limit(help: str, least: int = 0) -> Option:
-    """Return the option ``--time-limit``."""
-    return Option("--time-limit", help, metavar="SECONDS", min=least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +31,18 @@ class MeasureRequest:
         trace: File for the allocation trace of the recorded run.
         time_limit: Seconds for everything.
         store: Where records are kept: a store, a folder or its URL.
-        calibration: See ``PredictRequest``.
-        trust_remote_code: See ``PredictRequest``.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
         keep_gpus: Predict for the workload's own GPU instead of this machine's.
         command: The command line, for the record.
     """
 
-    components: Annotated[
-        bool,
-        Option("--components/--no-components", "Make a second, recorded run, which attributes memory to components."),
-    ] = True
-    trace: Annotated[
-        Path | None, output_file("--trace", "File for the allocation trace of the recorded run.", metavar="FILE")
-    ] = None
-    time_limit: Annotated[float | None, time_limit("Stop after this many seconds.")] = None
-    store: Place = None
-    calibration: CalibrationFile = None
-    trust_remote_code: TrustRemoteCode = False
+    components: bool = option(True, "Make a second, recorded run, which attributes memory to components.")
+    trace: Path | None = output_file(None, "File for the allocation trace of the recorded run.", metavar="FILE")
+    time_limit: float | None = option(None, "Stop after this many seconds.", metavar="SECONDS", min=0)
+    store: Store | Path | str | None = option(None, PLACE)
+    calibration: Calibration | None = option(None, CALIBRATION)
+    trust_remote_code: bool = option(False, TRUST_REMOTE_CODE)
     keep_gpus: bool = False
     command: str = ""
 
@@ -67,22 +57,11 @@ class CalibrateRequest:
         force: Calibrate even if the machine is busy with other work, which makes its CPU seem slow.
     """
 
-    time_limit: Annotated[float, time_limit("Stop measuring after this many seconds (default: 120).", 1)] = 120.0
-    gpus: Annotated[
-        int,
-        Option("--gpus", "Also measure collectives between this many GPUs of this machine (default: 1, none).", min=1),
-    ] = 1
-    force: Annotated[
-        bool,
-        Option("--force", "Calibrate even if the machine is busy with other work, which makes its CPU seem slow."),
-    ] = False
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise WorkloadError(f"--workers: {text!r} is not a list of numbers such as 0,2,4") from None
+    time_limit: float = option(
+        120.0, "Stop measuring after this many seconds (default: 120).", metavar="SECONDS", min=1
+    )
+    gpus: int = option(1, "Also measure collectives between this many GPUs of this machine (default: 1, none).", min=1)
+    force: bool = option(False, "Calibrate even if the machine is busy with other work, which makes its CPU seem slow.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,41 +75,24 @@ class LoaderRequest:
         persistent_workers: Keep the workers from epoch to epoch.
         seconds: Seconds for each number of workers.
         step_seconds: Duration of the step, in place of the predicted one.
-        calibration: See ``PredictRequest``.
+        calibration: See ``predict``.
     """
 
-    workers: Annotated[
-        Sequence[int],
-        Option(
-            "--workers",
-            "Numbers of worker processes to try (default: 0,1,2,4,8).",
-            metavar="N,N,…",
-            words=str | None,
-            read=_numbers,
-        ),
-    ] = (0, 1, 2, 4, 8)
-    prefetch_factor: Annotated[
-        int, Option("--prefetch-factor", "Batches that each worker makes ahead (default: 2).", metavar="N", min=1)
-    ] = 2
-    pin_memory: Annotated[
-        bool, Option("--pin-memory/--no-pin-memory", "Copy batches to pinned memory, if there is a GPU.")
-    ] = True
-    persistent_workers: Annotated[
-        bool, Option("--persistent-workers/--no-persistent-workers", "Keep the workers from epoch to epoch.")
-    ] = True
-    seconds: Annotated[
-        float, Option("--seconds", "Seconds for each number of workers (default: 2).", metavar="SECONDS", min=0.1)
-    ] = 2.0
-    step_seconds: Annotated[
-        float | None,
-        Option(
-            "--step-seconds",
-            "Duration of a training step (default: the predicted one).",
-            metavar="SECONDS",
-            min=1e-6,
-        ),
-    ] = None
-    calibration: CalibrationFile = None
+    workers: tuple[int, ...] = option(
+        (0, 1, 2, 4, 8),
+        "Numbers of worker processes to try (default: 0,1,2,4,8).",
+        metavar="N,N,…",
+        words=str | None,
+        read=partial(whole_numbers, "--workers"),
+    )
+    prefetch_factor: int = option(2, "Batches that each worker makes ahead (default: 2).", metavar="N", min=1)
+    pin_memory: bool = option(True, "Copy batches to pinned memory, if there is a GPU.")
+    persistent_workers: bool = option(True, "Keep the workers from epoch to epoch.")
+    seconds: float = option(2.0, "Seconds for each number of workers (default: 2).", metavar="SECONDS", min=0.1)
+    step_seconds: float | None = option(
+        None, "Duration of a training step (default: the predicted one).", metavar="SECONDS", min=1e-6
+    )
+    calibration: Calibration | None = option(None, CALIBRATION)
 
     def check(self) -> None:
         """Raise ``WorkloadError`` for numbers that are none of workers, batches or seconds."""
@@ -148,40 +110,29 @@ class DiagnoseRequest:
         bandwidth: Measure copies, and clocks under load (about a second for each GPU); not on GPUs that are in use.
         pid: Process of a running training to watch.
         seconds: Watch it for so long; 5 s if ``pid`` is given and this is left out.
-        died: How a training died: an exit code, a line of the kernel's log, a message, or the file that holds them.
+        died: How a training died: its exit code, its last lines, a line of the kernel's log, ``memory.events``, or the
+            file that holds any of them.
     """
 
-    gpus: Annotated[
-        tuple[int, ...],
-        Option("--gpu", "Check this GPU only, numbered as in nvidia-smi; repeatable.", metavar="N", min=0),
-    ] = ()
-    bandwidth: Annotated[
-        bool,
-        Option(
-            "--bandwidth/--no-bandwidth",
-            "Measure copies, and clocks under load: a second for each GPU that is not in use (default: on).",
-        ),
-    ] = True
-    pid: Annotated[
-        int | None,
-        Option("--watch-pid", "Watch this running training instead of measuring.", metavar="PID", min=1),
-    ] = None
-    seconds: Annotated[
-        float,
-        Option(
-            "--seconds",
-            "How long to watch (default: 5 with --watch-pid, otherwise not at all).",
-            metavar="N",
-            min=0.1,
-            words=float | None,
-        ),
-    ] = 0.0
-    died: Annotated[
-        str,
-        Option(
-            "--died",
-            "Say which limit a training died of: its exit code (`-9`, `137`), its last lines, a line of the kernel's "
-            "log, memory.events, or a file with any of them.",
-            metavar="TEXT|FILE",
-        ),
-    ] = ""
+    gpus: tuple[int, ...] = option(
+        (), "Check this GPU only, numbered as in nvidia-smi; repeatable.", name="--gpu", metavar="N", min=0
+    )
+    bandwidth: bool = option(
+        True, "Measure copies, and clocks under load: a second for each GPU that is not in use (default: on)."
+    )
+    pid: int | None = option(
+        None, "Watch this running training instead of measuring.", name="--watch-pid", metavar="PID", min=1
+    )
+    seconds: float = option(
+        0.0,
+        "How long to watch (default: 5 with --watch-pid, otherwise not at all).",
+        metavar="N",
+        min=0.1,
+        words=float | None,
+    )
+    died: str = option(
+        "",
+        "Say which limit a training died of: its exit code (`-9`, `137`), its last lines, a line of the kernel's "
+        "log, memory.events, or a file with any of them.",
+        metavar="TEXT|FILE",
+    )

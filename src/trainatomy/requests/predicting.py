@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainatomy.catalog.calibrations import Calibration, resolve_calibration
 from trainatomy.errors import WorkloadError
-from trainatomy.option import Option, in_output, whole_numbers
+from trainatomy.option import Option, in_output, option, whole_numbers
 from trainatomy.units import bytes_in
 from trainatomy.workload.schema import Workload
 
@@ -22,15 +22,14 @@ Batch = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
 COMPARED_PACES = (0.5, 0.75, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0)
 """Paces of the host for which a training that is measured is predicted: between them the time is interpolated."""
 
-TrustRemoteCode = Annotated[bool, Option("--trust-remote-code", "Run the code that comes with a model on the hub.")]
+TRUST_REMOTE_CODE = Option("Run the code that comes with a model on the hub.")
 CALIBRATION = Option(
-    "--calibration",
     "Predict times with this file of `trainatomy calibrate` instead of what ships. It must come from the same GPU, "
     "or from one of the same compute capability.",
     metavar="FILE",
     words=Path | None,
+    read=resolve_calibration,
 )
-CalibrationFile = Annotated[Calibration | None, replace(CALIBRATION, read=resolve_calibration)]
 
 
 def memory_size(option: str, word: str, given: str | int | None) -> int | str | None:
@@ -54,41 +53,26 @@ def dataset_bytes(option: str, given: str | int | None) -> int | None:
 
 
 HERE = "here"
-HostMemory = Annotated[
-    int | str | None,
-    Option(
-        "--host-memory",
-        "Memory of each machine, such as `64 GiB`, or `here` for this one's: also say whether the training's processes "
-        "fit in it (default: that of --instance).",
-        metavar="SIZE|here",
-        words=str | None,
-        read=partial(memory_size, "--host-memory", HERE),
-    ),
-]
-DatasetMemory = Annotated[
-    int | None,
-    Option(
-        "--dataset-memory",
-        "Memory of a data set that lies in Python objects: each process holds it, and in time each of its workers.",
-        metavar="SIZE",
-        words=str | None,
-        read=partial(dataset_bytes, "--dataset-memory"),
-    ),
-]
-Timeline = Annotated[bool, in_output("--timeline", "Show memory by component over the step.")]
-Jobs = Annotated[
-    int | None,
-    Option("--jobs", "Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1),
-]
-Executor = Annotated[
-    object,
-    Option(
-        "--executor",
-        "Predict on Dask or Ray instead of local processes: started on this machine, or the cluster at an address.",
-        metavar="dask|ray|dask://HOST:PORT|tcp://HOST:PORT|ray://HOST:PORT",
-        words=str | None,
-    ),
-]
+HOST_MEMORY = Option(
+    "Memory of each machine, such as `64 GiB`, or `here` for this one's: also say whether the training's processes "
+    "fit in it (default: that of --instance).",
+    metavar="SIZE|here",
+    words=str | None,
+    read=partial(memory_size, "--host-memory", HERE),
+)
+DATASET_MEMORY = Option(
+    "Memory of a data set that lies in Python objects: each process holds it, and in time each of its workers.",
+    metavar="SIZE",
+    words=str | None,
+    read=partial(dataset_bytes, "--dataset-memory"),
+)
+TIMELINE = Option("Show memory by component over the step.", panel="Output")
+JOBS = Option("Processes that predict in parallel (default: one per core, up to 8).", metavar="N", min=1)
+EXECUTOR = Option(
+    "Predict on Dask or Ray instead of local processes: started on this machine, or the cluster at an address.",
+    metavar="dask|ray|dask://HOST:PORT|tcp://HOST:PORT|ray://HOST:PORT",
+    words=str | None,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,34 +100,37 @@ class PredictRequest:
 
     Attributes:
         timeline: Include memory by component over the step.
-        timed: Predict the time of a step; False predicts memory only, which is somewhat faster.
+        timed: Predict the time too. False predicts memory only, somewhat faster; ``Prediction.time`` is then None.
+        calibration: A calibration of a machine (``trainatomy calibrate``) or its file, for the timing model. By
+            default the calibration that ships for the GPU is used, or else its data sheet.
         trust_remote_code: Run the code that comes with a model on the hub.
-        calibration: A calibration for the timing model; None for the one that ships.
-        ranks: Ranks of a training on several GPUs whose memory is predicted besides that of rank 0.
-        host_memory: Memory of each machine in bytes, against which its processes are held; ``"here"``: this machine's,
-            or its control group's, with its /dev/shm and disk; None: that of the workload's ``instance``.
-        dataset_memory: Bytes of a data set that lies in Python's memory; None: it is mapped from files.
-        host_paces: CPU times as multiples of the assumed host's, for each of which the step is predicted too.
-        layouts: Try other addresses of segments, skipped steps and padded sizes; False is somewhat faster, for one of
-            many candidates, and so is ``"scarce"``, for a verdict alone: only where less memory is free than reserved.
+        ranks: Ranks of a training on several GPUs whose memory to predict besides that of rank 0, each by executing
+            it: ``Prediction.other_ranks``. A pipeline without them is billed by its fullest rank.
+        host_memory: Memory of each machine in bytes or as ``"64 GiB"``, or ``"here"`` for this one (or its control
+            group, with /dev/shm and disk): also say in ``Prediction.host_bill`` whether the processes fit in it. By
+            default it is that of the workload's ``instance``.
+        dataset_memory: Memory of a data set that lies in Python objects, in bytes or as ``"8 GiB"``, of which each
+            worker gets a copy in time. By default it is mapped from files.
+        host_paces: CPU times as multiples of the assumed host's (1.5: a host that takes half as long again), for each
+            of which the step is predicted too: ``Prediction.time.at_paces``. Not for samples of different lengths.
+        layouts: Replay the allocations with other addresses of segments, too, and those of float16 with first steps
+            that gradient scaling skips, which takes a second or two: ``Prediction.memory.layouts`` and
+            ``Prediction.memory.skipped_steps``. ``"scarce"``: only where less memory is free than reserved.
     """
 
-    timeline: Timeline = False
+    timeline: bool = option(False, TIMELINE)
     timed: bool = True
-    calibration: CalibrationFile = None
-    trust_remote_code: TrustRemoteCode = False
-    ranks: Annotated[
-        tuple[int, ...],
-        Option(
-            "--ranks",
-            "On several GPUs, also execute these ranks, such as `1,7`, for their memory.",
-            metavar="N,N",
-            words=str | None,
-            read=partial(whole_numbers, "--ranks"),
-        ),
-    ] = ()
-    host_memory: HostMemory = None
-    dataset_memory: DatasetMemory = None
+    calibration: Calibration | None = option(None, CALIBRATION)
+    trust_remote_code: bool = option(False, TRUST_REMOTE_CODE)
+    ranks: tuple[int, ...] = option(
+        (),
+        "On several GPUs, also execute these ranks, such as `1,7`, for their memory.",
+        metavar="N,N",
+        words=str | None,
+        read=partial(whole_numbers, "--ranks"),
+    )
+    host_memory: int | str | None = option(None, HOST_MEMORY)
+    dataset_memory: int | None = option(None, DATASET_MEMORY)
     host_paces: tuple[float, ...] = ()
     layouts: bool | Literal["scarce"] = True
 
@@ -163,19 +150,16 @@ class OpsRequest:
     Attributes:
         top: How many of the heaviest operations and modules to list.
         measured: Add a profile of this machine's GPU.
-        calibration: See ``PredictRequest``.
-        trust_remote_code: See ``PredictRequest``.
+        calibration: See ``predict``.
+        trust_remote_code: See ``predict``.
     """
 
-    top: Annotated[
-        int,
-        in_output(
-            "--top", "How many of the heaviest operations and modules to show (default: 15).", metavar="N", min=1
-        ),
-    ] = 15
-    measured: Annotated[bool, Option("--measure", "Add a profile of this machine's GPU.")] = False
-    calibration: CalibrationFile = None
-    trust_remote_code: TrustRemoteCode = False
+    top: int = in_output(
+        15, "How many of the heaviest operations and modules to show (default: 15).", metavar="N", min=1
+    )
+    measured: bool = option(False, "Add a profile of this machine's GPU.", name="--measure")
+    calibration: Calibration | None = option(None, CALIBRATION)
+    trust_remote_code: bool = option(False, TRUST_REMOTE_CODE)
 
 
 def load_calibration(calibration: Calibration | Path | str | None, workloads: Sequence[Workload]) -> Calibration | None:

@@ -329,3 +329,38 @@ class Measurement:
         """The figures of every rank by its number; a training on one GPU has rank 0 only."""
         every = (RankMeasurement.of(self), *self.other_ranks)
         return {each.rank: each for each in sorted(every, key=lambda one: one.rank)}
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """The memory of one GPU, in bytes; ``None``: the driver does not report it.
+
+    Attributes:
+        gpu: Product name.
+        used_bytes: NVML's *used* by the first version of the call, which the guides print.
+        driver_bytes: The driver's own reservation, a part of it.
+        process_bytes: Memory of this process.
+        other_bytes: Memory of other processes that NVML lists.
+        others: Number of those processes.
+        unlisted_bytes: What else is used: a part of this process's context that the driver counts for no process, and
+            processes that NVML does not list.
+        reserved_bytes: Bytes that PyTorch's allocator holds in this process (0 before CUDA is used).
+        allocated_bytes: Bytes that it has handed out.
+        can_hide: Whether NVML cannot list processes outside of this container.
+    """
+
+    gpu: str
+    used_bytes: int | None
+    driver_bytes: int | None
+    process_bytes: int | None
+    other_bytes: int | None
+    others: int | None
+    unlisted_bytes: int | None
+    reserved_bytes: int
+    allocated_bytes: int
+    can_hide: bool = False
+
+    @property
+    def context_bytes(self) -> int | None:
+        """Bytes of the process outside of PyTorch's allocator: CUDA context, kernels, libraries."""
+        return None if self.process_bytes is None else max(0, self.process_bytes - self.reserved_bytes)

@@ -10,7 +10,7 @@ A training's division among GPUs, and its throughput by their number, as plain v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from trainatomy.results.duration import Duration, duration_of
@@ -386,14 +386,5 @@ class Prediction:
     @property
     def ranks(self) -> dict[int, RankPrediction]:
         """The memory of every executed rank by its number, in order; a training on one GPU has rank 0 only."""
-        first = RankPrediction(
-            rank=self.rank,
-            fits=self.fits,
-            verdict=self.verdict,
-            room_bytes=self.room_bytes,
-            memory=self.memory,
-            modules=self.modules,
-            out_of_memory=self.out_of_memory,
-            timeline=self.timeline,
-        )
+        first = RankPrediction(**{each.name: getattr(self, each.name) for each in fields(RankPrediction)})
         return {each.rank: each for each in sorted((first, *self.other_ranks), key=lambda one: one.rank)}

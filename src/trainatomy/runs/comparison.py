@@ -5,6 +5,7 @@ Figures that others published for the training runs of a built-in comparison.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -19,24 +20,21 @@ from trainatomy.catalog.published import (
 from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.measurement import measure as gpu
-from trainatomy.measurement.process.job import Job
+from trainatomy.measurement.process.job import Job, Task
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.records.store import Store, store_of
 from trainatomy.results.comparison import Comparison, ComparisonRow, PublishedFigures
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.runs import single as machines
 from trainatomy.runs.plan import Finished, Plan, RunObserver, group_name, on_record, run
+from trainatomy.runs.single import Machine
 from trainatomy.workload.builtin import NOTEBOOK, PARALLEL, READY, ready
 from trainatomy.workload.measurable import measurable, refuse_era
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trainatomy.measurement.process.job import Task
-    from trainatomy.measurement.process.pool import Processes
     from trainatomy.requests.comparing import CompareRequest
-    from trainatomy.results.measurement import Measurement
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.runs.single import Machine
-    from trainatomy.workload.schema import Workload
 
 
 MIB = 2**20
@@ -153,8 +151,8 @@ class ComparisonRun:
         predicted = [None if isinstance(each, TrainatomyError) else each for each in self.predictions]
 
         def measure(workload: Workload) -> Measurement:
-            limit, progress = self.request.time_limit, observer.progress
-            return gpu.measure(workload, time_limit=limit, progress=progress, processes=processes)
+            runs = gpu.Runs(time_limit=self.request.time_limit)
+            return gpu.measure(workload, runs, observer.progress, processes=processes)
 
         observer.planned(self.plan)
         self._note_unknown_gpu(observer)

@@ -6,23 +6,22 @@ import hashlib
 import json
 import re
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.measurement.measure import MeasurementInterrupted
+from trainatomy.measurement.process.job import Progress
 from trainatomy.records.create import key_of, make_record
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
+from trainatomy.results.record import Record
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from trainatomy.measurement.process.job import Progress
-    from trainatomy.results.measurement import Measurement
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.results.record import Record
     from trainatomy.runs.single import Machine
-    from trainatomy.workload.schema import Workload
 
     Measure = Callable[[Workload], Measurement]
     """Runs one workload in a fresh process; raises ``TrainatomyError`` where that fails."""

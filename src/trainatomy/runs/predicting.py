@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.errors import TrainatomyError, WorkloadError
 from trainatomy.libraries import installed_versions
 from trainatomy.records.store import Folder
@@ -32,15 +32,11 @@ from trainatomy.runs.executions import executions, executions_kept, keep_executi
 from trainatomy.runs.executors import SubmitsTasks, open_workers
 from trainatomy.runs.pools import KEPT_RUNS, RelatedProcesses, process_pools
 from trainatomy.workload.arguments import arguments, is_class_path
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-    from trainatomy.catalog.gpus import GPU
     from trainatomy.requests.predicting import PredictRequest
-    from trainatomy.results.prediction import Prediction
     from trainatomy.simulator.simulation import Execution, Simulation
-    from trainatomy.workload.schema import Workload
 
     Result = Prediction | TrainatomyError
 

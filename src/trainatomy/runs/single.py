@@ -5,6 +5,7 @@ Description of this machine, as far as measurements depend on it: its GPUs, its 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,18 +16,16 @@ from trainatomy.measurement.device import nvml
 from trainatomy.measurement.device.nvml import require_gpus
 from trainatomy.measurement.measure import MeasurementInterrupted, require_gpu, task_of
 from trainatomy.measurement.process.job import Job
+from trainatomy.measurement.process.pool import Processes
 from trainatomy.records.create import make_record
 from trainatomy.records.store import store_of
+from trainatomy.results.measurement import Measurement
+from trainatomy.results.prediction import Prediction
 from trainatomy.workload.measurable import measurable, refuse_era
+from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from trainatomy.measurement.process.pool import Processes
     from trainatomy.requests.measuring import MeasureRequest
-    from trainatomy.results.measurement import Measurement
-    from trainatomy.results.prediction import Prediction
-    from trainatomy.workload.schema import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, Generic, Protocol, TypeVar
@@ -125,13 +127,11 @@ class Worker(Generic[Answer]):
 
 def _serve(connection: Connection[Any, Any], answerer: type[Answerer], memory_bytes: int, niceness: int) -> None:
     """Answer requests until the process that asks ends."""
-    import resource
-
     ignore_interrupts()
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     os.nice(niceness)
     os.dup2(2, 1)
-    import trainatomy.runs.preload  # noqa: F401
+    import_module("trainatomy.runs.preload")
 
     answers = answerer()
     while True:

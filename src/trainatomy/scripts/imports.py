@@ -244,22 +244,22 @@ def compiling(job: Job, file: Path) -> tuple[Job, str]:
     Raises:
         TrainatomyError: It was asked for, and cannot be simulated here.
     """
-    wanted = names_compiler(job, file) if job.compiled is None else job.compiled
+    wanted = names_compiler(job, file) if job.compiles is None else job.compiles
     if not wanted:
-        reason = "" if job.compiled is None else "--no-compile: torch.compile was left out, as asked"
-        return replace(job, compiled=False), reason
+        reason = "" if job.compiles is None else "--no-compile: torch.compile was left out, as asked"
+        return replace(job, compiles=False), reason
     from trainatomy.simulator.compiled import preload_compiler
 
     try:
         preload_compiler("torch.compile")
     except TrainatomyError as error:
-        if job.compiled:
+        if job.compiles:
             raise
-        return replace(job, compiled=False), str(error).partition("\n")[0]
+        return replace(job, compiles=False), str(error).partition("\n")[0]
     os.environ.pop(_DISABLED, None)
     settings: Any = import_module("torch._dynamo.config")
     settings.disable = False
-    return replace(job, compiled=True), ""
+    return replace(job, compiles=True), ""
 
 
 def names_compiler(job: Job, file: Path) -> bool:

@@ -88,12 +88,12 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
         timed=job.timed,
         topology=topology_of(job.command),
         torch=job.torch,
-        compiled=bool(job.compiled),
+        compiled=bool(job.compiles),
         eager=eager,
         command=(*(("-m",) if job.command.is_module else ()), job.command.target, *job.command.arguments),
         folder=folder,
         flash_attention=names_flash_attention(job.command.arguments, files_of(file)),
-        looks_ahead=job.looks_ahead,
+        looks_ahead=job.look_ahead,
         part=job.gpus[0] if job.handovers else gpu_id,  # what the commands before wrote is found on every GPU
     )
     session = Session(gpu, settings, "" if job.command.entry() else str(file))

@@ -12,8 +12,6 @@ The file is JSON, ``trainatomy/calibration/1``::
                    the probe of the host's pace; busy: why the machine was not quiet (empty: it was), and its load
 
 ``trainatomy/catalog/calibrations.py`` defines the text form of a point's call.
-
-Wait for a moment in which this machine does nothing else, and judge whether it was quiet while it was measured.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import platform
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -35,72 +33,16 @@ import torch
 from trainatomy.catalog.calibrations import SCHEMA, WHOLE, to_text
 from trainatomy.errors import DeviceError, TrainatomyError
 from trainatomy.libraries import installed_versions
+from trainatomy.measurement.calibration import cases, device, traffic
+from trainatomy.measurement.calibration.host import JsonProcess, expected_for, host_section, measure_phases
 from trainatomy.measurement.device import nvml
-from trainatomy.measurement.device.host import HostLoad, LoadMeter, probe_seconds
+from trainatomy.measurement.profiled_calls import CallRecorder, Sample, profiled
+from trainatomy.measurement.step.results import driver_version
 from trainatomy.operators.cost import cost_module
+from trainatomy.workload.parallel import ParallelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from trainatomy.measurement.calibration.cases import Case
-    from trainatomy.measurement.calibration.host import JsonProcess
-    from trainatomy.measurement.profiled_calls import CallRecorder, Sample
-
-
-WINDOW = 0.5
-"""Seconds of one look at the machine."""
-PROBES = 20
-"""Probes in it."""
-MOST_OTHERS = 0.5
-"""Share of all processors that others may use.  Most cores show as two processors: beyond half of them, others share a
-core with the thread that is measured."""
-MOST_STOLEN = 0.02
-"""Share of the time that a hypervisor or the container's limit may take away."""
-MOST_SPREAD = 2.0
-"""The typical probe over the quickest one, up to which what is measured can be taken at the pace of the quickest.
-
-Beside other machines' work on the same cores, it was 1.2 to 1.8 on an H200's host for minutes, while no process of the
-machine itself ran."""
-
-
-def wait_until_quiet(seconds: float, report: Callable[[str], None]) -> str:
-    """Wait for a quiet moment, for at most this many seconds; return why the last look was not one, or an empty string.
-
-    The probe is compared with the quickest time of the whole wait, so the first look at a machine that is slow
-    throughout passes; its load does not.
-    """
-    quickest, began, told = float("inf"), time.monotonic(), ""
-    while True:
-        meter, times = LoadMeter(), []
-        for _ in range(PROBES):
-            times.append(probe_seconds())
-            time.sleep(WINDOW / PROBES)
-        quickest = min(quickest, *times)
-        why = reason(meter.read(), median(times) / quickest)
-        if not why or time.monotonic() - began >= seconds:
-            return why
-        if why != told:
-            report(f"waiting for a quiet moment: {why}")
-            told = why
-
-
-def reason(load: HostLoad, spread: float) -> str:
-    """Return why a machine with this load and this spread of its probe is not quiet; an empty string if it is."""
-    if load.others_share is not None and load.others_share > MOST_OTHERS:
-        return f"other processes use {load.others_share:.0%} of the processors"
-    if load.stolen_share is not None and load.stolen_share > MOST_STOLEN:
-        return f"the hypervisor gives {load.stolen_share:.0%} of the processors' time to other machines"
-    if load.throttled_share > MOST_STOLEN:
-        return f"the container's limit of processors stops it for {load.throttled_share:.0%} of the time"
-    if spread > MOST_SPREAD:
-        return f"a fixed piece of work typically takes {spread:.2f} times as long as at best"
-    return ""
-
-
-def reason_of(measured: Mapping[str, Any]) -> str:
-    """Return why the machine was not quiet while ``phases`` measured it."""
-    load = HostLoad(**measured["load"])
-    return reason(load, measured["probe_spread"])
 
 
 TIME_LIMIT = 120.0
@@ -147,23 +89,20 @@ def calibrate(
     report = progress or (lambda line: print(line, file=sys.stderr, flush=True))
     links = _measure_links(gpus, time_limit, report)
     deadline = time.monotonic() + time_limit
-    from trainatomy.measurement.calibration import device as calibrate_device
-    from trainatomy.measurement.calibration import host
-
     measured, problems = _measure_host(report)
     if measured.get("busy") and not force:
         raise TrainatomyError(too_busy(measured))
-    with host.expected_for(torch.cuda.get_device_name()) as expected:
+    with expected_for(torch.cuda.get_device_name()) as expected:
         points, left_out = kernel_points(deadline, kernel_names, report)
         host_sections = _compare_host(measured, expected, problems)
     left_out += problems
     report("launches, synchronisation, memory")
-    device = {
-        "launches": calibrate_device.launches(),
-        "waiting": calibrate_device.synchronisation() | calibrate_device.gap(),
-        "memory": calibrate_device.memory(),
+    of_device = {
+        "launches": device.launches(),
+        "waiting": device.synchronisation() | device.gap(),
+        "memory": device.memory(),
     }
-    sections = {"kernels": {"points": points, "left_out": left_out}, "device": device, **host_sections, **links}
+    sections = {"kernels": {"points": points, "left_out": left_out}, "device": of_device, **host_sections, **links}
     return {"schema": SCHEMA, "environment": environment(), "sections": sections}
 
 
@@ -171,18 +110,12 @@ def _measure_links(gpus: int, time_limit: float, report: Callable[[str], None]) 
     """Return the section ``collectives``, or nothing for one GPU.  Comes before this process uses CUDA."""
     if gpus == 1:
         return {}
-    from trainatomy.measurement.calibration.device import collectives_section
-    from trainatomy.measurement.device.nvml import require_gpus
-    from trainatomy.workload.parallel import ParallelSpec
-
-    require_gpus(ParallelSpec(gpus=gpus))
-    return {"collectives": collectives_section(gpus, time_limit=time_limit, report=report)}
+    nvml.require_gpus(ParallelSpec(gpus=gpus))
+    return {"collectives": device.collectives_section(gpus, time_limit=time_limit, report=report)}
 
 
 def _measure_host(report: Callable[[str], None]) -> tuple[dict[str, Any], list[str]]:
     """Return the times of small trainings on this CPU, and what failed; first, so that a busy machine is soon told."""
-    from trainatomy.measurement.calibration.host import measure_phases
-
     try:
         return measure_phases(report), []
     except RuntimeError as error:
@@ -191,8 +124,6 @@ def _measure_host(report: Callable[[str], None]) -> tuple[dict[str, Any], list[s
 
 def _compare_host(measured: dict[str, Any], expected: JsonProcess, problems: list[str]) -> dict[str, Any]:
     """Return the section ``host``, or nothing if it could not be measured."""
-    from trainatomy.measurement.calibration.host import host_section
-
     if not measured:
         return {}
     try:
@@ -213,25 +144,22 @@ def too_busy(measured: Mapping[str, Any]) -> str:
 
 def groups() -> dict[str, Callable[[], Iterable[Case]]]:
     """Return the groups of cases, most important first."""
-    from trainatomy.measurement.calibration import cases, traffic
-    from trainatomy.measurement.calibration import cases as lists
-
     return {
         "matrix products": cases.matrix_products,
         "element-wise": traffic.elementwise,
         "normalisations": traffic.normalisations,
         "attention": cases.attention,
-        "optimizers": lists.optimizers,
+        "optimizers": cases.optimizers,
         "batched products": cases.batched_products,
         "losses": traffic.losses,
         "rows of scores": traffic.rows_of_scores,
         "broadcast": traffic.broadcast,
         "tables": traffic.tables,
-        "tiny tensors": lists.tiny_tensors,
+        "tiny tensors": cases.tiny_tensors,
         "convolutions": cases.convolutions,
         "image operators": cases.image_operators,
         "grouped products": cases.grouped_products,
-        "transfers": lists.transfers,
+        "transfers": cases.transfers,
     }
 
 
@@ -242,12 +170,10 @@ def kernel_points(
     chosen: Mapping[str, Callable[[], Iterable[Case]]] | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the points of all groups, or of those chosen, and the names of cases left out."""
-    from trainatomy.measurement.profiled_calls import CallRecorder, profiled
-
     points: list[dict[str, Any]] = []
     left_out: list[str] = []
     flush_buffer = torch.empty(FLUSH_FACTOR * _l2_bytes(), dtype=torch.uint8, device="cuda")
-    for name, cases in (chosen or groups()).items():
+    for name, listed in (chosen or groups()).items():
         began = time.monotonic()
         if began > deadline:
             left_out.append(f"{name}: out of time")
@@ -256,7 +182,7 @@ def kernel_points(
         events: list[dict[str, Any]] = []
         count = 0
         with profiled(events):
-            for case in cases():
+            for case in listed():
                 if time.monotonic() > deadline:
                     left_out.append(f"{name}: out of time after {count} cases")
                     break
@@ -370,8 +296,6 @@ def _write(content: dict[str, Any], path: Path) -> None:
 
 def environment() -> dict[str, Any]:
     """Return the GPU, driver, library versions and CPU of this machine, and the date."""
-    from trainatomy.measurement.step.results import driver_version
-
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-if TYPE_CHECKING:
-    Work = Callable[[], Any]
-
-
+Work = Callable[[], Any]
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 MIB = 2**20
 
@@ -169,27 +167,26 @@ ATTENTION = (  # batch, heads, queries, keys, head, causal
 
 def attention() -> Iterator[Case]:
     """Yield fused attention, by kernel, with a mask where the kernel accepts one."""
-    from torch.nn.attention import SDPBackend
-
     flash, cudnn, efficient = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
     for shape in ATTENTION:
         for backend, dtype in ((flash, BF16), (cudnn, BF16), (efficient, F32), (efficient, BF16)):
             for masked in (False,) if backend == flash else (False, True):
-                yield Case(partial(fused, *shape, backend, dtype, masked), warm=True)
+                yield Case(partial(fused, shape, backend, dtype, masked), warm=True)
     for shape in ATTENTION[:8]:
         for backend, dtype in ((cudnn, BF16), (flash, BF16), (efficient, F32)):
-            yield Case(partial(fused, *shape, backend, dtype, False, 0.1), warm=True)
+            yield Case(partial(fused, shape, backend, dtype, False, 0.1), warm=True)
     for shape in ATTENTION[::4]:
-        yield Case(partial(fused, *shape, flash, F16, False), warm=True)
+        yield Case(partial(fused, shape, flash, F16, False), warm=True)
 
 
 def fused(
-    batch: int, heads: int, queries: int, keys: int, head: int, causal: bool, backend: Any, dtype: torch.dtype,
-    masked: bool, dropout: float = 0.0,
-) -> Work:  # fmt: skip
-    """Return attention with one kind of kernel, on tensors laid out as projections leave them (heads inside tokens)."""
-    from torch.nn.attention import sdpa_kernel
+    shape: tuple[int, int, int, int, int, bool], backend: Any, dtype: torch.dtype, masked: bool, dropout: float = 0.0
+) -> Work:
+    """Return attention with one kind of kernel, on tensors laid out as projections leave them (heads inside tokens).
 
+    ``shape`` is a row of ``ATTENTION``.
+    """
+    batch, heads, queries, keys, head, causal = shape
     q, k, v = (leaf(batch, length, heads, head, dtype=dtype) for length in (queries, keys, keys))
     mask = torch.zeros(batch, 1, queries, keys, device="cuda", dtype=dtype) if masked else None
 
@@ -202,7 +199,8 @@ def fused(
     return both_ways(run, q, k, v)
 
 
-CONVOLUTIONS: tuple[tuple[int, int, tuple[int, ...], int, int, int, int, int], ...] = (
+Convolution = tuple[int, int, tuple[int, ...], int, int, int, int, int]
+CONVOLUTIONS: tuple[Convolution, ...] = (
     # batch, from, image, to, kernel, stride, padding, groups
     (32, 3, (224, 224), 64, 7, 2, 3, 1), (32, 64, (56, 56), 64, 1, 1, 0, 1), (32, 64, (56, 56), 64, 3, 1, 1, 1),
     (32, 64, (56, 56), 256, 1, 1, 0, 1), (32, 128, (56, 56), 128, 3, 2, 1, 1), (32, 256, (56, 56), 512, 1, 2, 0, 1),
@@ -218,15 +216,13 @@ CONVOLUTIONS: tuple[tuple[int, int, tuple[int, ...], int, int, int, int, int], .
 def convolutions() -> Iterator[Case]:
     """Yield convolutions of images and sequences; in fp32 with TF32, which PyTorch allows cuDNN by default."""
     for dtype in (F32, BF16):
-        for shape in CONVOLUTIONS:
-            yield Case(partial(convolution, *shape, dtype), tf32=True, warm=True)
+        for layer in CONVOLUTIONS:
+            yield Case(partial(convolution, layer, dtype), tf32=True, warm=True)
 
 
-def convolution(
-    batch: int, before: int, image: tuple[int, ...], after: int, kernel: int, stride: int, padding: int, groups: int,
-    dtype: torch.dtype,
-) -> Work:  # fmt: skip
+def convolution(layer: Convolution, dtype: torch.dtype) -> Work:
     """Return a convolution, forward and backward; with a bias if its outputs do not overlap (patches) and in 1D."""
+    batch, before, image, after, kernel, stride, padding, groups = layer
     apply: Any = F.conv2d if len(image) == 2 else F.conv1d
     x = leaf(batch, before, *image, dtype=dtype)
     w = leaf(after, before // groups, *(kernel,) * len(image), dtype=dtype)

@@ -9,9 +9,10 @@ reduce-scatter, one rank's buffer otherwise.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,17 +20,12 @@ from torch.nn import functional
 
 from trainatomy.errors import DeviceError
 from trainatomy.measurement.calibration.cases import MIB
-from trainatomy.measurement.process.job import Task
+from trainatomy.measurement.process.job import Reporter, Task
 from trainatomy.measurement.process.pool import Processes, TimeLimit
+from trainatomy.measurement.profiled_calls import profiled
 from trainatomy.measurement.step.group import COLLECTIVE_SECONDS, RankGroup, join, place_of
 from trainatomy.units import human_bytes
 from trainatomy.workload.parallel import ParallelSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from trainatomy.measurement.process.job import Reporter
-
 
 LAUNCHES = 400
 """Consecutive launches: fewer than the 1024 that fit a stream's queue."""
@@ -69,8 +65,6 @@ def gap() -> dict[str, float]:
     It is the time of a sequence of different kernels, minus that of each of them.  The same kernel repeated starts
     sooner after itself, so that would not represent a training.
     """
-    from trainatomy.measurement.profiled_calls import profiled
-
     x, weight = (torch.randn(2048, 1024, device="cuda") for _ in range(2))
     last = x.new_zeros(1024)
 
@@ -192,8 +186,6 @@ def slowest(by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, An
 
 def measure_rank(arguments: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Measure every kind and size in one rank of ``arguments["gpus"]``."""
-    import torch
-
     deadline = time.monotonic() + arguments["time_limit"]
     place = place_of(ParallelSpec(gpus=arguments["gpus"]))
     torch.cuda.set_device(place.local_rank)
@@ -211,8 +203,6 @@ def measure_rank(arguments: Mapping[str, Any], reporter: Reporter) -> dict[str, 
 
 
 def _point(kind: str, size: int, group: RankGroup) -> dict[str, Any]:
-    import torch
-
     call = collective(kind, size, group, DEVICE)
     calls = max(min(_BYTES_IN_A_ROW // size, _MOST_CALLS), 2)
     for _ in range(_WARM_UP):
@@ -229,8 +219,6 @@ def _collective_period(call: Callable[[], None], calls: int) -> float:
     The GPU waits until they are queued, so that the CPU's time to launch them does not count; the first call, which is
     not timed, makes the ranks begin together.
     """
-    import torch
-
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     sleep: Any = torch.cuda._sleep
     sleep(_SLEEP_CYCLES)
@@ -245,8 +233,6 @@ def _collective_period(call: Callable[[], None], calls: int) -> float:
 
 def collective(kind: str, size: int, group: RankGroup, device: str) -> Callable[[], None]:
     """Return a function that runs a collective of ``size`` bytes of bfloat16 on the current stream."""
-    import torch
-
     ranks = group.size
     number = size // 2 // ranks * ranks
     whole = torch.ones(number, dtype=torch.bfloat16, device=device)

@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.catalog.files import read_yaml
+from trainatomy.catalog.gpus import find_gpu
+from trainatomy.catalog.machines import reference_host
 from trainatomy.processes import end_with_parent
-
-if TYPE_CHECKING:
-    from trainatomy.workload.schema import Workload
+from trainatomy.simulator.simulate import simulate
+from trainatomy.timing.host_costs import cpu_costs
+from trainatomy.timing.launch import cpu_seconds_by_phase
+from trainatomy.workload.loops import loop_of
+from trainatomy.workload.schema import Workload
 
 
 def trainings() -> list[Workload]:
     """Return the trainings of ``catalog/host_trainings.yaml``."""
-    from trainatomy.workload.schema import Workload
-
     return [Workload.from_mapping(one) for one in read_yaml("host_trainings.yaml")["trainings"]]
 
 
 def expected_microseconds(gpu_id: str) -> list[dict[str, float]]:
     """Return for each training, on the GPU with this id, microseconds of forward, backward, optimizer, other, batch."""
-    from trainatomy.catalog.gpus import find_gpu
-    from trainatomy.catalog.machines import reference_host
-    from trainatomy.simulator.simulate import simulate
-    from trainatomy.timing.host_costs import cpu_costs
-    from trainatomy.timing.launch import cpu_seconds_by_phase
-    from trainatomy.workload.loops import loop_of
-
     costs = cpu_costs(reference_host().microseconds)
     found = []
     for workload in trainings():

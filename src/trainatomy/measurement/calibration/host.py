@@ -23,24 +23,22 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import geometric_mean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.catalog.gpus import gpus
 from trainatomy.catalog.machines import reference_host
-from trainatomy.measurement.calibration.calibrate import reason_of, wait_until_quiet
 from trainatomy.measurement.calibration.expected import trainings
+from trainatomy.measurement.calibration.quiet import reason_of, wait_until_quiet
 from trainatomy.measurement.device.host import PROBE, LoadMeter, ThreadMeter, launching_threads, probe_seconds
 from trainatomy.processes import end_with_parent
 from trainatomy.results.measurement import HostPace
+from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from trainatomy.workload.schema import Workload
-
+from trainatomy.training.run import run
+from trainatomy.workload.schema import Workload
 
 WARM_UP, TIMED, ROUNDS = 3, 10, 3
 FP16_WARM_UP = 8
@@ -124,9 +122,6 @@ def phases_of(
 
 
 def _round(workload: Workload, device: str, probes: list[float]) -> Round:
-    from trainatomy.training.model import build_model
-    from trainatomy.training.run import run
-
     warm_up = FP16_WARM_UP if workload.train.fp16 else WARM_UP
     timer = PhaseTimer(warm_up)
     run(workload, build_model(workload), device=device, steps=warm_up + TIMED, observer=timer)

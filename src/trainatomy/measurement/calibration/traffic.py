@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from trainatomy.measurement.calibration.cases import BF16, F16, F32, Case, both_ways, leaf, random, through
-
-if TYPE_CHECKING:
-    from trainatomy.measurement.calibration.cases import Work
+from trainatomy.measurement.calibration.cases import BF16, F16, F32, Case, Work, both_ways, leaf, random, through
 
 SIZES = tuple(2**power for power in (14, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28))
 """Bytes of the tensor, 16 KiB to 256 MiB."""

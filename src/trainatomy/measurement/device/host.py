@@ -31,16 +31,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainatomy.catalog.machines import reference_host
 from trainatomy.results.measurement import HostPace
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _STAT = Path("/proc/stat")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from trainatomy.measurement.device.nvml import NoAnswer
+from trainatomy.measurement.device.nvml import Driver, NoAnswer, NvmlDevice, Reading
 from trainatomy.results.measurement import OtherProcess, Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from trainatomy.measurement.device.nvml import Driver, NvmlDevice, Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -26,10 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.errors import DeviceError, MissingLibrary, WorkloadError
+from trainatomy.libraries import import_library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from trainatomy.workload.parallel import ParallelSpec
 
 
@@ -174,13 +174,7 @@ def session() -> Iterator[Driver]:
 
 
 def _library() -> Any:
-    try:
-        import pynvml
-    except ImportError as error:
-        raise MissingLibrary(
-            "Reading a GPU's memory needs NVML's Python binding: pip install nvidia-ml-py", library="nvidia-ml-py"
-        ) from error
-    return pynvml
+    return import_library("pynvml", "Reading a GPU's memory", install="nvidia-ml-py")
 
 
 def _cuda(library: Any) -> tuple[int, int] | None:

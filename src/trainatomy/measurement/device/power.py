@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -22,8 +23,6 @@ from trainatomy.lookup import on_line
 from trainatomy.results.measurement import ClockReason, PowerLimits, PowerSample, PowerUse, Slowdown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from trainatomy.measurement.device.nvml import NvmlDevice
 
 

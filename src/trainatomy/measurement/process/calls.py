@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from trainatomy.measurement.process.job import NVML_CHECK, Task
+from trainatomy.measurement.process.job import NVML_CHECK, Reporter, Task
 
 if TYPE_CHECKING:
-    from trainatomy.measurement.process.job import Reporter
     from trainatomy.measurement.process.pool import Answer
 
 _WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", NVML_CHECK: "1"}

@@ -17,20 +17,18 @@ import os
 import re
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import TypeAdapter
+
 from trainatomy import errors
 from trainatomy.results.measurement import Measurement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
-
-    from pydantic import TypeAdapter
-
     from trainatomy.workload.schema import Workload
 
 
@@ -176,8 +174,6 @@ def from_plain(content: Mapping[str, Any]) -> Measurement:
 @cache
 def _adapter() -> TypeAdapter[Measurement]:
     """Return an adapter that reads nested dataclasses; fields that an older file lacks get their defaults."""
-    from pydantic import TypeAdapter
-
     return TypeAdapter(Measurement)
 
 

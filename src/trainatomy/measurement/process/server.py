@@ -46,6 +46,7 @@ from trainatomy.measurement.process.job import (
     to_plain,
 )
 from trainatomy.processes import end_with_parent
+from trainatomy.workload.loops import LOOPS
 
 GRACE_SECONDS = 5.0
 """Time for the other ranks to end by themselves once one has failed: they often fail for the same reason."""
@@ -72,9 +73,7 @@ def preload(loops: Iterable[str] | None = None, allocator: str = "") -> bool:
     with _hidden("bitsandbytes"), _without_pool():
         import torch
 
-        from trainatomy.measurement.step import runner  # noqa: F401
-        from trainatomy.workload.loops import LOOPS
-
+        import_module("trainatomy.measurement.step.runner")
         import_module("torch._dynamo")  # the first step of an optimizer would
         for loop in LOOPS.values() if loops is None else [LOOPS[name] for name in loops if name in LOOPS]:
             if all(map(version_of, loop.libraries)):

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from trainatomy.measurement.process.job import Job
 from trainatomy.training.model import build_model
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from torch import nn
 
 DRAWN = 1 << 20
 """Numbers that are drawn for a tensor; a larger one repeats them."""

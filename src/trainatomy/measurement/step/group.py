@@ -25,6 +25,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed import init_process_group
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.utils._pytree import tree_leaves
 
 from trainatomy.errors import DeviceError
@@ -199,9 +201,6 @@ def join(place: RankGroup, *, offloads: bool = False) -> RankGroup:
     """
     if place.size == 1:
         return place
-    from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
     timeout = timedelta(seconds=COLLECTIVE_SECONDS)
     shared, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
     store = PrefixStore(f"run {os.environ.get(RUN_VARIABLE, '0')}", shared)
@@ -212,8 +211,6 @@ def join(place: RankGroup, *, offloads: bool = False) -> RankGroup:
 
 def join_alone() -> None:
     """Make a process group of this process alone, which DeepSpeed's engine needs on one GPU as well."""
-    import torch.distributed as dist
-
     store: Any = dist.HashStore  # type: ignore[attr-defined]
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     os.environ.update(alone)  # accelerate looks for them; nothing listens at the port
@@ -222,8 +219,5 @@ def join_alone() -> None:
 
 def first_collective() -> None:
     """Run an all-reduce of one number, which makes NCCL connect the GPUs and take its memory."""
-    import torch
-    import torch.distributed as dist
-
     dist.all_reduce(torch.zeros(1, device="cuda"))
     torch.cuda.synchronize()

@@ -12,27 +12,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils.data import dataloader
 
-from trainatomy.measurement.device.power import power_use
+from trainatomy.measurement.device.power import PowerSampler, power_use
 from trainatomy.measurement.host_memory import HostSampler
 from trainatomy.results.loader import DataWait
+from trainatomy.results.measurement import HostPace, PowerUse
+from trainatomy.results.tasks import RestoringPurpose
 from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import nn
-
     from trainatomy.measurement.device.host import HostProbe
-    from trainatomy.measurement.device.power import PowerSampler
-    from trainatomy.results.measurement import HostPace, PowerUse
-    from trainatomy.results.tasks import RestoringPurpose
 
 
 class Stopwatch:

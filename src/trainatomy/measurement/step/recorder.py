@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainatomy.measurement.process.job import WARM_UP_STEPS
 from trainatomy.measurement.traces.history import AROUND_OUTPUT_LAYER, BUCKETS, COMMUNICATION, OUTPUT_LAYER, Note
+from trainatomy.results.tasks import RestoringPurpose
 from trainatomy.training.checkpointing import Recomputation
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
@@ -30,13 +32,6 @@ from trainatomy.training.output_layer import around, output_layers
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
 from trainatomy.training.stored_weights import numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from trainatomy.results.tasks import RestoringPurpose
-
 
 WeightCopies = tuple[tuple[int, int], ...]
 """Pairs of a weight's id and the bytes of its 16-bit copy."""
@@ -304,7 +299,11 @@ class TraceRecorder(Silent):
         module: str = "",
         copies: Sequence[tuple[int, int]] = (),
     ) -> None:
+        self._begin(now)
         self.notes.append(Note(now.events, name, self.step, found or {}, module, copies))
+
+    def _begin(self, now: AllocatorCounters) -> None:
+        """Prepare for a note."""
 
 
 class RunRecorder(TraceRecorder):

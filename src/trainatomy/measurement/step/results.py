@@ -19,11 +19,12 @@ from trainatomy.catalog.versions import parse_version, workspaces
 from trainatomy.errors import DeviceError, MissingLibrary
 from trainatomy.libraries import installed_versions
 from trainatomy.measurement.device import nvml
-from trainatomy.measurement.device.meter import Meter
+from trainatomy.measurement.device.meter import DeviceMemory, Meter
 from trainatomy.measurement.process.job import Job
 from trainatomy.measurement.step.group import RankGroup
 from trainatomy.measurement.step.timer import StepTimer
 from trainatomy.measurement.traces.breakdown import AllocatorSetup, Failure
+from trainatomy.option import shared_fields
 from trainatomy.results.measurement import Measurement, RankMeasurement, Stage
 from trainatomy.results.tasks import Checkpoint, Evaluation, Generation, RestoredCheckpoint
 from trainatomy.training.shape import samples_per_step, throughput
@@ -116,7 +117,6 @@ def measurement_of(
     job: Job, workload: Workload, meter: Meter, timer: StepTimer, outcome: Outcome, device: int
 ) -> Measurement:
     """Return what was measured, without the memory breakdown."""
-    memory = meter.result()
     peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     step_seconds = _step_seconds(workload, timer)
     rates = throughput(workload, outcome.tokens, step_seconds)
@@ -131,11 +131,7 @@ def measurement_of(
         date=datetime.now(UTC).date().isoformat(),
         peak_allocated_bytes=peaks[0],
         peak_reserved_bytes=peaks[1],
-        device_bytes=memory.device_bytes,
-        process_bytes=memory.process_bytes,
-        nvml_used_bytes=memory.nvml_used_bytes,
-        idle_bytes=memory.idle_bytes,
-        context_bytes=memory.context_bytes,
+        **shared_fields(DeviceMemory, meter.result()),
         model_bytes=timer.model_bytes,
         num_alloc_retries=int(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
         step_seconds=step_seconds,

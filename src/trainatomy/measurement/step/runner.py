@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,6 +18,7 @@ from trainatomy.measurement.device.host import HostProbe
 from trainatomy.measurement.device.meter import Meter
 from trainatomy.measurement.device.nvml import show_first_gpus
 from trainatomy.measurement.device.power import sampler_of
+from trainatomy.measurement.host_memory import HostSampler
 from trainatomy.measurement.process.job import Job, Reporter, to_plain, warm_up_steps
 from trainatomy.measurement.step.building import built_model
 from trainatomy.measurement.step.group import (
@@ -44,17 +47,11 @@ from trainatomy.measurement.traces.breakdown import BUFFERS_NOTE, Failure, Measu
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant
 from trainatomy.training import run as steps
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer, Silent
 from trainatomy.training.quantization import load_on_device
 from trainatomy.training.run import CountedSteps, following_scaled_steps
 from trainatomy.training.shape import tokens_per_sample
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from trainatomy.measurement.host_memory import HostSampler
-    from trainatomy.training.observer import Observer
 
 _CASE_FIELDS = (
     "name",
@@ -138,8 +135,6 @@ def _run_in_group(
         group=group,
         monitors=_monitors(job, meter, group),
         compiles=workload.mode == "training" and workload.train.compiles,
-        quiet=job.quiet,
-        until=job.until,
     )
     recorder = RunRecorder(timer.warm_up) if job.recorded else None
     skipped = CountedSteps()
@@ -231,9 +226,9 @@ def _notify(handlers: list[Any], *arguments: Any) -> None:
 
 def _step_limit(job: Job, workload: Workload) -> StepLimit:
     """Return the job's limit; a workload that sets its number of steps gets exactly those."""
-    if workload.steps:
-        return StepLimit(workload.steps, workload.steps, 0.0)
-    return StepLimit(max(job.steps, job.most_steps), job.steps, job.seconds)
+    steps, seconds = (workload.steps, 0.0) if workload.steps else (job.steps, job.seconds)
+    most = workload.steps or max(job.steps, job.most_steps)
+    return StepLimit(most, steps, seconds, job.quiet, math.inf if job.until is None else job.until)
 
 
 def _execute(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,16 +18,13 @@ from torch import nn
 from trainatomy.measurement.process.job import COMPILING_STEPS, WARM_UP_STEPS, Reporter
 from trainatomy.measurement.step.instruments import Monitors, Stopwatch
 from trainatomy.measurement.step.recorder import GenerationTimes
+from trainatomy.results.tasks import RestoringPurpose
 from trainatomy.training.loops.generation import cache_size
 from trainatomy.training.observer import Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from trainatomy.measurement.device.meter import Meter
     from trainatomy.measurement.step.group import RankGroup
-    from trainatomy.results.tasks import RestoringPurpose
 
 
 SYNCHRONIZED_STEPS = 3
@@ -38,11 +37,21 @@ class EnoughSteps(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class StepLimit:
-    """Limits on the length of a run: at most ``max_steps``; from ``min_steps`` on, until ``seconds`` were timed."""
+    """Limits of a run.
+
+    Attributes:
+        max_steps: Steps after which it ends at the latest.
+        min_steps: Steps from which on it ends where ``seconds`` were timed.
+        seconds: Seconds to time.
+        quiet: Timed steps do not begin while another process holds a lock on this file.
+        until: The time (``time.monotonic``) from which on no further step is timed.
+    """
 
     max_steps: int
     min_steps: int
     seconds: float
+    quiet: Path | None = None
+    until: float = math.inf
 
     def is_reached(self, seconds: float, steps: int) -> bool:
         """Return whether to stop early after ``steps`` steps, of which the timed ones took ``seconds``."""
@@ -94,8 +103,8 @@ class StepTimer(Silent):
     Where the model is compiled (``compiles``), peaks are those after the first ``COMPILING_STEPS`` steps, in which
     PyTorch compiles and tries its kernels; ``compiling`` holds the peaks of allocated and reserved memory until then.
 
-    ``monitors`` watch the host's pace, the DataLoader and the GPU's power during the timed steps, which do not begin
-    while the file ``quiet`` is locked.  ``is_late`` tells that ``until`` (``time.monotonic``) ended them.
+    ``monitors`` watch the host's pace, the DataLoader and the GPU's power during the timed steps.  ``is_late`` tells
+    that ``limit.until`` ended them.
     """
 
     def __init__(
@@ -105,26 +114,21 @@ class StepTimer(Silent):
         warm_up: int = WARM_UP_STEPS,
         reporter: Reporter | None = None,
         limit: StepLimit | None = None,
-        device: int | None = None,
         group: RankGroup | None = None,
         monitors: Monitors | None = None,
         compiles: bool = False,
-        quiet: Path | None = None,
-        until: float | None = None,
     ) -> None:
         self.meter = meter
         self.monitors = monitors or Monitors()
         self.compiling: tuple[int, int] | None = None
         self._compiles = compiles
-        self._quiet = quiet
-        self._until = math.inf if until is None else until
         self.is_late = False
         self._group = None if group is None or group.size == 1 else group
         self._asynchronous_steps: int | None = None
         self._synchronized: list[float] = []
         self._reporter = reporter or Reporter()
         self._limit = limit
-        self._stopwatch = Stopwatch(device)
+        self._stopwatch = Stopwatch()
         self._timed_since = 0.0
         self.steps = 0
         self.warm_up = warm_up
@@ -245,11 +249,10 @@ class StepTimer(Silent):
         elif self.steps >= self.warm_up:
             self._tick()
         self._reporter.step(self.steps, self._limit.max_steps if self._limit else 0, held)
-        self.is_late = self._group is None and self.steps > self.warm_up and time.monotonic() > self._until
-        if self.is_late or (
-            self._limit is not None and self._limit.is_reached(self._seconds_since_warm_up(), self.steps)
-        ):
-            raise EnoughSteps
+        if (limit := self._limit) is not None:
+            self.is_late = self._group is None and self.steps > self.warm_up and time.monotonic() > limit.until
+            if self.is_late or limit.is_reached(self._seconds_since_warm_up(), self.steps):
+                raise EnoughSteps
         if self.steps == self._asynchronous_steps:
             torch.cuda.synchronize()
             self._timed_since = time.perf_counter()
@@ -264,10 +267,11 @@ class StepTimer(Silent):
         now = time.perf_counter()
         if self._compiles and self.steps == COMPILING_STEPS:
             self._end_compiling()
-        if self.steps == self.warm_up and self._quiet is not None:
-            wait_until_unlocked(self._quiet)
-        if self.steps == self.warm_up and self._group is not None and self._limit is not None:
-            self._agree(self._group, self._limit, now - self._timed_since)
+        if self.steps == self.warm_up and (limit := self._limit) is not None:
+            if limit.quiet is not None:
+                wait_until_unlocked(limit.quiet)
+            if self._group is not None:
+                self._agree(self._group, limit, now - self._timed_since)
         self._timed_since = time.perf_counter()
         return self.meter.read()
 
@@ -293,10 +297,10 @@ class StepTimer(Silent):
             return  # exactly as many as were asked for
         wanted = self.steps + math.ceil(limit.seconds / max(step_seconds, 1e-6))
         most = limit.max_steps - SYNCHRONIZED_STEPS
-        in_time = self.steps + max((self._until - time.monotonic()) / max(step_seconds, 1e-6) - SYNCHRONIZED_STEPS, 1)
+        in_time = self.steps + max((limit.until - time.monotonic()) / max(step_seconds, 1e-6) - SYNCHRONIZED_STEPS, 1)
         chosen = min(max(limit.min_steps, wanted), most, in_time)
         self._asynchronous_steps = round(group.agree("steps", chosen))
-        self._limit = StepLimit(limit.max_steps, self._asynchronous_steps + SYNCHRONIZED_STEPS, 0.0)
+        self._limit = replace(limit, min_steps=self._asynchronous_steps + SYNCHRONIZED_STEPS, seconds=0.0)
 
     def _end_synchronized_step(self) -> None:
         torch.cuda.synchronize()

@@ -11,9 +11,10 @@ Notes label weights, gradients and optimizer states by address; these functions 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.analysis.memory import (
     Lifetimes,
     activations_by_module,
@@ -24,21 +25,15 @@ from trainatomy.analysis.memory import (
     held_after,
     lifetimes,
 )
-from trainatomy.measurement.traces.layout import release_on_request, replay_history
+from trainatomy.catalog.versions import Workspaces
+from trainatomy.measurement.traces.history import AllocationHistory
+from trainatomy.measurement.traces.layout import Segments, release_on_request, replay_history
 from trainatomy.measurement.traces.trace import attribute_repeated_passes, to_trace
+from trainatomy.option import shared_fields
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Components, Instant, Line, Memory, ModuleActivations, OutOfMemoryPoint
+from trainatomy.results.trace import AllocationTrace
 from trainatomy.units import exact_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.catalog.versions import Workspaces
-    from trainatomy.measurement.traces.history import AllocationHistory
-    from trainatomy.measurement.traces.layout import Segments
-    from trainatomy.results.trace import AllocationTrace
-
 
 _BETWEEN_STEPS = (
     "loaded",
@@ -190,13 +185,7 @@ class MeasuredTotals:
     @classmethod
     def of(cls, measurement: Measurement) -> MeasuredTotals:
         """Return the totals of ``measurement``."""
-        return cls(
-            measurement.peak_allocated_bytes,
-            measurement.peak_reserved_bytes,
-            measurement.device_bytes,
-            measurement.model_bytes,
-            measurement.num_alloc_retries,
-        )
+        return cls(**shared_fields(cls, measurement))
 
     @property
     def context_bytes(self) -> int:

@@ -19,12 +19,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, NamedTuple
 
 COUNTED_ACTIONS = frozenset({"alloc", "free_requested"})
 """Actions that the allocator's own counters count (``allocation.all.allocated`` and ``.freed``)."""

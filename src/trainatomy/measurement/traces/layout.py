@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainatomy.allocator.blocks import MIB, MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, block_bytes
 from trainatomy.allocator.replay import Replay
+from trainatomy.allocator.settings import AllocatorSettings
+from trainatomy.results.trace import AllocationTrace
 
 if TYPE_CHECKING:
-    from trainatomy.allocator.settings import AllocatorSettings
     from trainatomy.measurement.traces.history import AllocationHistory
-    from trainatomy.results.trace import AllocationTrace
 
 Segments = Sequence[Mapping[str, Any]]
 """Segments of one device, as in ``torch.cuda.memory_snapshot()``."""

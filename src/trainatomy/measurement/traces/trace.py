@@ -11,24 +11,19 @@ does not depend on the batch, such as autocast's copies of weights, keeps its si
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trainatomy.measurement.traces.history import (
     AROUND_OUTPUT_LAYER,
     BUCKETS,
     COMMUNICATION,
     OUTPUT_LAYER,
+    AllocationHistory,
     HistoryEvent,
     Note,
 )
 from trainatomy.results.trace import AllocationTrace, Event, Mark, Origin
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from trainatomy.measurement.traces.history import AllocationHistory
-
 
 _RECOMPUTATION = ("recompute", "recompute end")
 _BUFFER = "communication_buffer"

@@ -7,3 +7,13 @@ lengths.py       samples of different lengths: reserved memory over the steps of
 gpus.py          one training on several GPUs: with the best settings of each, or as it is
 scaling.py       one training on different numbers of GPUs
 """
+
+from trainatomy.lazy import lazy
+
+NAMES = {
+    "reporters.charts.comparison": "draw as draw_comparison",
+    "reporters.charts.fit": "draw as draw_fit",
+    "reporters.charts.gpus": "draw_gpus",
+    "reporters.charts.lengths": "draw as draw_lengths",
+}
+__getattr__, __dir__, __all__ = lazy(__name__, NAMES)

@@ -1,5 +1,6 @@
 """Reports: a result as one HTML file that needs no network."""
 
-from trainatomy.reporters.html.page import Reported, to_html
+from trainatomy.lazy import lazy
 
-__all__ = ["Reported", "to_html"]
+NAMES = {"reporters.html.page": "to_html, Reported"}
+__getattr__, __dir__, __all__ = lazy(__name__, NAMES)

@@ -9,6 +9,7 @@ import base64
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -42,7 +43,7 @@ def component_bars(
         rows: Components by the row's name.
         summary: What it shows, in a sentence.
         limits: Lines across all bars: names and bytes.
-        marks: Figures of others beside the bars, as those of ``bars``.
+        marks: ``name`` and ``values`` of figures of others, which are marked beside the bars.
     """
     names = list(dict.fromkeys(each for components in rows.values() for each in components.as_dict()))
     series = [
@@ -54,7 +55,9 @@ def component_bars(
         for each in names
         if any(components[each] for components in rows.values())
     ]
-    return bars(name, list(rows), series, summary, unit="bytes", limits=limits, marks=marks)
+    block = bars(name, list(rows), series, summary, unit="bytes")
+    lines = [{"name": title, "value": value} for title, value in limits]
+    return replace(block, data={**block.data, "limits": lines, "marks": list(marks)})
 
 
 def bars(
@@ -64,10 +67,8 @@ def bars(
     summary: str,
     *,
     unit: str,
-    limits: Sequence[tuple[str, float]] = (),
     is_stacked: bool = True,
     axis: str = "",
-    marks: Sequence[Mapping[str, Any]] = (),
 ) -> ChartBlock:
     """Return horizontal bars.
 
@@ -77,19 +78,17 @@ def bars(
         series: ``name``, ``colour`` and ``values`` (one for each row, or None) of each part of the bars.
         summary: What it shows, in a sentence.
         unit: ``bytes``, ``seconds``, ``share`` or ``rate``.
-        limits: Lines across all bars: names and values.
         is_stacked: Whether the parts of a row are stacked, or lie side by side.
         axis: Title of the axis of figures; empty where their units say it.
-        marks: ``name`` and ``values`` of figures that are marked beside the bars.
     """
     data = {
         "rows": list(rows),
         "series": list(series),
         "unit": unit,
-        "limits": [{"name": title, "value": value} for title, value in limits],
+        "limits": [],
         "stacked": is_stacked,
         "axis": axis,
-        "marks": list(marks),
+        "marks": [],
     }
     lines = 1 if is_stacked else max(len(series), 1)
     return ChartBlock(name, "stack", summary, data, _FRAME_PIXELS + _ROW_PIXELS * len(rows) * min(lines, 2))

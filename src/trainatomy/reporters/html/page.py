@@ -13,7 +13,10 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from trainatomy.reporters.document import Section, swept
 from trainatomy.reporters.html.charts import bars, component_bars, scatter
@@ -47,11 +50,6 @@ from trainatomy.results.operations import OperationBreakdown
 from trainatomy.results.prediction import Prediction, total_rate
 from trainatomy.results.trace import Detail
 from trainatomy.units import human_bytes, many, rate, seconds
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-    from markupsafe import Markup
-
 
 _MEASURED_COLOUR = COMPONENTS["activations"].colour
 
@@ -349,8 +347,6 @@ def render(page: Page, command: str = "", *, is_framed: bool = False) -> str:
 
 def _breakable(text: str) -> Markup:
     """Return a text as HTML that may break after dots and underscores, as paths of modules are long."""
-    from markupsafe import Markup, escape
-
     return Markup(re.sub(r"(?<=[._])(?=[A-Za-z*])", "<wbr>", str(escape(text))))
 
 
@@ -360,8 +356,6 @@ def _asset(name: str) -> str:
 
 @cache
 def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
-
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"breakable": _breakable, "drawn": drawn_table, "kind": kind_of, "tone": tone_of}
     return environment.from_string(_asset("report.html.j2"))

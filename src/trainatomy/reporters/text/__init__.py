@@ -14,3 +14,8 @@ doctor.py        a machine and what is wrong with it
 
 Titles and colours are in ``reporters.labels``, sentences in ``reporters.sentences``.
 """
+
+from trainatomy.lazy import lazy
+
+NAMES = {"reporters.text.prediction": "verdict_line", "reporters.text.rendering": "render"}
+__getattr__, __dir__, __all__ = lazy(__name__, NAMES)

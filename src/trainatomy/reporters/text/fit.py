@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -39,9 +38,7 @@ from trainatomy.results.fit import Candidate, Change, Fit, Price, Remedy, Shorta
 from trainatomy.results.prediction import Plan
 from trainatomy.units import difference, human_bytes, many, percent, rate, seconds, signed_percent
 from trainatomy.workload.dialects.answer import Answer, answer_in, rewritten
-
-if TYPE_CHECKING:
-    from trainatomy.workload.dialects.translation import Origin
+from trainatomy.workload.dialects.translation import Origin
 
 RUNNERS_UP = 5
 REMEDIES_SHOWN = 6

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from trainatomy.catalog.architectures import ArchitectureEntry
+from trainatomy.catalog.calibrations import Calibration, CollectivePoint
 from trainatomy.catalog.gpus import GPU, find_gpu
 from trainatomy.catalog.instances import Instance
 from trainatomy.catalog.mig import mig_profiles
@@ -36,11 +36,8 @@ from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
 from trainatomy.results.prediction import Prediction, total_rate
 from trainatomy.timing.evidence import evidence_of
+from trainatomy.timing.findings import Finding, findings
 from trainatomy.units import count_of, exact_bytes, human_bytes, many, percent, rate, seconds
-
-if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration, CollectivePoint
-    from trainatomy.timing.findings import Finding
 
 
 def gpus_fit_page(across: FitAcross) -> Document:
@@ -313,8 +310,6 @@ def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Docum
 
 
 def _calibrated(calibration: Calibration, left_out: Sequence[str]) -> Iterator[Part]:
-    from trainatomy.timing.findings import findings
-
     where = calibration.environment
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     setup = f"{where['gpu']}, driver {where['driver']}, {versions}, {where['processor']}, {where['date']}"

@@ -8,7 +8,7 @@ Page of ``trainatomy data``: a DataLoader by its settings.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rich.text import Text
 
@@ -34,7 +34,7 @@ from trainatomy.reporters.text.memory import breakdown
 from trainatomy.reporters.text.prediction import verdict_cell
 from trainatomy.results.fit import ScriptCandidate, ScriptFit
 from trainatomy.results.loader import LoaderReport, LoaderTiming
-from trainatomy.results.measurement import Measurement
+from trainatomy.results.measurement import Measurement, Utilization
 from trainatomy.results.prediction import Prediction
 from trainatomy.units import exact_bytes, human_bytes, many, mebibytes, rate, seconds, signed_percent
 
@@ -98,34 +98,7 @@ def scripts_page(predictions: Sequence[Prediction]) -> Document:
     return Document((Text(), gpus_table(predictions), *script), answer)
 
 
-class GPUUse(Protocol):
-    """Memory of a GPU by owner, in bytes; ``None`` where not known (``integrations.reading.Utilization``)."""
-
-    @property
-    def gpu(self) -> str: ...
-    @property
-    def used_bytes(self) -> int | None: ...
-    @property
-    def driver_bytes(self) -> int | None: ...
-    @property
-    def process_bytes(self) -> int | None: ...
-    @property
-    def other_bytes(self) -> int | None: ...
-    @property
-    def others(self) -> int | None: ...
-    @property
-    def unlisted_bytes(self) -> int | None: ...
-    @property
-    def can_hide(self) -> bool: ...
-    @property
-    def context_bytes(self) -> int | None: ...
-    @property
-    def reserved_bytes(self) -> int: ...
-    @property
-    def allocated_bytes(self) -> int: ...
-
-
-def utilization_text(use: GPUUse) -> Document:
+def utilization_text(use: Utilization) -> Document:
     """Return the line that the guides print, and a table of who holds how much below it."""
     used = "not reported by the driver" if use.used_bytes is None else f"{mebibytes(use.used_bytes)} MiB"
     rows = [
@@ -136,7 +109,7 @@ def utilization_text(use: GPUUse) -> Document:
     return Document((grid(rows, "left", "right", "right"),), f"GPU memory occupied: {used} ({use.gpu})")
 
 
-def _owners(use: GPUUse) -> tuple[tuple[int, str, int | None], ...]:
+def _owners(use: Utilization) -> tuple[tuple[int, str, int | None], ...]:
     hidden = " (a container does not see processes outside of it)" if use.can_hide else ""
     return (
         (1, "driver", use.driver_bytes),
