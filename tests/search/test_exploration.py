@@ -20,7 +20,7 @@ from trainatomy.results.prediction import Prediction
 from trainatomy.search.axes import divisors
 from trainatomy.search.explore import Exploration, Observer
 from trainatomy.search.fitting import SAME_SPEED, search
-from trainatomy.search.run import run, with_compiled
+from trainatomy.search.run import could_compile, run, with_compiled
 from trainatomy.search.space import space_of
 from trainatomy.workload.schema import Workload
 
@@ -309,6 +309,16 @@ def test_compiling_is_tried_on_the_best_candidate_and_chosen_where_it_surely_pay
     assert found.candidates[0].workload == found.best.workload
     assert len(found.candidates) == len(eager.candidates) + 2
     assert ("compiled_is_best" in found.notes) == (chosen is not None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "could"),
+    [({}, True), ({"train.torch_compile": True}, False), ({"model.kernels": ["cut_cross_entropy"]}, False)],
+)
+def test_a_search_knows_whether_its_best_settings_could_be_compiled(
+    workload: Workload, pretender: MakePretender, setting: dict[str, object], could: bool
+) -> None:
+    assert could_compile(searched(workload.replace(setting), pretender(), 20), FitRequest(64)) == could
 
 
 def test_compiling_is_tried_on_what_does_not_compile_yet(workload: Workload, pretender: MakePretender) -> None:

@@ -29,7 +29,7 @@ from trainatomy.runs.predicting import PredictionPool, prediction_pool
 from trainatomy.search.across import search_across
 from trainatomy.search.explore import Observer
 from trainatomy.search.remedies import shortage_of
-from trainatomy.search.run import run, with_all_lengths, with_compiled
+from trainatomy.search.run import could_compile, run, with_all_lengths, with_compiled
 from trainatomy.workload.dialects.answer import settings_in
 from trainatomy.workload.schema import Workload
 
@@ -50,6 +50,8 @@ def search_settings(training: Training, request: FitRequest, observer: Observer 
         found = run(workload, goal, restricted, pool, observer)
         if request.try_compile and not found.interrupted:
             found = with_compiled(found, restricted, pool, observer)
+        elif isinstance(what, Workload) and could_compile(found, restricted):
+            found = replace(found, notes=(*found.notes, "not_compiled"))
     if not workload.data.varies or not isinstance(what, Workload) or found.interrupted:
         return found
     return with_all_lengths(found, partial(predict_row, request.predicting))

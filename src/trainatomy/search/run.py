@@ -109,6 +109,17 @@ _COMPILED = (
 )
 
 
+def could_compile(found: Fit, request: FitRequest) -> bool:
+    """Return whether the best candidate of a search could be compiled, which nobody asked to try."""
+    best = found.best
+    if best is None or found.goal != "throughput" or Workload.from_mapping(best.workload).train.compiles:
+        return False
+    return any(
+        request.applies(change.settings) and not isinstance(_compiled(best, change), WorkloadError)
+        for change in _COMPILED
+    )
+
+
 def with_compiled(found: Fit, request: FitRequest, executor: Executor, observer: Observer | None = None) -> Fit:
     """Return a search with prices of compiling its best candidate, which becomes the best if that surely pays.
 
@@ -147,13 +158,18 @@ def with_compiled(found: Fit, request: FitRequest, executor: Executor, observer:
     return with_ties(compiled)
 
 
+def _compiled(best: Candidate, change: Change) -> Workload | WorkloadError:
+    try:
+        return Workload.from_mapping(best.workload).replace(change.settings)
+    except WorkloadError as refused:
+        return refused
+
+
 def _begin_compiled(
     best: Candidate, change: Change, executor: Executor
 ) -> Future[Prediction | TrainatomyError] | TrainatomyError:
-    try:
-        return executor.submit(Workload.from_mapping(best.workload).replace(change.settings))
-    except WorkloadError as refused:
-        return refused
+    workload = _compiled(best, change)
+    return workload if isinstance(workload, WorkloadError) else executor.submit(workload)
 
 
 def _compiled_price(

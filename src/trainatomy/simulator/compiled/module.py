@@ -121,7 +121,9 @@ class Compiler:
         logger.setLevel(logging.ERROR)  # what it warns of is in the notes
         stack.callback(torch._C._set_cached_tensors_enabled, False)  # which graph trees enable, and leave so
         stack.callback(torch.compiler.reset)
+        patch(fx.GraphModule, "print_readable", lambda module, *args, **options: "")  # for logs
         stack.callback(gc.unfreeze)
+        gc.freeze()  # what was imported, which no collection need look at
 
     def compile(self, model: Any = None, **options: Any) -> Any:
         """Compile a module or a function; what is not simulated leaves it as it is."""

@@ -132,9 +132,9 @@ def put_on_gpu(module: fx.GraphModule, mode: Any) -> fx.GraphModule:
 def on_gpu(value: Any, mode: Any) -> Any:
     """Return fake tensors of the meta device as such of the GPU, everything else unchanged."""
     if isinstance(value, torch.Tensor) and value.device.type == "meta":
-        with mode:
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
-            return made.as_strided(value.shape, value.stride(), value.storage_offset())
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        found = fake_tensor.FakeTensor(mode, made, GPU)
+        return found.as_strided(value.shape, value.stride(), offset) if (offset := value.storage_offset()) else found
     if isinstance(value, (list, tuple)):
         return type(value)(on_gpu(each, mode) for each in value)
     return value
