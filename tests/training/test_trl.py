@@ -11,7 +11,7 @@ import torch
 from trainatomy.training.lengths import orders, sample_lengths
 from trainatomy.training.model import build_model
 from trainatomy.training.observer import Silent
-from trainatomy.training.run import run
+from trainatomy.training.run import Run, run
 from trainatomy.training.trl import make_tokenizer, packed_samples, tokenised_samples, trained_batches
 from trainatomy.workload import Workload
 
@@ -124,7 +124,7 @@ def test_packs_make_the_batches_that_trl_makes_of_the_samples(settings: dict[str
         }
     )
     model = build_model(workload)
-    ours = trained_batches(workload, len(orders(workload)[0].steps), None)
+    ours = trained_batches(Run(workload, model, "cpu", len(orders(workload)[0].steps), Silent()))
     shuffled = random.Random(0).sample(lengths := sample_lengths(workload), len(lengths))
     trainer = SFTTrainer(
         model,
@@ -191,7 +191,7 @@ def test_bitsandbytes_is_loaded_where_peft_would_load_it(
     found: list[str] = []
     monkeypatch.setattr("trainatomy.training.trl.version_of", lambda name: "1.0" if name in installed else None)
     monkeypatch.setattr("trainatomy.training.trl.import_module", found.append)
-    monkeypatch.setattr("trainatomy.training.loops.trl.training_arguments", stop)
+    monkeypatch.setattr("trainatomy.training.run.training_arguments", stop)
     for offloads in (False, True):
         described = {"model": {"class": "LlamaForCausalLM", "config": LLAMA}, "data": {"sequence_length": 16}}
         workload = Workload.from_mapping(described | {"loop": "sft", "trl": {"activation_offloading": offloads}})

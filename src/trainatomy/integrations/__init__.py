@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainatomy.integrations.batch_size import fit_training_arguments, predicted_batch_size
     from trainatomy.training.checkpointing import checkpoint_every
-    from trainatomy.training.loops.observed_trainer import CheckpointEvery
+    from trainatomy.training.loops.trainer import CheckpointEvery
 
 __all__ = ["CheckpointEvery", "checkpoint_every", "fit_training_arguments", "predicted_batch_size"]
 
 _MODULES = {
-    "CheckpointEvery": "trainatomy.training.loops.observed_trainer",
+    "CheckpointEvery": "trainatomy.training.loops.trainer",
     "checkpoint_every": "trainatomy.training.checkpointing",
     "fit_training_arguments": "trainatomy.integrations.batch_size",
     "predicted_batch_size": "trainatomy.integrations.batch_size",

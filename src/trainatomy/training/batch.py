@@ -165,7 +165,7 @@ def _dataset_of(
     return SyntheticDataset(size, draw, _Collation(shape))
 
 
-def build_batch(workload: Workload, model: nn.Module, make_batch: MakeBatch | None = None) -> Batch:
+def build_batch(workload: Workload, model: nn.Module, make_batch: MakeBatch | BatchesOfLengths | None = None) -> Batch:
     """Return one batch: ``[batch, …]`` tensors on the CPU by the name of the model's argument."""
     size = workload.batch_size
     dataset = build_dataset(workload, model, size, make_batch)

@@ -26,7 +26,6 @@ from trainatomy.training.labels import IGNORED
 from trainatomy.training.lengths import LengthBatch, orders
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
-from trainatomy.training.shape import samples_per_step
 from trainatomy.workload.batching import batching_of
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.training.batch import BatchesOfLengths
+    from trainatomy.training.run import Run
     from trainatomy.workload.schema import Workload
 
 
@@ -192,28 +191,27 @@ def check_size(tokens: int) -> None:
         raise WorkloadError(f"{key}: {message}", key=key)
 
 
-def trained_lengths(
-    workload: Workload, model: nn.Module, steps: int, batches: BatchesOfLengths | None = None
-) -> list[int]:
-    """Return the tokens of each sample that ``steps`` optimizer steps train on, in order.
+def trained_lengths(run: Run) -> list[int]:
+    """Return the tokens of each sample that a training is given, in order.
 
-    Where samples differ in length, they are those of ``batches``, or else of the first order.
+    Where samples differ in length, they are those of its batches, or else of the first order.
     """
+    workload = run.workload
     if not workload.data.varies:
-        length = sequence_length(workload, model)
-        rows = samples_per_step(workload) * steps * workload.parallel.data_parallel_size
-        check_size(length * rows)
-        return [length] * batching_of(workload).samples_of(rows, length)
-    return [length for batch in trained_batches(workload, steps, batches) for length in batch.lengths]
+        length = sequence_length(workload, run.model)
+        check_size(length * run.samples)
+        return [length] * batching_of(workload).samples_of(run.samples, length)
+    return [length for batch in trained_batches(run) for length in batch.lengths]
 
 
-def trained_batches(workload: Workload, steps: int, batches: BatchesOfLengths | None) -> list[LengthBatch]:
-    """Return the batches of ``steps`` optimizer steps: those that are given, or else of the first order.
+def trained_batches(run: Run) -> list[LengthBatch]:
+    """Return the batches of a training: those that it is given, or else of the first order.
 
     They are repeated if there are fewer.
     """
-    given = batches.batches if batches else [batch for step in orders(workload, count=1)[0].steps for batch in step]
-    return list(islice(cycle(given), steps * workload.train.gradient_accumulation_steps))
+    workload = run.workload
+    given = getattr(run.make_batch, "batches", None) or [b for step in orders(workload, count=1)[0].steps for b in step]
+    return list(islice(cycle(given), run.steps * workload.train.gradient_accumulation_steps))
 
 
 def evaluated_lengths(workload: Workload, model: nn.Module) -> list[int]:

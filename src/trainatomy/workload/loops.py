@@ -29,7 +29,7 @@ class Loop:
 
     Attributes:
         name: Value of the workload's key ``loop``, or of ``mode`` for a loop that does not train.
-        run: ``module:function``; the function has the signature of ``trainatomy.training.run.run``.
+        run: ``module:function``; a function of a ``trainatomy.training.run.Run``.
         description: One sentence for the reference page.
         cpu_costs: Key of the loop's costs in ``catalog/hosts.yaml``.
         libraries: Optional libraries that must be installed, each with what needs it, for the error message.
@@ -158,12 +158,12 @@ def _of_trl(
     """
     return Loop(
         name=name,
-        run=f"trainatomy.training.loops.{name}:train",
+        run="trainatomy.training.loops.trl:train",
         description=description,
         cpu_costs="trl",
         libraries={"accelerate": "the Trainer", "trl": f"loop: {name}", "datasets": f"loop: {name}"},
         extra="'trainatomy[trl]'",
-        imports=("transformers.trainer",),
+        imports=("transformers.trainer", f"trl.trainer.{name}_trainer"),
         unused=_HOST_ONLY | _EVALUATION_ONLY,
         by_trainer=True,
         defaults={"gradient_checkpointing": True, "bf16": True, **defaults},
@@ -181,7 +181,7 @@ LOOPS: Mapping[str, Loop] = {
             description="the step of the Hugging Face Trainer",
             cpu_costs="trainer",
             libraries={"accelerate": "the Trainer"},
-            imports=("transformers.trainer", "trainatomy.training.loops.observed_trainer"),
+            imports=("transformers.trainer",),
             unused=_HOST_ONLY | _EVALUATION_ONLY,
             by_trainer=True,
         ),
@@ -223,7 +223,7 @@ LOOPS: Mapping[str, Loop] = {
             description="the step of other frameworks' trainers on preferences: DPO, KTO, ORPO, rewards and others",
             cpu_costs="trainer",
             libraries={"accelerate": "the Trainer"},
-            imports=("transformers.trainer", "trainatomy.training.loops.preference"),
+            imports=("transformers.trainer",),
             unused=_HOST_ONLY | _EVALUATION_ONLY,
             by_trainer=True,
             sequences=2,
