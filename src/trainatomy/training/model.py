@@ -2,26 +2,37 @@
 
 The caller decides on which device: under ``torch.device("meta")`` a model of any size costs nothing; otherwise weights
 are drawn on the CPU.  The result has the dtypes and buffers that ``from_pretrained`` would give it.
+
+The layers of a model that make its logits: a score for each token of the vocabulary.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedParameter, is_lazy
 
 from trainatomy.errors import FactoryError, MissingLibrary, SimulationError, WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.training import factory
-from trainatomy.training.configuration import DTYPES, build_configuration, dtype_note, dtype_to_load, stored_dtype
+from trainatomy.training.configuration import (
+    DTYPES,
+    build_configuration,
+    dtype_note,
+    dtype_to_load,
+    embedding_class,
+    head_note,
+    model_class,
+    stored_dtype,
+)
 from trainatomy.training.host_values import call_with_values
 from trainatomy.training.kernels import replace_layers
-from trainatomy.training.model_class import embedding_class, head_note, model_class
 from trainatomy.training.parts import excluded, frozen_parts, without
 from trainatomy.training.peft_methods import NOTES, adapt_by_method
 from trainatomy.training.positions import lengths
@@ -40,6 +51,40 @@ if TYPE_CHECKING:
 
     from trainatomy.workload.model import LoraSpec, ModelSpec
     from trainatomy.workload.schema import Workload
+
+
+def output_layers(model: nn.Module) -> list[str]:
+    """Return the names of a model's layers that make logits.
+
+    They are the output embeddings that transformers names, or else the last layer whose weight has the shape of the
+    largest table of embeddings, which is that of the tokens.
+    """
+    named = dict(model.named_modules())
+    known = {id(_named_by_transformers(module)) for module in named.values()}
+    if found := [name for name, module in named.items() if id(module) in known]:
+        return found
+    shapes = {name: _shape(module) for name, module in named.items()}
+    tables = [shapes[name] for name, module in named.items() if isinstance(module, nn.Embedding)]
+    tokens = max(tables, key=lambda shape: shape[0], default=())
+    return [name for name, module in named.items() if isinstance(module, nn.Linear) and shapes[name] == tokens][-1:]
+
+
+def _shape(module: nn.Module) -> tuple[int, ...]:
+    """Return the shape of a module's weight, () if it has none yet."""
+    weight = getattr(module, "weight", None)
+    return tuple(weight.shape) if isinstance(weight, torch.Tensor) and not is_lazy(weight) else ()
+
+
+def _named_by_transformers(module: nn.Module) -> object:
+    with suppress(NotImplementedError, AttributeError):  # models without text, and what is not yet built
+        return module.get_output_embeddings()  # type: ignore[operator]
+    return None
+
+
+def around(name: str) -> list[str]:
+    """Return the names of the modules that a layer lies in: "" for the model itself, and so on."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts))]
 
 
 def build_model(workload: Workload, *, trust_remote_code: bool = False) -> nn.Module:

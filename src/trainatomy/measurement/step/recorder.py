@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_leaves
 from trainatomy.measurement.process.job import WARM_UP_STEPS
 from trainatomy.measurement.traces.history import AROUND_OUTPUT_LAYER, BUCKETS, COMMUNICATION, OUTPUT_LAYER, Note
 from trainatomy.training.checkpointing import Recomputation
+from trainatomy.training.model import around, output_layers
 from trainatomy.training.observer import Silent
 from trainatomy.training.optimizer import tensors_in
-from trainatomy.training.output_layer import around, output_layers
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
 from trainatomy.training.stored_weights import numbers
