@@ -29,7 +29,7 @@ from trainatomy.measurement.process.job import set_environment, warm_up_steps
 from trainatomy.operators.counts import count
 from trainatomy.processes import end_with_parent
 from trainatomy.results.operations import Call, Joined, Operations
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Profiled(NamedTuple):
         return self.seconds + sum(child.total_seconds for child in self.children)
 
 
-class ProfiledStep(Silent):
+class ProfiledStep(Observer):
     """Observer that profiles step ``step``, including what the loop does before ``step_begin``."""
 
     def __init__(self, profiler: TorchProfiler, step: int) -> None:

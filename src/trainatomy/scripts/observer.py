@@ -21,6 +21,7 @@ from trainatomy.results.script import TaskKind, TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
 from trainatomy.scripts.job import current_place
 from trainatomy.scripts.longest import LongestSample, SampleCounter, batch_tensors
+from trainatomy.scripts.signals import ScriptListener
 from trainatomy.scripts.standins.device_maps import has_gpu_hooks
 from trainatomy.simulator.description import attention_of
 from trainatomy.simulator.process import SimulatedProcess
@@ -60,7 +61,7 @@ def _wrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-class ScriptObserver(PhaseMarker):
+class ScriptObserver(PhaseMarker, ScriptListener):
     """Observer of a script of at most ``steps`` optimizer steps.
 
     Attributes:
@@ -350,9 +351,6 @@ class ScriptObserver(PhaseMarker):
         self.longest.evaluated()
         if not self._task and self.steps:
             self._operations.start(self.steps)
-
-    def tick(self) -> None:
-        """Do nothing: no time passes here."""
 
     def step_begin(self, step: int) -> None:
         super().step_begin(step)

@@ -34,7 +34,7 @@ from trainatomy.measurement.calibration.expected import trainings
 from trainatomy.measurement.device.host import PROBE, LoadMeter, ThreadMeter, launching_threads, probe_seconds
 from trainatomy.processes import end_with_parent
 from trainatomy.results.measurement import HostPace
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ class Round:
         return {phase: value / pace for phase, value in self.microseconds.items()}
 
 
-class PhaseTimer(Silent):
+class PhaseTimer(Observer):
     """Observer that takes the CPU microseconds of each phase of each step; recomputation counts as backward.
 
     ``waits`` counts from the last step of the warm-up.

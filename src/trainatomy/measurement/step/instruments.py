@@ -21,7 +21,7 @@ from torch.utils.data import dataloader
 from trainatomy.measurement.device.power import power_use
 from trainatomy.measurement.host_memory import HostSampler
 from trainatomy.results.loader import DataWait
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -242,7 +242,7 @@ def host_sampler() -> HostSampler:
     return HostSampler(pinned=pinned_bytes)
 
 
-class HostPhases(Silent):
+class HostPhases(Observer):
     """Observer of a loop that begins a sampler's phases."""
 
     def __init__(self, sampler: HostSampler) -> None:

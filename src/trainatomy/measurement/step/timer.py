@@ -17,7 +17,7 @@ from trainatomy.measurement.process.job import COMPILING_STEPS, WARM_UP_STEPS, R
 from trainatomy.measurement.step.instruments import Monitors, Stopwatch
 from trainatomy.measurement.step.recorder import GenerationTimes
 from trainatomy.training.loops.generation import cache_size
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +80,7 @@ def _peaks() -> tuple[int, int]:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-class StepTimer(Silent):
+class StepTimer(Observer):
     """Observer that reads GPU memory after warm-up steps and times the steps after them.
 
     The timed steps run as they would without it: nothing synchronises between them, so the CPU may launch the next
