@@ -24,6 +24,7 @@ from trainatomy.scripts.longest import LongestSample, SampleCounter, batch_tenso
 from trainatomy.scripts.signals import ScriptListener
 from trainatomy.scripts.standins.device_maps import has_gpu_hooks
 from trainatomy.simulator.description import attention_of
+from trainatomy.simulator.parallel.recorder import local
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import storage_of
@@ -236,8 +237,6 @@ class ScriptObserver(PhaseMarker, ScriptListener):
         """Return the function that takes a tensor to what this rank holds of it."""
         if not self._process.topology.has_group:
             return lambda tensor: tensor
-        from trainatomy.simulator.parallel.recorder import local
-
         return local
 
     # -- events of the loop --------------------------------------------------------------------------------------------

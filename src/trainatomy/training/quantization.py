@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import torch
 from torch import nn
 
 from trainatomy.errors import MissingLibrary, WorkloadError
@@ -151,8 +152,6 @@ def _packing_experts(arguments: Mapping[str, Any]) -> Iterator[None]:
     A packed parameter keeps how it was quantised, as bitsandbytes' own do.
     Source: axolotl 0.19, monkeypatch/moe_quant.py (``patch_moe_quantization_on_load``).
     """
-    import torch
-
     loading = import_library("transformers.core_model_loading", _PURPOSE)
     pack = import_library("bitsandbytes.nn.parametrize", _PURPOSE).replace_parameter_4bit
     place = loading.set_param_for_module

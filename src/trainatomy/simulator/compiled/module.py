@@ -20,7 +20,22 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo
+import torch._inductor.config
 from torch import fx, nn
+from torch._dynamo import guards, trace_rules, utils
+from torch._dynamo.convert_frame import CatchErrorsWrapper
+from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._functorch import config as functorch_config
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch.nn.attention import flex_attention
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -54,11 +69,6 @@ _OURS = str(Path(__file__).parents[2])
 
 def preload() -> None:
     """Import the compiler, and let Dynamo fill its tables of PyTorch's functions before some of them are replaced."""
-    import torch._dynamo
-    import torch._inductor.config
-    from torch._dynamo import trace_rules
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
     with torch._inductor.config.patch(compile_threads=1):  # no processes that would compile kernels
         import_module("torch._inductor.async_compile")
         import_module("torch._inductor.compile_fx")
@@ -92,12 +102,6 @@ class Compiler:
 
     def install(self, stack: contextlib.ExitStack) -> None:
         """Replace ``torch.compile`` until ``stack`` closes."""
-        from torch._dynamo import guards
-        from torch._dynamo.convert_frame import CatchErrorsWrapper
-        from torch._dynamo.variables.constant import ConstantVariable
-        from torch._dynamo.variables.optimizer import OptimizerVariable
-        from torch._dynamo.variables.tensor import TensorVariable
-        from torch.nn.attention import flex_attention
 
         def patch(target: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, value))
@@ -124,8 +128,6 @@ class Compiler:
 
     def compile(self, model: Any = None, **options: Any) -> Any:
         """Compile a module or a function; what is not simulated leaves it as it is."""
-        from torch._dynamo.eval_frame import OptimizedModule
-
         if model is None:
             return partial(self.compile, **options)
         if (reason := _unsupported(options)) is not None:
@@ -145,8 +147,6 @@ class Compiler:
         Calls leave cycles of Python objects that hold outputs.  Python's collector, which is off in a simulation, would
         soon release them: after each call here.
         """
-        from torch._dynamo.exc import TorchDynamoException
-
         compiled = self._compile(function, backend=self._backends[captures], dynamic=dynamic)
         failed = False
 
@@ -201,8 +201,6 @@ class Compiler:
 
         Python may depend on the dtype of a result, so that Dynamo must know what autocast makes of it.
         """
-        from torch._dynamo import utils
-
         types: Any = import_module("torch._dynamo.types")
 
         def converting(wrapper: Any, frame: Any, *args: Any) -> Any:
@@ -266,9 +264,6 @@ class Compiler:
 
     def _backend(self, captures: bool, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile a graph of Dynamo as Inductor does."""
-        from torch._functorch import config as functorch_config
-        from torch._inductor import config
-
         aot_autograd: Any = import_module("torch._functorch.aot_autograd")
         compile_fx: Any = import_module("torch._inductor.compile_fx")
 
@@ -307,9 +302,6 @@ class Compiler:
 
     def _lower(self, captures: bool, module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
         """Let Inductor write the code of a graph, and return what runs it in the process."""
-        from torch._inductor import config
-        from torch._inductor.graph import GraphLowering
-
         compile_fx: Any = import_module("torch._inductor.compile_fx")
         process = self._process
 
@@ -378,8 +370,6 @@ def _validate_nothing(*tensors: torch.Tensor) -> None:
 @contextlib.contextmanager
 def _same_function_modes() -> Iterator[None]:
     """Keep the process's function modes: compiled code that enters or leaves one sets those that Dynamo saw, none."""
-    from torch._dynamo import utils
-
     kept = [torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack())]
     set_all = utils.set_torch_function_mode_stack
 
@@ -420,6 +410,4 @@ def _unsupported(options: Mapping[str, Any]) -> str | None:
 
 
 def _fake_mode() -> Any:
-    from torch._inductor.virtualized import V
-
     return V.fake_mode

@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import Any
 from unittest import mock
 
+from torch._dynamo.utils import counters
+
 _SHOWN_CAUSES = 3
 
 
@@ -66,6 +68,4 @@ def _cause(reason: str) -> str:
 
 
 def _breaks() -> dict[str, int]:
-    from torch._dynamo.utils import counters
-
     return dict(counters["graph_break"])

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._inductor.runtime import triton_helpers, triton_heuristics
 
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.simulator.compiled.source import read_source
@@ -53,8 +54,6 @@ class Trials:
 
 def _settings_of(source: str) -> tuple[int, Mapping[str, Any]]:
     """Return how many settings Inductor's heuristics give a kernel, and what Inductor notes about it."""
-    from torch._inductor.runtime import triton_helpers, triton_heuristics
-
     triton = import_module("triton")
     found: list[tuple[int, Mapping[str, Any]]] = []
 

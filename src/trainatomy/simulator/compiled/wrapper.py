@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._inductor import async_compile
 from torch._prims_common import make_contiguous_strides_for
 
 from trainatomy.errors import SimulationError
@@ -36,8 +37,6 @@ def load_wrapper(text: str, trials: Trials, count: Callable[[str], None]) -> Sim
     Returns:
         The module; ``call`` has the code as ``source``.
     """
-    from torch._inductor import async_compile
-
     space: dict[str, Any] = {"__name__": "compiled", "__file__": "compiled"}
     with mock.patch.object(async_compile, "AsyncCompile", partial(_Kernels, trials)):
         exec(compile(text.replace(_RANDOM, "with_rng_state"), "<inductor>", "exec"), space)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.catalog.versions import Version, behaviour
@@ -59,8 +60,6 @@ def create(
         version: Release of PyTorch.
         tuning: First calls of kernels.
     """
-    from torch.nn.attention.flex_attention import BlockMask
-
     rows, columns = ceil_div(queries, block[0]), ceil_div(keys, block[1])
     lists = 2 if separates_full else 1
     is_sorted_by_aten = behaviour("compiled_block_mask_sorts_with_aten", version) or max(rows, columns) > _FUSED_SORT

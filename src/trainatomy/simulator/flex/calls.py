@@ -27,9 +27,12 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, BlockMask, create_block_mask, noop_mask
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.errors import SimulationError
+from trainatomy.simulator.flex.attention import Kernel, parts_of_keys, run
+from trainatomy.simulator.flex.block_mask import captured, create, kept_share
 
 if TYPE_CHECKING:
     from trainatomy.simulator.process import SimulatedProcess
@@ -230,10 +233,6 @@ class FlexCalls:
 
     def _block_mask(self, *args: Any, **kwargs: Any) -> Any:
         """Run a compiled ``create_block_mask``."""
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        from trainatomy.simulator.flex.block_mask import create
-
         bound = inspect.signature(create_block_mask).bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -254,8 +253,6 @@ class FlexCalls:
 
     def _kept(self, mask: Any) -> float:
         """Return the share of blocks that a mask keeps: all where it depends on unknown values."""
-        from trainatomy.simulator.flex.block_mask import kept_share
-
         if mask not in self._shares:
             share = kept_share(mask, self._process.recorder.values.of)
             if share is None:
@@ -293,8 +290,6 @@ class FlexCalls:
         block_mask = block_mask if block_mask is not None else self._empty_mask(query)
         out, sums = self._run(query, key, value, score_mod, block_mask, kernel_options or {}, returns_sums=returns_sums)
         if return_aux is not None:
-            from torch.nn.attention.flex_attention import AuxOutput
-
             return out, AuxOutput(lse=sums, max_scores=None)
         return (out, sums) if return_lse else out
 
@@ -309,9 +304,6 @@ class FlexCalls:
         *,
         returns_sums: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        from trainatomy.simulator.flex.attention import Kernel, parts_of_keys, run
-        from trainatomy.simulator.flex.block_mask import captured
-
         _check(query, key, value, mask, options)
         _refuse_trained_captures(score_mod)
         tensors = [*captured(score_mod), *captured(mask.mask_mod)]
@@ -347,8 +339,6 @@ class FlexCalls:
 
     def _empty_mask(self, query: Tensor) -> Any:
         """Return the mask of a call without one: a single block, whose lists compiled code makes itself."""
-        from torch.nn.attention.flex_attention import BlockMask, noop_mask
-
         number, index, of_column, row = (
             torch.empty((1,) * dimensions, dtype=torch.int32, device="cuda") for dimensions in (3, 4, 3, 4)
         )
@@ -389,8 +379,6 @@ class FlexCalls:
         self, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: Any, options: Any, returns_sums: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Run the operator inside of a function that was compiled before the process existed."""
-        from torch.nn.attention.flex_attention import BlockMask
-
         names = [f"{side}_{what}" for side in ("kv", "full_kv", "q", "full_q") for what in ("num_blocks", "indices")]
         lists = dict(zip(names, mask[2:10], strict=True))
         block_mask = BlockMask(seq_lengths=mask[:2], BLOCK_SIZE=mask[-3:-1], mask_mod=mask[-1], **lists)
@@ -416,8 +404,6 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mappin
 
 def _refuse_trained_captures(score_mod: Any) -> None:
     """Refuse a ``score_mod`` whose backward scatters into gradients of tensors that it uses."""
-    from trainatomy.simulator.flex.block_mask import captured
-
     for name, tensor in captured(score_mod):
         if tensor.requires_grad and torch.is_grad_enabled():
             raise _refused(f"a score_mod that uses {name}, a tensor that needs gradients,", "use sdpa")

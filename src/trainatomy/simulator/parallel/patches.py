@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor, _dispatch, _random
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
@@ -156,9 +158,6 @@ def _install_fsdp1(patch: Callable[[Any, str, Any], None], recorder: RankRecorde
 
 def _install_fsdp2(patch: Callable[[Any, str, Any], None], torch_version: tuple[int, int]) -> None:
     """Releases before 2.13 do not refuse weights that several groups share; each group then has its own copy."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-
     patch(_fsdp_param, "_chunk_with_empty", _Chunks)
     if torch_version < _REFUSES_SHARED and hasattr(FSDPState, "_validate_no_duplicate_params"):
         patch(FSDPState, "_validate_no_duplicate_params", lambda state: None)
