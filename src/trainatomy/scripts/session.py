@@ -45,7 +45,6 @@ from trainatomy.scripts.standins import (
     pretrained,
     quantised_weights,
     random_numbers,
-    requested_gpus,
     savers,
     tensors,
     torchscript,
@@ -241,7 +240,7 @@ class Session:
             savers,
             machine,
         )
-        for part in (*parts, torchscript, requested_gpus):
+        for part in (*parts, torchscript):
             part.install(self.stand_ins)
         self.loaders = Loaders(self.stand_ins)
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)

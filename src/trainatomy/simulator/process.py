@@ -23,7 +23,14 @@ from trainatomy.operators.allocation.workspaces import TakenWorkspaces, Workspac
 from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator import sparse_tensors
 from trainatomy.simulator.autocast import Autocast
-from trainatomy.simulator.autograd import BackwardOrder, Handler
+from trainatomy.simulator.autograd import (
+    BackwardOrder,
+    Handler,
+    addresses,
+    blocking_copies,
+    checkpoint_inputs,
+    hooks_in_mode,
+)
 from trainatomy.simulator.cards import Card, Cards
 from trainatomy.simulator.device import DeviceProperties, MemoryCounters
 from trainatomy.simulator.driver import CurrentDevice, Hooks, install_driver
@@ -41,7 +48,6 @@ from trainatomy.simulator.parallel.recorder import RankRecorder
 from trainatomy.simulator.placement import Placement
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.releases import install_legacy_types
-from trainatomy.simulator.saved_tensors import addresses, blocking_copies, checkpoint_inputs, hooks_in_mode
 from trainatomy.simulator.steps import BEGIN as SCALED_STEP
 from trainatomy.simulator.steps import END as SCALED_STEP_END
 from trainatomy.simulator.storages import Storages

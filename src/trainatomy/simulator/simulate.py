@@ -20,17 +20,16 @@ from trainatomy.operators.allocation.convolution import settings_of_plans
 from trainatomy.operators.allocation.cudnn.ways import say_plans
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
-from trainatomy.simulator import quantised_layers
+from trainatomy.simulator import live
 from trainatomy.simulator.adapters.registry import adapters_of, opened
 from trainatomy.simulator.amd import amd_notes, check_amd
 from trainatomy.simulator.cards import others_like
 from trainatomy.simulator.compiled import captures, compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import chosen_alike, heuristics_of
-from trainatomy.simulator.description import Description, describe
+from trainatomy.simulator.description import Description, describe, host_use, with_execution
 from trainatomy.simulator.evaluation import CheckpointFiles, ExecutedRestoring, arrays_without_data, files_without_data
 from trainatomy.simulator.experts import masks_rows, share_rows
 from trainatomy.simulator.failures import explained_failures
-from trainatomy.simulator.host_use import host_use, with_execution
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.live import loading
 from trainatomy.simulator.notes import Note, mask_notes, version_notes
@@ -286,7 +285,7 @@ def _execute(
         if is_quantised(workload, model):
             model = _load(workload, process, model)
         else:
-            quantised_layers.place(model)
+            live.place(model)
             cast_weights(model, workload, "cuda")
         # Only the loop may hold the observer, which refers to the model and its optimizer.
         run_steps = partial(run, workload, model, device="cuda", steps=steps, make_batch=make_batch)

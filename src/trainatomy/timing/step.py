@@ -45,7 +45,7 @@ from trainatomy.timing.host_costs import (
 from trainatomy.timing.intervals import convolution_share, interval_name, interval_seconds, slow_pace
 from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
 from trainatomy.timing.one_stream import COLLECTIVES, StepTimeline
-from trainatomy.timing.timeline import LaunchCosts, has_one_stream, replay_step
+from trainatomy.timing.streams import LaunchCosts, has_one_stream, replay_step
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration

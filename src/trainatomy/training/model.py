@@ -33,8 +33,7 @@ from trainatomy.training.configuration import (
 )
 from trainatomy.training.host_values import call_with_values
 from trainatomy.training.kernels import replace_layers
-from trainatomy.training.parts import excluded, frozen_parts, without
-from trainatomy.training.peft_methods import NOTES, adapt_by_method
+from trainatomy.training.peft_methods import NOTES, adapt_by_method, excluded, frozen_parts, without
 from trainatomy.training.positions import lengths
 from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.deepspeed import zero_stage

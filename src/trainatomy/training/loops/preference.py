@@ -1,9 +1,13 @@
-"""``loop: preference``: the steps of frameworks that train on preferences with a Trainer of their own."""
+"""``loop: preference``: the steps of frameworks that train on preferences with a Trainer of their own.
+
+Reference models that DeepSpeed runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
+from trainatomy.libraries import import_library
 from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.evaluation import evaluation_of
 from trainatomy.training.loops.trainer import ObservedTrainer, train_with
 from trainatomy.training.model import cast_weights
 from trainatomy.training.preference import alone, axolotl, llamafactory, swift
 from trainatomy.training.preference.batches import Batch, paired
-from trainatomy.training.preference.reference import engine_of
 from trainatomy.training.trl import check_model, reference_of
 from trainatomy.workload.preference import WITHOUT_REFERENCE, has_reference_model
 
@@ -26,6 +30,28 @@ if TYPE_CHECKING:
     from trainatomy.training.evaluation import Evaluation
     from trainatomy.training.run import Run
     from trainatomy.workload.preference import PreferenceSpec
+
+
+def engine_of(model: Any, accelerator: Any) -> nn.Module:
+    """Return DeepSpeed's engine for a reference model: sharded with ZeRO-3, and whole otherwise.
+
+    Source: TRL 0.24, models/utils.py (``prepare_deepspeed``).
+    """
+    deepspeed = import_library("deepspeed", "train.deepspeed")
+    settings = deepcopy(accelerator.state.deepspeed_plugin.deepspeed_config)
+    if settings["zero_optimization"]["stage"] != 3:
+        settings["zero_optimization"]["stage"] = 0
+    elif hidden_size := getattr(model.config, "hidden_size", None):
+        settings |= {
+            "zero_optimization.reduce_bucket_size": hidden_size * hidden_size,
+            "zero_optimization.stage3_param_persistence_threshold": 10 * hidden_size,
+            "zero_optimization.stage3_prefetch_bucket_size": 0.9 * hidden_size * hidden_size,
+        }
+    engine, *_ = deepspeed.initialize(model=model, config=settings)
+    engine.eval()
+    found: nn.Module = engine
+    return found
+
 
 _LOSSES: Mapping[str, Mapping[str, Callable[[PreferenceTrainer, nn.Module, Batch], Tensor]]] = {
     "llamafactory": {"pairs": llamafactory.pair_loss, "kto": llamafactory.kto_loss, "reward": llamafactory.reward_loss},
