@@ -22,7 +22,7 @@ def fused_loss(call: Call, chip: Chip) -> KernelWork:
     sizes, products = _sizes(call), _products(call)
     if not sizes.m:
         return NOTHING
-    one = product(chip, kind_of(chip, hidden, head), hidden.dtype, "nt", sizes, "plain")
+    one = product(chip, kind_of(chip, hidden, head), hidden.dtype, sizes, "plain.nt")
     return one._replace(
         family="fused loss",
         flop=products * one.flop,
