@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.catalog.gpus import level_factors
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation import allocation_rules
-from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
 from trainatomy.scripts import guard
 from trainatomy.scripts.files import RedirectedFiles
@@ -55,6 +53,7 @@ from trainatomy.scripts.tasks import lightning, trainer
 from trainatomy.scripts.tasks.planned import Tasks
 from trainatomy.simulator.adapters.registry import adapters
 from trainatomy.simulator.amd import check_amd
+from trainatomy.simulator.cards import processor_of
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.isolation import isolated
@@ -148,15 +147,7 @@ class Session:
         self.gpu, self.settings, self.script = gpu, settings, script
         self.version = parse_version(settings.torch or torch.__version__)
         check_amd(gpu, self.version, settings.topology.world_size * settings.topology.devices)
-        processor = Processor(
-            gpu.capability,
-            gpu.multiprocessors,
-            self.version,
-            installed_heuristics(gpu),
-            gpu.l2_bytes,
-            level_factors(gpu),
-            gpu.architecture,
-        )
+        processor = processor_of(gpu, self.version, installed_heuristics(gpu))
         self.process = SimulatedProcess(
             gpu.device_name,
             gpu.memory_bytes,
