@@ -41,11 +41,9 @@ from trainatomy.scripts.standins import (
     machine,
     outside,
     pretrained,
-    quantised_weights,
     random_numbers,
     savers,
     tensors,
-    torchscript,
 )
 from trainatomy.scripts.standins.loaders import Loaders
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
@@ -224,14 +222,13 @@ class Session:
             pretrained,
             device_maps,
             hub_files,
-            quantised_weights,
             data,
             generation,
             outside,
             savers,
             machine,
         )
-        for part in (*parts, torchscript):
+        for part in parts:
             part.install(self.stand_ins)
         self.loaders = Loaders(self.stand_ins)
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)

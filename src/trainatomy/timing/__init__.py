@@ -7,7 +7,7 @@ launch.py          CPU time to launch each operation, and the training loop's ow
 host_costs.py      CPU costs of a host: launches, loops, cudaMalloc and cudaFree
 streams.py         the CPU timeline and one GPU timeline per CUDA stream
 step.py            all of these together: the ``Time`` of a step
-findings.py        summary of a calibration beside the GPU's data sheet
+evidence.py        what the times of a card rest on; summary of a calibration beside the GPU's data sheet
 
 The package needs no torch: it reads ``results.operations``.
 """

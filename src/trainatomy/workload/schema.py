@@ -36,8 +36,15 @@ from trainatomy.workload.defaults import (
 from trainatomy.workload.explain import explain, workload_error
 from trainatomy.workload.fsdp import fsdp_problems
 from trainatomy.workload.generation import GenerationSpec
-from trainatomy.workload.gpu import GPUChoice, GPUOverride, resolve_gpu
-from trainatomy.workload.instance import InstanceName, instance_problems, state_instance, with_instance
+from trainatomy.workload.gpu import (
+    GPUChoice,
+    GPUOverride,
+    InstanceName,
+    instance_problems,
+    resolve_gpu,
+    state_instance,
+    with_instance,
+)
 from trainatomy.workload.loops import LOOPS, LoopName, describe_loops
 from trainatomy.workload.model import AllocatorSettings, Dtype, LoraSpec, ModelSpec, SoftwareSpec
 from trainatomy.workload.overlay import overlay, remove_replaced, set_key

@@ -40,7 +40,7 @@ from trainatomy.units import count_of, exact_bytes, human_bytes, many, percent, 
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration, CollectivePoint
-    from trainatomy.timing.findings import Finding
+    from trainatomy.timing.evidence import Finding
 
 
 def gpus_fit_page(across: FitAcross) -> Document:
@@ -313,7 +313,7 @@ def calibration_page(calibration: Calibration, left_out: Sequence[str]) -> Docum
 
 
 def _calibrated(calibration: Calibration, left_out: Sequence[str]) -> Iterator[Part]:
-    from trainatomy.timing.findings import findings
+    from trainatomy.timing.evidence import findings
 
     where = calibration.environment
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
