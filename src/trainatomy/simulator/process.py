@@ -40,10 +40,9 @@ from trainatomy.simulator.flex.calls import FlexCalls
 from trainatomy.simulator.functions import CudaFunctions, composites
 from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.modules import ModuleTracker, count_calls
-from trainatomy.simulator.parallel import data_parallel, patches
+from trainatomy.simulator.parallel import data_parallel
 from trainatomy.simulator.parallel.data_parallel import ReplicaPlacement, ReplicaRecorder
 from trainatomy.simulator.parallel.group import Topology, process_group
-from trainatomy.simulator.parallel.patches import handlers, without_data
 from trainatomy.simulator.parallel.recorder import RankRecorder
 from trainatomy.simulator.placement import Placement
 from trainatomy.simulator.recorder import Recorder
@@ -197,10 +196,17 @@ class SimulatedProcess:
         yield
         self.recorder.mark(SCALED_STEP_END)
 
+    @staticmethod
+    def _patches() -> Any:
+        """Return the module that patches PyTorch for one rank of several; to import it takes a third of a second."""
+        from trainatomy.simulator.parallel import patches
+
+        return patches
+
     def _enter_group(self, stack: contextlib.ExitStack) -> None:
         """Make the process one of several."""
         assert isinstance(self.recorder, RankRecorder)
-        patches.install(stack, self.recorder, self.processor.torch_version)
+        self._patches().install(stack, self.recorder, self.processor.torch_version)
         stack.enter_context(process_group(self.topology))
 
     @staticmethod
@@ -241,7 +247,7 @@ class SimulatedProcess:
         """Take a model on meta tensors that was built elsewhere: it lies in host memory."""
         with torch._C.DisableTorchFunction():
             if self.topology.has_group:
-                for twin, tensor in without_data(model):
+                for twin, tensor in self._patches().without_data(model):
                     self.recorder.values.learn(twin, tensor.detach())
             weights = [*map(numbers, model.parameters()), *model.buffers(), *scales(model)]
             self.storages.mark_host(weights, takes_memory=False)  # they stand for the files that are loaded, too
@@ -274,7 +280,7 @@ class SimulatedProcess:
     def _placement_handlers(self) -> dict[Any, Handler]:
         found = self.placement.handlers()
         if self.topology.has_group:
-            found.update(handlers(found, self.placement.keep_on_host))
+            found.update(self._patches().handlers(found, self.placement.keep_on_host))
         return found
 
     def _composites(self) -> dict[Any, Callable[..., Any]]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.batch import build_batch
@@ -22,6 +21,8 @@ from trainatomy.training.positions import lengths, position_limits
 from trainatomy.training.process import autocast
 
 if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
     from trainatomy.training.batch import Batch
     from trainatomy.training.observer import Observer
     from trainatomy.training.run import Run
@@ -35,6 +36,8 @@ _OF_THE_DECODER = ("decoder_input_ids", "decoder_attention_mask", "labels")
 
 def generate(run: Run) -> None:
     """Call the model's ``generate()``, once for each step."""
+    from transformers import GenerationConfig
+
     workload, model, observer = run.workload, run.model, run.observer
     check_generation(workload, model)
     batch = build_batch(workload, model, run.make_batch)
