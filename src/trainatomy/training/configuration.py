@@ -23,6 +23,7 @@ import torch
 
 from trainatomy.catalog.architectures import architecture, nearest
 from trainatomy.errors import MissingLibrary, WorkloadError
+from trainatomy.libraries import version_of
 from trainatomy.results.prediction import LeadingNote
 from trainatomy.training import stored_weights
 from trainatomy.training.stored_weights import fetch_config
@@ -217,12 +218,10 @@ def build_configuration(spec: ModelSpec, *, trust_remote_code: bool = False) -> 
 
 def _refused(config_class: type[PreTrainedConfig], error: Exception) -> WorkloadError:
     """Return the error for values that a configuration of transformers refuses."""
-    from transformers import __version__
-
     said = " ".join(str(error).split()) or type(error).__name__
     return WorkloadError(
         f"model.config: {config_class.__name__} refuses these values: {said.rstrip('.')}. Give others in model.config, "
-        f"or install the release of transformers that the model is for (found {__version__})",
+        f"or install the release of transformers that the model is for (found {version_of('transformers')})",
         key="model.config",
     )
 
@@ -370,10 +369,8 @@ def _config_class(name: str, raw: Raw) -> type[PreTrainedConfig]:
         raise WorkloadError(f"model.id: the configuration of {name} names no model_type", key="model.id")
     known = _known_types()
     if model_type not in known:
-        from transformers import __version__
-
         raise WorkloadError(
-            f"model.id: {name} is of type {model_type!r}, which transformers {__version__} does not know"
+            f"model.id: {name} is of type {model_type!r}, which transformers {version_of('transformers')} does not know"
             f"{suggestion(model_type, known)}",
             key="model.id",
         )

@@ -221,15 +221,20 @@ def evaluated_lengths(workload: Workload, model: nn.Module) -> list[int]:
     return [length] * workload.eval_samples
 
 
-def tokenised_samples(workload: Workload, model: nn.Module, lengths: Sequence[int]) -> Any:
-    """Return samples of token ids for ``SFTTrainer``, with a mask of what follows the prompt."""
+def dataset_of(columns: dict[str, Any]) -> Any:
+    """Return a data set of columns, as TRL and sentence-transformers take it."""
     from datasets import Dataset
 
+    return Dataset.from_dict(columns)
+
+
+def tokenised_samples(workload: Workload, model: nn.Module, lengths: Sequence[int]) -> Any:
+    """Return samples of token ids for ``SFTTrainer``, with a mask of what follows the prompt."""
     prompt = workload.data.prompt_length
     samples = {"input_ids": _token_ids(model, lengths)}
     if prompt is not None:
         samples["completion_mask"] = [[0] * prompt + [1] * (length - prompt) for length in lengths]
-    return Dataset.from_dict(samples)
+    return dataset_of(samples)
 
 
 def packed_samples(workload: Workload, model: nn.Module, batches: Sequence[LengthBatch]) -> Any:
@@ -237,8 +242,6 @@ def packed_samples(workload: Workload, model: nn.Module, batches: Sequence[Lengt
 
     The rows of a batch are joined or have one document each, so it does not matter in which of them a document lies.
     """
-    from datasets import Dataset
-
     rows = [row for batch in batches for row in _rows(batch.lengths, workload.batch_size)]
     ids = _token_ids(model, [sum(row) for row in rows])
     prompt = batching_of(workload).prompt or 0
@@ -247,7 +250,7 @@ def packed_samples(workload: Workload, model: nn.Module, batches: Sequence[Lengt
         [word if kept else IGNORED for word, kept in zip(*each, strict=True)]
         for each in zip(ids, is_scored, strict=True)
     ]
-    return Dataset.from_dict({"input_ids": ids, "labels": labels, "seq_lengths": rows})
+    return dataset_of({"input_ids": ids, "labels": labels, "seq_lengths": rows})
 
 
 def _rows(documents: Sequence[int], count: int) -> list[Sequence[int]]:
@@ -257,26 +260,20 @@ def _rows(documents: Sequence[int], count: int) -> list[Sequence[int]]:
 
 def tokenised_pairs(model: nn.Module, lengths: Sequence[int]) -> Any:
     """Return pairs of answers of equal length, with their prompts, as token ids for ``RewardTrainer``."""
-    from datasets import Dataset
-
-    return Dataset.from_dict(dict.fromkeys(("chosen_ids", "rejected_ids"), _token_ids(model, lengths)))
+    return dataset_of(dict.fromkeys(("chosen_ids", "rejected_ids"), _token_ids(model, lengths)))
 
 
 def preference_pairs(workload: Workload, model: nn.Module, lengths: Sequence[int]) -> Any:
     """Return prompts with a chosen and a rejected answer of equal length for ``DPOTrainer``."""
-    from datasets import Dataset
-
     text = _Texts(workload, model, lengths)
-    return Dataset.from_dict({"prompt": text.prompts(), "chosen": text.answers(), "rejected": text.answers()})
+    return dataset_of({"prompt": text.prompts(), "chosen": text.answers(), "rejected": text.answers()})
 
 
 def labelled_answers(workload: Workload, model: nn.Module, lengths: Sequence[int], batch_size: int) -> Any:
     """Return prompts with an answer each for ``KTOTrainer``; every other one of a batch is labelled good."""
-    from datasets import Dataset
-
     text = _Texts(workload, model, lengths)
     labels = [place % batch_size % 2 == 0 for place in range(len(lengths))]
-    return Dataset.from_dict({"prompt": text.prompts(), "completion": text.answers(), "label": labels})
+    return dataset_of({"prompt": text.prompts(), "completion": text.answers(), "label": labels})
 
 
 class _Texts:
@@ -309,12 +306,10 @@ def _token_ids(model: nn.Module, lengths: Sequence[int]) -> list[list[int]]:
 
 def prompts(workload: Workload, model: nn.Module, size: int) -> Any:
     """Return ``size`` prompts for ``GRPOTrainer``."""
-    from datasets import Dataset
-
     length = sequence_length(workload, model)
     check_size(length * size)
     words, drawn = vocabulary(model)[len(_SPECIAL) :], random.Random(0)
-    return Dataset.from_dict({"prompt": [" ".join(drawn.choices(words, k=length)) for _ in range(size)]})
+    return dataset_of({"prompt": [" ".join(drawn.choices(words, k=length)) for _ in range(size)]})
 
 
 def sequence_length(workload: Workload, model: nn.Module) -> int:
