@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost import kernel_work
-from trainatomy.operators.cost.kernel import chip_of
+from trainatomy.operators.cost.kernel import Chip, KernelWork, chip_of
 from trainatomy.timing.cost_model import cost_model_of, gap_seconds
 from trainatomy.timing.extrapolation import attained_share
 from trainatomy.timing.step import interval_name
@@ -20,7 +20,6 @@ from trainatomy.units import percent
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration, Point
     from trainatomy.catalog.gpus import GPU
-    from trainatomy.operators.cost.kernel import Chip, KernelWork
 
 
 _FROM_MEMORY, _FROM_CACHE = 4.0, 0.25

@@ -25,7 +25,7 @@ from trainatomy.catalog.machines import reference_host
 from trainatomy.operators.traffic import crosses
 from trainatomy.results.operations import Call, Operations
 from trainatomy.results.time import Bound, Communication, PacedStep, Pipeline, Time
-from trainatomy.results.trace import TimedOperation
+from trainatomy.results.trace import DriverCall, TimedOperation
 from trainatomy.timing.contention import contention_in, power_in, slowed
 from trainatomy.timing.cost_model import (
     CostModel,
@@ -48,14 +48,12 @@ from trainatomy.timing.host_costs import (
 )
 from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
 from trainatomy.timing.one_stream import COLLECTIVES, StepTimeline
-from trainatomy.timing.streams import LaunchCosts, has_one_stream, replay_step
+from trainatomy.timing.streams import LaunchCosts, OnLaunch, has_one_stream, replay_step
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.gpus import GPU
     from trainatomy.catalog.links import Links
-    from trainatomy.results.trace import DriverCall
-    from trainatomy.timing.streams import OnLaunch
 
 
 def slow_pace() -> float:

@@ -27,11 +27,10 @@ from torch.utils.data import RandomSampler
 from trainatomy.errors import WorkloadError
 from trainatomy.results.lengths import SAMPLING_RATE
 from trainatomy.workload.batching import Batching, batching_of
-from trainatomy.workload.lengths import Image, number_of, pixels_of
+from trainatomy.workload.lengths import Image, LengthsSpec, number_of, pixels_of
 from trainatomy.workload.loops import LOOPS
 
 if TYPE_CHECKING:
-    from trainatomy.workload.lengths import LengthsSpec
     from trainatomy.workload.schema import Workload
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -50,16 +50,13 @@ from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.deepspeed import zero_stage
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.loops import loop_of
-from trainatomy.workload.model import UNSIMULATED_ATTENTION
+from trainatomy.workload.model import UNSIMULATED_ATTENTION, LoraSpec, ModelSpec
 from trainatomy.workload.preference import has_reference_model
 from trainatomy.workload.sentence_transformers import is_of_sentence_transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from trainatomy.workload.model import LoraSpec, ModelSpec
     from trainatomy.workload.schema import Workload
 
 

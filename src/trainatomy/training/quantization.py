@@ -10,7 +10,7 @@ Weights that stay in 16 or 32 bits although quantised ones were asked for, such 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,6 @@ from trainatomy.workload.quantization import outlier_columns
 from trainatomy.workload.support import BETWEEN_SECTIONS, Features, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import torch
 
     from trainatomy.workload.schema import Workload

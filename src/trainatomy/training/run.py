@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 
 from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import build_dataset
+from trainatomy.training.batch import BatchesOfLengths, MakeBatch, SyntheticDataset, build_dataset
 from trainatomy.training.factory import user_code
 from trainatomy.training.process import isolated_process_settings, seed_host
 from trainatomy.training.shape import samples_per_step
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import TrainingArguments
 
-    from trainatomy.training.batch import BatchesOfLengths, MakeBatch, SyntheticDataset
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 

@@ -18,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.image_layout import pads_images, rule_of
@@ -43,8 +43,6 @@ from trainatomy.units import by
 from trainatomy.workload.lengths import Image, number_of, pixels_of
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from trainatomy.workload.schema import Workload
 
 

@@ -7,14 +7,12 @@ name and a row here, and its CPU costs to ``catalog/hosts.yaml``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trainatomy.workload.schema import Workload
 
 LoopName = Literal["trainer", "sft", "dpo", "kto", "reward", "grpo", "preference", "sentence_transformers", "pytorch"]

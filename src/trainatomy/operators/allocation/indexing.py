@@ -31,6 +31,7 @@ from trainatomy.operators.allocation.plan import (
     KernelCall,
     Out,
     Plan,
+    Processor,
     Scratch,
     bound,
     ceil_div,
@@ -41,8 +42,6 @@ from trainatomy.operators.allocation.plan import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from trainatomy.operators.allocation.plan import Processor
 
 
 _ALIGNMENT = 256

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.batch import build_batch
+from trainatomy.training.batch import Batch, build_batch
 from trainatomy.training.loops.pytorch import prepare, to_device
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths, position_limits
@@ -23,7 +23,6 @@ from trainatomy.training.process import autocast
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from trainatomy.training.batch import Batch
     from trainatomy.training.observer import Observer
     from trainatomy.training.run import Run
     from trainatomy.workload.schema import Workload

@@ -17,19 +17,17 @@ from transformers import Trainer
 
 from trainatomy.libraries import import_library
 from trainatomy.training.checkpointing import check_checkpointing
-from trainatomy.training.evaluation import evaluation_of
+from trainatomy.training.evaluation import Evaluation, evaluation_of
 from trainatomy.training.loops.trainer import ObservedTrainer, train_with
 from trainatomy.training.model import cast_weights
 from trainatomy.training.preference import alone, axolotl, llamafactory, swift
 from trainatomy.training.preference.batches import Batch, paired
 from trainatomy.training.trl import check_model, reference_of
-from trainatomy.workload.preference import WITHOUT_REFERENCE, has_reference_model
+from trainatomy.workload.preference import WITHOUT_REFERENCE, PreferenceSpec, has_reference_model
 
 if TYPE_CHECKING:
     from trainatomy.training.batch import SyntheticDataset
-    from trainatomy.training.evaluation import Evaluation
     from trainatomy.training.run import Run
-    from trainatomy.workload.preference import PreferenceSpec
 
 
 def engine_of(model: Any, accelerator: Any) -> nn.Module:

@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from trainatomy.training.batch import build_batch
+from trainatomy.training.batch import Batch, build_batch
 from trainatomy.training.checkpointing import check_checkpointing, enable_checkpointing, offloading
 from trainatomy.training.model import set_use_cache
 from trainatomy.training.optimizer import each_of, needs_closure, without_tolerance
@@ -36,7 +36,6 @@ from trainatomy.workload.defaults import loop_checkpoints
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from trainatomy.training.batch import Batch
     from trainatomy.training.observer import Observer
     from trainatomy.training.run import Run
     from trainatomy.workload.schema import Workload

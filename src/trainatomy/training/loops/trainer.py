@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PrinterCallback, Seq2SeqTrainer, Train
 from transformers.utils import logging
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.batch import POOL_SAMPLES
+from trainatomy.training.batch import POOL_SAMPLES, SyntheticDataset
 from trainatomy.training.checkpointing import check_checkpointing, checkpoint_every
 from trainatomy.training.evaluation import Evaluation, evaluation_of
 from trainatomy.training.factory import returning_loss
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainatomy.results.tasks import RestoringPurpose
-    from trainatomy.training.batch import SyntheticDataset
     from trainatomy.training.observer import Observer
     from trainatomy.training.run import Run
     from trainatomy.workload.schema import Workload

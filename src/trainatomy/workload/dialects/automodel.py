@@ -14,16 +14,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.workload.arguments import is_off
-from trainatomy.workload.dialects.translation import configuration_of, names_in
+from trainatomy.workload.dialects.translation import Translation, configuration_of, names_in
 from trainatomy.workload.overlay import get_key
 from trainatomy.workload.section import spell_dtype
-
-if TYPE_CHECKING:
-    from trainatomy.workload.dialects.translation import Translation
-
 
 _OF_PEFT = frozenset(
     "dim alpha use_dora dropout dropout_position lora_dtype use_triton target_modules exclude_modules match_all_linear "
