@@ -20,6 +20,7 @@ from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation import allocation_rules
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
+from trainatomy.requests.scripts import ScriptRequest
 from trainatomy.scripts import guard
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.guard import guarded
@@ -63,10 +64,6 @@ if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
     from trainatomy.simulator.adapters.adapter import Adapter
 
-STEPS = 3
-"""Optimizer steps of a dry run: states exist from the second on, and the allocator's cache is stable in the third."""
-
-
 _APART = ("bitsandbytes",)
 """Libraries that look for CUDA's files when they are imported and find a GPU."""
 
@@ -81,45 +78,28 @@ class TimeIsUp(BaseException):
     """The time limit has passed; no ``except Exception`` of the script catches it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings with which a script is run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ScriptRequest):
+    """Settings with which a script is run: what was asked for, with ``compiled`` decided, and more.
+
+    Three steps run by default: states exist from the second on, and the allocator's cache is stable in the third.
 
     Attributes:
-        steps: Optimizer steps after which it is stopped.
-        time_limit: Seconds after which it is stopped.
-        network: Whether it may use the network.
-        samples: Rows of a data set that is made up.
-        lengths: Words of a text that is made up.
-        data: A local file that takes the place of data sets of a hub.
         timed: Whether operations are written, for the time of a step.
         topology: The place of the process in a training on several GPUs.
-        torch: Version of PyTorch to simulate; None for the installed one.
-        compiled: Whether ``torch.compile`` is simulated; ``preload_compiler`` ran before.
-        eager: Else the reason, for a note.
+        eager: Why ``torch.compile`` is not simulated, for a note; if it is, ``preload_compiler`` ran before.
         command: The script with its arguments; empty for a block of code.
         folder: Temporary folder of the run; None: the session makes one. Libraries may write to it.
         flash_attention: Whether the script names flash-attn, which is there then.
-        looks_ahead: Whether what comes after the steps is looked at: tasks that the configuration plans,
-            the longest sample, growth.
         part: Name of a folder in it for what the script writes.
     """
 
-    steps: int = STEPS
-    time_limit: float = 300.0
-    network: bool = False
-    samples: int = 512
-    lengths: int = 256
-    data: str | None = None
     timed: bool = True
     topology: Topology = field(default_factory=Topology)
-    torch: str | None = None
-    compiled: bool = False
     eager: str = ""
     command: tuple[str, ...] = ()
     folder: str | None = None
     flash_attention: bool = True
-    looks_ahead: bool = True
     part: str = "script"
 
 
@@ -163,7 +143,7 @@ class Session:
             settings.steps,
             check=self._check,
             goes_on=self.ahead.goes_on,
-            plain_inside=settings.compiled,
+            plain_inside=bool(settings.compiled),
         )
         self.threads = Threads(self.process, (StepsDone, TimeIsUp, HandedOver, TrainatomyError))
         self.tf32: bool | None = None
