@@ -96,25 +96,23 @@ class Uncompiled(torch.autograd.Function):
     """``FlexAttentionAutogradOp`` without its dispatcher, which lets no recorder see what runs."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: Any, scale: float, options: Any
-    ) -> Any:
-        """Run ``sdpa_dense``."""
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> Any:
+        """Run ``sdpa_dense``; ``how``: the function of a score, the mask, the scale and options."""
         ctx.set_materialize_grads(False)
-        out, sums, maxima = import_module(_OPERATOR).sdpa_dense(query, key, value, score_mod, mask, scale, options)
+        out, sums, maxima = import_module(_OPERATOR).sdpa_dense(query, key, value, *how)
         ctx.mark_non_differentiable(maxima)
-        lists = [each for each in mask if isinstance(each, Tensor)]
+        lists = [each for each in how[1] if isinstance(each, Tensor)]
         ctx.save_for_backward(query, key, value, out, sums, maxima, *lists)
-        ctx.score_mod, ctx.mask, ctx.scale, ctx.options = score_mod, mask, scale, options
+        ctx.how = how
         return out, sums, maxima
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Run ``sdpa_dense_backward``."""
         query, key, value, out, sums, *_ = ctx.saved_tensors
-        joint = _joint(ctx.score_mod, query)
+        score_mod, *how = ctx.how
         gradients = import_module(_OPERATOR).sdpa_dense_backward(
-            query, key, value, out, sums, *grads[:2], ctx.score_mod, joint, ctx.mask, ctx.scale, ctx.options, (), ()
+            query, key, value, out, sums, *grads[:2], score_mod, _joint(score_mod, query), *how, (), ()
         )
         return (*gradients[:3], None, None, None, None)
 
@@ -241,10 +239,7 @@ class FlexCalls:
         size = given["BLOCK_SIZE"]
         return create(
             given["mask_mod"],
-            given["B"] or 1,
-            given["H"] or 1,
-            given["Q_LEN"],
-            given["KV_LEN"],
+            (given["B"] or 1, given["H"] or 1, given["Q_LEN"], given["KV_LEN"]),
             (size, size) if isinstance(size, int) else tuple(size),
             separates_full=given.get("separate_full_blocks", True),
             version=self._process.processor.torch_version,
