@@ -12,12 +12,11 @@ from concepts.page import page
 from trainatomy.workload.arguments import arguments
 from trainatomy.workload.overrides import FLAGS
 from trainatomy.workload.schema import Workload
-from trainatomy.workload.section import Section, keys, section_of
+from trainatomy.workload.section import Path, Section, keys, section_of
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from trainatomy.workload.section import Path
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "mapping", tuple: "list"}
 

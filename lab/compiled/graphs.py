@@ -175,7 +175,7 @@ def measured(name: str, case: dict[str, Any], part: str) -> dict[str, Any]:
     import torch
 
     from trainatomy.training.model import build_model
-    from trainatomy.training.observer import Silent
+    from trainatomy.training.observer import Observer
     from trainatomy.training.run import run
     from trainatomy.workload import Workload
 
@@ -186,10 +186,10 @@ def measured(name: str, case: dict[str, Any], part: str) -> dict[str, Any]:
         content["train"]["torch_compile_mode"] = "default"
     workload = Workload.model_validate(content)
 
-    class Observer(Watched, Silent):
+    class WatchedLoop(Watched, Observer):
         pass
 
-    observer = Observer(part, Path(f"/tmp/{name}-{part}.json"))
+    observer = WatchedLoop(part, Path(f"/tmp/{name}-{part}.json"))
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = build_model(workload)

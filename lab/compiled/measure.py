@@ -122,7 +122,7 @@ def measured(name: str, case: dict[str, Any], part: str, out: Path) -> dict[str,
 
     from trainatomy.measurement.step.timer import EnoughSteps
     from trainatomy.training.model import build_model
-    from trainatomy.training.observer import Silent
+    from trainatomy.training.observer import Observer
     from trainatomy.training.run import run
     from trainatomy.workload import Workload
 
@@ -132,11 +132,11 @@ def measured(name: str, case: dict[str, Any], part: str, out: Path) -> dict[str,
         content["train"].pop("dynamo_use_regional_compilation", None)
     workload = Workload.model_validate(content)
 
-    class Observer(Watched, Silent):
+    class WatchedLoop(Watched, Observer):
         pass
 
     codes = written_code() if part == "memory" else []
-    observer = Observer(part, Path(f"/tmp/{name}.json"))
+    observer = WatchedLoop(part, Path(f"/tmp/{name}.json"))
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = build_model(workload)

@@ -15,11 +15,11 @@ import everyday_cases
 
 from trainatomy.simulator.steps import FIRST_STEP
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.run import run
 
 
-class _Keeper(Silent):
+class _Keeper(Observer):
     """Observer that keeps the checkpoint that is saved after the first step."""
 
     def __init__(self, place: Path) -> None:

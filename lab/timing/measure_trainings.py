@@ -39,14 +39,14 @@ import grid  # noqa: E402
 import processes  # noqa: E402
 import trainings  # noqa: E402
 
-from trainatomy.training.observer import Silent  # noqa: E402
+from trainatomy.training.observer import Observer  # noqa: E402
 
 TIMED_SECONDS, LEAST_STEPS, MOST_STEPS, PROFILED_STEPS = 0.7, 5, 40, 2
 GRACE = 25
 """Seconds beyond the limit after which a part is killed."""
 
 
-class TimedSteps(Silent):
+class TimedSteps(Observer):
     """Times steps after the warm-up; the host's pace is probed before, between and after them."""
 
     def __init__(self, warm_up: int) -> None:
@@ -86,7 +86,7 @@ class TimedSteps(Silent):
         return {"step_seconds": median(seconds), "steps_ms": milliseconds, "host_pace": pace and asdict(pace)}
 
 
-class ProfiledSteps(Silent):
+class ProfiledSteps(Observer):
     """Profiles some steps after the warm-up; the host's pace is probed before and after them."""
 
     def __init__(self, warm_up: int, trace: Path) -> None:

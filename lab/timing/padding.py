@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.workload.schema import Workload
 
 HERE = Path(__file__).resolve().parent
@@ -65,7 +65,7 @@ def predicted(workload: Workload) -> Cost:
     return Cost(found.step_seconds / workload.batch_size, found.gpu_seconds / workload.batch_size)
 
 
-class Timed(Silent):
+class Timed(Observer):
     """Times undisturbed steps, then profiles one for its kernels."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from trainatomy.integrations.utilization import utilization
 from trainatomy.integrations.watch import watch
 from trainatomy.integrations.windows import BEFORE
 from trainatomy.measurement.step.instruments import DataWaits, Stopwatch
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 
 MIB = 2**20
 BACKWARD = torch.autograd.backward
@@ -34,7 +34,7 @@ STEP = ["optimizer", "optimizer end"]
 ZERO = ["zero_grad", "zero_grad end"]
 
 
-class Listener(Silent):
+class Listener(Observer):
     """Records the events of a loop."""
 
     def __init__(self) -> None:

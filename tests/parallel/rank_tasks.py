@@ -26,7 +26,7 @@ from trainatomy.measurement.step.group import followed
 from trainatomy.simulator.parallel.recorder import local
 from trainatomy.training.factory import loss_of
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.optimizer import tensors_in
 from trainatomy.training.parallel import strategies  # noqa: F401  takes most of a second to import
 from trainatomy.training.parallel.deepspeed import engine_tensors
@@ -93,7 +93,7 @@ def gradients_beside_one_process(arguments: dict[str, Any], reporter: Reporter) 
     loss = whole(**batch).loss
     loss.backward()
     if workload.parallel.pp_size > 1:
-        pipeline = spread = Pipeline(workload, model, "cpu", Silent())
+        pipeline = spread = Pipeline(workload, model, "cpu", Observer())
         losses = pipeline.step(batch)
         own = torch.stack(losses).mean() if losses else loss
     else:
@@ -163,7 +163,7 @@ def communication_on_cpu(arguments: dict[str, Any], reporter: Reporter) -> dict[
     group.join(group.place_of(workload.parallel))
     observer = Communication()
     with followed(observer):
-        run(workload, build_model(workload), device="cpu", steps=workload.steps or 1, observer=Silent())
+        run(workload, build_model(workload), device="cpu", steps=workload.steps or 1, observer=Observer())
     return {"gathered": sorted(observer.sizes), "collectives": observer.collectives, "buckets": observer.buckets}
 
 
@@ -242,7 +242,7 @@ def deepspeed_sizes(arguments: dict[str, Any], reporter: Reporter) -> dict[str, 
     return {"sizes": observer.sizes, "events": observer.events}
 
 
-class Sizes(Silent):
+class Sizes(Observer):
     """Observer that notes what the optimizer holds after its step, and in which order the loop notifies it."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from trainatomy.simulator import simulate as simulation
 from trainatomy.simulator.cards import Card, CardBytes, Cards, others_like
 from trainatomy.simulator.cudnn import chosen_alike
 from trainatomy.simulator.process import SimulatedProcess
-from trainatomy.simulator.simulate import execute, simulate
+from trainatomy.simulator.simulate import ExecutionOptions, execute, simulate
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.workload import Workload
 
@@ -146,7 +146,7 @@ def test_an_execution_says_of_other_gpus_what_executing_there_says(name: str) ->
     expected: dict[str, Simulation] = {}
     counts: list[int] = []
     for first in ("h200", "t4", "rtx-3060"):
-        execution = execute(workload.replace("gpu", first), find_gpu(first), others=gpus)
+        execution = execute(workload.replace("gpu", first), find_gpu(first), ExecutionOptions(others=gpus))
         counts.append(0)
         for gpu in gpus:
             there = workload.replace("gpu", gpu.id)
@@ -181,7 +181,7 @@ def _timeless(prediction: Any) -> Prediction:
 
 
 def test_sizes_of_buffers_differ_between_gpus() -> None:
-    execution = execute(described("BERT", "l4"), find_gpu("l4"), others=[find_gpu("rtx-4090")])
+    execution = execute(described("BERT", "l4"), find_gpu("l4"), ExecutionOptions(others=[find_gpu("rtx-4090")]))
     found = [execution.on(described("BERT", gpu), find_gpu(gpu)) for gpu in ("l4", "rtx-4090", "a10")]
     assert found[0] is not None and found[1] is not None and found[2] is None
     assert found[0].trace.events != found[1].trace.events
@@ -331,7 +331,9 @@ def test_weights_that_a_gpu_decides_to_dequantise_serve_no_others() -> None:
         "data": {"sequence_length": 16},
     }
     execution = execute(
-        Workload.from_mapping({**stored, "gpu": "a10"}), gpu, others=[find_gpu("a40"), find_gpu("h200")]
+        Workload.from_mapping({**stored, "gpu": "a10"}),
+        gpu,
+        ExecutionOptions(others=[find_gpu("a40"), find_gpu("h200")]),
     )
     assert not execution.others
 

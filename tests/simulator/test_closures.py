@@ -11,7 +11,7 @@ from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.simulator.simulate import simulate, steps_needed
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.run import run
 from trainatomy.workload import Workload
 
@@ -44,7 +44,7 @@ def labelled(simulation: Simulation, label: str) -> list[int]:
     return sorted(size for one, size in held.items() if trace.labels.get(one) == label)
 
 
-class Evaluations(Silent):
+class Evaluations(Observer):
     """Counts the evaluations."""
 
     def __init__(self) -> None:

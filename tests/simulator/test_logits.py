@@ -13,7 +13,7 @@ from trainatomy.analysis.logits import logits_and_loss
 from trainatomy.reporters.json import to_json
 from trainatomy.reporters.text.prediction import prediction_page
 from trainatomy.reporters.text.rendering import render
-from trainatomy.training.output_layer import around, output_layers
+from trainatomy.training.model import around, output_layers
 from trainatomy.workload.schema import Workload
 
 VOCABULARY, ROWS = 50_304, 2 * 64

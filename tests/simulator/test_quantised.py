@@ -19,7 +19,7 @@ from trainatomy.simulator.live import on_meta
 from trainatomy.simulator.simulate import simulate
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.quantization import load_on_device, scales
 from trainatomy.training.run import run as train
 from trainatomy.workload import Workload
@@ -316,7 +316,7 @@ def loaded_on_host(quantization: dict[str, Any]) -> Any:
 def test_the_same_code_trains_with_data(quantization: dict[str, Any]) -> None:
     workload, model = loaded_on_host(quantization)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    train(workload, model, device="cpu", steps=1, observer=Silent())
+    train(workload, model, device="cpu", steps=1, observer=Observer())
     changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert changed
     assert all("lora_" in name for name in changed)

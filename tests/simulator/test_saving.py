@@ -15,7 +15,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.simulator.evaluation import safetensors_bytes
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.run import run
 from trainatomy.workload import Workload
 
@@ -32,7 +32,7 @@ def describe(model: str, config: dict[str, Any], lora: dict[str, Any] | None = N
     return Workload.from_mapping({"model": described, "data": {"sequence_length": 16}, "steps": 2, "train": settings})
 
 
-class Files(Silent):
+class Files(Observer):
     """Keeps the files of the checkpoint that is saved after the first step."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ def test_a_real_checkpoint_is_resumed_and_the_best_model_loaded(tmp_path: Path) 
 def test_a_measurement_needs_a_real_checkpoint(given: Any) -> None:
     workload = describe("GPT2LMHeadModel", GPT2, resume_from_checkpoint=given)
     with pytest.raises(WorkloadError, match="a measurement needs the folder of a checkpoint"):
-        run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+        run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
 
 
 @pytest.mark.parametrize(

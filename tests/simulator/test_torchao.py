@@ -16,7 +16,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.simulator.simulate import simulate
 from trainatomy.simulator.simulation import Simulation
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.quantization import load_on_device, scales
 from trainatomy.training.run import run as train
 from trainatomy.training.stored_weights import numbers
@@ -159,7 +159,7 @@ def test_a_model_with_data_holds_and_trains_the_same() -> None:
     weights = sum(numbers(each).nbytes for each in model.parameters())
     assert weights == LINEAR + OTHERS + ADAPTERS
     assert sum(each.nbytes for each in scales(model)) == 5 * ROWS
-    train(workload, model, device="cpu", steps=1, observer=Silent())
+    train(workload, model, device="cpu", steps=1, observer=Observer())
     trained = [each for each in model.parameters() if each.requires_grad]
     assert len(trained) == 14
     assert any(bool(each.abs().sum() > 0) for name, each in model.named_parameters() if "lora_B" in name)

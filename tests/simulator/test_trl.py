@@ -56,6 +56,14 @@ def test_only_tokens_of_the_loss_have_logits(prompt: int | None, tokens: int) ->
     assert 2 * tokens * TILE * 2 in sizes(simulation)  # bfloat16
 
 
+def test_a_class_of_optimizers_is_made_of_the_shards_of_fsdp() -> None:
+    """As with the Trainer, which takes no optimizer that was made before the model is sharded."""
+    train = {"optim": "torch.optim.SGD", "optim_args": "momentum=0.9", "fsdp": True, "fsdp_config": {"version": 2}}
+    simulation = run("sft", train=train, parallel={"gpus": 2})
+    momentum = bytes_labelled(simulation, "optimizer_state")
+    assert momentum == pytest.approx(4 * simulation.parameters / 2, rel=0.05)  # float32, blocks of 512 bytes
+
+
 @pytest.mark.parametrize(("loop", "tokens"), [("sft", 2 * 31), ("dpo", 2 * 2 * 22)])
 def test_the_loss_of_a_compiled_model_runs_its_kernels_on_the_same_tiles(loop: str, tokens: int) -> None:
     """Of preferences the tokens after the prompt count, which Python selects between two graphs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainatomy.simulator.compiled.trials import Trials
+from trainatomy.simulator.compiled.wrapper import Trials
 from trainatomy.simulator.process import SimulatedProcess
 
 pytest.importorskip("triton")

@@ -18,7 +18,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.measurement.calibration.calibrate import write
 from trainatomy.timing.cost_model import cost_model_of, gap_seconds, kernel_cost
 from trainatomy.timing.efficiency import point_microseconds
-from trainatomy.timing.findings import findings
+from trainatomy.timing.evidence import findings
 
 TEXT = "aten::baddbmm(f32[8,1]!,bf16[4,8,2|16,1,8]*2,hi64[3])->f32[8,1]@0#2;beta=1"
 

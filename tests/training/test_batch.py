@@ -11,7 +11,7 @@ from trainatomy.errors import FactoryError, WorkloadError
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training.batch import build_batch, build_dataset
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.run import run
 from trainatomy.workload.schema import Workload
 
@@ -217,7 +217,7 @@ def test_a_model_of_frames_patches_or_characters_is_trained_and_its_step_predict
     config, expected = OTHER_INPUTS[name]
     workload = describe(name, model={"config": config}, steps=1)
     assert shapes(batch_of(workload)) == expected
-    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
     assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
@@ -229,7 +229,7 @@ def test_texts_of_classifying_encoder_decoders_end_with_eos(describe: Any) -> No
     workload = describe("BartForSequenceClassification", model={"config": _BART}, steps=1)
     ends = batch_of(workload)["input_ids"] == 7
     assert ends[:, -1].all() and not ends[:, :-1].any()
-    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
     assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
@@ -237,7 +237,7 @@ def test_a_question_is_separated_from_its_context(describe: Any) -> None:
     config = {**_TEXT_32, "attention_window": 4, "vocab_size": 50, "sep_token_id": 2}
     workload = describe("LongformerForQuestionAnswering", model={"config": config}, steps=1)
     assert ((batch_of(workload)["input_ids"] == 2).nonzero()[:, 1]).tolist() == [4, 5, 15] * 2
-    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
     assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
@@ -250,7 +250,7 @@ def test_images_of_any_size_come_with_their_sizes(describe: Any) -> None:
     batch = batch_of(workload)
     assert batch["image_sizes"].tolist() == [[32, 32]] * 2
     assert (batch["input_ids"] == 150).sum() == 2 * 4
-    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
     assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
@@ -292,7 +292,7 @@ def test_images_become_one_row_of_patches(describe: Any) -> None:
 )
 def test_a_model_of_patches_is_trained_and_its_step_predicted(describe: Any, name: str, config: Any, loop: str) -> None:
     workload = describe(name, model={"config": config}, loop=loop, steps=1)
-    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
     assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
@@ -329,7 +329,7 @@ def test_a_detector_is_trained_and_its_step_predicted(describe: Any, loop: str) 
     """Check the matching of objects to queries, which SciPy does on the CPU."""
     pytest.importorskip("scipy")
     workload = describe("DetrForObjectDetection", model={"config": _DETR}, loop=loop, steps=1)
-    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
     assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 

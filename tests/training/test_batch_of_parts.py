@@ -13,7 +13,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training.batch import build_batch
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.run import run
 from trainatomy.training.shape import Shape
 from trainatomy.workload.schema import Workload
@@ -227,7 +227,7 @@ def test_a_family_is_trained_on_the_cpu_and_in_a_simulation(
     if name.startswith("Florence2"):
         monkeypatch.setattr(Shape, "image_size", (3, 64, 64))
     workload = describe(name, model={"config": copy.deepcopy(_TRAINED[name])}, data={}, steps=1)
-    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
     assert simulate(workload, workload.resolve_gpu(), operations=False).steps == 1
 
 
@@ -264,7 +264,7 @@ def test_a_detector_of_phrases_reads_a_text_of_phrases(
     workload = describe("GroundingDinoForObjectDetection", model={"config": config}, data={"sequence_length": 12})
     batch = build_batch(workload, build_model(workload))
     assert batch["input_ids"][0, [0, 2, 4, 11]].tolist() == [101, 1012, 1012, 102]
-    run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+    run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
     assert simulate(workload, workload.resolve_gpu(), operations=False).steps >= 1
     with pytest.raises(WorkloadError, match="longer than the 256 positions"):
         longer = describe("GroundingDinoForObjectDetection", model={"config": config}, data={"sequence_length": 300})

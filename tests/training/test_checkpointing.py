@@ -15,7 +15,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.integrations import CheckpointEvery, checkpoint_every
 from trainatomy.training.checkpointing import checkpointed_every, checkpointed_layers
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.run import run
 
 LAYERS = 5
@@ -60,7 +60,7 @@ def trained(workload: Any) -> tuple[list[float], list[int]]:
     for part in parts:
         part.register_forward_pre_hook(begin)
     model.register_forward_hook(lambda module, arguments, outputs: losses.append(outputs.loss.item()))
-    run(workload, model, device="cpu", steps=2, observer=Silent())
+    run(workload, model, device="cpu", steps=2, observer=Observer())
     return losses, sorted(calls)
 
 
@@ -165,10 +165,10 @@ def test_a_model_without_layers_of_its_own_is_refused(
     model = build_model(workload)
     monkeypatch.setattr("transformers.modeling_layers.GradientCheckpointingLayer", type("Other", (), {}))
     with pytest.raises(WorkloadError, match="BertForSequenceClassification cannot be switched one by one") as raised:
-        run(workload, model, device="cpu", steps=1, observer=Silent())
+        run(workload, model, device="cpu", steps=1, observer=Observer())
     assert raised.value.key == "train.gradient_checkpointing_every"
     whole = workload.replace("train.gradient_checkpointing_every", 1)
-    run(whole, model, device="cpu", steps=1, observer=Silent())
+    run(whole, model, device="cpu", steps=1, observer=Observer())
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 1.5, "2"])

@@ -12,7 +12,7 @@ import torch
 
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import WorkloadError
-from trainatomy.simulator.image_notes import sample_notes
+from trainatomy.simulator.notes import sample_notes
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training.batch import build_batch
 from trainatomy.training.image_layout import _PIXELS

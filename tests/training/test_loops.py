@@ -17,7 +17,7 @@ from trainatomy.errors import FactoryError, MissingLibrary, WorkloadError
 from trainatomy.training.arguments import training_arguments
 from trainatomy.training.batch import build_dataset
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.process import preload
 from trainatomy.training.run import run
 from trainatomy.workload.arguments import arguments, module_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LOOPS = ("trainer", "pytorch")
 
 
-class EventRecorder(Silent):
+class EventRecorder(Observer):
     """Records the observer's events and checks the state inside the loop."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ def test_tf32_is_set_for_inference_and_put_back(describe: Any) -> None:
     workload = describe(mode="inference", train={"tf32": True})
     model = build_model(workload)
     model.register_forward_pre_hook(lambda module, arguments: seen.append(torch.backends.fp32_precision))
-    run(workload, model, device="cpu", steps=1, observer=Silent())
+    run(workload, model, device="cpu", steps=1, observer=Observer())
     assert (seen, torch.backends.fp32_precision) == (["tf32"], before)
 
 
@@ -299,7 +299,7 @@ def test_a_function_can_make_the_batches(describe: Any, sections: Any) -> None:
         sizes.append(size)
         return {"input_ids": torch.ones(size, 5, dtype=torch.int64), "labels": torch.zeros(size, dtype=torch.int64)}
 
-    run(workload, model, device="cpu", steps=1, observer=Silent(), make_batch=make)
+    run(workload, model, device="cpu", steps=1, observer=Observer(), make_batch=make)
     assert sizes == [2]
 
 
@@ -389,7 +389,7 @@ def test_watching_the_trainer_changes_no_operation_and_no_lifetime(describe: Any
         trainer.train()
 
     def watched(model: Any) -> None:
-        run(workload, model, device="cpu", steps=2, observer=Silent())
+        run(workload, model, device="cpu", steps=2, observer=Observer())
 
     histories = []
     for train_it in (plain, watched):
@@ -457,7 +457,7 @@ def test_what_was_drawn_for_the_weights_does_not_count() -> None:
             model,
             device="cpu",
             steps=2,
-            observer=Silent(),
+            observer=Observer(),
             make_batch=lambda size: {"x": torch.ones(size, 4)},
         )
     assert models[0].drawn == models[1].drawn

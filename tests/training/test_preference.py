@@ -12,7 +12,7 @@ import torch
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.run import run
 from trainatomy.workload import Workload
 from trainatomy.workload.preference import FRAMEWORKS, WITHOUT_REFERENCE, PreferenceSpec
@@ -40,7 +40,7 @@ def _axolotl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-class Events(Silent):
+class Events(Observer):
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.dtypes: dict[str, torch.dtype] = {}

@@ -12,7 +12,7 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from trainatomy.errors import WorkloadError
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.run import run
 from trainatomy.workload import Workload
 
@@ -26,7 +26,7 @@ BERT = {
 CACHED = {"loss": "CachedMultipleNegativesRankingLoss", "mini_batch_size": 2}
 
 
-class Events(Silent):
+class Events(Observer):
     def __init__(self) -> None:
         self.entries: list[str] = []
         self.losses: list[float] = []

@@ -18,8 +18,8 @@ from trainatomy.training.labels import IGNORED
 from trainatomy.training.lengths import BatchShape, LengthBatch, orders
 from trainatomy.training.model import build_model
 from trainatomy.training.positions import Lengths
+from trainatomy.training.samples import media_of
 from trainatomy.training.shape import Shape
-from trainatomy.training.sizes import media_of
 from trainatomy.workload.schema import Workload
 
 if TYPE_CHECKING:

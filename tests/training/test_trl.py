@@ -10,8 +10,8 @@ import torch
 
 from trainatomy.training.lengths import orders, sample_lengths
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
-from trainatomy.training.run import run
+from trainatomy.training.observer import Observer
+from trainatomy.training.run import Run, run
 from trainatomy.training.trl import make_tokenizer, packed_samples, tokenised_samples, trained_batches
 from trainatomy.workload import Workload
 
@@ -25,7 +25,7 @@ LLAMA = {
 REWARD = {"class": "LlamaForSequenceClassification", "config": {**LLAMA, "num_labels": 1}}
 
 
-class Events(Silent):
+class Events(Observer):
     def __init__(self) -> None:
         self.entries: list[str] = []
         self.losses: list[float] = []
@@ -124,7 +124,7 @@ def test_packs_make_the_batches_that_trl_makes_of_the_samples(settings: dict[str
         }
     )
     model = build_model(workload)
-    ours = trained_batches(workload, len(orders(workload)[0].steps), None)
+    ours = trained_batches(Run(workload, model, "cpu", len(orders(workload)[0].steps), Observer()))
     shuffled = random.Random(0).sample(lengths := sample_lengths(workload), len(lengths))
     trainer = SFTTrainer(
         model,
@@ -170,7 +170,7 @@ def test_the_trainer_gets_batches_of_the_lengths_in_their_order(loop: str) -> No
         counted.append(int(named["attention_mask"].sum()))
 
     model.model.register_forward_pre_hook(note, with_kwargs=True)
-    run(workload, model, device="cpu", steps=2, observer=Silent())
+    run(workload, model, device="cpu", steps=2, observer=Observer())
     rows, passes = (2 if loop == "sft" else 4), (2 if loop == "dpo" else 1)  # also of the reference model
     assert widths == [(rows, 40)] * passes + [(rows, 16)] * passes
     assert counted == [rows // 2 * (12 + 40)] * passes + [rows // 2 * (7 + 9)] * passes
@@ -191,10 +191,10 @@ def test_bitsandbytes_is_loaded_where_peft_would_load_it(
     found: list[str] = []
     monkeypatch.setattr("trainatomy.training.trl.version_of", lambda name: "1.0" if name in installed else None)
     monkeypatch.setattr("trainatomy.training.trl.import_module", found.append)
-    monkeypatch.setattr("trainatomy.training.loops.trl.training_arguments", stop)
+    monkeypatch.setattr("trainatomy.training.run.training_arguments", stop)
     for offloads in (False, True):
         described = {"model": {"class": "LlamaForCausalLM", "config": LLAMA}, "data": {"sequence_length": 16}}
         workload = Workload.from_mapping(described | {"loop": "sft", "trl": {"activation_offloading": offloads}})
         with pytest.raises(InterruptedError):
-            run(workload, build_model(workload), device="cpu", steps=1, observer=Silent())
+            run(workload, build_model(workload), device="cpu", steps=1, observer=Observer())
         assert found == (imported if offloads else [])

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.features import FACTS, FEATURES
-from trainatomy.workload.loops import EVALUATION, SAVING
 from trainatomy.workload.overlay import set_key
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.section import key_of, keys, section_at
@@ -268,9 +267,17 @@ def test_every_name_of_the_table_is_known() -> None:
     assert facts - {"name"} == FACTS.keys()
 
 
+_PAUSES = (
+    "eval_strategy do_eval eval_on_start eval_accumulation_steps eval_do_concat_batches prediction_loss_only "
+    "batch_eval_metrics include_for_metrics predict_with_generate generation_max_length generation_num_beams "
+    "save_strategy save_total_limit save_only_model load_best_model_at_end resume_from_checkpoint"
+).split()
+"""Settings of the Trainer's evaluations and checkpoints."""
+
+
 def test_a_plain_loop_refuses_what_the_trainer_does_between_its_steps() -> None:
     refused = {rule.refuse for _, rule in RULES if rule.with_ == "loop: pytorch"}
-    assert refused >= {f"train.{name}" for name in (*EVALUATION, *SAVING)}
+    assert refused >= {f"train.{name}" for name in _PAUSES}
 
 
 def test_options_of_a_strategy() -> None:

@@ -203,6 +203,13 @@ def take_part(pool: Pool, address: int, size: int) -> Block:
     block = next((one for one in pool.blocks.values() if one.address <= address < one.address + one.size), None)
     if block is None or address + size > block.address + block.size:
         raise ValueError(f"{size} bytes at {address:#x} are not free")
+    cut_down(block, address, size)
+    return block
+
+
+def cut_down(block: Block, address: int, size: int) -> None:
+    """Take a free block out of its pool, and let it be a part of itself; what lies around that stays free."""
+    pool = block.pool
     pool.remove(block)
     if before := address - block.address:
         left = Block(pool, block.address, before, block.expandable)
@@ -213,7 +220,6 @@ def take_part(pool: Pool, address: int, size: int) -> Block:
         splice(right, block, block.next)
         pool.insert(right)
     block.address, block.size = address, size
-    return block
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from trainatomy.allocator.blocks import MIB
 from trainatomy.allocator.player import Player, library_moments
 from trainatomy.allocator.simulated import CachingAllocator, OutOfMemory
-from trainatomy.results.trace import DriverCall
+from trainatomy.results.trace import AllocationTrace, DriverAction, DriverCall, Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from trainatomy.allocator.segments import AddressPolicy
     from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.results.trace import AllocationTrace, DriverAction, Event
 
 
 Kept = TypeVar("Kept")

@@ -57,6 +57,7 @@ from trainatomy.allocator.blocks import (
     UNMAPPED,
     Block,
     Pool,
+    cut_down,
     merge,
     round_up,
     splice,
@@ -389,23 +390,15 @@ def _map(block: Block, size: int, claim: Callable[[int], bool]) -> bool:
 
 def unmap(block: Block) -> int:
     """Return the whole pages inside a free block to the driver; returns their bytes (0 if there are none)."""
-    segment, pool = block.expandable, block.pool
+    segment = block.expandable
     assert segment is not None
     begin = segment.page_at_or_after(block.address)
     end = segment.page_at_or_before(block.address + block.size)
     if begin >= end:
         return 0
-    pool.remove(block)
-    if before := begin - block.address:
-        left = Block(pool, block.address, before, segment)
-        splice(left, block.prev, block)
-        pool.insert(left)
-    if after := block.address + block.size - end:
-        right = Block(pool, end, after, segment)
-        splice(right, block, block.next)
-        pool.insert(right)
-    block.address, block.size, block.state = begin, end - begin, UNMAPPED
+    cut_down(block, begin, end - begin)
+    block.state = UNMAPPED
     merge(block, block.prev)
     merge(block, block.next)
-    pool.unmapped[block.address] = block
+    block.pool.unmapped[block.address] = block
     return end - begin

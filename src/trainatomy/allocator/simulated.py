@@ -46,13 +46,12 @@ from trainatomy.allocator.segments import (
     oversize_blocks,
     unmap,
 )
-from trainatomy.results.trace import PRIVATE_POOL, pool_of
+from trainatomy.results.trace import PRIVATE_POOL, DriverAction, pool_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trainatomy.allocator.settings import AllocatorSettings
-    from trainatomy.results.trace import DriverAction
 
 
 class OutOfMemory(Exception):  # a result that is raised, named as PyTorch names it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 
 from trainatomy.api.elsewhere import changed
 from trainatomy.api.verb import verb
+from trainatomy.catalog.gpus import GPU
 from trainatomy.errors import WorkloadError
 from trainatomy.prediction.assemble import prediction_of, rank_prediction_of
 from trainatomy.prediction.lengths import prediction_of_lengths, with_lengths
@@ -24,8 +25,8 @@ from trainatomy.runs.predicting import recollections, shared_epochs, shared_simu
 from trainatomy.simulator import live
 from trainatomy.simulator.lengths import simulate_lengths
 from trainatomy.simulator.micro_batches import Recollections
-from trainatomy.simulator.simulate import execute, simulate, topology_of
-from trainatomy.simulator.simulation import Simulation
+from trainatomy.simulator.simulate import ExecutionOptions, execute, simulate, topology_of
+from trainatomy.simulator.simulation import Execution, Simulation
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.batch import MakeBatch
 from trainatomy.training.factory import user_code
@@ -194,10 +195,7 @@ def _simulate_workload(
 ) -> Simulation:
     known = recollections(workload) if make_batch is None else None
     goes_on = known is None or bool(request.layouts)  # a search ranks candidates by the steps that are executed
-    run = partial(
-        execute,
-        workload,
-        workload.resolve_gpu(),
+    how = ExecutionOptions(
         make_batch=make_batch,
         trust_remote_code=request.trust_remote_code,
         operations=request.timed,
@@ -205,10 +203,14 @@ def _simulate_workload(
         watch=Watcher if known is None else partial(Watcher, recollections=Recollections(*known)),
         goes_on=goes_on,
     )
+
+    def run(others: Collection[GPU] = ()) -> Execution:
+        return execute(workload, workload.resolve_gpu(), replace(how, others=others))
+
     if make_batch is not None:
         return simulation_of(run(), workload)
     key = (request.trust_remote_code, request.timed, rank, goes_on)
-    return shared_simulation(workload, key, lambda others: run(others=others))
+    return shared_simulation(workload, key, run)
 
 
 def _simulate_module(

@@ -18,6 +18,6 @@ from trainatomy.lazy import lazy
 NAMES = {
     "integrations.batch_size": "fit_training_arguments, predicted_batch_size",
     "training.checkpointing": "checkpoint_every",
-    "training.loops.observed_trainer": "CheckpointEvery",
+    "training.loops.trainer": "CheckpointEvery",
 }
 __getattr__, __dir__, __all__ = lazy(__name__, NAMES)

@@ -11,7 +11,7 @@ from trainatomy.integrations.batch_size import Model
 from trainatomy.integrations.batch_size import Result
 from trainatomy.integrations.training_arguments import Arguments
 from trainatomy.training.checkpointing import checkpoint_every
-from trainatomy.training.loops.observed_trainer import CheckpointEvery
+from trainatomy.training.loops.trainer import CheckpointEvery
 from typing import Any
 from typing import Literal
 __all__ = ["CheckpointEvery", "checkpoint_every", "fit_training_arguments", "predicted_batch_size"]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from trainatomy.errors import DeviceError
 from trainatomy.integrations.utilization import utilization
@@ -28,11 +27,10 @@ from trainatomy.results.measurement import Measurement, Status
 from trainatomy.results.prediction import Prediction
 from trainatomy.scripts.job import Job, place_of
 from trainatomy.scripts.longest import SampleCounter
-from trainatomy.scripts.signals import ScriptSignals, StepsDone
-from trainatomy.training.observer import Silent
+from trainatomy.scripts.signals import ScriptListener, ScriptSignals, StepsDone
 
 
-class StepClock(Silent):
+class StepClock(ScriptListener):
     """Listener that takes the time of each step, with the GPU's work done.
 
     Attributes:
@@ -80,15 +78,6 @@ class StepClock(Silent):
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """Count samples."""
         self.samples.trains(arguments, keywords)
-
-    def tick(self) -> None: ...
-    def called(self, model: nn.Module) -> None: ...
-    def trains(self, model: nn.Module) -> bool:
-        return True
-
-    def misses(self) -> None: ...
-    def made(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def uses(self, optimizer: torch.optim.Optimizer) -> None: ...
 
 
 def measure_here(job: Job) -> Measurement:

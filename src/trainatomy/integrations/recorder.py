@@ -28,7 +28,7 @@ from trainatomy.measurement.step.recorder import AllocatorCounters, TraceRecorde
 from trainatomy.measurement.traces.history import Note
 from trainatomy.measurement.traces.trace import PHASES
 from trainatomy.results.memory import Instant
-from trainatomy.training.observer import LoopListener, LoopSignals, removed, wrapped
+from trainatomy.training.observer import LoopSignals, Observer, removed, wrapped
 
 
 class Hook:
@@ -58,7 +58,7 @@ def inert_hook(*arguments: Any, **keywords: Any) -> None:
 class LoopHooks(LoopSignals):
     """Reports the events of one loop, over ``model`` and ``optimizer``, to ``listener`` while attached."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, listener: LoopListener) -> None:
+    def __init__(self, model: nn.Module, optimizer: Any, listener: Observer) -> None:
         super().__init__(listener)
         self.model = model
         self.optimizer = unwrap_optimizer(optimizer)
@@ -116,7 +116,7 @@ _LATER_TRACKED_STEPS = 1
 
 
 class LiveRecorder(TraceRecorder):
-    """Recorder (a ``hooks.LoopListener``) of a user's loop; keeps addresses and sizes, never tensors.
+    """Recorder of a user's loop; keeps addresses and sizes, never tensors.
 
     Attributes:
         steps: Completed steps.

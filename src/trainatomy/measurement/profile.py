@@ -37,7 +37,7 @@ from trainatomy.processes import end_with_parent
 from trainatomy.results.operations import Call, Joined, Operations
 from trainatomy.training import model as models
 from trainatomy.training import run as steps
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.quantization import load_on_device
 from trainatomy.workload.schema import Workload
 
@@ -67,7 +67,7 @@ class Profiled(NamedTuple):
         return self.seconds + sum(child.total_seconds for child in self.children)
 
 
-class ProfiledStep(Silent):
+class ProfiledStep(Observer):
     """Observer that profiles step ``step``, including what the loop does before ``step_begin``."""
 
     def __init__(self, profiler: TorchProfiler, step: int) -> None:

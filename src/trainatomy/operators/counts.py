@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainatomy.operators.cost.attention import flex_flop
-from trainatomy.operators.cost.fused_loss import fused_loss_flop
+from trainatomy.operators.cost.libraries import fused_loss_flop
 from trainatomy.operators.operator import Group, Operator
 from trainatomy.operators.registry import operator_of
 from trainatomy.operators.traffic import crosses, traffic

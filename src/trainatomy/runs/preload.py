@@ -23,7 +23,6 @@ _MODULES = (
     "trainatomy.prediction.assemble",
     "trainatomy.simulator.simulate",
     "trainatomy.timing.step",
-    "trainatomy.training.loops.observed_trainer",
     "trainatomy.training.loops.trainer",
 )
 

@@ -236,7 +236,7 @@ _DISABLED = "TORCHDYNAMO_DISABLE"
 
 
 def compiling(job: Job, file: Path) -> tuple[Job, str]:
-    """Import the compiler where a job wants it, and return the job with ``compiled`` decided.
+    """Import the compiler where a job wants it, and return the job with ``compiles`` decided.
 
     Returns:
         The job, and the reason why it is simulated eagerly where the script may compile; "" without one.

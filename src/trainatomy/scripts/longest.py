@@ -36,6 +36,14 @@ _DEEPEST = 3
 """Objects within objects that are looked into: they may hold one another."""
 
 
+@contextmanager
+def fetches_followed(around: Callable[..., Any]) -> Iterator[None]:
+    """Call ``around`` in place of what DataLoaders fetch batches with in this process, which it is given first."""
+    kinds: Any = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+    with wrapped(kinds[0], "fetch", around), wrapped(kinds[1], "fetch", around):
+        yield
+
+
 class SampleCounter:
     """Counts the samples of each step of a loop.
 
@@ -59,8 +67,7 @@ class SampleCounter:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Count what DataLoaders fetch in this process during the block."""
-        kinds: Any = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
-        with wrapped(kinds[0], "fetch", self._around_fetch), wrapped(kinds[1], "fetch", self._around_fetch):
+        with fetches_followed(self._around_fetch):
             yield
 
     def _around_fetch(self, original: Any, fetcher: Any, index: Any) -> Any:

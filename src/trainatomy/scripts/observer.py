@@ -21,8 +21,10 @@ from trainatomy.results.script import TaskKind, TrainedModel, UsedOptimizer
 from trainatomy.results.trace import Mark
 from trainatomy.scripts.job import current_place
 from trainatomy.scripts.longest import LongestSample, SampleCounter, batch_tensors
+from trainatomy.scripts.signals import ScriptListener
 from trainatomy.scripts.standins.device_maps import has_gpu_hooks
 from trainatomy.simulator.description import attention_of
+from trainatomy.simulator.parallel.recorder import local
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.storages import storage_of
@@ -60,7 +62,7 @@ def _wrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-class ScriptObserver(PhaseMarker):
+class ScriptObserver(PhaseMarker, ScriptListener):
     """Observer of a script of at most ``steps`` optimizer steps.
 
     Attributes:
@@ -235,8 +237,6 @@ class ScriptObserver(PhaseMarker):
         """Return the function that takes a tensor to what this rank holds of it."""
         if not self._process.topology.has_group:
             return lambda tensor: tensor
-        from trainatomy.simulator.parallel.recorder import local
-
         return local
 
     # -- events of the loop --------------------------------------------------------------------------------------------
@@ -350,9 +350,6 @@ class ScriptObserver(PhaseMarker):
         self.longest.evaluated()
         if not self._task and self.steps:
             self._operations.start(self.steps)
-
-    def tick(self) -> None:
-        """Do nothing: no time passes here."""
 
     def step_begin(self, step: int) -> None:
         super().step_begin(step)

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from trainatomy.libraries import version_of
 from trainatomy.prediction.assemble import keep_executed
 from trainatomy.prediction.detail import detail_of_executed
 from trainatomy.requests.predicting import PredictRequest
+from trainatomy.requests.scripts import ScriptRequest
 from trainatomy.results.script import Ending, StandIn
 from trainatomy.scripts.imports import files_of
 from trainatomy.scripts.job import INTERRUPTED, HandedOver, Job, Outcome, any_place_of, place_of
@@ -68,7 +69,7 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
     """Run a job's script on one of its GPUs, in this process.
 
     Args:
-        job: The script, with ``compiled`` decided.
+        job: The script, with ``compiles`` decided.
         gpu_id: One of its GPUs.
         is_last: The process has nothing else to do: once the script has ended, Ctrl-C does nothing until its bill is
             written.
@@ -78,22 +79,16 @@ def run_job(job: Job, gpu_id: str, *, is_last: bool = False, eager: str = "", fo
     started = time.perf_counter()
     gpu = find_gpu(gpu_id)
     file = job.command.file()
+    asked = {each.name: getattr(job, each.name) for each in fields(ScriptRequest)}
+    asked["data"] = None if job.data is None else str(Path(job.data).resolve())
     settings = Settings(
-        steps=job.steps,
-        time_limit=job.time_limit,
-        network=job.network,
-        samples=job.samples,
-        lengths=job.lengths,
-        data=None if job.data is None else str(Path(job.data).resolve()),
+        **asked,
         timed=job.timed,
         topology=topology_of(job.command),
-        torch=job.torch,
-        compiled=bool(job.compiles),
         eager=eager,
         command=(*(("-m",) if job.command.is_module else ()), job.command.target, *job.command.arguments),
         folder=folder,
         flash_attention=names_flash_attention(job.command.arguments, files_of(file)),
-        looks_ahead=job.look_ahead,
         part=job.gpus[0] if job.handovers else gpu_id,  # what the commands before wrote is found on every GPU
     )
     session = Session(gpu, settings, "" if job.command.entry() else str(file))

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.catalog.gpus import level_factors
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation import allocation_rules
-from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
+from trainatomy.requests.scripts import ScriptRequest
 from trainatomy.scripts import guard
 from trainatomy.scripts.files import RedirectedFiles
 from trainatomy.scripts.guard import guarded
@@ -43,12 +42,9 @@ from trainatomy.scripts.standins import (
     machine,
     outside,
     pretrained,
-    quantised_weights,
     random_numbers,
-    requested_gpus,
     savers,
     tensors,
-    torchscript,
 )
 from trainatomy.scripts.standins.loaders import Loaders
 from trainatomy.scripts.standins.notes import ALLOCATOR_VARIABLES, StandIns
@@ -56,6 +52,7 @@ from trainatomy.scripts.tasks import lightning, trainer
 from trainatomy.scripts.tasks.planned import Tasks
 from trainatomy.simulator.adapters.registry import adapters
 from trainatomy.simulator.amd import check_amd
+from trainatomy.simulator.cards import processor_of
 from trainatomy.simulator.cudnn import installed_heuristics
 from trainatomy.simulator.experts import grouped_mm_fallback
 from trainatomy.simulator.isolation import isolated
@@ -66,10 +63,6 @@ from trainatomy.training.process import forget_device
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
     from trainatomy.simulator.adapters.adapter import Adapter
-
-STEPS = 3
-"""Optimizer steps of a dry run: states exist from the second on, and the allocator's cache is stable in the third."""
-
 
 _APART = ("bitsandbytes",)
 """Libraries that look for CUDA's files when they are imported and find a GPU."""
@@ -85,45 +78,28 @@ class TimeIsUp(BaseException):
     """The time limit has passed; no ``except Exception`` of the script catches it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings with which a script is run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ScriptRequest):
+    """Settings with which a script is run: what was asked for, with ``compiles`` decided, and more.
+
+    Three steps run by default: states exist from the second on, and the allocator's cache is stable in the third.
 
     Attributes:
-        steps: Optimizer steps after which it is stopped.
-        time_limit: Seconds after which it is stopped.
-        network: Whether it may use the network.
-        samples: Rows of a data set that is made up.
-        lengths: Words of a text that is made up.
-        data: A local file that takes the place of data sets of a hub.
         timed: Whether operations are written, for the time of a step.
         topology: The place of the process in a training on several GPUs.
-        torch: Version of PyTorch to simulate; None for the installed one.
-        compiled: Whether ``torch.compile`` is simulated; ``preload_compiler`` ran before.
-        eager: Else the reason, for a note.
+        eager: Why ``torch.compile`` is not simulated, for a note; if it is, ``preload_compiler`` ran before.
         command: The script with its arguments; empty for a block of code.
         folder: Temporary folder of the run; None: the session makes one. Libraries may write to it.
         flash_attention: Whether the script names flash-attn, which is there then.
-        looks_ahead: Whether what comes after the steps is looked at: tasks that the configuration plans,
-            the longest sample, growth.
         part: Name of a folder in it for what the script writes.
     """
 
-    steps: int = STEPS
-    time_limit: float = 300.0
-    network: bool = False
-    samples: int = 512
-    lengths: int = 256
-    data: str | None = None
     timed: bool = True
     topology: Topology = field(default_factory=Topology)
-    torch: str | None = None
-    compiled: bool = False
     eager: str = ""
     command: tuple[str, ...] = ()
     folder: str | None = None
     flash_attention: bool = True
-    looks_ahead: bool = True
     part: str = "script"
 
 
@@ -149,15 +125,7 @@ class Session:
         self.gpu, self.settings, self.script = gpu, settings, script
         self.version = parse_version(settings.torch or torch.__version__)
         check_amd(gpu, self.version, settings.topology.world_size * settings.topology.devices)
-        processor = Processor(
-            gpu.capability,
-            gpu.multiprocessors,
-            self.version,
-            installed_heuristics(gpu),
-            gpu.l2_bytes,
-            level_factors(gpu),
-            gpu.architecture,
-        )
+        processor = processor_of(gpu, self.version, installed_heuristics(gpu))
         self.process = SimulatedProcess(
             gpu.device_name,
             gpu.memory_bytes,
@@ -168,14 +136,14 @@ class Session:
             allocator=self._allocator_settings,
         )
         self.process.recorder.operations.wanted = settings.timed
-        self.observer = ScriptObserver(self.process, settings.steps, script, looks_ahead=settings.looks_ahead)
-        self.ahead = StepsAhead(self.observer, gpu.memory_bytes, looks_ahead=settings.looks_ahead)
+        self.observer = ScriptObserver(self.process, settings.steps, script, looks_ahead=settings.look_ahead)
+        self.ahead = StepsAhead(self.observer, gpu.memory_bytes, looks_ahead=settings.look_ahead)
         self.signals = ScriptSignals(
             self.observer,
             settings.steps,
             check=self._check,
             goes_on=self.ahead.goes_on,
-            plain_inside=settings.compiled,
+            plain_inside=bool(settings.compiles),
         )
         self.threads = Threads(self.process, (StepsDone, TimeIsUp, HandedOver, TrainatomyError))
         self.tf32: bool | None = None
@@ -234,20 +202,19 @@ class Session:
             pretrained,
             device_maps,
             hub_files,
-            quantised_weights,
             data,
             generation,
             outside,
             savers,
             machine,
         )
-        for part in (*parts, torchscript, requested_gpus):
+        for part in parts:
             part.install(self.stand_ins)
         self.loaders = Loaders(self.stand_ins)
         flash_attention.install(self.stand_ins, is_named=settings.flash_attention)
         foreign_files.install(self.stand_ins)
-        compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiled else None)
-        self.tasks = Tasks(self.stand_ins, self.observer, self.signals, looks_ahead=settings.looks_ahead)
+        compiler.install(self.stand_ins, self.signals, settings.eager if not settings.compiles else None)
+        self.tasks = Tasks(self.stand_ins, self.observer, self.signals, looks_ahead=settings.look_ahead)
         trainer.install(self.tasks)
         lightning.install(self.tasks)
         self._follow_autocast()

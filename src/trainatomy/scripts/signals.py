@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import thread as executors
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -32,7 +32,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trainatomy.scripts.job import is_of_platform, is_users, place_of
-from trainatomy.training.observer import LoopListener, LoopSignals, removed, wrapped
+from trainatomy.training.observer import LoopSignals, Observer, removed, wrapped
 
 if TYPE_CHECKING:
     from trainatomy.simulator.modules import ModuleTracker
@@ -51,14 +51,15 @@ class StepsDone(BaseException):
     """The steps that were asked for are over; no ``except Exception`` of the script catches it."""
 
 
-class ScriptListener(LoopListener, Protocol):
-    """A listener that is told about models and optimizers when they are first seen."""
+class ScriptListener(Observer):
+    """An observer that is told about models and optimizers when they are first seen."""
 
     def called(self, model: nn.Module) -> None:
         """An outermost model is about to be called, with or without gradients."""
 
     def trains(self, model: nn.Module) -> bool:
         """It is about to be called with gradients; return whether it is on the GPU, and thus trained."""
+        return True
 
     def evaluated(self) -> None:
         """A model was called in eval mode and without gradients, between two steps, and not as a part of each."""

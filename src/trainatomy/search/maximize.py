@@ -28,10 +28,9 @@ from trainatomy.results.prediction import GPUSummary, Prediction
 from trainatomy.search.axes import axes_of, batch_sizes
 from trainatomy.search.explore import Executor, Observer
 from trainatomy.search.plans import Axis, Option
-from trainatomy.workload.contradictions import MAX_BATCH_ELEMENTS
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH
 from trainatomy.workload.overlay import get_key
-from trainatomy.workload.schema import Workload
+from trainatomy.workload.schema import MAX_BATCH_ELEMENTS, Workload
 from trainatomy.workload.sweep import effective_batch_size_of
 
 SEQUENCE_STEP = 8

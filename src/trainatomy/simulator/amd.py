@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainatomy.catalog.versions import version_text
+from trainatomy.catalog.versions import Version, version_text
 from trainatomy.errors import WorkloadError
 from trainatomy.results.prediction import LeadingNote
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from trainatomy.catalog.gpus import GPU
-    from trainatomy.catalog.versions import Version
 
 RELEASES: tuple[Version, ...] = ((2, 13), (2, 14))
 """Releases of torch whose source for HIP was read."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trainatomy.catalog.gpus import GPU, level_factors
 from trainatomy.errors import TrainatomyError
 from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Processor, Rule, Scratch, Trial
 from trainatomy.results.trace import AllocationTrace
+
+if TYPE_CHECKING:
+    from trainatomy.operators.allocation.cudnn.heuristics import Heuristics
 
 Answer = TypeVar("Answer")
 
@@ -43,24 +46,26 @@ def card_of(gpu: GPU) -> Card:
     return Card(gpu.device_name, gpu.memory_bytes, gpu.capability, gpu.multiprocessors, gpu.l2_bytes)
 
 
+def processor_of(gpu: GPU, torch_version: tuple[int, int], cudnn: Heuristics | None) -> Processor:
+    """Return the properties of a GPU that a kernel's choices depend on."""
+    return Processor(
+        gpu.capability,
+        gpu.multiprocessors,
+        torch_version,
+        cudnn,
+        gpu.l2_bytes,
+        level_factors(gpu),
+        gpu.architecture,
+    )
+
+
 def others_like(gpu: GPU, processor: Processor, others: Collection[GPU]) -> dict[Card, Processor]:
     """Return those of several GPUs that an execution on ``gpu`` may serve, as ``SimulatedProcess`` takes them.
 
     AMD GPUs share one with those of their architecture alone.
     """
-    return {
-        card_of(each): replace(
-            processor,
-            capability=each.capability,
-            multiprocessors=each.multiprocessors,
-            cudnn=None,
-            l2_bytes=each.l2_bytes,
-            level_factors=level_factors(each),
-            architecture=each.architecture,
-        )
-        for each in others
-        if each != gpu and each.architecture == gpu.architecture
-    }
+    alike = (each for each in others if each != gpu and each.architecture == gpu.architecture)
+    return {card_of(each): processor_of(each, processor.torch_version, None) for each in alike}
 
 
 class CardBytes(int):

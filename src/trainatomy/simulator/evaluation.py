@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -99,7 +100,6 @@ def arrays_without_data(recorder: Recorder, above: int = 0) -> Iterator[None]:
     operations of the CPU, with the bytes that it reads and writes.
     Source: ``nested_numpify`` and ``numpy_pad_and_concatenate`` (transformers/trainer_pt_utils.py, 5.0-5.17).
     """
-    import numpy as np
     from transformers import trainer_pt_utils as of_trainer
 
     def zeros(shape: tuple[int, ...], dtype: Any) -> Any:

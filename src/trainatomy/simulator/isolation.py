@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
+from torch.utils import _device
 
 from trainatomy.errors import SimulationError
 from trainatomy.processes import ENDING
@@ -279,8 +280,6 @@ def _use_defaults(stack: contextlib.ExitStack) -> None:
 
     What ``_preserve_state`` keeps is restored there.
     """
-    from torch.utils import _device
-
     device = _device.CURRENT_DEVICE
 
     def restore() -> None:

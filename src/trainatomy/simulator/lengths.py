@@ -35,7 +35,7 @@ from trainatomy.training.lengths import (
 )
 from trainatomy.training.model import build_model
 from trainatomy.training.process import seed_host
-from trainatomy.training.sizes import media_of
+from trainatomy.training.samples import media_of
 from trainatomy.workload.batching import Batching, batching_of
 from trainatomy.workload.lengths import MOST_COUNTED_SHAPES
 

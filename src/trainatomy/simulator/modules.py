@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from trainatomy.training.checkpointing import Recomputation
-from trainatomy.training.output_layer import around, output_layers
+from trainatomy.training.model import around, output_layers
 
 
 class ModuleTracker:

@@ -23,7 +23,14 @@ from trainatomy.operators.allocation.workspaces import TakenWorkspaces, Workspac
 from trainatomy.results.trace import AllocationTrace, Event
 from trainatomy.simulator import sparse_tensors
 from trainatomy.simulator.autocast import Autocast
-from trainatomy.simulator.autograd import BackwardOrder, Handler
+from trainatomy.simulator.autograd import (
+    BackwardOrder,
+    Handler,
+    addresses,
+    blocking_copies,
+    checkpoint_inputs,
+    hooks_in_mode,
+)
 from trainatomy.simulator.cards import Card, Cards
 from trainatomy.simulator.device import DeviceProperties, MemoryCounters
 from trainatomy.simulator.driver import CurrentDevice, Hooks, install_driver
@@ -33,11 +40,13 @@ from trainatomy.simulator.flex.calls import FlexCalls
 from trainatomy.simulator.functions import CudaFunctions, composites
 from trainatomy.simulator.isolation import patched
 from trainatomy.simulator.modules import ModuleTracker, count_calls
+from trainatomy.simulator.parallel import data_parallel
+from trainatomy.simulator.parallel.data_parallel import ReplicaPlacement, ReplicaRecorder
 from trainatomy.simulator.parallel.group import Topology, process_group
+from trainatomy.simulator.parallel.recorder import RankRecorder
 from trainatomy.simulator.placement import Placement
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.releases import install_legacy_types
-from trainatomy.simulator.saved_tensors import addresses, blocking_copies, checkpoint_inputs, hooks_in_mode
 from trainatomy.simulator.steps import BEGIN as SCALED_STEP
 from trainatomy.simulator.steps import END as SCALED_STEP_END
 from trainatomy.simulator.storages import Storages
@@ -124,21 +133,15 @@ class SimulatedProcess:
     def _recorder(self, parts: tuple[Any, ...]) -> Recorder:
         """Return the recorder: for one of several processes, one that knows collectives and sharded tensors."""
         if self.topology.devices > 1:
-            from trainatomy.simulator.parallel.data_parallel import ReplicaRecorder
-
             return ReplicaRecorder(*parts, topology=self.topology, current=self.current)
         if not self.topology.has_group:
             return Recorder(*parts)
-        from trainatomy.simulator.parallel.recorder import RankRecorder
-
         return RankRecorder(*parts, topology=self.topology)
 
     def _placement(self, *parts: Any) -> Placement:
         """Return the placement: for a process with several GPUs, one that tells them apart."""
         if self.topology.devices == 1:
             return Placement(*parts)
-        from trainatomy.simulator.parallel.data_parallel import ReplicaPlacement
-
         recorder: Any = self.recorder
         return ReplicaPlacement(*parts, recorder=recorder)
 
@@ -172,8 +175,6 @@ class SimulatedProcess:
         if self.topology.has_group:
             self._enter_group(stack)
         if self.topology.devices > 1:
-            from trainatomy.simulator.parallel import data_parallel
-
             placement: Any = self.placement
             data_parallel.install(stack, placement, self.modules)
         stack.enter_context(following_scaled_steps(self._scaled_step))
@@ -195,13 +196,17 @@ class SimulatedProcess:
         yield
         self.recorder.mark(SCALED_STEP_END)
 
+    @staticmethod
+    def _patches() -> Any:
+        """Return the module that patches PyTorch for one rank of several; to import it takes a third of a second."""
+        from trainatomy.simulator.parallel import patches
+
+        return patches
+
     def _enter_group(self, stack: contextlib.ExitStack) -> None:
         """Make the process one of several."""
-        from trainatomy.simulator.parallel import patches
-        from trainatomy.simulator.parallel.recorder import RankRecorder
-
         assert isinstance(self.recorder, RankRecorder)
-        patches.install(stack, self.recorder, self.processor.torch_version)
+        self._patches().install(stack, self.recorder, self.processor.torch_version)
         stack.enter_context(process_group(self.topology))
 
     @staticmethod
@@ -242,9 +247,7 @@ class SimulatedProcess:
         """Take a model on meta tensors that was built elsewhere: it lies in host memory."""
         with torch._C.DisableTorchFunction():
             if self.topology.has_group:
-                from trainatomy.simulator.parallel.patches import without_data
-
-                for twin, tensor in without_data(model):
+                for twin, tensor in self._patches().without_data(model):
                     self.recorder.values.learn(twin, tensor.detach())
             weights = [*map(numbers, model.parameters()), *model.buffers(), *scales(model)]
             self.storages.mark_host(weights, takes_memory=False)  # they stand for the files that are loaded, too
@@ -277,9 +280,7 @@ class SimulatedProcess:
     def _placement_handlers(self) -> dict[Any, Handler]:
         found = self.placement.handlers()
         if self.topology.has_group:
-            from trainatomy.simulator.parallel.patches import handlers
-
-            found.update(handlers(found, self.placement.keep_on_host))
+            found.update(self._patches().handlers(found, self.placement.keep_on_host))
         return found
 
     def _composites(self) -> dict[Any, Callable[..., Any]]:

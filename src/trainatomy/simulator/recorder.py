@@ -18,7 +18,7 @@ from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation.plan import KernelCall, Rule
 from trainatomy.operators.allocation.workspaces import TakenWorkspaces, Workspace, product_of
 from trainatomy.operators.registry import find, libraries_of
-from trainatomy.results.operations import CHOSEN_ROWS, SAME_ROW
+from trainatomy.results.operations import CHOSEN_ROWS, SAME_ROW, Operations
 from trainatomy.results.prediction import GroupUse
 from trainatomy.simulator.adapters.torchvision import STAND_INS
 from trainatomy.simulator.autograd import FreshZeros
@@ -43,7 +43,6 @@ from trainatomy.simulator.values import CHOOSES, GUESSES, LIKE_FACTORIES, Values
 from trainatomy.training.stored_weights import is_packed_type
 
 if TYPE_CHECKING:
-    from trainatomy.results.operations import Operations
     from trainatomy.results.tasks import RestoringPurpose
     from trainatomy.simulator.evaluation import ExecutedEvaluation, ExecutedSaving
     from trainatomy.simulator.generation import ExecutedGeneration

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from trainatomy.allocator.settings import AllocatorSettings
-from trainatomy.catalog.gpus import GPU, level_factors
+from trainatomy.catalog.gpus import GPU
 from trainatomy.catalog.versions import parse_version
 from trainatomy.errors import SimulationError, WorkloadError
 from trainatomy.operators.allocation import allocation_rules
@@ -20,17 +20,16 @@ from trainatomy.operators.allocation.convolution import settings_of_plans
 from trainatomy.operators.allocation.cudnn.ways import say_plans
 from trainatomy.operators.allocation.plan import Processor
 from trainatomy.operators.allocation.workspaces import WorkspaceTracker
-from trainatomy.simulator import quantised_layers
+from trainatomy.simulator import live
 from trainatomy.simulator.adapters.registry import adapters_of, opened
 from trainatomy.simulator.amd import amd_notes, check_amd
-from trainatomy.simulator.cards import others_like
+from trainatomy.simulator.cards import others_like, processor_of
 from trainatomy.simulator.compiled import captures, compiles, compiling, optimizer_that_compiles, preload_compiler
 from trainatomy.simulator.cudnn import chosen_alike, heuristics_of
-from trainatomy.simulator.description import Description, describe
+from trainatomy.simulator.description import Description, describe, host_use, with_execution
 from trainatomy.simulator.evaluation import CheckpointFiles, ExecutedRestoring, arrays_without_data, files_without_data
 from trainatomy.simulator.experts import masks_rows, share_rows
 from trainatomy.simulator.failures import explained_failures
-from trainatomy.simulator.host_use import host_use, with_execution
 from trainatomy.simulator.isolation import isolated
 from trainatomy.simulator.live import loading
 from trainatomy.simulator.notes import Note, mask_notes, version_notes
@@ -56,10 +55,6 @@ from trainatomy.training.quantization import load_on_device
 from trainatomy.training.run import run
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.trl import steps_per_generation
-
-if TYPE_CHECKING:
-    pass
-
 
 _MAX_MICRO_STEPS_IN_THREE = 6
 """Micro-batches that three steps may have in all; with more, two steps run, as states and gradients exist from the
@@ -103,36 +98,11 @@ def steps_needed(workload: Workload) -> int:
     return steps + 1 if workload.pauses else steps
 
 
-def simulate(workload: Workload, gpu: GPU, **how: Any) -> Simulation:
-    """Execute the workload's step without a GPU, for one GPU (see ``execute``)."""
-    found = execute(workload, gpu, **how).on(workload, gpu)
-    assert found is not None
-    return found
+@dataclass(frozen=True, slots=True)
+class ExecutionOptions:
+    """How a training is executed.
 
-
-def execute(
-    workload: Workload,
-    gpu: GPU,
-    *,
-    model: Callable[[], nn.Module] | None = None,
-    make_batch: MakeBatch | BatchesOfLengths | None = None,
-    trust_remote_code: bool = False,
-    operations: bool = True,
-    topology: Topology | None = None,
-    steps: int | None = None,
-    watch: Callable[[Recorder, int], Watcher] = Watcher,
-    files: CheckpointFiles | None = None,
-    others: Collection[GPU] = (),
-    goes_on: bool | None = None,
-) -> Execution:
-    """Execute the workload's step without a GPU.
-
-    The process is left as it was found, also after an exception or Ctrl-C; threads that simulate at once wait for each
-    other.
-
-    Args:
-        workload: Training to execute.
-        gpu: GPU to simulate.
+    Attributes:
         model: Builds the model on meta tensors, if it is not the workload's.
         make_batch: Makes batches, if they are not the workload's.
         trust_remote_code: True if code from the Hugging Face hub may run.
@@ -144,57 +114,83 @@ def execute(
         others: Other GPUs that the execution is to serve, where the training does the same on them.
         goes_on: Whether the last step may be repeated, as far as the peaks need it; by default unless ``watch`` is
             given.
+    """
+
+    model: Callable[[], nn.Module] | None = None
+    make_batch: MakeBatch | BatchesOfLengths | None = None
+    trust_remote_code: bool = False
+    operations: bool = True
+    topology: Topology | None = None
+    steps: int | None = None
+    watch: Callable[[Recorder, int], Watcher] = Watcher
+    files: CheckpointFiles | None = None
+    others: Collection[GPU] = ()
+    goes_on: bool | None = None
+
+
+_DEFAULTS = ExecutionOptions()
+
+
+def simulate(workload: Workload, gpu: GPU, **how: Any) -> Simulation:
+    """Execute the workload's step without a GPU, for one GPU; ``how``: the attributes of ``ExecutionOptions``."""
+    return _on(workload, gpu, ExecutionOptions(**how))
+
+
+def _on(workload: Workload, gpu: GPU, how: ExecutionOptions) -> Simulation:
+    found = execute(workload, gpu, how).on(workload, gpu)
+    assert found is not None
+    return found
+
+
+def execute(workload: Workload, gpu: GPU, how: ExecutionOptions = _DEFAULTS) -> Execution:
+    """Execute the workload's step without a GPU.
+
+    The process is left as it was found, also after an exception or Ctrl-C; threads that simulate at once wait for each
+    other.
 
     Raises:
         SimulationError: An operation needs data, or this thread is already simulating.
         TrainatomyError: What building the model and the step raises.
     """
     check_amd(gpu, torch_version(workload))
-    processor = Processor(
-        gpu.capability,
-        gpu.multiprocessors,
-        torch_version(workload),
-        heuristics_of(workload, gpu),
-        gpu.l2_bytes,
-        level_factors(gpu),
-        gpu.architecture,
-    )
-    once = partial(
-        simulate, gpu=gpu, model=model, make_batch=make_batch, trust_remote_code=trust_remote_code, topology=topology
-    )
-    rank = 0 if topology is None else topology.rank
-    with continued(workload, files, once, rank) as (training, found_files), isolated():
+    processor = processor_of(gpu, torch_version(workload), heuristics_of(workload, gpu))
+    first = replace(how, watch=Watcher, files=None, others=(), goes_on=None)  # that of a training it continues
+
+    def once(training: Workload, **changed: Any) -> Simulation:
+        return _on(training, gpu, replace(first, **changed))
+
+    rank = 0 if how.topology is None else how.topology.rank
+    with continued(workload, how.files, once, rank) as (training, found_files), isolated():
         _prepare(training)
         seed_host(training.train.seed)  # a model may be built at random
-        process = _process_on(gpu, processor, topology or topology_of(training), training, others)
-        process.recorder.operations.wanted = operations
+        process = _process_on(gpu, processor, training, how)
+        process.recorder.operations.wanted = how.operations
         selections: dict[str, None] = {}
         process.recorder.sizes.assumes = lambda name: selections.setdefault(
             f"{name} in {process.modules.current() or 'the training loop'}"
         )
         found_files.open(process)
-        steps = steps or steps_needed(training)
+        steps = how.steps or steps_needed(training)
         with (
             software_of(training.era),
             _pauses(training, process, found_files),
             opened(adapters_of(training, None), process, training),
         ):
-            built = _build(training, model, trust_remote_code)
-            host = host_use(training, built, is_built=model is not None)
+            built = _build(training, how)
+            host = host_use(training, built, is_built=how.model is not None)
             if is_loaded_by_gpu(built):
                 process.cards.keep(())
             described = describe(training, built) if _changes_when_spread(training, built) else None
-            built = _execute(training, process, built, steps, make_batch, watch)
+            built = _execute(training, process, built, steps, how)
         if processor.cudnn is not None:
             calls, settings = process.recorder.operations.operations.calls, settings_of_plans(processor)
             say_plans(calls, processor.cudnn, gpu.capability, **settings)
     process.notes.extend(selection_notes(tuple(selections)))
-    if process.misses_a_mask and make_batch is None:
+    if process.misses_a_mask and how.make_batch is None:
         process.notes.extend(mask_notes(training))
     if training.parallel.enable_expert_parallel and masks_rows(built):
         share_rows(process.recorder.operations.operations, training.parallel.tp_size)
-    if goes_on is None:
-        goes_on = watch is Watcher
+    goes_on = how.watch is Watcher if how.goes_on is None else how.goes_on
     described = described or describe(training, built)
     library = None if processor.cudnn is None else processor.cudnn.version
     result = _result(process, described, steps, found_files, library)
@@ -221,9 +217,7 @@ def _prepare(workload: Workload) -> None:
         preload_compiler(f"train.optim: {optimizer} compiles its step, and")
 
 
-def _process_on(
-    gpu: GPU, processor: Processor, topology: Topology, workload: Workload, others: Collection[GPU]
-) -> SimulatedProcess:
+def _process_on(gpu: GPU, processor: Processor, workload: Workload, how: ExecutionOptions) -> SimulatedProcess:
     """Return a process on a GPU, which is not entered yet."""
     return SimulatedProcess(
         gpu.device_name,
@@ -231,9 +225,9 @@ def _process_on(
         processor,
         allocation_rules(),
         WorkspaceTracker,
-        topology,
+        how.topology or topology_of(workload),
         allocator=partial(AllocatorSettings.parse, workload.allocator, processor.torch_version),
-        others=others_like(gpu, processor, chosen_alike(processor.cudnn, gpu, others)),
+        others=others_like(gpu, processor, chosen_alike(processor.cudnn, gpu, how.others)),
     )
 
 
@@ -247,10 +241,10 @@ def _changes_when_spread(workload: Workload, model: nn.Module) -> bool:
     return is_spread and not is_quantised(workload, model)
 
 
-def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remote_code: bool) -> nn.Module:
+def _build(workload: Workload, how: ExecutionOptions) -> nn.Module:
     """Build the model on meta tensors and check that its step can be simulated."""
     with torch.device("meta"):
-        built = model() if model is not None else build_model(workload, trust_remote_code=trust_remote_code)
+        built = how.model() if how.model else build_model(workload, trust_remote_code=how.trust_remote_code)
     name = type(unwrap(built)).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in built.modules()):
         raise SimulationError(
@@ -268,12 +262,7 @@ def _build(workload: Workload, model: Callable[[], nn.Module] | None, trust_remo
 
 
 def _execute(
-    workload: Workload,
-    process: SimulatedProcess,
-    model: nn.Module,
-    steps: int,
-    make_batch: MakeBatch | BatchesOfLengths | None,
-    watch: Callable[[Recorder, int], Watcher],
+    workload: Workload, process: SimulatedProcess, model: nn.Module, steps: int, how: ExecutionOptions
 ) -> nn.Module:
     """Run the steps in the simulated process, and return the model that ran."""
     adapters = adapters_of(workload, model)
@@ -286,17 +275,17 @@ def _execute(
         if is_quantised(workload, model):
             model = _load(workload, process, model)
         else:
-            quantised_layers.place(model)
+            live.place(model)
             cast_weights(model, workload, "cuda")
         # Only the loop may hold the observer, which refers to the model and its optimizer.
-        run_steps = partial(run, workload, model, device="cuda", steps=steps, make_batch=make_batch)
+        run_steps = partial(run, workload, model, device="cuda", steps=steps, make_batch=how.make_batch)
         with explained_failures(
             type(unwrap(model)).__name__,
             process.modules.path,
             lambda: process.recorder.stage,
-            own_batch=make_batch is None and workload.data.factory is None,
+            own_batch=how.make_batch is None and workload.data.factory is None,
         ):
-            run_steps(observer=_observer(workload, watch(process.recorder, steps)))
+            run_steps(observer=_observer(workload, how.watch(process.recorder, steps)))
     process.recorder.end_run()
     size = len(list(model.modules())), len(list(model.parameters()))
     for operations in filter(None, (process.recorder.operations.operations, process.recorder.step_before)):

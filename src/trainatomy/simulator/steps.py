@@ -25,13 +25,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.allocator.replay import RecordingPlayer, kept, peaks_of, unlimited_replay
 from trainatomy.allocator.settings import AllocatorSettings
 from trainatomy.allocator.simulated import CachingAllocator
 from trainatomy.errors import SimulationError, WorkloadError
-from trainatomy.results.memory import MOST_SKIPPED_STEPS, SkippedSteps
+from trainatomy.results.memory import MOST_SKIPPED_STEPS, Memory, SkippedSteps
 from trainatomy.results.trace import AllocationTrace, Event, Mark
 from trainatomy.simulator.evaluation import CheckpointFiles
 from trainatomy.simulator.pieces import Beginning, Cuts, CutTrace, StepLibrary, Stitched, cut, cuts_of
@@ -40,10 +40,6 @@ from trainatomy.simulator.stretches import OLDER, Columns, read, write
 from trainatomy.simulator.watcher import Watcher
 from trainatomy.training.lengths import BatchShape
 from trainatomy.workload.schema import Workload
-
-if TYPE_CHECKING:
-    from trainatomy.results.memory import Memory
-
 
 COPIES = (4, 12)
 """Copies that are tried: a few, and more where they moved a peak and the cache is not stable after them."""

@@ -25,14 +25,14 @@ from trainatomy.simulator.micro_batches import Recollections
 from trainatomy.simulator.recorder import Recorder
 from trainatomy.simulator.repetition import Repetition
 from trainatomy.training.loops.generation import cache_size
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.optimizer import states_of
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.process import host_states
 from trainatomy.training.quantization import scales
 
 
-class PhaseMarker(Silent):
+class PhaseMarker(Observer):
     """Observer that marks where steps and their phases begin and end, and labels gradients and optimizer states.
 
     A subclass knows the tensors: it says which are gradients and states, and when operations are written.

@@ -4,10 +4,10 @@ cost_model.py      GPU time of one operation: a physical estimate times an effic
 efficiency.py      the efficiencies of kernel families by the points of a calibration; compiled.py: those that ship
 extrapolation.py   the efficiencies of one GPU applied to another
 launch.py          CPU time to launch each operation, and the training loop's own CPU time
-driver.py          CPU time of cudaMalloc and cudaFree
-timeline.py        the CPU timeline and one GPU timeline per CUDA stream
+host_costs.py      CPU costs of a host: launches, loops, cudaMalloc and cudaFree
+streams.py         the CPU timeline and one GPU timeline per CUDA stream
 step.py            all of these together: the ``Time`` of a step
-findings.py        summary of a calibration beside the GPU's data sheet
+evidence.py        what the times of a card rest on; summary of a calibration beside the GPU's data sheet
 
 The package needs no torch: it reads ``results.operations``.
 """

@@ -21,7 +21,7 @@ from trainatomy.catalog import calibrations
 from trainatomy.catalog.calibrations import shipped
 from trainatomy.catalog.files import read_text
 from trainatomy.operators.cost import FAMILIES
-from trainatomy.operators.cost.kernel import chip_of
+from trainatomy.operators.cost.kernel import Chip, chip_of
 from trainatomy.operators.cost.plans import parse_plans, say
 from trainatomy.timing.efficiency import EfficiencyPoint, EfficiencyPoints, PricedPoint
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from importlib.resources.abc import Traversable
 
-    from trainatomy.operators.cost.kernel import Chip
 
 FOLDER, INDEX = "compiled", "index.json"
 SOURCES = (

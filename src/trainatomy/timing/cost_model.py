@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, inf, log
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from trainatomy.catalog.calibrations import Calibration, shipped
 from trainatomy.catalog.files import read_yaml
-from trainatomy.catalog.gpus import PowerRates, find_gpu, power_of
-from trainatomy.catalog.links import with_points
+from trainatomy.catalog.gpus import GPU, PowerRates, find_gpu, power_of
+from trainatomy.catalog.links import Links, with_points
 from trainatomy.catalog.versions import Version, behaviour
 from trainatomy.operators.cost import has_cost, kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, chip_of, efficiency_of, physical_seconds
@@ -26,10 +26,6 @@ from trainatomy.timing.compiled import compiled_points
 from trainatomy.timing.contention import joules_of
 from trainatomy.timing.efficiency import PRODUCTS, EfficiencyPoints, FamilyPoints
 from trainatomy.timing.extrapolation import SAME_GPU, Extrapolation, extrapolation_between
-
-if TYPE_CHECKING:
-    from trainatomy.catalog.gpus import GPU
-    from trainatomy.catalog.links import Links
 
 _MIN_POINTS = 3
 """Points a family needs before its own efficiency is used instead of its parent family's."""

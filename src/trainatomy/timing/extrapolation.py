@@ -21,16 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.catalog.gpus import find_gpu
-from trainatomy.operators.cost.kernel import chip_of
+from trainatomy.catalog.gpus import GPU, find_gpu
+from trainatomy.operators.cost.kernel import Chip, KernelWork, chip_of
 from trainatomy.operators.cost.matmul import products_of
-
-if TYPE_CHECKING:
-    from trainatomy.catalog.gpus import GPU
-    from trainatomy.operators.cost.kernel import Chip, KernelWork
 
 _OLDER_PRODUCTS = ("matmul.half_", "matmul.tf32_")
 """Families of matrix products whose kernels predate Hopper."""

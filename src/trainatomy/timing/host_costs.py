@@ -44,19 +44,17 @@ from math import ceil
 from operator import eq
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from trainatomy.catalog.calibrations import shipped
+from trainatomy.catalog.calibrations import Calibration, shipped
 from trainatomy.catalog.files import read_yaml
 from trainatomy.lookup import on_line
 from trainatomy.operators.cost import depthwise
 from trainatomy.operators.cost.kernel import HALVES, number
-from trainatomy.results.operations import Call, Operations
+from trainatomy.results.operations import Array, Call, Operations
 from trainatomy.results.trace import DriverAction, DriverCall
 from trainatomy.timing.cost_model import nearest_calibration
 
 if TYPE_CHECKING:
-    from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.gpus import GPU
-    from trainatomy.results.operations import Array
 
 
 _CONVOLUTIONS = {"aten::convolution": 0, "aten::convolution_backward": 1}

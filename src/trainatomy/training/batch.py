@@ -25,7 +25,7 @@ from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_
 from trainatomy.training.lengths import LengthBatch, orders
 from trainatomy.training.model import unwrap, weights_dtype
 from trainatomy.training.positions import lengths
-from trainatomy.training.samples import PADDED_SHARE, draw_inputs, padding_masks
+from trainatomy.training.samples import PADDED_SHARE, draw_inputs, media_of, padding_masks, sample_shape
 from trainatomy.training.shape import (
     Shape,
     refuse_packed_images,
@@ -35,7 +35,6 @@ from trainatomy.training.shape import (
     samples_per_step,
     shape_of,
 )
-from trainatomy.training.sizes import media_of, sample_shape
 from trainatomy.units import human_bytes
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def _dataset_of(
     return SyntheticDataset(size, draw, _Collation(shape))
 
 
-def build_batch(workload: Workload, model: nn.Module, make_batch: MakeBatch | None = None) -> Batch:
+def build_batch(workload: Workload, model: nn.Module, make_batch: MakeBatch | BatchesOfLengths | None = None) -> Batch:
     """Return one batch: ``[batch, …]`` tensors on the CPU by the name of the model's argument."""
     size = workload.batch_size
     dataset = build_dataset(workload, model, size, make_batch)

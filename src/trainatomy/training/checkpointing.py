@@ -10,7 +10,7 @@ Tells what backward runs again: checkpointed functions, and modules that other c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -24,8 +24,6 @@ from trainatomy.libraries import version_of
 from trainatomy.training.model import unwrap
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
     from trainatomy.workload.schema import Workload

@@ -14,7 +14,7 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from trainatomy.errors import FactoryError, TrainatomyError, WorkloadError
 from trainatomy.workload.document import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
 

@@ -22,15 +22,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data import RandomSampler
 
 from trainatomy.errors import WorkloadError
 from trainatomy.results.lengths import SAMPLING_RATE
 from trainatomy.workload.batching import Batching, batching_of
-from trainatomy.workload.lengths import Image, number_of, pixels_of
+from trainatomy.workload.lengths import Image, LengthsSpec, number_of, pixels_of
 from trainatomy.workload.loops import LOOPS
 
 if TYPE_CHECKING:
-    from trainatomy.workload.lengths import LengthsSpec
     from trainatomy.workload.schema import Workload
 
 
@@ -361,8 +361,6 @@ def _rows(batching: Batching, drawn: Sequence[Any], seed: int) -> list[Any]:
 
 def _indices(workload: Workload, lengths: Sequence[int], seed: int) -> Iterator[int]:
     """Return the indices of samples in the order in which the Trainer would take them."""
-    from torch.utils.data import RandomSampler
-
     strategy = workload.train.train_sampling_strategy
     generator = torch.Generator().manual_seed(seed)
     if strategy == "sequential":

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -59,8 +59,8 @@ StageWork = Literal["forward", "backward", "backward_input", "backward_weight"]
 """Actions of a pipeline's stage on a micro-batch; the last two are the halves of a divided backward pass."""
 
 
-class Observer(Protocol):
-    """Hooks into a loop; each is called on the loop's thread at the moment that its name says."""
+class Observer:
+    """Hooks into a loop, which do nothing; each is called on the loop's thread at the moment that its name says."""
 
     def loaded(self, model: nn.Module) -> None:
         """The model is on the device, in the dtype in which it stays."""
@@ -85,12 +85,14 @@ class Observer(Protocol):
 
         Always False in a real training; a simulation may skip the repetition.
         """
+        return False
 
     def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
         """Return the loss of micro-batch ``micro_step`` if it need not be executed, because it repeats an earlier one.
 
         Always None in a real training; a simulation may copy what the earlier one did.  ``batch`` is on the device.
         """
+        return None
 
     def forward_end(self) -> None:
         """The loss is computed and the model's other outputs are released; backward is next."""
@@ -124,6 +126,7 @@ class Observer(Protocol):
 
     def evaluates_after(self, step: int) -> bool:
         """Return whether the training evaluates and saves after optimizer step ``step``, as far as it does."""
+        return False
 
     def saving_begin(self) -> None:
         """A checkpoint is about to be saved."""
@@ -145,6 +148,7 @@ class Observer(Protocol):
 
         Always None in a real training.  ``batch`` is on the device.
         """
+        return None
 
     def evaluation_forward_begin(self) -> None:
         """The forward of an evaluation batch is next."""
@@ -160,12 +164,14 @@ class Observer(Protocol):
 
         Always False on a GPU.
         """
+        return False
 
     def repeat_generate(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Return the tokens of a call of ``model.generate()`` that need not be executed, as it repeats the one before.
 
         None on a GPU, and for a call that is executed; ``generated`` follows both.
         """
+        return None
 
     def generation_begin(self, tokens: int) -> None:
         """``generate()`` is about to be called; it will generate ``tokens`` tokens for each prompt."""
@@ -185,67 +191,11 @@ class Observer(Protocol):
         ``word`` is a token that ends no sequence.
         """
 
-
-class Silent:
-    """Observer that does nothing; a base class for those that need only some of the hooks."""
-
-    def loaded(self, model: nn.Module) -> None: ...
-    def reference_loaded(self, model: nn.Module) -> None: ...
-    def average_kept(self, model: nn.Module) -> None: ...
-    def ready(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None: ...
-    def step_begin(self, step: int) -> None: ...
-    def micro_step_begin(self, micro_step: int) -> None: ...
-    def leaves_out(self, micro_step: int, of: int) -> bool:
-        return False
-
-    def repeat(self, micro_step: int, batch: Any) -> torch.Tensor | None:
-        return None
-
-    def forward_end(self) -> None: ...
-    def loss_kept(self, loss: torch.Tensor) -> None: ...
-    def micro_step_end(self, micro_step: int) -> None: ...
-    def stage_begin(self, work: StageWork, stage: int, micro_batch: int) -> None: ...
-    def stage_end(self) -> None: ...
-    def optimizer_begin(self) -> None: ...
-    def optimizer_end(self) -> None: ...
-    def zero_grad_begin(self) -> None: ...
-    def zero_grad_end(self) -> None: ...
-    def step_end(self, step: int) -> None: ...
-    def evaluates_after(self, step: int) -> bool:
-        return False
-
-    def saving_begin(self) -> None: ...
-    def saving_end(self, files: Mapping[str, int], folder: Path) -> None: ...
-    def restoring_begin(self, purpose: RestoringPurpose) -> None: ...
-    def restoring_end(self) -> None: ...
-    def evaluation_begin(self, batches: int) -> None: ...
-    def repeat_evaluation(self, batch: Any) -> Any:
-        return None
-
-    def evaluation_forward_begin(self) -> None: ...
-    def evaluation_forward_end(self, outputs: Any) -> None: ...
-    def evaluation_end(self) -> None: ...
-    def repeat_generation(self, step: int) -> bool:
-        return False
-
-    def repeat_generate(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        return None
-
-    def generation_begin(self, tokens: int) -> None: ...
-    def token_begin(self, token: int) -> None: ...
-    def cached(self, tensors: list[torch.Tensor]) -> None: ...
-    def generation_end(self) -> None: ...
-    def generated(self, tokens: torch.Tensor, word: int) -> None: ...
-
-
-class LoopListener(Observer, Protocol):
-    """An observer that also sees the model's arguments and when to take the time."""
-
     def batch(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        """Handle a call of the model that is about to begin, with these arguments; keep no tensor of them."""
+        """The model of a loop that is not ours is about to be called with these arguments."""
 
     def tick(self) -> None:
-        """Handle the end of a step on the CPU: all its work has been queued on the GPU."""
+        """A step of such a loop is over on the CPU: all its work has been queued on the GPU."""
 
 
 class LoopSignals:
@@ -254,7 +204,7 @@ class LoopSignals:
     A subclass attaches the signals, and says when a step is over and whose gradients count.
     """
 
-    def __init__(self, listener: LoopListener) -> None:
+    def __init__(self, listener: Observer) -> None:
         self._listener = listener
         self._attached = ExitStack()
         self._step = -1

@@ -97,7 +97,7 @@ def _placeholders(workload: Workload, model: nn.Module, limit: int | None) -> in
     from trainatomy.training.shape import shape_of  # which imports what imports this file
 
     if getattr(model, "config", None) is None or is_of_trl(workload) or workload.data.varying_media:
-        return 0  # images that differ: see sizes.py
+        return 0  # images that differ: see samples.py
     shape = shape_of(model, Lengths(0, 0), workload.data)
     replaced, given = shape.placeholders, workload.data.sequence_length
     least, longest = replaced + shape.images, given or limit

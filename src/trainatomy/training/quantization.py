@@ -10,12 +10,13 @@ Weights that stay in 16 or 32 bits although quantised ones were asked for, such 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import torch
 from torch import nn
 
 from trainatomy.errors import MissingLibrary, WorkloadError
@@ -30,8 +31,6 @@ from trainatomy.workload.quantization import outlier_columns
 from trainatomy.workload.support import BETWEEN_SECTIONS, Features, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import torch
 
     from trainatomy.workload.schema import Workload
@@ -151,8 +150,6 @@ def _packing_experts(arguments: Mapping[str, Any]) -> Iterator[None]:
     A packed parameter keeps how it was quantised, as bitsandbytes' own do.
     Source: axolotl 0.19, monkeypatch/moe_quant.py (``patch_moe_quantization_on_load``).
     """
-    import torch
-
     loading = import_library("transformers.core_model_loading", _PURPOSE)
     pack = import_library("bitsandbytes.nn.parametrize", _PURPOSE).replace_parameter_4bit
     place = loading.set_param_for_module

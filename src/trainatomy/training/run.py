@@ -13,20 +13,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 
+from trainatomy.training.arguments import training_arguments
+from trainatomy.training.batch import BatchesOfLengths, MakeBatch, SyntheticDataset, build_dataset
 from trainatomy.training.factory import user_code
 from trainatomy.training.process import isolated_process_settings, seed_host
+from trainatomy.training.shape import samples_per_step
 from trainatomy.workload.loops import loop_of
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import TrainingArguments
 
-    from trainatomy.training.batch import BatchesOfLengths, MakeBatch
     from trainatomy.training.observer import Observer
     from trainatomy.workload.schema import Workload
 
@@ -78,6 +82,42 @@ def following_scaled_steps(
         yield
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a loop is given: the steps of a workload to run on a model.
+
+    Attributes:
+        workload: The training or inference to run.
+        model: The model to train, on the CPU or on meta tensors.
+        device: ``"cuda"`` or ``"cpu"``; the Trainer always takes the first GPU.
+        steps: Optimizer steps; forward passes in inference.
+        observer: Notified of every phase.
+        make_batch: Takes a batch size and returns a batch, in place of what ``workload.data`` says; or the batches of
+            samples that differ in length.
+    """
+
+    workload: Workload
+    model: nn.Module
+    device: str
+    steps: int
+    observer: Observer
+    make_batch: MakeBatch | BatchesOfLengths | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples that all ranks of data parallelism train on."""
+        return samples_per_step(self.workload) * self.steps * self.workload.parallel.data_parallel_size
+
+    def dataset(self, size: int) -> SyntheticDataset:
+        """Return a dataset of ``size`` samples; see ``training.batch.build_dataset``."""
+        return build_dataset(self.workload, self.model, size, self.make_batch)
+
+    def arguments(self, folder: str) -> TrainingArguments:
+        """Return the Trainer's arguments; see ``training.arguments.training_arguments``."""
+        use_cpu = torch.device(self.device).type == "cpu"
+        return training_arguments(self.workload, steps=self.steps, output_dir=folder, use_cpu=use_cpu)
+
+
 def run(
     workload: Workload,
     model: nn.Module,
@@ -92,13 +132,7 @@ def run(
     The host's random numbers begin with ``train.seed``, whatever building the model drew: a prediction, which draws no
     weights, leaves out the same layers as a measurement.
 
-    Args:
-        workload: The training or inference to run.
-        model: The model to train, on the CPU or on meta tensors.
-        device: ``"cuda"`` (or ``None``, the same) or ``"cpu"``; the Trainer always takes the first GPU.
-        steps: Optimizer steps; forward passes in inference.
-        observer: Notified of every phase.
-        make_batch: Takes a batch size and returns a batch, in place of what ``workload.data`` says.
+    The arguments are the attributes of ``Run``; the device ``None`` is ``"cuda"``.
 
     Raises:
         WorkloadError: A setting cannot be applied to this model.
@@ -112,4 +146,4 @@ def run(
         seed_host(workload.train.seed)
         if workload.model.factory is not None:
             stack.enter_context(user_code(f"model.factory: {workload.model.factory}: its forward"))
-        loop(workload, model, device=device or "cuda", steps=steps, observer=observer, make_batch=make_batch)
+        loop(Run(workload, model, device or "cuda", steps, observer, make_batch))

@@ -12,7 +12,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.libraries import import_library
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
-from trainatomy.training.trl import check_size, make_tokenizer, vocabulary
+from trainatomy.training.trl import check_size, dataset_of, make_tokenizer, vocabulary
 from trainatomy.workload.document import suggestion
 from trainatomy.workload.sentence_transformers import LOOP, model_on_hub
 
@@ -103,8 +103,6 @@ def loss_of(workload: Workload, model: nn.Module) -> nn.Module:
 
 def texts(workload: Workload, model: nn.Module, count: int) -> Any:
     """Return a data set of ``count`` samples: texts of random words, and the label that the loss needs."""
-    from datasets import Dataset
-
     spec, drawn = workload.sentence_transformers, random.Random(0)
     length, words = lengths(workload, unwrap(model)).sequence, vocabulary(model)[2:]
     check_size(length * count * spec.columns)
@@ -114,4 +112,4 @@ def texts(workload: Workload, model: nn.Module, count: int) -> Any:
     }
     if spec.row.label is not None:
         samples["label"] = [drawn.random() if spec.row.label == "number" else place % 2 for place in range(count)]
-    return Dataset.from_dict(samples)
+    return dataset_of(samples)

@@ -18,12 +18,11 @@ from trainatomy.errors import WorkloadError
 from trainatomy.training.image_layout import SEVERAL, Layout, has_limits, refuse_size, rule_of
 from trainatomy.training.lengths import sample_lengths
 from trainatomy.training.model import unwrap
-from trainatomy.training.positions import SECONDS, lengths, writes_transcripts
+from trainatomy.training.positions import SECONDS, Lengths, lengths, writes_transcripts
 from trainatomy.workload.batching import batching_of
 from trainatomy.workload.sentence_transformers import sequences_of
 
 if TYPE_CHECKING:
-    from trainatomy.training.positions import Lengths
     from trainatomy.workload.data import DataSpec
     from trainatomy.workload.schema import Workload
 

@@ -26,7 +26,6 @@ from trainatomy.training.labels import IGNORED
 from trainatomy.training.lengths import LengthBatch, orders
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths
-from trainatomy.training.shape import samples_per_step
 from trainatomy.workload.batching import batching_of
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from trainatomy.training.batch import BatchesOfLengths
+    from trainatomy.training.run import Run
     from trainatomy.workload.schema import Workload
 
 
@@ -192,28 +191,27 @@ def check_size(tokens: int) -> None:
         raise WorkloadError(f"{key}: {message}", key=key)
 
 
-def trained_lengths(
-    workload: Workload, model: nn.Module, steps: int, batches: BatchesOfLengths | None = None
-) -> list[int]:
-    """Return the tokens of each sample that ``steps`` optimizer steps train on, in order.
+def trained_lengths(run: Run) -> list[int]:
+    """Return the tokens of each sample that a training is given, in order.
 
-    Where samples differ in length, they are those of ``batches``, or else of the first order.
+    Where samples differ in length, they are those of its batches, or else of the first order.
     """
+    workload = run.workload
     if not workload.data.varies:
-        length = sequence_length(workload, model)
-        rows = samples_per_step(workload) * steps * workload.parallel.data_parallel_size
-        check_size(length * rows)
-        return [length] * batching_of(workload).samples_of(rows, length)
-    return [length for batch in trained_batches(workload, steps, batches) for length in batch.lengths]
+        length = sequence_length(workload, run.model)
+        check_size(length * run.samples)
+        return [length] * batching_of(workload).samples_of(run.samples, length)
+    return [length for batch in trained_batches(run) for length in batch.lengths]
 
 
-def trained_batches(workload: Workload, steps: int, batches: BatchesOfLengths | None) -> list[LengthBatch]:
-    """Return the batches of ``steps`` optimizer steps: those that are given, or else of the first order.
+def trained_batches(run: Run) -> list[LengthBatch]:
+    """Return the batches of a training: those that it is given, or else of the first order.
 
     They are repeated if there are fewer.
     """
-    given = batches.batches if batches else [batch for step in orders(workload, count=1)[0].steps for batch in step]
-    return list(islice(cycle(given), steps * workload.train.gradient_accumulation_steps))
+    workload = run.workload
+    given = getattr(run.make_batch, "batches", None) or [b for step in orders(workload, count=1)[0].steps for b in step]
+    return list(islice(cycle(given), run.steps * workload.train.gradient_accumulation_steps))
 
 
 def evaluated_lengths(workload: Workload, model: nn.Module) -> list[int]:
@@ -223,15 +221,20 @@ def evaluated_lengths(workload: Workload, model: nn.Module) -> list[int]:
     return [length] * workload.eval_samples
 
 
-def tokenised_samples(workload: Workload, model: nn.Module, lengths: Sequence[int]) -> Any:
-    """Return samples of token ids for ``SFTTrainer``, with a mask of what follows the prompt."""
+def dataset_of(columns: dict[str, Any]) -> Any:
+    """Return a data set of columns, as TRL and sentence-transformers take it."""
     from datasets import Dataset
 
+    return Dataset.from_dict(columns)
+
+
+def tokenised_samples(workload: Workload, model: nn.Module, lengths: Sequence[int]) -> Any:
+    """Return samples of token ids for ``SFTTrainer``, with a mask of what follows the prompt."""
     prompt = workload.data.prompt_length
     samples = {"input_ids": _token_ids(model, lengths)}
     if prompt is not None:
         samples["completion_mask"] = [[0] * prompt + [1] * (length - prompt) for length in lengths]
-    return Dataset.from_dict(samples)
+    return dataset_of(samples)
 
 
 def packed_samples(workload: Workload, model: nn.Module, batches: Sequence[LengthBatch]) -> Any:
@@ -239,8 +242,6 @@ def packed_samples(workload: Workload, model: nn.Module, batches: Sequence[Lengt
 
     The rows of a batch are joined or have one document each, so it does not matter in which of them a document lies.
     """
-    from datasets import Dataset
-
     rows = [row for batch in batches for row in _rows(batch.lengths, workload.batch_size)]
     ids = _token_ids(model, [sum(row) for row in rows])
     prompt = batching_of(workload).prompt or 0
@@ -249,7 +250,7 @@ def packed_samples(workload: Workload, model: nn.Module, batches: Sequence[Lengt
         [word if kept else IGNORED for word, kept in zip(*each, strict=True)]
         for each in zip(ids, is_scored, strict=True)
     ]
-    return Dataset.from_dict({"input_ids": ids, "labels": labels, "seq_lengths": rows})
+    return dataset_of({"input_ids": ids, "labels": labels, "seq_lengths": rows})
 
 
 def _rows(documents: Sequence[int], count: int) -> list[Sequence[int]]:
@@ -259,26 +260,20 @@ def _rows(documents: Sequence[int], count: int) -> list[Sequence[int]]:
 
 def tokenised_pairs(model: nn.Module, lengths: Sequence[int]) -> Any:
     """Return pairs of answers of equal length, with their prompts, as token ids for ``RewardTrainer``."""
-    from datasets import Dataset
-
-    return Dataset.from_dict(dict.fromkeys(("chosen_ids", "rejected_ids"), _token_ids(model, lengths)))
+    return dataset_of(dict.fromkeys(("chosen_ids", "rejected_ids"), _token_ids(model, lengths)))
 
 
 def preference_pairs(workload: Workload, model: nn.Module, lengths: Sequence[int]) -> Any:
     """Return prompts with a chosen and a rejected answer of equal length for ``DPOTrainer``."""
-    from datasets import Dataset
-
     text = _Texts(workload, model, lengths)
-    return Dataset.from_dict({"prompt": text.prompts(), "chosen": text.answers(), "rejected": text.answers()})
+    return dataset_of({"prompt": text.prompts(), "chosen": text.answers(), "rejected": text.answers()})
 
 
 def labelled_answers(workload: Workload, model: nn.Module, lengths: Sequence[int], batch_size: int) -> Any:
     """Return prompts with an answer each for ``KTOTrainer``; every other one of a batch is labelled good."""
-    from datasets import Dataset
-
     text = _Texts(workload, model, lengths)
     labels = [place % batch_size % 2 == 0 for place in range(len(lengths))]
-    return Dataset.from_dict({"prompt": text.prompts(), "completion": text.answers(), "label": labels})
+    return dataset_of({"prompt": text.prompts(), "completion": text.answers(), "label": labels})
 
 
 class _Texts:
@@ -311,12 +306,10 @@ def _token_ids(model: nn.Module, lengths: Sequence[int]) -> list[list[int]]:
 
 def prompts(workload: Workload, model: nn.Module, size: int) -> Any:
     """Return ``size`` prompts for ``GRPOTrainer``."""
-    from datasets import Dataset
-
     length = sequence_length(workload, model)
     check_size(length * size)
     words, drawn = vocabulary(model)[len(_SPECIAL) :], random.Random(0)
-    return Dataset.from_dict({"prompt": [" ".join(drawn.choices(words, k=length)) for _ in range(size)]})
+    return dataset_of({"prompt": [" ".join(drawn.choices(words, k=length)) for _ in range(size)]})
 
 
 def sequence_length(workload: Workload, model: nn.Module) -> int:

@@ -7,14 +7,12 @@ name and a row here, and its CPU costs to ``catalog/hosts.yaml``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trainatomy.workload.schema import Workload
 
 LoopName = Literal["trainer", "sft", "dpo", "kto", "reward", "grpo", "preference", "sentence_transformers", "pytorch"]
@@ -25,18 +23,17 @@ LoopName = Literal["trainer", "sft", "dpo", "kto", "reward", "grpo", "preference
 class Loop:
     """A way to run the steps of a workload.
 
-    Every setting of ``train`` is applied by the loop unless ``support.yaml`` refuses it or it is named in ``unused``.
+    Every setting of ``train`` that has a meaning in a loop is applied by it unless ``support.yaml`` refuses it.
 
     Attributes:
         name: Value of the workload's key ``loop``, or of ``mode`` for a loop that does not train.
-        run: ``module:function``; the function has the signature of ``trainatomy.training.run.run``.
+        run: ``module:function``; a function of a ``trainatomy.training.run.Run``.
         description: One sentence for the reference page.
         cpu_costs: Key of the loop's costs in ``catalog/hosts.yaml``.
-        libraries: Optional libraries that must be installed, each with what needs it, for the error message.
+        needs: Optional libraries that must be installed besides accelerate.
         extra: What pip installs for them, where one name does for all.
         imports: Further modules to import before the simulated GPU appears or the process is forked.
         trains: Whether the loop runs backward passes and an optimizer.
-        unused: Settings that have no meaning in this loop and are ignored.
         by_trainer: Whether the steps are those of the Hugging Face Trainer, or of a class that derives from it.
         defaults: Settings of ``train`` whose defaults differ from ``TrainingArguments``.
         arguments: ``module:class`` of the trainer's arguments.
@@ -46,13 +43,12 @@ class Loop:
     name: str
     run: str
     description: str
-    cpu_costs: str
-    libraries: Mapping[str, str] = field(default_factory=dict)
+    cpu_costs: str = "trainer"
+    needs: tuple[str, ...] = ()
     extra: str | None = None
-    imports: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ("transformers.trainer",)
     trains: bool = True
-    unused: frozenset[str] = frozenset()
-    by_trainer: bool = False
+    by_trainer: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
     arguments: str = "transformers:TrainingArguments"
     sequences: int = 1
@@ -64,6 +60,12 @@ class Loop:
         return name if library == "trl" else None
 
     @property
+    def libraries(self) -> dict[str, str]:
+        """Optional libraries that must be installed, each with what needs it, for the error message."""
+        of_trainer = {"accelerate": "the Trainer"} if self.trains else {}
+        return of_trainer | dict.fromkeys(self.needs, f"loop: {self.name}")
+
+    @property
     def module(self) -> str:
         """The module that defines the loop's function."""
         return self.run.partition(":")[0]
@@ -73,75 +75,6 @@ class Loop:
         module, _, name = self.run.partition(":")
         found: Callable[..., None] = getattr(import_module(module), name)
         return found
-
-
-_HOST_ONLY = frozenset({"dataloader_pin_memory", "dataloader_num_workers", "dataloader_prefetch_factor", "seed"})
-"""Settings without effect on the GPU's memory or on the operations of a step, in any loop."""
-
-_EVALUATION_ONLY = frozenset({"per_device_eval_batch_size", "fp16_full_eval", "bf16_full_eval"})
-
-EVALUATION = (
-    "eval_strategy",
-    "do_eval",
-    "eval_on_start",
-    "eval_accumulation_steps",
-    "eval_do_concat_batches",
-    "prediction_loss_only",
-    "batch_eval_metrics",
-    "include_for_metrics",
-    "predict_with_generate",
-    "generation_max_length",
-    "generation_num_beams",
-)
-"""Settings of the Trainer's evaluation."""
-
-SAVING = (
-    "save_strategy",
-    "save_total_limit",
-    "save_only_model",
-    "load_best_model_at_end",
-    "resume_from_checkpoint",
-)
-"""Settings of the Trainer's checkpoints."""
-
-_OF_TRAINING = _HOST_ONLY | {
-    "train_sampling_strategy",
-    "deepspeed",
-    "gradient_accumulation_steps",
-    "gradient_checkpointing",
-    "gradient_checkpointing_every",
-    "gradient_checkpointing_kwargs",
-    "optim",
-    "optim_args",
-    "optim_target_modules",
-    "max_grad_norm",
-    "learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "label_smoothing_factor",
-    "neftune_noise_alpha",
-    "average_tokens_across_devices",
-    "logging_nan_inf_filter",
-    "include_num_input_tokens_seen",
-    "use_liger_kernel",
-    "liger_kernel_config",
-    "torch_compile",
-    "torch_compile_backend",
-    "torch_compile_mode",
-    "dynamo_use_regional_compilation",
-    "torch_empty_cache_steps",
-    "fsdp",
-    "fsdp_config",
-    "ddp_find_unused_parameters",
-    "ddp_bucket_cap_mb",
-    "ddp_broadcast_buffers",
-    "ddp_static_graph",
-    *EVALUATION,
-    *SAVING,
-}
-"""Settings without meaning where nothing is trained."""
 
 
 def _of_trl(
@@ -158,14 +91,12 @@ def _of_trl(
     """
     return Loop(
         name=name,
-        run=f"trainatomy.training.loops.{name}:train",
+        run="trainatomy.training.loops.trl:train",
         description=description,
         cpu_costs="trl",
-        libraries={"accelerate": "the Trainer", "trl": f"loop: {name}", "datasets": f"loop: {name}"},
+        needs=("trl", "datasets"),
         extra="'trainatomy[trl]'",
-        imports=("transformers.trainer",),
-        unused=_HOST_ONLY | _EVALUATION_ONLY,
-        by_trainer=True,
+        imports=("transformers.trainer", f"trl.trainer.{name}_trainer"),
         defaults={"gradient_checkpointing": True, "bf16": True, **defaults},
         arguments=f"trl:{settings}",
         sequences=sequences,
@@ -179,11 +110,6 @@ LOOPS: Mapping[str, Loop] = {
             name="trainer",
             run="trainatomy.training.loops.trainer:train",
             description="the step of the Hugging Face Trainer",
-            cpu_costs="trainer",
-            libraries={"accelerate": "the Trainer"},
-            imports=("transformers.trainer", "trainatomy.training.loops.observed_trainer"),
-            unused=_HOST_ONLY | _EVALUATION_ONLY,
-            by_trainer=True,
         ),
         _of_trl(
             "sft",
@@ -221,28 +147,14 @@ LOOPS: Mapping[str, Loop] = {
             name="preference",
             run="trainatomy.training.loops.preference:train",
             description="the step of other frameworks' trainers on preferences: DPO, KTO, ORPO, rewards and others",
-            cpu_costs="trainer",
-            libraries={"accelerate": "the Trainer"},
-            imports=("transformers.trainer", "trainatomy.training.loops.preference"),
-            unused=_HOST_ONLY | _EVALUATION_ONLY,
-            by_trainer=True,
             sequences=2,
         ),
         Loop(
             name="sentence_transformers",
             run="trainatomy.training.loops.sentence_transformers:train",
             description="the step of sentence-transformers' `SentenceTransformerTrainer`: embedding models",
-            cpu_costs="trainer",
-            libraries={
-                "accelerate": "the Trainer",
-                "sentence_transformers": "loop: sentence_transformers",
-                "datasets": "loop: sentence_transformers",
-                "sklearn": "loop: sentence_transformers",
-            },
+            needs=("sentence_transformers", "datasets", "sklearn"),
             extra="'trainatomy[sentence-transformers]'",
-            imports=("transformers.trainer",),
-            unused=_HOST_ONLY | _EVALUATION_ONLY,
-            by_trainer=True,
             arguments="sentence_transformers:SentenceTransformerTrainingArguments",
         ),
         Loop(
@@ -250,9 +162,7 @@ LOOPS: Mapping[str, Loop] = {
             run="trainatomy.training.loops.pytorch:train",
             description="a plain PyTorch loop",
             cpu_costs="pytorch",
-            libraries={"accelerate": "the Trainer"},
-            imports=("transformers.trainer",),
-            unused=_HOST_ONLY | _EVALUATION_ONLY,
+            by_trainer=False,
         ),
         Loop(
             name="generation",
@@ -261,15 +171,16 @@ LOOPS: Mapping[str, Loop] = {
             cpu_costs="generation",
             imports=("transformers.generation.utils",),
             trains=False,
-            unused=_OF_TRAINING,
+            by_trainer=False,
         ),
         Loop(
             name="inference",
             run="trainatomy.training.loops.pytorch:infer",
             description="the forward pass alone, in evaluation mode and without gradients",
             cpu_costs="inference",
+            imports=(),
             trains=False,
-            unused=_OF_TRAINING,
+            by_trainer=False,
         ),
     )
 }

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.arguments import NEW_NAMES
-from trainatomy.workload.instance import without_instance
+from trainatomy.workload.gpu import without_instance
 
 if TYPE_CHECKING:
     from trainatomy.workload.section import Path

@@ -36,7 +36,7 @@ from trainatomy.measurement.device.host import PROBE, LoadMeter, ThreadMeter, la
 from trainatomy.processes import end_with_parent
 from trainatomy.results.measurement import HostPace
 from trainatomy.training.model import build_model
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.run import run
 from trainatomy.workload.schema import Workload
 
@@ -59,7 +59,7 @@ class Round:
         return {phase: value / pace for phase, value in self.microseconds.items()}
 
 
-class PhaseTimer(Silent):
+class PhaseTimer(Observer):
     """Observer that takes the CPU microseconds of each phase of each step; recomputation counts as backward.
 
     ``waits`` counts from the last step of the warm-up.

@@ -26,7 +26,7 @@ from trainatomy.measurement.host_memory import HostSampler
 from trainatomy.results.loader import DataWait
 from trainatomy.results.measurement import HostPace, PowerUse
 from trainatomy.results.tasks import RestoringPurpose
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 
 if TYPE_CHECKING:
     from trainatomy.measurement.device.host import HostProbe
@@ -239,7 +239,7 @@ def host_sampler() -> HostSampler:
     return HostSampler(pinned=pinned_bytes)
 
 
-class HostPhases(Silent):
+class HostPhases(Observer):
     """Observer of a loop that begins a sampler's phases."""
 
     def __init__(self, sampler: HostSampler) -> None:

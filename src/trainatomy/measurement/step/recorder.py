@@ -26,9 +26,9 @@ from trainatomy.measurement.process.job import WARM_UP_STEPS
 from trainatomy.measurement.traces.history import AROUND_OUTPUT_LAYER, BUCKETS, COMMUNICATION, OUTPUT_LAYER, Note
 from trainatomy.results.tasks import RestoringPurpose
 from trainatomy.training.checkpointing import Recomputation
-from trainatomy.training.observer import Silent
+from trainatomy.training.model import around, output_layers
+from trainatomy.training.observer import Observer
 from trainatomy.training.optimizer import tensors_in
-from trainatomy.training.output_layer import around, output_layers
 from trainatomy.training.parallel.deepspeed import engine_tensors, part_of
 from trainatomy.training.quantization import scales
 from trainatomy.training.stored_weights import numbers
@@ -187,7 +187,7 @@ def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
     return [part.untyped_storage().data_ptr() for part in parts if part.is_cuda]
 
 
-class TraceRecorder(Silent):
+class TraceRecorder(Observer):
     """Observer that takes a note at each event of the loop and, at first, at each module call.
 
     It keeps addresses, never tensors.  Subclasses decide when addresses are read.

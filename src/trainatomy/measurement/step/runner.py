@@ -47,7 +47,7 @@ from trainatomy.measurement.traces.breakdown import BUFFERS_NOTE, Failure, Measu
 from trainatomy.results.measurement import Measurement
 from trainatomy.results.memory import Instant
 from trainatomy.training import run as steps
-from trainatomy.training.observer import Observer, Silent
+from trainatomy.training.observer import Observer
 from trainatomy.training.quantization import load_on_device
 from trainatomy.training.run import CountedSteps, following_scaled_steps
 from trainatomy.training.shape import tokens_per_sample
@@ -202,12 +202,12 @@ _ANSWERED = frozenset(
 """Events whose answer the loop needs."""
 
 
-class _Observers(Silent):
+class _Observers(Observer):
     """Forward each event of the loop to several observers, in order."""
 
     def __init__(self, *observers: Observer) -> None:
         self._all = observers
-        for event in vars(Silent):
+        for event in vars(Observer):
             if not event.startswith("_") and event not in _ANSWERED:
                 setattr(self, event, partial(_notify, [getattr(observer, event) for observer in observers]))
 

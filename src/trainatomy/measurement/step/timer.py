@@ -20,7 +20,7 @@ from trainatomy.measurement.step.instruments import Monitors, Stopwatch
 from trainatomy.measurement.step.recorder import GenerationTimes
 from trainatomy.results.tasks import RestoringPurpose
 from trainatomy.training.loops.generation import cache_size
-from trainatomy.training.observer import Silent
+from trainatomy.training.observer import Observer
 
 if TYPE_CHECKING:
     from trainatomy.measurement.device.meter import Meter
@@ -89,7 +89,7 @@ def _peaks() -> tuple[int, int]:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-class StepTimer(Silent):
+class StepTimer(Observer):
     """Observer that reads GPU memory after warm-up steps and times the steps after them.
 
     The timed steps run as they would without it: nothing synchronises between them, so the CPU may launch the next

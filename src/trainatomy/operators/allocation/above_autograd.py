@@ -11,17 +11,14 @@ A kernel that has no implementation for meta tensors is simulated by a few opera
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod as prod_of
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from trainatomy.operators.allocation.normalisation import runs_on_cudnn
 from trainatomy.operators.allocation.plan import layout_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Writer(Protocol):

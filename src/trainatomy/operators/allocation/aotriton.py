@@ -15,7 +15,7 @@ is built with: v3src/flash/attn_bwd.cc, aiter_bwd.cc, v3src/util.cc and v3python
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainatomy.operators.allocation.plan import (
     FLOAT_BYTES,
@@ -31,7 +31,6 @@ from trainatomy.operators.allocation.plan import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     import torch
 

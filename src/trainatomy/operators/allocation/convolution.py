@@ -38,6 +38,7 @@ from trainatomy.operators.allocation.plan import (
     KernelCall,
     Out,
     Plan,
+    Processor,
     Scratch,
     Trial,
     bound,
@@ -48,7 +49,6 @@ from trainatomy.operators.allocation.reduction import SUM
 
 if TYPE_CHECKING:
     from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
-    from trainatomy.operators.allocation.plan import Processor
 
 PLANS_TIMED, _ALL_PLANS = 10, 10_000
 """Plans that ``cudnn.benchmark`` times by default, and with a limit of 0 (``torch.backends.cudnn.benchmark_limit``)."""

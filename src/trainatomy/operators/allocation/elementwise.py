@@ -21,8 +21,7 @@ ps_roi_pool_kernel.cu, torchvision 0.24-0.29.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -40,9 +39,6 @@ from trainatomy.operators.allocation.plan import (
     tensor_list,
 )
 from trainatomy.operators.allocation.reduction import InputGeometry, Kernel, reduction_iterator, reduction_scratch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def native_dropout(call: KernelCall) -> Plan:

@@ -22,17 +22,14 @@ torch 2.9-2.13.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from trainatomy.allocator.blocks import round_up
 from trainatomy.operators.allocation.above_autograd import one_operation
-from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Scratch, bound, dense_bytes
+from trainatomy.operators.allocation.plan import Free, KernelCall, Out, Plan, Processor, Scratch, bound, dense_bytes
 from trainatomy.operators.allocation.reduction import InputGeometry, reduction_iterator, reduction_scratch, sum_kernel
-
-if TYPE_CHECKING:
-    from trainatomy.operators.allocation.plan import Processor
 
 
 def matrix_product(call: KernelCall) -> Plan:

@@ -20,10 +20,10 @@ Source: aten/src/ATen/native/RNN.cpp (``LSTMCell``, ``GRUCell``) and cuda/RNN.cu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -32,10 +32,6 @@ from torch import Tensor, nn
 from trainatomy.operators.allocation.above_autograd import one_operation
 from trainatomy.operators.allocation.cudnn.recurrence import Recurrent, bias_numbers, dropout_state_bytes
 from trainatomy.operators.allocation.plan import Processor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _AUTOCAST = torch.float16
 """Autocast's type for recurrent layers, even if its general type is another (aten/src/ATen/cudnn/AutocastRNN.cpp)."""

@@ -22,12 +22,10 @@ import torch
 from trainatomy.catalog.versions import behaviour
 from trainatomy.errors import SimulationError
 from trainatomy.operators.allocation import aotriton
-from trainatomy.operators.allocation.plan import HALF_TYPES, deterministic, is_half
+from trainatomy.operators.allocation.plan import HALF_TYPES, Processor, deterministic, is_half
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from trainatomy.operators.allocation.plan import Processor
 
     Decide = Callable[[Callable[[Processor], Any]], Any]
     """Returns the answer of a function on the GPU, where an execution may serve others with the same answer."""

@@ -14,11 +14,9 @@ Constants: ``catalog/efficiency.yaml``.
 
 from __future__ import annotations
 
-from functools import cache
 from math import ceil, log2, prod
 from typing import NamedTuple
 
-from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.algorithms import (
     FORWARD,
     INPUT,
@@ -42,6 +40,7 @@ from trainatomy.operators.cost.kernel import (
     HALVES,
     Chip,
     KernelWork,
+    constants,
     number,
     passes_to,
     wanted_gradients,
@@ -61,27 +60,6 @@ _SEQUENCE = 3
 """Dimensions of a batch of sequences."""
 _VOLUME = 5
 """Dimensions of a batch of videos or volumes, for which cuDNN has kernels of their own."""
-
-
-class ConvolutionConstants(NamedTuple):
-    """Constants of convolutions, as in ``catalog/efficiency.yaml``."""
-
-    product: float
-    product_weight: float
-    product_seconds: float
-    layout_bandwidth: float
-    layout_rate: float
-    layout_seconds: float
-    gather_seconds: float
-    gather_backward: float
-    bias_bandwidth: float
-    bias_seconds: float
-    bias_element_seconds: float
-    bias_sum_bandwidth: float
-    bias_sum_seconds: float
-    group_kernel_seconds: float
-    groups_at_once: float
-    gradients_at_once: float
 
 
 class _Part(NamedTuple):
@@ -151,8 +129,8 @@ def convolution(call: Call, chip: Chip) -> KernelWork:
 def _groups_at_once(turns: str, precision: str, *, backward: bool) -> float:
     """Return how many groups of sequences run at a time; gradients do where each takes long enough."""
     if (turns in ("cores", "group") and not backward) or (turns, precision) == ("group", "tf32"):
-        return _constants().groups_at_once
-    return _constants().gradients_at_once if (turns, precision) == ("cores", "half") else 1.0
+        return constants("convolution").groups_at_once
+    return constants("convolution").gradients_at_once if (turns, precision) == ("cores", "half") else 1.0
 
 
 def launches_of_groups(call: Call) -> int:
@@ -239,7 +217,7 @@ def _is_reordered(x: Array) -> bool:
 
 def _bias_seconds(chip: Chip, out: Array, backward: bool) -> float:
     """Return the time of adding the bias, or of summing its gradient over images and pixels."""
-    form = _constants()
+    form = constants("convolution")
     if backward:
         return form.bias_sum_seconds + out.bytes / (chip.bandwidth * form.bias_sum_bandwidth)
     indexing = out.elements * form.bias_element_seconds / chip.multiprocessors
@@ -298,7 +276,7 @@ def _parts(out: Array, x: Array, weight: Array, mask: list[bool], groups: int, b
 
 def _product(chip: Chip, call: Call, part: _Part, kind: str, groups: int, x: Array, computed: str) -> tuple[float, int]:
     """Return the time and the number of kernels of one product with the layout changes around it."""
-    form, backward, to_weight = _constants(), computed != FORWARD, computed == WEIGHT
+    form, backward, to_weight = constants("convolution"), computed != FORWARD, computed == WEIGHT
     if groups > 1 and _is_by_group(part, backward=backward):
         return _by_group(chip, part, groups), _KERNELS_OF_GROUP * groups
     tf32 = chip._replace(tf32=chip.cudnn_tf32)
@@ -320,7 +298,7 @@ def _product(chip: Chip, call: Call, part: _Part, kind: str, groups: int, x: Arr
             rows = "misaligned"
         rated = name if name == "fp32" or rows == "aligned" else f"{name}_{rows}"
         stored = sum(tensor.bytes for tensor in part.rewritten)
-        work = product(tf32, rated, x.dtype, "nn", ProductSizes(groups, *part[:3]), "plain", stored=stored)
+        work = product(tf32, rated, x.dtype, ProductSizes(groups, *part[:3]), "plain.nn", stored=stored)
         seconds = form.product_seconds + work.seconds / (form.product_weight if to_weight else form.product)
     if kind == "pointwise" or is_last(x) or prod(x.shape[2:]) == 1:
         return seconds, 2 if to_weight else 1
@@ -347,21 +325,15 @@ def _is_by_group(part: _Part, *, backward: bool) -> bool:
 
 def _by_group(chip: Chip, part: _Part, groups: int) -> float:
     """Return the time of copying, multiplying and copying back each group."""
-    form = _constants()
+    form = constants("convolution")
     moved = 4 * sum(tensor.bytes for tensor in part.rewritten) / chip.bandwidth
     return _KERNELS_OF_GROUP * groups * form.group_kernel_seconds + moved
 
 
 def _layout_seconds(chip: Chip, tensor: Array) -> float:
     """Return the time of a change between channels-first and channels-last, by tiles or by bandwidth."""
-    form = _constants()
+    form = constants("convolution")
     channels, places = tensor.shape[1], prod(tensor.shape[2:])
     tiles = tensor.shape[0] * ceil(channels / _LAYOUT_TILE) * ceil(places / _LAYOUT_TILE)
     by_tiles = tiles * _LAYOUT_TILE**2 / (form.layout_rate * chip.multiprocessors)
     return form.layout_seconds + max(by_tiles, 2 * tensor.bytes / (chip.bandwidth * form.layout_bandwidth))
-
-
-@cache
-def _constants() -> ConvolutionConstants:
-    known = read_yaml("efficiency.yaml")["convolution"]
-    return ConvolutionConstants(**{name: known[name] for name in ConvolutionConstants._fields})

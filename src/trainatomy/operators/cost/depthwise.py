@@ -30,10 +30,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import ceil, log2, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.kernel import HALVES, Chip, geometry_of, number, whole_numbers
+from trainatomy.operators.cost.kernel import HALVES, Chip, constants, geometry_of, number, whole_numbers
 from trainatomy.results.operations import Array, Call
 
 _SEQUENCE = 3
@@ -53,36 +53,6 @@ _LARGEST, _LARGEST_OF_WEIGHT = 7, 5
 """Largest side of a filter that cuDNN's channels-last kernels have, and those of the weight's gradient in fp32."""
 _LEAST, _LEAST_OF_PRODUCTS, _MOST_OF_PRODUCTS = 2**18, 2**20, 256
 """Numbers of the least batch for cuDNN's fast gradient of the weight in fp32, and for products; their most channels."""
-
-
-class DepthwiseConstants(NamedTuple):
-    """Constants of depthwise convolutions, as in ``catalog/efficiency.yaml``: nanoseconds of 132 multiprocessors."""
-
-    kernel_seconds: float
-    own_output: float
-    own_place: float
-    own_loop_output: float
-    own_loop_row: float
-    own_loop_place: float
-    own_backward_output: float
-    own_backward_place: float
-    own_backward_later_place: float
-    own_loop_backward_output: float
-    own_loop_backward_row: float
-    own_loop_backward_place: float
-    own_step_seconds: float
-    own_turn_seconds: float
-    own_block_seconds: float
-    own_start_seconds: float
-    shared_output: float
-    last_place: float
-    many_place: float
-    last_backward_place: float
-    direct_place: float
-    direct_weight_place: float
-    products_place: float
-    products_half_place: float
-    passes: float
 
 
 def is_of_cudnn(
@@ -144,7 +114,7 @@ def depthwise(chip: Chip, call: Call, tensors: tuple[Array, Array, Array], mask:
         backward: Whether it is the backward pass.
     """
     out, x, weight = tensors
-    form, kind, places = _constants(), kind_of(call, x, weight), prod(weight.shape[2:])
+    form, kind, places = constants("convolution", "depthwise"), kind_of(call, x, weight), prod(weight.shape[2:])
     rows, inside = _inside(call, out, x, weight)
     scale = 1e-9 * _H200 / chip.multiprocessors
     least = form.passes * (out.bytes + x.bytes) / chip.bandwidth
@@ -206,7 +176,7 @@ def _is_unrolled(weight: Array) -> bool:
 
 def _own_result(weight: Array, rows: float, inside: float) -> float:
     """Return the nanoseconds of one number of PyTorch's result, by what lies inside the image."""
-    form = _constants()
+    form = constants("convolution", "depthwise")
     if _is_unrolled(weight):
         return form.own_output + form.own_place * inside
     return form.own_loop_output + form.own_loop_row * rows + form.own_loop_place * inside
@@ -214,7 +184,7 @@ def _own_result(weight: Array, rows: float, inside: float) -> float:
 
 def _own_input(weight: Array) -> float:
     """Return the nanoseconds of one number of PyTorch's gradient of the input, by the places of the filter."""
-    form, places = _constants(), prod(weight.shape[2:])
+    form, places = constants("convolution", "depthwise"), prod(weight.shape[2:])
     if not _is_unrolled(weight):
         rows = prod(weight.shape[2:-1])
         return form.own_loop_backward_output + form.own_loop_backward_row * rows + form.own_loop_backward_place * places
@@ -232,7 +202,7 @@ def _own_weight(chip: Chip, out: Array, weight: Array) -> float:
     A warp steps over the places of its images, 32 at a time.
     Source: ``conv_depthwise2d_grad_weight_kernel`` and ``getGradParamsNumThreads``.
     """
-    form, most = _constants(), _BLOCK // _WARP
+    form, most = constants("convolution", "depthwise"), _BLOCK // _WARP
     warps = min(out.shape[0], most)
     steps = ceil(out.shape[0] / warps) * ceil(prod(out.shape[2:]) / _WARP)
     blocks = weight.elements / chip.multiprocessors
@@ -243,12 +213,6 @@ def _own_weight(chip: Chip, out: Array, weight: Array) -> float:
 
 def _dilated(call: Call) -> bool:
     return bool(set(whole_numbers(number(call, "dilation", "1"))) - {1})
-
-
-@cache
-def _constants() -> DepthwiseConstants:
-    known = read_yaml("efficiency.yaml")["convolution"]["depthwise"]
-    return DepthwiseConstants(**{name: known[name] for name in DepthwiseConstants._fields})
 
 
 _ALIGNED = 16

@@ -146,6 +146,26 @@ class KernelWork(NamedTuple):
     own_products: bool = False
 
 
+class Constants:
+    """The numbers of a section of ``catalog/efficiency.yaml``, by their names."""
+
+    def __init__(self, section: Mapping[str, float]) -> None:
+        vars(self).update(section)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> float: ...
+
+
+@cache
+def constants(*path: str) -> Constants:
+    """Return the section of ``catalog/efficiency.yaml`` at a path."""
+    section = read_yaml("efficiency.yaml")
+    for name in path:
+        section = section[name]
+    return Constants(section)
+
+
 NOTHING = KernelWork("nothing", launches=0)
 """The work of a call for which no kernel runs."""
 

@@ -20,7 +20,7 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from trainatomy.catalog.files import read_yaml
-from trainatomy.operators.cost.kernel import HALVES, NOTHING, Chip, KernelWork, number, passes_to
+from trainatomy.operators.cost.kernel import HALVES, NOTHING, Chip, KernelWork, constants, number, passes_to
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Array, Call
 
@@ -70,11 +70,11 @@ class Speed(NamedTuple):
 
     def memory(self) -> float:
         """Return the bytes a second that the best kernels read from memory."""
-        return self.bandwidth * _loading().memory
+        return self.bandwidth * constants("loading").memory
 
     def loading(self, form: ProductConstants) -> float:
         """Return the bytes a second that the multiprocessors load."""
-        return form.traffic * _loading().bandwidth * self.issue_rate / _loading().issue_rate
+        return form.traffic * constants("loading").bandwidth * self.issue_rate / constants("loading").issue_rate
 
 
 class ProductSizes(NamedTuple):
@@ -115,14 +115,6 @@ class OwnProducts(NamedTuple):
     gpu: str
 
 
-class LoadingConstants(NamedTuple):
-    """The GPU of which ``traffic`` of a kind is a share, and the share that memory allows at most."""
-
-    bandwidth: float
-    issue_rate: float
-    memory: float
-
-
 def matmul(call: Call, chip: Chip) -> KernelWork:
     """Return the work of ``mm``, ``bmm``, ``addmm``, ``baddbmm`` and ``addbmm``, also with ``out``."""
     operands = operands_of(call)
@@ -138,7 +130,7 @@ def matmul(call: Call, chip: Chip) -> KernelWork:
     kind = kind_of(chip, a, b, *call.outputs[:1])
     layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
     form = "batched" if len(a.shape) == 3 else "plain"
-    work = product(chip, kind, a.dtype, layout, ProductSizes(batch, m, n, k), form, own=True)
+    work = product(chip, kind, a.dtype, ProductSizes(batch, m, n, k), f"{form}.{layout}", own=True)
     return work._replace(
         family=f"{work.family}.{'added' if len(operands) > 2 else 'alone'}",
         passes=passes_to(call, work.bytes, "dense factors and result, without the added matrix"),
@@ -163,7 +155,7 @@ def _many_vectors(call: Call, chip: Chip, a: Array, b: Array) -> KernelWork:
     moved = sum(tensor.bytes for tensor in (a, b, *call.outputs))
     moving = moved / (chip.bandwidth * read_yaml("efficiency.yaml")["loading"]["memory"])
     sizes = ProductSizes(batch, m, n, k)
-    by_tiles = product(chip._replace(tf32=False), "fp32", a.dtype, "nn", sizes, "batched").seconds
+    by_tiles = product(chip._replace(tf32=False), "fp32", a.dtype, sizes, "batched.nn").seconds
     seconds = min(form["start_seconds"] + max(moving, batch * each / chip.multiprocessors), by_tiles)
     passes = passes_to(call, moved, "dense factors and result, without the added matrix")
     return KernelWork(f"many vectors.{way}", sizes.features, sizes.flop, "fp32", moved, 1, seconds, passes)
@@ -178,7 +170,6 @@ def product(
     chip: Chip,
     kind: str,
     dtype: str,
-    layout: str,
     sizes: ProductSizes,
     form: str,
     *,
@@ -191,9 +182,8 @@ def product(
         chip: The GPU.
         kind: The family of kernels (``kind_of``).
         dtype: The type of the factors.
-        layout: Whether each factor is transposed, for the name of the family.
         sizes: The number of products, and the sizes of the matrices.
-        form: Plain, batched or grouped, for the name of the family.
+        form: Of the name of the family: plain, batched or grouped, and which factors are transposed (``plain.nt``).
         stored: Bytes of the operands in memory where they are fewer than those of the matrices: an implicit product
             reads a pixel once from memory for all places of the kernel.
         own: By the constants of the GPU's own architecture, where there are any.
@@ -206,7 +196,7 @@ def product(
     known = products_of(chip.capability, kind) if own else None
     kernels = Kernels(constants_of(kind), _TILES[kind]) if known is None else known.kernels
     seconds = seconds_of(kernels, speed, memory, size, sizes)
-    family = f"matmul.{kind}.{form}.{layout}"
+    family = f"matmul.{kind}.{form}"
     return KernelWork(family, sizes.features, sizes.flop, rate, moved, 1, seconds, own_products=known is not None)
 
 
@@ -256,12 +246,6 @@ def seconds_of(kernels: Kernels, speed: Speed, memory: int, size: int, sizes: Pr
 
 
 @cache
-def _loading() -> LoadingConstants:
-    known = read_yaml("efficiency.yaml")["loading"]
-    return LoadingConstants(**{name: known[name] for name in LoadingConstants._fields})
-
-
-@cache
 def constants_of(kind: str) -> ProductConstants:
     """Return the constants of a kind of product."""
     return ProductConstants(**read_yaml("efficiency.yaml")["matmul"][kind])
@@ -273,8 +257,8 @@ def products_of(capability: tuple[int, int], kind: str) -> OwnProducts | None:
     known = read_yaml("products.yaml")["architectures"].get("{}.{}".format(*capability), {})
     if kind not in known:
         return None
-    constants = ProductConstants(**known[kind]["constants"])
-    return OwnProducts(Kernels(constants, OWN_TILES[kind]), known[kind]["gpu"])
+    kernels = Kernels(ProductConstants(**known[kind]["constants"]), OWN_TILES[kind])
+    return OwnProducts(kernels, known[kind]["gpu"])
 
 
 def vector_product(call: Call, chip: Chip) -> KernelWork:
@@ -303,13 +287,13 @@ def grouped_matmul(call: Call, chip: Chip) -> KernelWork:
         batch, m, n, k = a.shape[0], a.shape[1], b.shape[-1], a.shape[2]
     layout = ("n" if a.strides[-1] == 1 else "t") + ("n" if b.strides[-1] == 1 else "t")
     sizes = ProductSizes(batch, max(m, 1), n, max(k, 1))
-    work = product(chip, kind_of(chip, a, b), a.dtype, layout, sizes, "grouped")
+    work = product(chip, kind_of(chip, a, b), a.dtype, sizes, f"grouped.{layout}")
     passes = passes_to(call, work.bytes, "dense factors and result, without the offsets")
     if is_grouped_kernel(call) and chip.capability[0] in _GROUPED_CAPABILITIES:
         form: dict[str, float] = read_yaml("efficiency.yaml")["grouped"]
         seconds = form["start_seconds"] + work.seconds * form["longer"]
         return work._replace(family=f"grouped.kernel.{layout}", launches=2, passes=passes, seconds=seconds)
-    one = product(chip, kind_of(chip, a, b), a.dtype, layout, sizes._replace(batch=1), "grouped")
+    one = product(chip, kind_of(chip, a, b), a.dtype, sizes._replace(batch=1), f"grouped.{layout}")
     family = work.family.replace("matmul", "grouped")
     return work._replace(family=family, launches=batch + 1, passes=passes, seconds=batch * one.seconds)
 

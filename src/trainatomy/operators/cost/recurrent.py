@@ -379,7 +379,7 @@ def _dropout_seconds(one: Recurrence) -> float:
 def _product_seconds(chip: Chip, one: Recurrence, m: int, n: int, k: int, row: tuple[int, int]) -> float:
     """Return the time of a product of m x k with k x n alone; ``row``: numbers of a row of its factors in memory."""
     kind = "half_odd" if one.is_odd(*row) else one.kind_of(*row)
-    return product(chip, kind, one.data.dtype, "nn", ProductSizes(1, m, n, k), "plain").seconds
+    return product(chip, kind, one.data.dtype, ProductSizes(1, m, n, k), "plain.nn").seconds
 
 
 @cache

@@ -158,8 +158,8 @@ QUANTISED_OPTIMIZERS = family(
         launch="library",
         sync="always",
     ),
-    row("bitsandbytes::optimizer_update_32bit", cost="bitsandbytes:update_32bit"),
-    row("bitsandbytes::optimizer_update_8bit_blockwise", cost="bitsandbytes:update_8bit"),
+    row("bitsandbytes::optimizer_update_32bit", cost="libraries:update_32bit"),
+    row("bitsandbytes::optimizer_update_8bit_blockwise", cost="libraries:update_8bit"),
 )
 
 LISTS = (*OPTIMIZERS, *DEEPSPEED, *FOREACH, *UNSCALING, *QUANTISED_OPTIMIZERS)

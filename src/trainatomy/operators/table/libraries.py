@@ -33,12 +33,12 @@ COMMUNICATION = family(
 
 _PRODUCTS = family(
     Operator("", "contraction", why="matrix products", launch="library", reads="sources"),
-    row("bitsandbytes::gemm_4bit bitsandbytes::gemv_4bit", cost="bitsandbytes:product_4bit", launch="quantised"),
-    row("bitsandbytes::int8_linear_matmul", cost="bitsandbytes:product_8bit"),
+    row("bitsandbytes::gemm_4bit bitsandbytes::gemv_4bit", cost="libraries:product_4bit", launch="quantised"),
+    row("bitsandbytes::int8_linear_matmul", cost="libraries:product_8bit"),
 )
 
 _CONVERSIONS = family(
-    Operator("", "elementwise", launch="library", cost="bitsandbytes:conversion", reads="sources"),
+    Operator("", "elementwise", launch="library", cost="libraries:conversion", reads="sources"),
     row("bitsandbytes::quantize_blockwise", flop=2, why="magnitude and scaling; the search for the nearest is moves"),
     row("bitsandbytes::quantize_4bit", flop=2, why="magnitude and scaling; the search for the nearest is moves"),
     row("bitsandbytes::dequantize_4bit", flop=1, why="scaling", launch="quantised"),
@@ -60,14 +60,14 @@ TRITON = family(
         cost="elementwise:moved_once",
     ),
     row("triton::kernel"),
-    row("inductor::fused", launch="fused", cost="fused:fused"),
-    row("inductor::kernel", cost="fused:fused"),
+    row("inductor::fused", launch="fused", cost="libraries:fused"),
+    row("inductor::kernel", cost="libraries:fused"),
     row("inductor::tuning", cost="elementwise:moved_once"),
 )
 
 
 LOSSES = family(
-    Operator("", "contraction", why="matrix products", launch="library", cost="fused_loss:fused_loss"),
+    Operator("", "contraction", why="matrix products", launch="library", cost="libraries:fused_loss"),
     row("cut_cross_entropy::forward cut_cross_entropy::backward"),
 )
 

@@ -35,8 +35,7 @@ from trainatomy.reporters.text.prediction import subject_of, verdict_cell
 from trainatomy.results.comparison import Comparison
 from trainatomy.results.fit import FitAcross, GPUOption
 from trainatomy.results.prediction import Prediction, total_rate
-from trainatomy.timing.evidence import evidence_of
-from trainatomy.timing.findings import Finding, findings
+from trainatomy.timing.evidence import Finding, evidence_of, findings
 from trainatomy.units import count_of, exact_bytes, human_bytes, many, percent, rate, seconds
 
 

@@ -1,9 +1,16 @@
-"""``torch.compile`` in a script: PyTorch's own compiler where it can be simulated, else nothing."""
+"""``torch.compile`` in a script: PyTorch's own compiler where it can be simulated, else nothing.
+
+``torch.jit.script`` and ``torch.jit.trace``: what they would compile runs eagerly.
+
+TorchScript reads the source of PyTorch's functions, which a dry run replaces, and hides its operations from Python.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +24,39 @@ if TYPE_CHECKING:
     from trainatomy.scripts.signals import ScriptSignals
 
 
+def _install_torchscript(stand_ins: StandIns) -> None:
+    """Let TorchScript compile nothing."""
+
+    def left_out(function: Any, *_: Any, **__: Any) -> Any:
+        if isinstance(function, nn.Module):
+            stand_ins.note("torchscript", type(function).__name__)
+        elif not inspect.isclass(function) and callable(function):
+            return once_called(function, lambda: stand_ins.note("torchscript", _name_of(function)))
+        return function
+
+    def saved(_: Any, file: Any, **__: Any) -> None:
+        if isinstance(file, str | os.PathLike):
+            Path(stand_ins.files.to_write(file)).touch()
+
+    torch.autograd.forward_ad._maybe_load_decompositions()  # they are scripted when forward-mode AD is first used
+    for name in ("script", "trace", "freeze", "optimize_for_inference"):
+        stand_ins.put(torch.jit, name, left_out)
+    stand_ins.put(torch.jit, "save", saved)
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", "a function"))
+
+
 def install(stand_ins: StandIns, signals: ScriptSignals, eager: str | None) -> None:
-    """Replace ``torch.compile``.
+    """Replace ``torch.compile`` and TorchScript.
 
     Args:
         stand_ins: Of the run.
         signals: Of its loop.
         eager: Why everything runs eagerly; None: it is compiled, and ``preload_compiler`` ran before.
     """
+    _install_torchscript(stand_ins)
     if eager is None:
         _install_compiler(stand_ins, signals)
         return

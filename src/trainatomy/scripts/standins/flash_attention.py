@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from trainatomy.errors import SimulationError
 from trainatomy.simulator.adapters.flash_attention import (
+    GLOBALS,
     NOTE,
     IndexPutFirstAxis,
     check_gpu,
@@ -42,8 +43,6 @@ _NAMED = re.compile(r"flash_attn|flash-attn|flash_attention(?!_[34])|\bfa2\b")
 _CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml")
 _LARGEST = 2**20
 """Bytes of a configuration that is read."""
-_OF_TRANSFORMERS = ("_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn")
-"""Functions that transformers keeps for the whole process."""
 
 
 def names_flash_attention(arguments: Iterable[str], files: Iterable[Path]) -> bool:
@@ -107,7 +106,7 @@ class _Package:
 
     def forget_functions(self, module: Any) -> None:
         """Let transformers import the functions of this run."""
-        for name in (*_OF_TRANSFORMERS, "_process_flash_kwargs_fn", "_loaded_implementation"):
+        for name in GLOBALS:
             if hasattr(module, name):
                 self._stand_ins.put(module, name, None)
 

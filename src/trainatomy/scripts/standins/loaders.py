@@ -7,19 +7,15 @@ loader that asks for no workers gets those that another one asked for with the s
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils import fetch
 
 from trainatomy.prediction.host_facts import DEFAULT_PREFETCH
-from trainatomy.scripts.longest import batch_tensors
+from trainatomy.scripts.longest import batch_tensors, fetches_followed
 from trainatomy.scripts.standins.notes import StandIns
-from trainatomy.training.observer import wrapped
 
 _IN_ANOTHER_PROCESS: dict[str, Any] = {
     "num_workers": 0,
@@ -67,7 +63,7 @@ class Loaders:
         self._asked: dict[int, LoaderUse] = {}
         self.training = LoaderUse()
         stand_ins.put(DataLoader, "__init__", self._made_alone(DataLoader.__init__))
-        stand_ins.stack.enter_context(self._fetches_seen())
+        stand_ins.stack.enter_context(fetches_followed(self._around_fetch))
 
     def _made_alone(self, original: Any) -> Any:
         """Return ``DataLoader.__init__`` without workers and without pinned memory."""
@@ -89,12 +85,6 @@ class Loaders:
                 self._asked[id(loader.dataset)] = asked
 
         return make
-
-    @contextmanager
-    def _fetches_seen(self) -> Iterator[None]:
-        kinds: Any = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
-        with wrapped(kinds[0], "fetch", self._around_fetch), wrapped(kinds[1], "fetch", self._around_fetch):
-            yield
 
     def _around_fetch(self, original: Any, fetcher: Any, index: Any) -> Any:
         batch = original(fetcher, index)

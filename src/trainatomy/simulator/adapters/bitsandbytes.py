@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -44,8 +44,6 @@ from trainatomy.workload.arguments import arguments, is_factory
 from trainatomy.workload.quantization import outlier_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from trainatomy.simulator.process import SimulatedProcess
     from trainatomy.workload.schema import Workload
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -32,14 +32,16 @@ NOTE = (
     "algorithm; neither has been measured yet"
 )
 _AMPERE, _MOST_HEAD = (8, 0), 256
-_GLOBALS = (
+GLOBALS = (
     "_flash_fn",
     "_flash_varlen_fn",
     "_flash_with_kvcache_fn",
     "_pad_fn",
     "_unpad_fn",
     "_process_flash_kwargs_fn",
+    "_loaded_implementation",
 )
+"""What transformers keeps of the package for the whole process."""
 
 
 @contextlib.contextmanager
@@ -55,9 +57,8 @@ def simulated_flash_attention(processor: Processor) -> Iterator[None]:
     dense, varlen = flash_functions(processor.multiprocessors)
     functions = (dense, varlen, None, pad_input, None)
     with contextlib.ExitStack() as stack:
-        for name in _GLOBALS:
+        for name in GLOBALS:
             stack.enter_context(mock.patch.object(modeling_flash_attention_utils, name, None))
-        stack.enter_context(mock.patch.object(modeling_flash_attention_utils, "_loaded_implementation", None))
         imports = mock.patch.object(modeling_flash_attention_utils, "_lazy_imports", lambda *a, **k: functions)
         stack.enter_context(imports)
         found = mock.patch.object(PreTrainedModel, "_flash_attn_import_error", lambda model, **keywords: None)
@@ -163,14 +164,13 @@ def packed_functions(multiprocessors: int) -> dict[str, Any]:
     )}  # fmt: skip
 
 
-class _Settings:
-    """Arguments of a call that are no tensors."""
+class _Settings(NamedTuple):
+    """Arguments of a call that are no tensors, and the multiprocessors of the GPU."""
 
-    def __init__(self, dropout: float, causal: bool, deterministic: bool, multiprocessors: int) -> None:
-        self.dropout = dropout
-        self.causal = causal
-        self.deterministic = deterministic
-        self.multiprocessors = multiprocessors
+    dropout: float
+    causal: bool
+    deterministic: bool
+    multiprocessors: int
 
 
 class _Attention(torch.autograd.Function):

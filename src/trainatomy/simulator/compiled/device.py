@@ -13,6 +13,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._dynamo import device_interface, trace_rules, utils
+from torch._dynamo.variables import ctx_manager
+from torch._dynamo.variables import torch as functions
+from torch._inductor.fx_passes import joint_graph, pad_mm
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_aggregate
@@ -39,8 +43,6 @@ def pads(device_name: str, match: Any, mat1: torch.Tensor, mat2: torch.Tensor, o
         op: The product.
         input: What is added to it.
     """
-    from torch._inductor.fx_passes import pad_mm
-
     unit = pad_mm.get_alignment_size(mat1)
     # A dimension whose size varies is not padded.
     padded = [
@@ -93,10 +95,6 @@ def tell_dynamo(stack: contextlib.ExitStack) -> None:
     It calls these functions while it traces, and keeps their answers as constants (torch 2.11-2.15,
     torch/_dynamo/variables/torch.py and utils.py).
     """
-    from torch._dynamo import trace_rules, utils
-    from torch._dynamo.variables import ctx_manager
-    from torch._dynamo.variables import torch as functions
-
     answered = [getattr(torch.cuda, name) for name in _ANSWERED]
     rules = dict.fromkeys(answered, functions.TorchInGraphFunctionVariable)
     stack.enter_context(mock.patch.dict(trace_rules.get_torch_obj_rule_map(), rules))
@@ -120,9 +118,7 @@ _ANSWERED = ("is_available", "is_bf16_supported", "get_device_capability", "get_
 
 def install_compiler(stack: contextlib.ExitStack, properties: DeviceProperties) -> None:
     """Let Inductor generate code for the simulated GPU; ``stack`` undoes it."""
-    from torch._dynamo import device_interface
     from torch._inductor import codecache, utils
-    from torch._inductor.fx_passes import joint_graph, pad_mm
     from triton import runtime
     from triton.backends.compiler import GPUTarget
 

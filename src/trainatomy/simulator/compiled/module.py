@@ -4,6 +4,8 @@ PyTorch's own Dynamo and AOTAutograd trace the model on meta tensors, with what 
 functions and with CUDA's autocast; their graphs are given to Inductor as such of the GPU.  What Inductor writes around
 its kernels runs in the process and allocates; kernels do nothing.  Where Dynamo breaks the graph, Python runs in the
 process.
+
+What Dynamo cannot keep in one graph: where it breaks it, compiles code again, and gives up.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from importlib import import_module
@@ -20,7 +23,23 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo
+import torch._inductor.config
 from torch import fx, nn
+from torch._dynamo import guards, trace_rules, utils
+from torch._dynamo.convert_frame import CatchErrorsWrapper
+from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.optimizer import OptimizerVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._functorch import config as functorch_config
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch.nn.attention import flex_attention
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -28,7 +47,6 @@ from trainatomy.errors import SimulationError
 from trainatomy.simulator.compiled.device import install_compiler, tell_dynamo, text_of
 from trainatomy.simulator.compiled.kept_code import kept_code
 from trainatomy.simulator.compiled.known import KnownResults
-from trainatomy.simulator.compiled.recompilations import Recompilations
 from trainatomy.simulator.compiled.tracing import (
     FUNCTIONS,
     GPU,
@@ -40,13 +58,73 @@ from trainatomy.simulator.compiled.tracing import (
     tracing_backward,
     without_function_modes,
 )
-from trainatomy.simulator.compiled.trials import Trials
-from trainatomy.simulator.compiled.wrapper import load_wrapper
+from trainatomy.simulator.compiled.wrapper import Trials, load_wrapper
 from trainatomy.simulator.device import DeviceProperties, SimulatedGenerator
 from trainatomy.simulator.graphs import CUDAGraphs
 from trainatomy.simulator.modules import without_hooks_of_all_modules
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.workload.train import CAPTURING, MODES
+
+_SHOWN_CAUSES = 3
+
+
+class Recompilations:
+    """What Dynamo compiled again from now on, and where it broke graphs."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._given_up: list[str] = []
+        self._last_cause = ""
+        self._breaks_before = _breaks()
+
+    def count(self, stack: contextlib.ExitStack) -> None:
+        """Count what Dynamo compiles again until ``stack`` closes."""
+        convert_frame: Any = import_module("torch._dynamo.convert_frame")
+        reasons, exceeds = convert_frame.get_and_maybe_log_recompilation_reasons, convert_frame.exceeds_recompile_limit
+
+        def counted(*args: Any, **kwargs: Any) -> list[str]:
+            found: list[str] = reasons(*args, **kwargs)
+            self._last_cause = next((_cause(reason) for reason in found), "")
+            self._counts.update([self._last_cause] if found else [])
+            return found
+
+        def noted(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+            found: tuple[bool, str] = exceeds(cache_size, compile_id)
+            if found[0]:
+                self._given_up.append(self._last_cause)
+            return found
+
+        stack.enter_context(mock.patch.object(convert_frame, "get_and_maybe_log_recompilation_reasons", counted))
+        stack.enter_context(mock.patch.object(convert_frame, "exceeds_recompile_limit", noted))
+
+    def notes(self) -> list[str]:
+        """Return a note on broken graphs, and one on code that was compiled again."""
+        notes = []
+        if breaks := [reason for reason, count in _breaks().items() if count > self._breaks_before.get(reason, 0)]:
+            reasons = "; ".join(dict.fromkeys(reason.splitlines()[0] for reason in breaks))
+            notes.append(f"Dynamo breaks the model's graph, and Python runs in between: {reasons}")
+        if self._given_up:
+            limit = import_module("torch._dynamo.config").recompile_limit
+            notes.append(
+                f"Dynamo compiles no function more than {limit} times, and runs it eagerly from then on, in PyTorch as "
+                f"here: {len(self._given_up)} calls, because this does not hold any more: {self._given_up[0]}"
+            )
+        elif self._counts:
+            causes = "; ".join(list(self._counts)[:_SHOWN_CAUSES])
+            times = self._counts.total()
+            notes.append(f"Dynamo compiles again where a condition does not hold, {times} times: {causes}")
+        return notes
+
+
+def _cause(reason: str) -> str:
+    """Return the condition that did not hold when Dynamo compiled code again."""
+    line = next((line for line in reason.splitlines() if ": " in line), reason)
+    return line.partition(": ")[2].partition("  #")[0].strip() or reason
+
+
+def _breaks() -> dict[str, int]:
+    return dict(counters["graph_break"])
+
 
 CAPTURES = "triton.cudagraphs"
 """Option of ``torch.compile`` with which Inductor makes CUDA graphs."""
@@ -55,11 +133,6 @@ _OURS = str(Path(__file__).parents[2])
 
 def preload() -> None:
     """Import the compiler, and let Dynamo fill its tables of PyTorch's functions before some of them are replaced."""
-    import torch._dynamo
-    import torch._inductor.config
-    from torch._dynamo import trace_rules
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
     with torch._inductor.config.patch(compile_threads=1):  # no processes that would compile kernels
         import_module("torch._inductor.async_compile")
         import_module("torch._inductor.compile_fx")
@@ -93,12 +166,6 @@ class Compiler:
 
     def install(self, stack: contextlib.ExitStack) -> None:
         """Replace ``torch.compile`` until ``stack`` closes."""
-        from torch._dynamo import guards
-        from torch._dynamo.convert_frame import CatchErrorsWrapper
-        from torch._dynamo.variables.constant import ConstantVariable
-        from torch._dynamo.variables.optimizer import OptimizerVariable
-        from torch._dynamo.variables.tensor import TensorVariable
-        from torch.nn.attention import flex_attention
 
         def patch(target: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, value))
@@ -127,8 +194,6 @@ class Compiler:
 
     def compile(self, model: Any = None, **options: Any) -> Any:
         """Compile a module or a function; what is not simulated leaves it as it is."""
-        from torch._dynamo.eval_frame import OptimizedModule
-
         if model is None:
             return partial(self.compile, **options)
         if (reason := _unsupported(options)) is not None:
@@ -148,8 +213,6 @@ class Compiler:
         Calls leave cycles of Python objects that hold outputs.  Python's collector, which is off in a simulation, would
         soon release them: after each call here.
         """
-        from torch._dynamo.exc import TorchDynamoException
-
         compiled = self._compile(function, backend=self._backends[captures], dynamic=dynamic)
         failed = False
 
@@ -204,8 +267,6 @@ class Compiler:
 
         Python may depend on the dtype of a result, so that Dynamo must know what autocast makes of it.
         """
-        from torch._dynamo import utils
-
         types: Any = import_module("torch._dynamo.types")
 
         def converting(wrapper: Any, frame: Any, *args: Any) -> Any:
@@ -269,9 +330,6 @@ class Compiler:
 
     def _backend(self, captures: bool, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile a graph of Dynamo as Inductor does."""
-        from torch._functorch import config as functorch_config
-        from torch._inductor import config
-
         aot_autograd: Any = import_module("torch._functorch.aot_autograd")
         compile_fx: Any = import_module("torch._inductor.compile_fx")
 
@@ -313,9 +371,6 @@ class Compiler:
 
     def _lower(self, captures: bool, module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
         """Let Inductor write the code of a graph, and return what runs it in the process."""
-        from torch._inductor import config
-        from torch._inductor.graph import GraphLowering
-
         compile_fx: Any = import_module("torch._inductor.compile_fx")
         process = self._process
 
@@ -384,8 +439,6 @@ def _validate_nothing(*tensors: torch.Tensor) -> None:
 @contextlib.contextmanager
 def _same_function_modes() -> Iterator[None]:
     """Keep the process's function modes: compiled code that enters or leaves one sets those that Dynamo saw, none."""
-    from torch._dynamo import utils
-
     kept = [torch._C._get_function_stack_at(index) for index in range(torch._C._len_torch_function_stack())]
     set_all = utils.set_torch_function_mode_stack
 
@@ -426,6 +479,4 @@ def _unsupported(options: Mapping[str, Any]) -> str | None:
 
 
 def _fake_mode() -> Any:
-    from torch._inductor.virtualized import V
-
     return V.fake_mode

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.catalog.versions import Version, behaviour
@@ -36,10 +37,7 @@ _FUSED_SORT = 512
 
 def create(
     mask_mod: Any,
-    batch: int,
-    heads: int,
-    queries: int,
-    keys: int,
+    shape: tuple[int, int, int, int],
     block: tuple[int, int],
     *,
     separates_full: bool,
@@ -50,17 +48,13 @@ def create(
 
     Args:
         mask_mod: The mask as a function of indices.
-        batch: Batch size of the mask.
-        heads: Its heads.
-        queries: Number of queries.
-        keys: Number of keys.
+        shape: Batch size of the mask, its heads, queries and keys.
         block: Queries and keys of a block.
         separates_full: Blocks that are kept whole are listed apart.
         version: Release of PyTorch.
         tuning: First calls of kernels.
     """
-    from torch.nn.attention.flex_attention import BlockMask
-
+    batch, heads, queries, keys = shape
     rows, columns = ceil_div(queries, block[0]), ceil_div(keys, block[1])
     lists = 2 if separates_full else 1
     is_sorted_by_aten = behaviour("compiled_block_mask_sorts_with_aten", version) or max(rows, columns) > _FUSED_SORT

@@ -27,9 +27,12 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, BlockMask, create_block_mask, noop_mask
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.errors import SimulationError
+from trainatomy.simulator.flex.attention import Kernel, parts_of_keys, run
+from trainatomy.simulator.flex.block_mask import captured, create, kept_share
 
 if TYPE_CHECKING:
     from trainatomy.simulator.process import SimulatedProcess
@@ -93,25 +96,23 @@ class Uncompiled(torch.autograd.Function):
     """``FlexAttentionAutogradOp`` without its dispatcher, which lets no recorder see what runs."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: Any, scale: float, options: Any
-    ) -> Any:
-        """Run ``sdpa_dense``."""
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> Any:
+        """Run ``sdpa_dense``; ``how``: the function of a score, the mask, the scale and options."""
         ctx.set_materialize_grads(False)
-        out, sums, maxima = import_module(_OPERATOR).sdpa_dense(query, key, value, score_mod, mask, scale, options)
+        out, sums, maxima = import_module(_OPERATOR).sdpa_dense(query, key, value, *how)
         ctx.mark_non_differentiable(maxima)
-        lists = [each for each in mask if isinstance(each, Tensor)]
+        lists = [each for each in how[1] if isinstance(each, Tensor)]
         ctx.save_for_backward(query, key, value, out, sums, maxima, *lists)
-        ctx.score_mod, ctx.mask, ctx.scale, ctx.options = score_mod, mask, scale, options
+        ctx.how = how
         return out, sums, maxima
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Run ``sdpa_dense_backward``."""
         query, key, value, out, sums, *_ = ctx.saved_tensors
-        joint = _joint(ctx.score_mod, query)
+        score_mod, *how = ctx.how
         gradients = import_module(_OPERATOR).sdpa_dense_backward(
-            query, key, value, out, sums, *grads[:2], ctx.score_mod, joint, ctx.mask, ctx.scale, ctx.options, (), ()
+            query, key, value, out, sums, *grads[:2], score_mod, _joint(score_mod, query), *how, (), ()
         )
         return (*gradients[:3], None, None, None, None)
 
@@ -230,10 +231,6 @@ class FlexCalls:
 
     def _block_mask(self, *args: Any, **kwargs: Any) -> Any:
         """Run a compiled ``create_block_mask``."""
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        from trainatomy.simulator.flex.block_mask import create
-
         bound = inspect.signature(create_block_mask).bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -242,10 +239,7 @@ class FlexCalls:
         size = given["BLOCK_SIZE"]
         return create(
             given["mask_mod"],
-            given["B"] or 1,
-            given["H"] or 1,
-            given["Q_LEN"],
-            given["KV_LEN"],
+            (given["B"] or 1, given["H"] or 1, given["Q_LEN"], given["KV_LEN"]),
             (size, size) if isinstance(size, int) else tuple(size),
             separates_full=given.get("separate_full_blocks", True),
             version=self._process.processor.torch_version,
@@ -254,8 +248,6 @@ class FlexCalls:
 
     def _kept(self, mask: Any) -> float:
         """Return the share of blocks that a mask keeps: all where it depends on unknown values."""
-        from trainatomy.simulator.flex.block_mask import kept_share
-
         if mask not in self._shares:
             share = kept_share(mask, self._process.recorder.values.of)
             if share is None:
@@ -293,8 +285,6 @@ class FlexCalls:
         block_mask = block_mask if block_mask is not None else self._empty_mask(query)
         out, sums = self._run(query, key, value, score_mod, block_mask, kernel_options or {}, returns_sums=returns_sums)
         if return_aux is not None:
-            from torch.nn.attention.flex_attention import AuxOutput
-
             return out, AuxOutput(lse=sums, max_scores=None)
         return (out, sums) if return_lse else out
 
@@ -309,9 +299,6 @@ class FlexCalls:
         *,
         returns_sums: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        from trainatomy.simulator.flex.attention import Kernel, parts_of_keys, run
-        from trainatomy.simulator.flex.block_mask import captured
-
         _check(query, key, value, mask, options)
         _refuse_trained_captures(score_mod)
         tensors = [*captured(score_mod), *captured(mask.mask_mod)]
@@ -347,8 +334,6 @@ class FlexCalls:
 
     def _empty_mask(self, query: Tensor) -> Any:
         """Return the mask of a call without one: a single block, whose lists compiled code makes itself."""
-        from torch.nn.attention.flex_attention import BlockMask, noop_mask
-
         number, index, of_column, row = (
             torch.empty((1,) * dimensions, dtype=torch.int32, device="cuda") for dimensions in (3, 4, 3, 4)
         )
@@ -389,8 +374,6 @@ class FlexCalls:
         self, query: Tensor, key: Tensor, value: Tensor, score_mod: Any, mask: Any, options: Any, returns_sums: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Run the operator inside of a function that was compiled before the process existed."""
-        from torch.nn.attention.flex_attention import BlockMask
-
         names = [f"{side}_{what}" for side in ("kv", "full_kv", "q", "full_q") for what in ("num_blocks", "indices")]
         lists = dict(zip(names, mask[2:10], strict=True))
         block_mask = BlockMask(seq_lengths=mask[:2], BLOCK_SIZE=mask[-3:-1], mask_mod=mask[-1], **lists)
@@ -416,8 +399,6 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mappin
 
 def _refuse_trained_captures(score_mod: Any) -> None:
     """Refuse a ``score_mod`` whose backward scatters into gradients of tensors that it uses."""
-    from trainatomy.simulator.flex.block_mask import captured
-
     for name, tensor in captured(score_mod):
         if tensor.requires_grad and torch.is_grad_enabled():
             raise _refused(f"a score_mod that uses {name}, a tensor that needs gradients,", "use sdpa")

@@ -191,20 +191,14 @@ class ReplicaPlacement(Placement):
         return self.gpu if found is None else self._current.devices[found]
 
     def move(
-        self,
-        tensor: torch.Tensor,
-        device: torch.device,
-        dtype: torch.dtype | None = None,
-        non_blocking: bool = False,
-        copy: bool = False,
-        **options: Any,
+        self, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None, *how: bool, **options: Any
     ) -> torch.Tensor:
         """Copy a tensor between host and GPU or between GPUs, as ``Tensor.to`` does."""
         if device.type != "cuda":
-            return super().move(tensor, device, dtype, non_blocking, copy, **options)
+            return super().move(tensor, device, dtype, *how, **options)
         if not self.is_device(tensor) or self.gpu_of(tensor) == device:
             with self.on(device):
-                return super().move(tensor, device, dtype, non_blocking, copy, **options)
+                return super().move(tensor, device, dtype, *how, **options)
         return self.between(tensor, device, dtype or tensor.dtype)
 
     def between(self, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -14,15 +14,17 @@ import torch
 from torch import nn
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.batch import build_batch
+from trainatomy.training.batch import Batch, build_batch
 from trainatomy.training.loops.pytorch import prepare, to_device
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import lengths, position_limits
 from trainatomy.training.process import autocast
 
 if TYPE_CHECKING:
-    from trainatomy.training.batch import MakeBatch
+    from transformers import GenerationConfig
+
     from trainatomy.training.observer import Observer
+    from trainatomy.training.run import Run
     from trainatomy.workload.schema import Workload
 
 _CACHES = ("cache", "past_key_values", "cache_params")
@@ -31,29 +33,22 @@ _OF_THE_DECODER = ("decoder_input_ids", "decoder_attention_mask", "labels")
 """Entries of a batch that ``generate()`` makes itself."""
 
 
-def generate(
-    workload: Workload,
-    model: nn.Module,
-    *,
-    device: str,
-    steps: int,
-    observer: Observer,
-    make_batch: MakeBatch | None = None,
-) -> None:
-    """Call ``model.generate()`` ``steps`` times; the arguments are those of ``trainatomy.training.run.run``."""
+def generate(run: Run) -> None:
+    """Call the model's ``generate()``, once for each step."""
     from transformers import GenerationConfig
 
+    workload, model, observer = run.workload, run.model, run.observer
     check_generation(workload, model)
-    batch = build_batch(workload, model, make_batch)
+    batch = build_batch(workload, model, run.make_batch)
     prompts = {name: value for name, value in batch.items() if name not in _OF_THE_DECODER}
-    prepare(workload, model, device, observer)
+    prepare(run)
     settings = GenerationConfig(**special_tokens(model), **workload.generation.settings())
-    for step in range(steps):
+    for step in range(run.steps):
         if step and observer.repeat_generation(step):
             continue
         observer.step_begin(step)
         with generating(model, observer, workload.generation.max_new_tokens or 1):
-            _generate(workload, model, to_device(prompts, device), settings, torch.device(device).type)
+            _generate(run, to_device(prompts, run.device), settings)
         observer.step_end(step)
 
 
@@ -67,8 +62,9 @@ def special_tokens(model: Any) -> dict[str, Any]:
     return tokens
 
 
-def _generate(workload: Workload, model: Any, prompts: dict[str, Any], settings: Any, device_type: str) -> None:
-    with torch.no_grad(), autocast(workload.train, device_type):
+def _generate(run: Run, prompts: Batch, settings: GenerationConfig) -> None:
+    model: Any = run.model
+    with torch.no_grad(), autocast(run.workload.train, torch.device(run.device).type):
         model.generate(**prompts, generation_config=settings)
 
 

@@ -7,42 +7,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import nn
-
-from trainatomy.training.batch import build_dataset
 from trainatomy.training.checkpointing import check_checkpointing
 from trainatomy.training.loops.pytorch import batches_of, enable_training, optimizer_of
 from trainatomy.training.model import set_use_cache
 from trainatomy.training.parallel.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from trainatomy.training.batch import BatchesOfLengths, MakeBatch
-    from trainatomy.training.observer import Observer
-    from trainatomy.workload.schema import Workload
+    from trainatomy.training.run import Run
 
 
-def train(
-    workload: Workload,
-    model: nn.Module,
-    *,
-    device: str,
-    steps: int,
-    observer: Observer,
-    make_batch: MakeBatch | BatchesOfLengths | None = None,
-) -> None:
-    """Train this rank's stages; the arguments are those of ``trainatomy.training.run.run``."""
+def train(run: Run) -> None:
+    """Train this rank's stages."""
+    workload, model, observer = run.workload, run.model, run.observer
     settings = workload.train
     check_checkpointing(model, settings)
     set_use_cache(model, settings.use_cache)
-    batches = batches_of(
-        build_dataset(workload, model, workload.batch_size * steps, make_batch), workload.batch_size, device
-    )
+    batches = batches_of(run, workload.batch_size)
     enable_training(model, workload)
-    pipeline = Pipeline(workload, model, device, observer)
+    pipeline = Pipeline(workload, model, run.device, observer)
     observer.loaded(model)
-    optimizer = optimizer_of(workload, pipeline, device, steps)
+    optimizer = optimizer_of(run, pipeline)
     observer.ready(model, optimizer)
-    for step in range(steps):
+    for step in range(run.steps):
         observer.step_begin(step)
         batch = next(batches)
         losses = pipeline.step(batch)  # noqa: F841 - held until the next step, as a script that logs them does

@@ -1,37 +1,55 @@
-"""``loop: preference``: the steps of frameworks that train on preferences with a Trainer of their own."""
+"""``loop: preference``: the steps of frameworks that train on preferences with a Trainer of their own.
+
+Reference models that DeepSpeed runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer
+from transformers import Trainer
 
-from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import build_dataset
+from trainatomy.libraries import import_library
 from trainatomy.training.checkpointing import check_checkpointing
-from trainatomy.training.evaluation import evaluation_of
-from trainatomy.training.loops.observed_trainer import ObservedTrainer
-from trainatomy.training.loops.trainer import continue_training, watched_zero_grad, without_progress_bars
+from trainatomy.training.evaluation import Evaluation, evaluation_of
+from trainatomy.training.loops.trainer import ObservedTrainer, train_with
 from trainatomy.training.model import cast_weights
-from trainatomy.training.optimizer import create_single
 from trainatomy.training.preference import alone, axolotl, llamafactory, swift
 from trainatomy.training.preference.batches import Batch, paired
-from trainatomy.training.preference.reference import engine_of
 from trainatomy.training.trl import check_model, reference_of
-from trainatomy.workload.arguments import is_own
-from trainatomy.workload.preference import WITHOUT_REFERENCE, has_reference_model
+from trainatomy.workload.preference import WITHOUT_REFERENCE, PreferenceSpec, has_reference_model
 
 if TYPE_CHECKING:
-    from trainatomy.training.batch import BatchesOfLengths, MakeBatch, SyntheticDataset
-    from trainatomy.training.evaluation import Evaluation
-    from trainatomy.training.observer import Observer
-    from trainatomy.workload.preference import PreferenceSpec
-    from trainatomy.workload.schema import Workload
+    from trainatomy.training.batch import SyntheticDataset
+    from trainatomy.training.run import Run
+
+
+def engine_of(model: Any, accelerator: Any) -> nn.Module:
+    """Return DeepSpeed's engine for a reference model: sharded with ZeRO-3, and whole otherwise.
+
+    Source: TRL 0.24, models/utils.py (``prepare_deepspeed``).
+    """
+    deepspeed = import_library("deepspeed", "train.deepspeed")
+    settings = deepcopy(accelerator.state.deepspeed_plugin.deepspeed_config)
+    if settings["zero_optimization"]["stage"] != 3:
+        settings["zero_optimization"]["stage"] = 0
+    elif hidden_size := getattr(model.config, "hidden_size", None):
+        settings |= {
+            "zero_optimization.reduce_bucket_size": hidden_size * hidden_size,
+            "zero_optimization.stage3_param_persistence_threshold": 10 * hidden_size,
+            "zero_optimization.stage3_prefetch_bucket_size": 0.9 * hidden_size * hidden_size,
+        }
+    engine, *_ = deepspeed.initialize(model=model, config=settings)
+    engine.eval()
+    found: nn.Module = engine
+    return found
+
 
 _LOSSES: Mapping[str, Mapping[str, Callable[[PreferenceTrainer, nn.Module, Batch], Tensor]]] = {
     "llamafactory": {"pairs": llamafactory.pair_loss, "kto": llamafactory.kto_loss, "reward": llamafactory.reward_loss},
@@ -110,21 +128,19 @@ class ObservedPreferenceTrainer(ObservedTrainer, PreferenceTrainer):
 
     def __init__(
         self,
-        workload: Workload,
-        observer: Observer,
-        model: nn.Module,
+        run: Run,
         arguments: Any,
         dataset: SyntheticDataset,
         optimizer: torch.optim.Optimizer | None,
         evaluation: Evaluation | None,
         reference_model: nn.Module | None,
     ) -> None:
-        self.preference = workload.preference
-        super().__init__(workload, observer, model, arguments, dataset, optimizer, evaluation)
+        self.preference = run.workload.preference
+        super().__init__(run, arguments, dataset, optimizer, evaluation)
         self.prepare(reference_model)
         self._empties_cache = self.preference.trainer == "axolotl" and self.compares
         if self.reference_model is not None:
-            observer.reference_loaded(self.reference_model)
+            run.observer.reference_loaded(self.reference_model)
 
     def training_step(self, model: nn.Module, inputs: Any, *arguments: Any, **keywords: Any) -> Tensor:
         loss = super().training_step(model, inputs, *arguments, **keywords)
@@ -133,51 +149,31 @@ class ObservedPreferenceTrainer(ObservedTrainer, PreferenceTrainer):
         return loss
 
 
-def train(
-    workload: Workload,
-    model: nn.Module,
-    *,
-    device: str,
-    steps: int,
-    observer: Observer,
-    make_batch: MakeBatch | BatchesOfLengths | None = None,
-) -> None:
-    """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
-    spec = workload.preference
+def train(run: Run) -> None:
+    """Train the model of ``run``."""
+    workload, model, spec = run.workload, run.model, run.workload.preference
     check_model(workload.loop, model, is_classifier=spec.is_of_classifier)
     check_checkpointing(model, workload.train)
-    samples = workload.batch_size * workload.train.gradient_accumulation_steps * steps
-    dataset = build_dataset(workload, model, samples * workload.parallel.data_parallel_size, make_batch)
-    evaluation = evaluation_of(workload, model, make_batch)
+    dataset = run.dataset(run.samples)
+    evaluation = evaluation_of(workload, model, run.make_batch)
     for used in (dataset, *(() if evaluation is None else (evaluation.dataset,))):
         used.collate = paired(used.collate, workload)
     reference_model = reference_of(model) if has_reference_model(workload) else None
-    cast_weights(model, workload, device, is_copied=True)
+    cast_weights(model, workload, run.device, is_copied=True)
     if reference_model is not None and spec.trainer == "axolotl":  # which loads it as it does the model
-        cast_weights(reference_model, workload, device, is_copied=True)
+        cast_weights(reference_model, workload, run.device, is_copied=True)
     if spec.loss_type == "reward" and not spec.is_of_classifier:
         model = llamafactory.WithValueHead(model)
     else:
         for kept in filter(None, (model, reference_model)):
             _without_dropout(kept)
-    optimizer = create_single(workload, model) if is_own(workload.train.optim) else None
-    with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
-        arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=device == "cpu")
+    trained = replace(run, model=model)
+
+    def make(arguments: Any, optimizer: torch.optim.Optimizer | None) -> ObservedPreferenceTrainer:
         arguments.remove_unused_columns = False  # as all these trainers have it: a reward model gets labels, too
-        with watched_zero_grad(model, observer, set_to_none=workload.zero_grad_set_to_none):
-            trainer = ObservedPreferenceTrainer(
-                workload,
-                observer,
-                model,
-                arguments,
-                dataset,
-                optimizer,
-                evaluation,
-                reference_model,
-            )
-            trainer.remove_callback(PrinterCallback)
-            with without_progress_bars():
-                trainer.train(resume_from_checkpoint=continue_training(workload, arguments))
+        return ObservedPreferenceTrainer(trained, arguments, dataset, optimizer, evaluation, reference_model)
+
+    train_with(trained, make)
 
 
 def _without_dropout(model: nn.Module) -> None:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from trainatomy.training.arguments import training_arguments
-from trainatomy.training.batch import build_batch, build_dataset
+from trainatomy.training.batch import Batch, build_batch
 from trainatomy.training.checkpointing import check_checkpointing, enable_checkpointing, offloading
 from trainatomy.training.model import set_use_cache
 from trainatomy.training.optimizer import each_of, needs_closure, without_tolerance
@@ -36,55 +36,43 @@ from trainatomy.workload.defaults import loop_checkpoints
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from trainatomy.training.batch import Batch, BatchesOfLengths, MakeBatch, SyntheticDataset
     from trainatomy.training.observer import Observer
+    from trainatomy.training.run import Run
     from trainatomy.workload.schema import Workload
     from trainatomy.workload.train import TrainSpec
 
 
-def train(
-    workload: Workload,
-    model: nn.Module,
-    *,
-    device: str,
-    steps: int,
-    observer: Observer,
-    make_batch: MakeBatch | BatchesOfLengths | None = None,
-) -> None:
-    """Train ``model`` for ``steps`` optimizer steps; the arguments are those of ``trainatomy.training.run.run``."""
+def train(run: Run) -> None:
+    """Train the model of ``run``."""
+    workload, model, observer = run.workload, run.model, run.observer
     if workload.parallel.pp_size > 1:
         from trainatomy.training.loops.pipeline import train as train_pipeline
 
-        train_pipeline(workload, model, device=device, steps=steps, observer=observer, make_batch=make_batch)
+        train_pipeline(run)
         return
     settings = workload.train
     accumulation = settings.gradient_accumulation_steps
     check_checkpointing(model, settings)
     set_use_cache(model, settings.use_cache)
-    size = workload.batch_size * workload.parallel.devices
-    dataset = build_dataset(workload, model, size * steps * accumulation, make_batch)
-    batches = batches_of(dataset, size, device)
+    batches = batches_of(run, workload.batch_size * workload.parallel.devices)
     use_liger(model, settings)
     enable_training(model, workload)
-    spread = spread_over_gpus(model, workload.parallel, device)
+    spread = spread_over_gpus(model, workload.parallel, run.device)
     observer.loaded(model)
-    average = average_of(workload, model, observer)
-    optimizer = optimizer_of(workload, spread, device, steps)
+    average = average_of(run)
+    optimizer = optimizer_of(run, spread)
     observer.ready(model, spread.with_states(optimizer))
     optimizers = each_of(optimizer)
-    kind = torch.device(device).type
+    kind = torch.device(run.device).type
     scaler = spread.scaler(kind, enabled=settings.fp16)
     module = compiled(spread.module, workload)
     outputs = Outputs(workload)
 
-    closure = None
-    if needs_closure(settings):
-        closure = ClosureSteps(workload, spread, optimizer, batches, observer)
-
-    for step in range(steps):
+    closure = ClosureSteps(run, spread, optimizer, batches) if needs_closure(settings) else None
+    for step in range(run.steps):
         observer.step_begin(step)
         if closure is not None:
-            closure.step(kind)
+            closure.step()
             average.update_parameters(model)
             observer.step_end(step)
             continue
@@ -160,14 +148,12 @@ class Outputs:
         self._held = None
 
 
-def average_of(workload: Workload, model: nn.Module, observer: Observer) -> Any:
+def average_of(run: Run) -> Any:
     """Return the moving average of the weights: a copy of the model, which is updated after each step."""
-    if workload.ema_decay is None:
+    if run.workload.ema_decay is None:
         return _NoAverage()
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(workload.ema_decay))
-    observer.average_kept(average)
+    average = AveragedModel(run.model, multi_avg_fn=get_ema_multi_avg_fn(run.workload.ema_decay))
+    run.observer.average_kept(average)
     return average
 
 
@@ -206,17 +192,17 @@ def compiled(module: nn.Module, workload: Workload) -> nn.Module:
     return regions
 
 
-def optimizer_of(workload: Workload, spread: Spread, device: str, steps: int) -> torch.optim.Optimizer:
-    use_cpu = torch.device(device).type == "cpu"
+def optimizer_of(run: Run, spread: Spread) -> torch.optim.Optimizer:
+    """Return the optimizer of a model that is spread."""
     with tempfile.TemporaryDirectory(prefix="trainatomy-") as folder:
-        arguments = training_arguments(workload, steps=steps, output_dir=folder, use_cpu=use_cpu)
-        return spread.optimizer(workload.train, arguments)
+        return spread.optimizer(run.workload.train, run.arguments(folder))
 
 
-def batches_of(dataset: SyntheticDataset, size: int, device: str) -> Iterator[Batch]:
+def batches_of(run: Run, size: int) -> Iterator[Batch]:
     """Yield batches of ``size`` samples, moved to the device one by one."""
+    dataset = run.dataset(size * run.steps * run.workload.train.gradient_accumulation_steps)
     loader = DataLoader(dataset, batch_size=size, collate_fn=dataset.collate)
-    return (to_device(batch, device) for batch in loader)
+    return (to_device(batch, run.device) for batch in loader)
 
 
 def to_device(batch: Batch, device: str) -> Batch:
@@ -228,23 +214,17 @@ def to_device(batch: Batch, device: str) -> Batch:
 class ClosureSteps:
     """The steps of an optimizer that is given a closure."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        spread: Spread,
-        optimizer: torch.optim.Optimizer,
-        batches: Iterator[Batch],
-        observer: Observer,
-    ) -> None:
-        self._workload = workload
+    def __init__(self, run: Run, spread: Spread, optimizer: torch.optim.Optimizer, batches: Iterator[Batch]) -> None:
+        self._workload = run.workload
+        self._observer = run.observer
+        self._kind = torch.device(run.device).type
         self._spread = spread
         self._optimizer = without_tolerance(optimizer)
         self._batches = batches
-        self._observer = observer
         self._evaluations = 0
 
-    def step(self, kind: str) -> None:
-        """Take one optimizer step on the next micro-batches, for a device of this kind.
+    def step(self) -> None:
+        """Take one optimizer step on the next micro-batches.
 
         The optimizer's own work lies between two evaluations, and after the last one.
         """
@@ -252,10 +232,10 @@ class ClosureSteps:
         held = [next(self._batches) for _ in range(accumulation)]
         self._evaluations = 0
         take_step: Any = self._optimizer.step  # its stub wants a closure that returns a float
-        take_step(lambda: self._evaluate(held, kind))
+        take_step(lambda: self._evaluate(held))
         self._observer.optimizer_end()
 
-    def _evaluate(self, held: list[Batch], kind: str) -> torch.Tensor:
+    def _evaluate(self, held: list[Batch]) -> torch.Tensor:
         """Compute the gradients of all micro-batches anew, and return their mean loss."""
         observer, count = self._observer, len(held)
         if self._evaluations:
@@ -263,11 +243,11 @@ class ClosureSteps:
         observer.zero_grad_begin()
         self._optimizer.zero_grad(set_to_none=self._workload.zero_grad_set_to_none)
         observer.zero_grad_end()
-        total = torch.zeros((), device=kind)
+        total = torch.zeros((), device=self._kind)
         outputs = Outputs(self._workload)
         for number, batch in enumerate(held):
             observer.micro_step_begin(self._evaluations * count + number)
-            with autocast(self._workload.train, kind), offloading(self._workload):
+            with autocast(self._workload.train, self._kind), offloading(self._workload):
                 loss = self._spread.loss(outputs.kept(self._spread.module(**batch))) / count
             observer.forward_end()
             loss.backward()
@@ -281,38 +261,32 @@ class ClosureSteps:
         return total
 
 
-def infer(
-    workload: Workload,
-    model: nn.Module,
-    *,
-    device: str,
-    steps: int,
-    observer: Observer,
-    make_batch: MakeBatch | None = None,
-) -> None:
-    """Run the forward of ``model`` ``steps`` times; the arguments are those of ``trainatomy.training.run.run``."""
+def infer(run: Run) -> None:
+    """Run the forward of the model."""
+    workload, model, observer = run.workload, run.model, run.observer
     set_use_cache(model, workload.train.use_cache)
-    batch = build_batch(workload, model, make_batch)
-    prepare(workload, model, device, observer)
-    for step in range(steps):
+    batch = build_batch(workload, model, run.make_batch)
+    prepare(run)
+    for step in range(run.steps):
         observer.step_begin(step)
         observer.micro_step_begin(0)
-        _forward(workload, model, to_device(batch, device), torch.device(device).type)
+        _forward(run, to_device(batch, run.device))
         observer.forward_end()
         observer.micro_step_end(0)
         observer.step_end(step)
 
 
-def _forward(workload: Workload, model: nn.Module, batch: dict[str, Any], device_type: str) -> None:
-    with torch.no_grad(), autocast(workload.train, device_type):
-        model(**batch)
+def _forward(run: Run, batch: Batch) -> None:
+    with torch.no_grad(), autocast(run.workload.train, torch.device(run.device).type):
+        run.model(**batch)
 
 
-def prepare(workload: Workload, model: nn.Module, device: str, observer: Observer) -> None:
+def prepare(run: Run) -> None:
     """Move a model to the GPU for forward passes without training, in the precision of the workload."""
-    dtype = full_precision_of_inference(workload.train)
-    model.to(device) if dtype is None else model.to(device, dtype)
-    observer.loaded(model)
-    observer.ready(model, None)
+    train, model = run.workload.train, run.model
+    dtype = full_precision_of_inference(train)
+    model.to(run.device) if dtype is None else model.to(run.device, dtype)
+    run.observer.loaded(model)
+    run.observer.ready(model, None)
     model.eval()
-    set_tf32(workload.train)
+    set_tf32(train)

@@ -12,22 +12,29 @@ in float32, which the reader of its configurations refuses, and that 4-bit weigh
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from accelerate import accelerator
+from accelerate.utils import get_module_children_bottom_up
+from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+from accelerate.utils.modeling import get_non_persistent_buffers
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 @contextmanager
 def prepared_by_axolotl() -> Iterator[None]:
     """Prepare models for FSDP2 as axolotl does, while the context lasts."""
-    from accelerate import accelerator
-
     accelerates = accelerator.fsdp2_prepare_model
     accelerator.fsdp2_prepare_model = _prepare
     try:
@@ -38,10 +45,6 @@ def prepared_by_axolotl() -> Iterator[None]:
 
 def _prepare(accelerator: Any, model: Any) -> nn.Module:
     """Shard the layers, the adapters and the rest of ``model`` in place."""
-    from accelerate.utils import get_module_children_bottom_up
-    from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
-    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
-
     plugin = accelerator.state.fsdp_plugin
     whole = model.state_dict()
     plugin.set_auto_wrap_policy(model)
@@ -75,20 +78,12 @@ def _prepare(accelerator: Any, model: Any) -> nn.Module:
 
 
 def _checkpoint(model: nn.Module, policy: Any) -> None:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-        CheckpointImpl,
-        apply_activation_checkpointing,
-        checkpoint_wrapper,
-    )
-
     wrapper = functools.partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
     apply_activation_checkpointing(model, checkpoint_wrapper_fn=wrapper, auto_wrap_policy=policy)
 
 
 def _leave_to_first_rank(model: nn.Module) -> dict[str, torch.Tensor]:
     """Move a model to the meta device, from which the first rank's weights are loaded, and return what is not saved."""
-    from accelerate.utils.modeling import get_non_persistent_buffers
-
     names = get_non_persistent_buffers(model, recurse=True, fqns=True)
     kept = {name: buffer.clone() for name, buffer in model.named_buffers() if name in names}
     model.to(torch.device("meta"))
@@ -104,7 +99,6 @@ def _tie(model: Any) -> None:
 def _shard_adapters(layer: Any, options: Mapping[str, Any]) -> None:
     """Make units of the adapters of a layer, except of those of parameters, which stay in the unit around them."""
     from peft.tuners.lora.layer import ParamWrapper
-    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     if isinstance(layer, ParamWrapper):
         return
@@ -121,9 +115,6 @@ def _shard_adapters(layer: Any, options: Mapping[str, Any]) -> None:
 
 def _load(model: nn.Module, whole: dict[str, torch.Tensor], *, offloads: bool) -> None:
     """Send the weights of the first rank to the others, one after the other."""
-    import torch.distributed as dist
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     is_first, shards = dist.get_rank() == 0, {}
     for name, shard in model.state_dict().items():
         device = shard.device_mesh.device_type if isinstance(shard, DTensor) else "cuda"

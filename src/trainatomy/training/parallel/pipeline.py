@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -42,8 +42,6 @@ from trainatomy.training.parallel.tensor import shard_layers, shard_length
 from trainatomy.training.process import autocast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from trainatomy.training.batch import Batch
     from trainatomy.training.observer import Observer, StageWork
     from trainatomy.workload.parallel import ParallelSpec

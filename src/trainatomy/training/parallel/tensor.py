@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,8 +30,6 @@ from trainatomy.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 _SEQUENCE_KEY = "parallel.sequence_parallel"

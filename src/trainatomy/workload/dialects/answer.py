@@ -12,20 +12,17 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from yaml.nodes import MappingNode, ScalarNode
 
 from trainatomy.errors import WorkloadError
 from trainatomy.workload.dialects.recognise import read_again
-from trainatomy.workload.dialects.translation import Dialect, dialect
+from trainatomy.workload.dialects.translation import Dialect, Origin, dialect
 from trainatomy.workload.model import LoraSpec
 from trainatomy.workload.schema import Workload
 from trainatomy.workload.train import OWN_KEYS
-
-if TYPE_CHECKING:
-    from trainatomy.workload.dialects.translation import Origin
 
 _OUTSIDE = {
     "allocator": "PYTORCH_ALLOC_CONF={} in the environment",

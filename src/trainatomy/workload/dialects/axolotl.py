@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.workload.arguments import is_off
 from trainatomy.workload.dialects.axolotl_sharding import read_sharding, uses_fsdp
-from trainatomy.workload.dialects.translation import configuration_of, names_in
+from trainatomy.workload.dialects.translation import Translation, configuration_of, names_in
 from trainatomy.workload.model import LORA_KERNELS
 from trainatomy.workload.overlay import get_key
-
-if TYPE_CHECKING:
-    from trainatomy.workload.dialects.translation import Translation
 
 _RUN = "`trainatomy run axolotl train FILE` executes axolotl itself without a GPU"
 _TRAINERS = {

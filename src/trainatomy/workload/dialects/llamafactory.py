@@ -5,15 +5,10 @@ Sources: ``hparams/parser.py``, ``model/adapter.py`` and ``model/patcher.py`` of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trainatomy.workload.arguments import is_off
 from trainatomy.workload.deepspeed import zero_stage
-from trainatomy.workload.dialects.translation import names_in
+from trainatomy.workload.dialects.translation import Translation, names_in
 from trainatomy.workload.overlay import get_key
-
-if TYPE_CHECKING:
-    from trainatomy.workload.dialects.translation import Translation
 
 _ATTENTION = {"sdpa": "sdpa", "disabled": "eager", "fa2": "flash_attention_2", "fa3": "flash_attention_3"}
 _STAGES = ("pt", "sft", "dpo", "kto", "rm")

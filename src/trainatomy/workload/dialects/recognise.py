@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -28,9 +28,6 @@ from trainatomy.workload.launch import read_launch
 from trainatomy.workload.overrides import RawWorkload
 from trainatomy.workload.section import Path, Problem
 from trainatomy.workload.shell import LAUNCHERS, commands_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _OF_A_WORKLOAD = frozenset({"model", "train", "data", "rows", "gpu", "loop", "trl", "parallel", "generation", "mode"})
 _FILES = (".yaml", ".yml", ".json")

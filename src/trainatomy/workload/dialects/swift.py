@@ -9,14 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainatomy.workload.arguments import is_off
-from trainatomy.workload.dialects.translation import configuration_of, names_in, visible_gpus
+from trainatomy.workload.dialects.translation import Translation, configuration_of, names_in, visible_gpus
 from trainatomy.workload.overlay import get_key
-
-if TYPE_CHECKING:
-    from trainatomy.workload.dialects.translation import Translation
 
 _RUN = "`trainatomy run swift sft …` executes ms-swift itself without a GPU"
 _ATTENTION = {

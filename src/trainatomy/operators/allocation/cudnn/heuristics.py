@@ -17,7 +17,9 @@ import torch
 from trainatomy.operators.allocation.cudnn import backend
 from trainatomy.operators.allocation.cudnn.backend import (
     Attribute,
+    Backend,
     BackendError,
+    Descriptor,
     Mode,
     Note,
     Operand,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Iterator, Mapping, Sequence
 
-    from trainatomy.operators.allocation.cudnn.backend import Backend, Descriptor
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
 
 DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}

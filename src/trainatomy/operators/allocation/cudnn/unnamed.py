@@ -38,14 +38,13 @@ import torch
 
 from trainatomy.allocator.blocks import round_up
 from trainatomy.operators.allocation.cudnn.copies import copies, padded_width
-from trainatomy.operators.allocation.cudnn.heuristics import CLUSTER_KNOB
+from trainatomy.operators.allocation.cudnn.heuristics import CLUSTER_KNOB, EnginePlan
 from trainatomy.operators.allocation.plan import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from trainatomy.operators.allocation.cudnn.convolution import Convolution, Kind
-    from trainatomy.operators.allocation.cudnn.heuristics import EnginePlan
 
 
 _ENGINES = (62, 65, 67, 68, 71)

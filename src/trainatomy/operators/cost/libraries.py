@@ -10,16 +10,80 @@ Sources: csrc/kernels.cu of bitsandbytes 0.45 to 0.50 (``kOptimizerStatic8bit2St
 latencies: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture"
 (arXiv 2402.13499).  Measured: random sizes on an H200 (lab/timing/records/kernels-h200.jsonl.gz), kernels of
 quantised layers (lab/timing/records/quantised-h200.jsonl.gz).
+
+Kernels that PyTorch's compiler writes: what they move, and what they compute for each element.
+
+Arrays are read and written once: what several operators compute stays in registers.  Arithmetic and traffic overlap in
+part, so that the time is the root of the sum of their squares.  An array whose neighbours lie apart takes longer than
+this says: kernels that read it in another order, as ConvNeXt's permuted norms do, are up to four times as long.
+
+Losses that multiply hidden states with the output layer tile by tile, and store no logits (cut cross-entropy).
+
+Their Triton kernels are assumed to be as fast as cuBLAS's products of the same sizes; no point of them is known.
 """
 
 from __future__ import annotations
 
-from math import ceil, log2
+from math import ceil, hypot, log2
+from typing import Any
 
+from trainatomy.catalog.files import read_yaml
 from trainatomy.operators.cost.elementwise import memory_bound
-from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of
+from trainatomy.operators.cost.kernel import NOTHING, Chip, KernelWork, name_of, number, passes_to
+from trainatomy.operators.cost.matmul import ProductSizes, kind_of, product
 from trainatomy.operators.traffic import traffic
 from trainatomy.results.operations import Call
+
+
+def fused_loss_flop(call: Call) -> int:
+    """Return the FLOP of all products of a kernel."""
+    return int(_products(call) * _sizes(call).flop)
+
+
+def fused_loss(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a kernel: as many products of tokens, words and columns as it says, none of them stored."""
+    hidden, head = call.inputs[:2]
+    sizes, products = _sizes(call), _products(call)
+    if not sizes.m:
+        return NOTHING
+    one = product(chip, kind_of(chip, hidden, head), hidden.dtype, sizes, "plain.nt")
+    return one._replace(
+        family="fused loss",
+        flop=products * one.flop,
+        bytes=traffic(call).bytes,
+        seconds=products * one.seconds,
+    )
+
+
+def _sizes(call: Call) -> ProductSizes:
+    words, columns = call.inputs[1].shape
+    return ProductSizes(1, int(number(call, "rows", "0")), words, columns)
+
+
+def _products(call: Call) -> int:
+    return int(number(call, "products", "1"))
+
+
+def fused(call: Call, chip: Chip) -> KernelWork:
+    """Return the work of a kernel that Inductor wrote, as its source says; else of one that moves its bytes."""
+    elements, known = float(number(call, "elements", "0")), number(call, "bytes")
+    moved = float(known) if known.isdigit() else traffic(call).bytes
+    if not elements:
+        passes = passes_to(call, moved, "parts of tensors")
+        return memory_bound("traffic.plain.mixed.triton", chip, call, passes=passes) if moved else NOTHING
+    form: dict[str, Any] = read_yaml("efficiency.yaml")["fused"]
+    kind = number(call, "kind")
+    share = form["bandwidth"]["pointwise" if kind == "pointwise" else "reduction"]
+    cycles = sum(weight * float(number(call, name, "0")) for name, weight in form["cycles"].items())
+    seconds = hypot(moved / (chip.bandwidth * share), elements * cycles / (chip.rates["fp32"] / 2))
+    return KernelWork(
+        f"fused.{kind}",
+        (log2(max(moved, 1) / chip.l2_bytes),),
+        bytes=moved,
+        seconds=form["start_seconds"] + seconds,
+        passes=passes_to(call, moved, "parts of tensors"),
+    )
+
 
 _BLOCK = 256
 _BLOCKS_HELD = 2
