@@ -68,12 +68,28 @@ def test_llamafactory_casts_what_it_trains_unless_it_is_told_not_to(tmp_path: Pa
         "id": "Qwen/Qwen2.5-0.5B",
         "freeze_vision_tower": True,
         "freeze_multi_modal_projector": True,
+        "frozen_tower": "kept",
         "trainable_dtype": "float32",
     }
     assert "trainable_dtype" not in said(tmp_path, full + "pure_bf16: true\n")["model"]
     written(tmp_path, json.dumps(ZERO_3), "ds.json")
     sharded = said(tmp_path, full + "deepspeed: ds.json\n")
     assert "trainable_dtype" not in sharded["model"] and sharded["train"]["deepspeed"] == ZERO_3
+
+
+def test_llamafactory_scales_images_before_the_processor(tmp_path: Path) -> None:
+    seeing = LORA.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-7B-Instruct")
+    raw = said(tmp_path, seeing)
+    assert raw["data"]["image_pixels"] == [1024, 589_824] and raw["data"]["float_dtype"] == "bfloat16"
+    assert raw["model"]["frozen_tower"] == "kept" and "image_limits" not in raw["data"]
+    assert said(tmp_path, seeing + "image_max_pixels: 262144\n")["data"]["image_pixels"] == [1024, 262_144]
+    tiles = seeing.replace("template: qwen", "template: intern_vl")
+    assert said(tmp_path, tiles)["data"]["image_limits"] == [1, 1]
+    assert said(tmp_path, tiles + "crop_to_patches: true\n")["data"]["image_limits"] == [1, 12]
+    assert "image_pixels" not in said(tmp_path, LORA)["data"]
+    assert "image_max_pixels: is 9, below image_min_pixels of 1024" in problem(
+        tmp_path, seeing + "image_max_pixels: 9\n"
+    )
 
 
 def test_llamafactory_quantises_with_the_dtype_of_the_training(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,33 @@ def test_presets_are_the_files_that_they_stand_for() -> None:
     sharded = read(f"NPROC_PER_NODE=2 {SFT} --fsdp fsdp2").train
     assert sharded.fsdp_config is not None and sharded.fsdp_config["activation_checkpointing"]
     assert not sharded.gradient_checkpointing
+
+
+@pytest.mark.parametrize(
+    ("model", "variables", "limits"),
+    [
+        ("Qwen2.5-VL-7B-Instruct", "MAX_PIXELS=602113", (3136, 602112)),
+        ("Qwen3-VL-4B-Instruct", "IMAGE_MAX_TOKEN_NUM=300 MAX_PIXELS=602112", (4096, 300 * 32**2)),
+        ("Qwen3.5-4B", "MIN_PIXELS=50176", (50176, 16384 * 32**2)),
+        ("Qwen2.5-VL-7B-Instruct", "VIDEO_MAX_PIXELS=50176", None),
+        ("Qwen2.5-7B-Instruct", "MAX_PIXELS=602112", None),
+    ],
+)
+def test_variables_limit_the_images_of_qwens_models(model: str, variables: str, limits: Any) -> None:
+    workload = read(f"{variables} swift sft --model Qwen/{model} --torch_dtype bfloat16 --max_length 1024")
+    assert workload.data.image_limits == limits
+    assert workload.origin is not None
+    assert any("no videos" in text for text in workload.origin.assumed) == variables.startswith("VIDEO")
+
+
+def test_images_of_any_model_are_scaled_to_max_pixels() -> None:
+    command = "swift sft --model llava-hf/llava-1.5-7b-hf --max_pixels 262144 --max_length 512"
+    assert read(command).data.image_pixels == (1, 262144)
+    assert read(SFT + " --max_pixels 262144").data.image_pixels is None
+    limited = f"{command} --model Qwen/Qwen2-VL-2B-Instruct --model_kwargs"
+    assert read(limited + """ '{"max_pixels": 602112}'""").data.image_limits == (3136, 602112)
+    assert "--model_kwargs: MAX_PIXELS: is 'many'" in problem(limited + """ '{"max_pixels": "many"}'""")
+    assert "--model_kwargs: is no JSON" in problem(limited + " '{'")
 
 
 def test_quantised_weights_are_not_prepared() -> None:

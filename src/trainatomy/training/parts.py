@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +44,30 @@ def _beside(names: list[str], towers: list[str], inside: list[str]) -> list[str]
     """Return the direct parts of towers that neither are nor hold one of the modules ``inside``."""
     parts = [name for name in names if name.rpartition(".")[0] in towers]
     return [part for part in parts if not any(f"{name}.".startswith(f"{part}.") for name in inside)]
+
+
+def keep_of_frozen(model: nn.Module, frozen: list[str], kept: str) -> None:
+    """Let frozen parts of a model keep for backward what a framework lets them keep.
+
+    Args:
+        model: The model, before it gets adapters.
+        frozen: Names of its frozen parts.
+        kept: ``kept``: all activations, since only layers that are trained are checkpointed
+            (``get_custom_gradient_checkpointing_func`` of LLaMA-Factory); ``without_grad``: nothing, where whole towers
+            are frozen (``patch_frozen_module`` of ms-swift).
+    """
+    for name in frozen:
+        part = model.get_submodule(name)
+        if kept == "kept":
+            part.register_forward_pre_hook(_checkpoint_nothing)
+        elif kept == "without_grad" and _TOWER.fullmatch(name.rpartition(".")[-1]):
+            part.forward = torch.no_grad()(part.forward)
+
+
+def _checkpoint_nothing(part: Any, _: object) -> None:
+    for layer in part.modules():
+        if getattr(layer, "gradient_checkpointing", False):
+            layer.gradient_checkpointing = False
 
 
 def without(frozen: list[str], lora: LoraSpec) -> LoraSpec:

@@ -148,13 +148,26 @@ def _model(said: Translation) -> None:
     if said.take("freeze_mm_modules"):
         said.set("model.freeze_vision_tower", True, "freeze_mm_modules")
         said.set("model.freeze_multi_modal_projector", True, "freeze_mm_modules")
-    if "vision_config" in configuration_of(said.value("base_model")):
-        said.assume("each sample has an image, as the model sees; give --images and --image-size for yours")
+    _images(said)
     if not is_off(said.take("tokens")) or not is_off(said.take("resize_token_embeddings_to_32x")):
         said.assume("the model's vocabulary has room for further tokens (tokens)")
     if not is_off(said.take("use_ray")):
         said.set("parallel.gpus", said.count("ray_num_workers", 1), "ray_num_workers")
     said.take("ray_num_workers")
+
+
+def _images(said: Translation) -> None:
+    """Read the size of images, to which axolotl resizes all: of its own, or else that of the model's encoder."""
+    encoder = configuration_of(said.value("base_model")).get("vision_config")
+    size = said.take("image_size")
+    if encoder and size is None:
+        size = encoder.get("image_size")
+    if size is not None:
+        sides = size if isinstance(size, list | tuple) else [size, size]
+        said.set("data.image_size", list(reversed(sides)), "image_size")  # width and height
+    if encoder:
+        what = "give --images for yours" if size else "give --images and --image-size for yours"
+        said.assume(f"each sample has an image, as the model sees; {what}")
 
 
 def _precision(said: Translation) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.workload.arguments import is_off
 from trainatomy.workload.deepspeed import zero_stage
-from trainatomy.workload.dialects.translation import names_in
+from trainatomy.workload.dialects.translation import may_see, names_in
 from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ _OF_ADAPTERS = "lora_rank lora_alpha lora_target lora_dropout use_rslora use_dor
 _OF_ROTATIONS = ("oft_rank", "oft_block_size", "oft_target", "module_dropout")
 _MULTIPLE = 8
 """Batches are padded to a multiple of this."""
+_CROPPING = ("intern_vl", "intern_s1")
+"""Templates of the models whose images are cut into tiles only where the file says so."""
 _VERSION_1 = ("train_dataset", "dist_config", "model_class")
 
 
@@ -40,6 +42,7 @@ def translate(said: Translation) -> None:
     _quantisation(said)
     _checkpointing(said)
     _data(said)
+    _images(said)
     if get_key(said.mapping, ("loop",)) and not is_off(said.value("enable_liger_kernel")):
         losses = {"fused_linear_cross_entropy": False, "cross_entropy": True}
         said.set("train.liger_kernel_config", losses, "enable_liger_kernel")
@@ -91,6 +94,7 @@ def _method(said: Translation) -> None:
     method = said.take("finetuning_type", "lora")
     for key, default in (("freeze_vision_tower", True), ("freeze_multi_modal_projector", True)):
         said.set(f"model.{key}", said.take(key, default), key)
+    said.set("model.frozen_tower", "kept")
     if method == "lora":
         _adapters(said)
     else:
@@ -204,6 +208,21 @@ def _data(said: Translation) -> None:
     said.take("packing")
     if said.take("neat_packing"):
         said.refuse("neat_packing", f"not simulated: attention masks of packed samples; {_RUN}")
+
+
+def _images(said: Translation) -> None:
+    """Read what becomes of images before the model's processor gets them, and into how many tiles it cuts them."""
+    fewest, most = said.count("image_min_pixels", 32**2), said.count("image_max_pixels", 768**2)
+    crops = not is_off(said.take("crop_to_patches"))
+    if fewest > most:
+        said.reject("image_max_pixels", f"is {most}, below image_min_pixels of {fewest}")
+    elif may_see(said.value("model_name_or_path")):
+        said.set("data.image_pixels", [fewest, most], "image_max_pixels", "image_min_pixels")
+        said.assume(f"where samples have images, they are scaled to at most {most:,} pixels (image_max_pixels)")
+        if said.value("stage", "sft") == "sft":
+            said.set("data.float_dtype", _compute_dtype(said))
+        if said.value("template") in _CROPPING:
+            said.set("data.image_limits", [1, 12 if crops else 1], "crop_to_patches", "template")
 
 
 def _evaluation(said: Translation) -> None:

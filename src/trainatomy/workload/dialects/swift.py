@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainatomy.workload.arguments import is_off
-from trainatomy.workload.dialects.translation import configuration_of, names_in, visible_gpus
+from trainatomy.workload.dialects.translation import configuration_of, may_see, names_in, visible_gpus
 from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ _REFERENCES = {
     "center_rewards_coefficient": "rewards that are centred",
 }
 _PLAIN_REFERENCES = {"f_divergence_type": "reverse_kl"}
+_UNITS = {r"qwen2([._]5)?[-_]vl|qvq": 28, r"qwen3[-_]vl|qwen3[._][5-9]": 32}
+"""Pixels per side of a token of Qwen's models, by what is in the names of their types or of the models."""
+_TOKENS = {"IMAGE_MIN_TOKEN_NUM": 4, "IMAGE_MAX_TOKEN_NUM": 16384}
+"""Variables of the shell with the limits of an image in tokens, and qwen_vl_utils' defaults."""
+_PIXELS = {"IMAGE_MIN_TOKEN_NUM": "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM": "MAX_PIXELS"}
+"""Variables that say them in pixels, where those in tokens are not set (``compat_qwen_vl_utils``)."""
 _LENGTH = 512
 """Tokens of a sample where nothing says how many."""
 _OPTIMIZERS = ("lorap", "multimodal")
@@ -60,7 +67,8 @@ def translate(said: Translation) -> None:
         reason = "the trainer of ms-swift for it, which generates what it trains on, or learns from a teacher"
         said.abandon("rlhf_type", f"{kind}: not simulated: {reason}; {_RUN_RLHF}")
         return
-    _environment(said)
+    variables = _environment(said)
+    _images(said, variables)
     dtype = _model(said)
     _tuner(said)
     _quantisation(said, dtype)
@@ -120,8 +128,12 @@ def _preferences(said: Translation, kind: str) -> None:
         said.assume("both answers of a pair have the same length")
 
 
-def _environment(said: Translation) -> None:
-    """Read GPUs: a process for each of ``NPROC_PER_NODE``; without it, one process spreads the model over all."""
+def _environment(said: Translation) -> Mapping[str, str]:
+    """Read GPUs: a process for each of ``NPROC_PER_NODE``; without it, one process spreads the model over all.
+
+    Returns:
+        The variables that are set.
+    """
     env = said.take("ENV") or {}
     if not isinstance(env, Mapping):
         said.reject("ENV", f"must be a mapping of variables to values, found {env!r}")
@@ -140,6 +152,38 @@ def _environment(said: Translation) -> None:
         )
     elif not is_off(placement) and placement != "auto":
         said.refuse("device_map", f"{placement}: not simulated: a device map; {_RUN}")
+    return variables
+
+
+def _images(said: Translation, variables: Mapping[str, str]) -> None:
+    """Read the limits of images: of any model before its processor, of Qwen's those of qwen_vl_utils in its place."""
+    most, options = said.take("max_pixels"), said.take("model_kwargs") or {}
+    if not may_see(said.value("model")):
+        return
+    if isinstance(options, str):
+        try:
+            options = json.loads(options)
+        except ValueError:
+            said.reject("model_kwargs", f"is no JSON: {options}")
+            return
+    variables = {**variables, **{str(name).upper(): str(value) for name, value in options.items()}}
+    if most is not None and not str(most).startswith("-"):
+        said.set("data.image_pixels", [1, said.count("max_pixels", 1)], "max_pixels")
+    config = configuration_of(said.value("model"))
+    name = str(config.get("model_type") or said.value("model_type") or said.value("model")).lower()
+    unit = next((unit for pattern, unit in _UNITS.items() if re.search(pattern, name)), None)
+    given = {name: text for name in (*_TOKENS, *_PIXELS.values()) if (text := variables.get(name))}
+    if wrong := next((name for name, text in given.items() if not text.isdigit()), None):
+        key = "model_kwargs" if options else "ENV"
+        said.reject(key, f"{wrong}: is {given[wrong]!r}: write a number")
+    elif unit and (given or config):
+        limits = []
+        for name, default in _TOKENS.items():
+            pixels = int(given.get(_PIXELS[name], default * unit**2))
+            limits.append(int(given.get(name, pixels // unit**2)) * unit**2)
+        said.set("data.image_limits", limits, "ENV")
+    if any(name.startswith(("VIDEO_", "FPS")) for name in variables):
+        said.assume("samples have images and no videos, whose limits are not read (VIDEO_…, FPS_…)")
 
 
 def _model(said: Translation) -> str:
@@ -172,6 +216,7 @@ def _tuner(said: Translation) -> None:
     sees = said.take("freeze_vit", True), said.take("freeze_aligner", True)
     said.set("model.freeze_vision_tower", not is_off(sees[0]), "freeze_vit")
     said.set("model.freeze_multi_modal_projector", not is_off(sees[1]), "freeze_aligner")
+    said.set("model.frozen_tower", "without_grad")
     if not is_off(said.take("freeze_llm")):
         said.refuse("freeze_llm", f"not simulated: training of the tower alone; {_RUN}")
     if not is_off(loaded):

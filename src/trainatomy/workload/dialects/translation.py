@@ -157,6 +157,12 @@ def configuration_of(model: Any) -> Mapping[str, Any]:
     return content if isinstance(content, Mapping) else {}
 
 
+def may_see(model: Any) -> bool:
+    """Return whether a model takes images, as far as its configuration is here."""
+    config = configuration_of(model)
+    return not config or "vision_config" in config
+
+
 def names_in(value: Any) -> list[str]:
     """Return the names in a list, or in a text that separates them by commas."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
