@@ -77,6 +77,16 @@ def test_llamafactory_casts_what_it_trains_unless_it_is_told_not_to(tmp_path: Pa
     assert "trainable_dtype" not in sharded["model"] and sharded["train"]["deepspeed"] == ZERO_3
 
 
+def test_routers_have_a_loss_where_llamafactory_gives_them_one(tmp_path: Path) -> None:
+    line = "moe_aux_loss_coef: 0.01\n"
+    experts = LORA.replace("Qwen/Qwen2.5-0.5B", "mistralai/Mixtral-8x7B-v0.1") + line
+    assert said(tmp_path, experts)["model"]["config"] == {"output_router_logits": True}
+    assert "config" not in said(tmp_path, LORA + line)["model"]
+    unknown = LORA.replace("Qwen/Qwen2.5-0.5B", "somebody/a-model") + line
+    assert "moe_aux_loss_coef: not simulated: the loss of routers" in problem(tmp_path, unknown)
+    assert said(tmp_path, LORA + "disable_shuffling: true\n")["train"]["train_sampling_strategy"] == "sequential"
+
+
 def test_llamafactory_scales_images_before_the_processor(tmp_path: Path) -> None:
     seeing = LORA.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-7B-Instruct")
     raw = said(tmp_path, seeing)

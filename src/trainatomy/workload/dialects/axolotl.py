@@ -342,6 +342,9 @@ def _rows(said: Translation, attention: str | None) -> None:
         said.set("data.padding", True, "pad_to_sequence_len")
     said.set("train.per_device_train_batch_size", size, "micro_batch_size")
     said.set("train.average_tokens_across_devices", False)
+    orders = {"curriculum_sampling": "sequential", "group_by_length": "group_by_length"}
+    if order := next((key for key in orders if not packs and not is_off(said.value(key))), None):
+        said.set("train.train_sampling_strategy", orders[order], order)
     if packs and attention == "sdpa":
         said.refuse("sample_packing", f"with sdpa: not simulated: packs run PyTorch's varlen_attn; {_RUN}")
     if not said.gives("micro_batch_size"):

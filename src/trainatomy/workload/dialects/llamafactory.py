@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainatomy.workload.arguments import is_off
 from trainatomy.workload.deepspeed import zero_stage
-from trainatomy.workload.dialects.translation import may_see, names_in
+from trainatomy.workload.dialects.translation import configuration_of, may_see, names_in
 from trainatomy.workload.overlay import get_key
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ _OF_ADAPTERS = "lora_rank lora_alpha lora_target lora_dropout use_rslora use_dor
 _OF_ROTATIONS = ("oft_rank", "oft_block_size", "oft_target", "module_dropout")
 _MULTIPLE = 8
 """Batches are padded to a multiple of this."""
+_ROUTED = "dbrx ernie4_5_moe granitemoe jamba jetmoe llama4 mixtral olmoe phimoe qwen2_moe qwen3_moe".split()
+"""Types of models whose routers have a loss (``configure_moe``)."""
 _CROPPING = ("intern_vl", "intern_s1")
 """Templates of the models whose images are cut into tiles only where the file says so."""
 _VERSION_1 = ("train_dataset", "dist_config", "model_class")
@@ -39,6 +41,7 @@ def translate(said: Translation) -> None:
         said.reject("do_train", "false: the file trains nothing")
     _method(said)
     _precision(said)
+    _experts(said)
     _quantisation(said)
     _checkpointing(said)
     _data(said)
@@ -155,6 +158,18 @@ def _precision(said: Translation) -> None:
         said.assume("trained weights are cast to float32 (pure_bf16)")
 
 
+def _experts(said: Translation) -> None:
+    """Read the loss of routers, for which LLaMA-Factory lets models of some types return their logits."""
+    if is_off(said.take("moe_aux_loss_coef")):
+        return
+    config = configuration_of(said.value("model_name_or_path"))
+    if config.get("model_type") in _ROUTED:
+        said.set("model.config.output_router_logits", True, "moe_aux_loss_coef")
+    elif not config or "vision_config" in config:
+        reason = "models whose configuration is not here, or that see"
+        said.refuse("moe_aux_loss_coef", f"not simulated: the loss of routers of {reason}; {_RUN}")
+
+
 def _quantisation(said: Translation) -> None:
     bits, method = said.take("quantization_bit"), said.take("quantization_method", "bnb")
     kind, double = said.take("quantization_type", "nf4"), said.take("double_quantization", True)
@@ -206,6 +221,8 @@ def _data(said: Translation) -> None:
         said.set("data.pad_to_multiple_of", _MULTIPLE)
     said.assume_length(length, "cutoff_len")
     said.take("packing")
+    if not is_off(said.take("disable_shuffling")):
+        said.set("train.train_sampling_strategy", "sequential", "disable_shuffling")
     if said.take("neat_packing"):
         said.refuse("neat_packing", f"not simulated: attention masks of packed samples; {_RUN}")
 

@@ -52,6 +52,14 @@ _TOKENS = {"IMAGE_MIN_TOKEN_NUM": 4, "IMAGE_MAX_TOKEN_NUM": 16384}
 """Variables of the shell with the limits of an image in tokens, and qwen_vl_utils' defaults."""
 _PIXELS = {"IMAGE_MIN_TOKEN_NUM": "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM": "MAX_PIXELS"}
 """Variables that say them in pixels, where those in tokens are not set (``compat_qwen_vl_utils``)."""
+_TUNERS = {
+    "adalora": "AdaLoRA with ranks that are changed between the steps",
+    "boft": "BOFT, which looks at values of weights",
+    "fourierft": "FourierFT, whose cuFFT has workspaces that are not known",
+    "bone": "Bone, which peft 0.20 and newer do not have; MISS by model.peft of a workload is",
+    **dict.fromkeys(("longlora", "adapter", "llamapro", "reft"), "modules of ms-swift's own"),
+}
+"""Why tuners are not simulated."""
 _LENGTH = 512
 """Tokens of a sample where nothing says how many."""
 _OPTIMIZERS = ("lorap", "multimodal")
@@ -78,6 +86,30 @@ def translate(said: Translation) -> None:
     _loss(said)
     if kind is not None:
         _preferences(said, kind)
+    elif not _classifies(said):
+        _tokens(said)
+
+
+def _classifies(said: Translation) -> bool:
+    """Read the head of a classification, one class or several of a text, or a number; return whether it is one."""
+    task, count, problem = said.take("task_type"), said.take("num_labels"), said.take("problem_type")
+    if task is None and count is not None:
+        task = "seq_cls"
+    if task in (None, "causal_lm"):
+        return False
+    if task != "seq_cls":
+        said.refuse("task_type", f"{task}: not simulated: its loss and its groups of texts; {_RUN}")
+        return True
+    if "vision_config" in configuration_of(said.value("model")) or not is_off(said.value("padding_free")):
+        said.refuse("task_type", f"{task}: not simulated for models that see, and with padding_free; {_RUN}")
+    said.set("model.class", "AutoModelForSequenceClassification", "task_type", "num_labels")
+    if count is not None:
+        said.set("model.config.num_labels", said.count("num_labels", 2), "num_labels")
+    if problem is not None:
+        said.set("model.config.problem_type", problem, "problem_type")
+    if get_key(said.mapping, ("model", "lora")):
+        said.set("model.lora.task_type", "SEQ_CLS")
+    return True
 
 
 def _preference(said: Translation) -> str | None:
@@ -116,7 +148,7 @@ def _preferences(said: Translation, kind: str) -> None:
         said.set("model.config.num_labels", 1)
         if get_key(said.mapping, ("model", "lora")):
             said.set("model.lora.task_type", "SEQ_CLS")
-        said.take("task_type"), said.take("num_labels")
+        said.take("task_type"), said.take("num_labels"), said.take("problem_type")
     elif kind in ("dpo", "kto") and said.value("use_logits_to_keep") is not False:
         length = get_key(said.mapping, ("data", "sequence_length")) or _LENGTH
         if isinstance(length, int):
@@ -225,9 +257,24 @@ def _tuner(said: Translation) -> None:
     if kind == "full":
         if not is_off(frozen):
             said.set("model.freeze", [f"{prefix}*" for prefix in names_in(frozen)], "freeze_parameters")
+    elif kind == "vera":
+        _shared_projections(said)
     elif kind != "lora":
-        said.refuse("tuner_type", f"{kind}: not simulated; lora and full are. {_RUN}")
+        said.refuse("tuner_type", f"{kind}: not simulated: {_TUNERS.get(str(kind), 'a tuner of a plugin')}; {_RUN}")
     _adapters(said, wanted=kind == "lora")
+
+
+def _shared_projections(said: Translation) -> None:
+    """Read VeRA, on layers of one name: of several, ms-swift leaves out those of another size."""
+    targets = names_in(said.value("target_modules", "all-linear"))
+    if len(targets) != 1 or targets[0].startswith("all-"):
+        said.refuse("tuner_type", f"vera: not simulated without target_modules of one name, of equal sizes; {_RUN}")
+        return
+    given = {"peft_type": "VERA", "target_modules": targets, "r": said.take("vera_rank", 256)}
+    given |= {"vera_dropout": said.take("vera_dropout", 0.0), "d_initial": said.take("vera_d_initial", 0.1)}
+    if saved := said.value("modules_to_save"):
+        given["modules_to_save"] = names_in(saved)
+    said.set("model.peft", given, "vera_rank", "target_modules", "tuner_type")
 
 
 def _adapters(said: Translation, *, wanted: bool) -> None:
@@ -300,7 +347,10 @@ def _rows(said: Translation) -> None:
     size, length = said.count("per_device_train_batch_size", 1), said.take("max_length")
     packs, joins = not is_off(said.take("packing")), not is_off(said.take("padding_free"))
     long = said.take("packing_length") or length if packs else length
-    said.take("group_by_length")
+    if not is_off(said.take("group_by_length")):
+        said.set("train.train_sampling_strategy", "group_by_length", "group_by_length")
+    elif said.take("train_dataloader_shuffle") is not None and is_off(said.value("train_dataloader_shuffle")):
+        said.set("train.train_sampling_strategy", "sequential", "train_dataloader_shuffle")
     said.set("train.per_device_train_batch_size", size, "per_device_train_batch_size")
     said.set("data.attention_mask", not (packs or joins))
     if (packs or joins) and not str(said.value("attn_impl")).startswith("flash_att"):
@@ -360,7 +410,8 @@ def _checkpointing(said: Translation, sharded: str | None) -> None:
     """Read checkpointing, which is on; PyTorch's non-reentrant one with DDP only."""
     wanted, options = not is_off(said.take("gradient_checkpointing", True)), said.take("gradient_checkpointing_kwargs")
     towers = said.take("vit_gradient_checkpointing")
-    if towers is not None and is_off(towers) == wanted:
+    trains_towers = get_key(said.mapping, ("model", "freeze_vision_tower")) is False
+    if towers is not None and is_off(towers) == wanted and trains_towers:
         said.refuse(
             "vit_gradient_checkpointing", f"not simulated: checkpointing of the tower alone, or not of it; {_RUN}"
         )
@@ -395,7 +446,7 @@ def _evaluation(said: Translation) -> None:
 
 
 def _loss(said: Translation) -> None:
-    """Read how tokens are weighed; the accuracy of each micro-batch is computed on the CPU, which waits for it."""
+    """Read how tokens are weighed, and the loss of routers."""
     scale, factor = said.take("loss_scale"), said.take("router_aux_loss_coef")
     if scale is not None and not _WEIGHTS_OF_1.issuperset(str(scale).split("+")):
         said.refuse("loss_scale", f"{scale}: not simulated: a loss that weighs tokens; {_RUN}")
@@ -405,8 +456,10 @@ def _loss(said: Translation) -> None:
     if optimizer is not None and optimizer not in _OPTIMIZERS:
         said.refuse("optimizer", f"{optimizer}: not simulated: an optimizer that ms-swift makes itself; {_RUN}")
     said.set("train.include_num_input_tokens_seen", "all")
-    if said.gives("rlhf_type") or get_key(said.mapping, ("loop",)):
-        return
+
+
+def _tokens(said: Translation) -> None:
+    """Say which tokens are in the loss; the accuracy of each micro-batch is computed on the CPU, which waits for it."""
     said.assume("every token is in the loss, and the CPU waits in each micro-batch for its accuracy")
     if said.take("use_logits_to_keep", True):
         said.assume(
