@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 import yaml
 from configurations import problem, said, written
 
-from trainatomy.errors import NotSimulated, WorkloadError
+from trainatomy.errors import NotSimulated, TrainatomyError, WorkloadError
 from trainatomy.workload.batching import batching_of
 from trainatomy.workload.dialects.answer import answer_in, rewritten, settings_in
+from trainatomy.workload.dialects.recognise import read_configuration
 from trainatomy.workload.dialects.translation import DIALECTS, dialect
+from trainatomy.workload.document import parse
 from trainatomy.workload.reading import read
 from trainatomy.workload.section import leaves
 from trainatomy.workload.train import TrainSpec
@@ -75,6 +78,16 @@ def test_llamafactory_casts_what_it_trains_unless_it_is_told_not_to(tmp_path: Pa
     written(tmp_path, json.dumps(ZERO_3), "ds.json")
     sharded = said(tmp_path, full + "deepspeed: ds.json\n")
     assert "trainable_dtype" not in sharded["model"] and sharded["train"]["deepspeed"] == ZERO_3
+
+
+def test_files_of_exports_and_chats_train_nothing(tmp_path: Path) -> None:
+    export = "model_name_or_path: gpt2\ntemplate: default\nexport_dir: merged\n"
+    assert problem(tmp_path, export).endswith(
+        "train.yaml:3: export_dir: without do_train: true: the file trains nothing"
+    )
+    assert "export_dir" not in said(tmp_path, export + "do_train: true\n")
+    workload = read(written(tmp_path, LORA.replace("do_train: true\n", "")))
+    assert workload.origin is not None and any("do_train" in text for text in workload.origin.assumed)
 
 
 def test_routers_have_a_loss_where_llamafactory_gives_them_one(tmp_path: Path) -> None:
@@ -300,3 +313,18 @@ def test_llamafactory_rounds_rows_up_to_a_multiple_of_8_but_in_pretraining(tmp_p
 )  # fmt: skip
 def test_attention_that_is_not_simulated_is_refused_at_its_line(tmp_path: Path, text: str, message: str) -> None:
     assert message in problem(tmp_path, text)
+
+
+_MODELS = {"llamafactory": "model_name_or_path", "axolotl": "base_model", "swift": "model", "trl": "model_name_or_path"}
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_values_of_any_kind_are_read_or_named(name: str) -> None:
+    """Give each key values that it does not have: nothing but an error of the workload comes out."""
+    table = dialect(name)
+    for key in sorted(table.known()):
+        for value in ("x", -1.5, [1, "a"], {"a": 1}, True):
+            content = {_MODELS[name]: "gpt2", key: value}
+            text = yaml.safe_dump(content)
+            with contextlib.suppress(TrainatomyError):
+                read_configuration(parse(text, "train.yaml"), table, None, text).validate()

@@ -20,6 +20,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from trainatomy.workload.contradictions import contradictions
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
@@ -43,6 +44,7 @@ from trainatomy.workload.preference import PreferenceSpec
 from trainatomy.workload.section import Count, Decay, Index, Path, Problem, Section, Settings, Text, number_as_text
 from trainatomy.workload.sentence_transformers import SentenceTransformersSpec
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
+from trainatomy.workload.trl import COUNTS
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
@@ -151,6 +153,16 @@ class Workload(Section):
     def _empty_section(cls, section: Any) -> Any:
         """Return an empty section (``train:`` with nothing under it) as one without keys."""
         return {} if section is None else section
+
+    @field_validator("trl")
+    @classmethod
+    def _counts_of_trl(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        for name in COUNTS:
+            value = settings.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                message = "{name} must be a whole number above 0, found {value}"
+                raise PydanticCustomError("count", message, {"name": name, "value": repr(value)})
+        return settings
 
     @model_validator(mode="wrap")
     @classmethod

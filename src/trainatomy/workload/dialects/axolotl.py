@@ -98,7 +98,7 @@ _LIGER = {
 def translate(said: Translation) -> None:
     """Read the model and its precision, adapters, packing, checkpointing, evaluation, kernels and sharding."""
     for key in ("rl", "reward_model", "process_reward_model", "trainer_cls"):
-        if not is_off(said.value(key)) and not (key == "rl" and said.value(key) in _LOSSES):
+        if not is_off(said.value(key)) and not (key == "rl" and str(said.value(key)) in _LOSSES):
             kind = said.value(key) if key != "reward_model" else "a reward model"
             reason = _TRAINERS.get(str(kind), "which is none of a workload's loops")
             said.abandon(key, f"{kind}: not simulated: the trainer of axolotl for it, {reason}; {_RUN}")
@@ -234,7 +234,7 @@ def _unfrozen(said: Translation) -> None:
     names = said.take("unfrozen_parameters")
     if is_off(names):
         return
-    patterns = [names] if isinstance(names, str) else list(names)
+    patterns = names if isinstance(names, list) else [names]
     if not is_off(said.value("adapter")):
         said.refuse("unfrozen_parameters", f"not simulated with an adapter: axolotl freezes the adapters, too; {_RUN}")
     elif ranged := next((pattern for pattern in patterns if re.search(r"\[[0-9]*(:[0-9]*)?\]$", str(pattern))), None):
@@ -438,7 +438,7 @@ def _evaluation(said: Translation) -> None:
 
 
 def _optimizer(said: Translation) -> None:
-    name, options = said.take("optimizer", "adamw_torch_fused"), said.take("optim_args")
+    name, options = said.word("optimizer", "adamw_torch_fused"), said.take("optim_args")
     if name in _OPTIMIZERS and _OPTIMIZERS[name] is None:
         said.refuse("optimizer", f"{name}: not simulated: an optimizer that axolotl makes itself; {_RUN}")
         return

@@ -27,18 +27,30 @@ _ROUTED = "dbrx ernie4_5_moe granitemoe jamba jetmoe llama4 mixtral olmoe phimoe
 """Types of models whose routers have a loss (``configure_moe``)."""
 _CROPPING = ("intern_vl", "intern_s1")
 """Templates of the models whose images are cut into tiles only where the file says so."""
-_VERSION_1 = ("train_dataset", "dist_config", "model_class")
+_WITHOUT_TRAINING = ("export_dir", "infer_backend", "do_predict", "do_eval")
+"""Keys of files for exports, chats and evaluations."""
+_OTHER_TRAINERS = {
+    **dict.fromkeys(("train_dataset", "dist_config", "model_class"), "LLaMA-Factory's v1 trainer"),
+    **dict.fromkeys(("tensor_model_parallel_size", "expert_model_parallel_size"), "its trainers of Megatron"),
+}
+"""Keys of trainers whose configurations are not read."""
 
 
 def translate(said: Translation) -> None:
     """Read the method, the precision, checkpointing, quantisation, packing and evaluation."""
-    for key in _VERSION_1:
+    for key, trainer in _OTHER_TRAINERS.items():
         if said.gives(key):
-            said.abandon(key, f"is a key of LLaMA-Factory's v1 trainer, whose configurations are not read: {_RUN}")
+            said.abandon(key, f"is a key of {trainer}, whose configurations are not read: {_RUN}")
             return
-    _preferences(said, _stage(said))
-    if not said.take("do_train", False) and said.gives("do_train"):
+    trains = said.take("do_train")
+    if other := next((key for key in _WITHOUT_TRAINING if trains is None and said.gives(key)), None):
+        said.abandon(other, "without do_train: true: the file trains nothing")
+        return
+    if trains is None:
+        said.assume("the file trains (do_train: true, which llamafactory-cli train needs)")
+    elif is_off(trains):
         said.reject("do_train", "false: the file trains nothing")
+    _preferences(said, _stage(said))
     _method(said)
     _precision(said)
     _experts(said)
@@ -50,7 +62,7 @@ def translate(said: Translation) -> None:
         losses = {"fused_linear_cross_entropy": False, "cross_entropy": True}
         said.set("train.liger_kernel_config", losses, "enable_liger_kernel")
     _evaluation(said)
-    attention = said.take("flash_attn", "auto")
+    attention = said.word("flash_attn", "auto")
     if attention in _ATTENTION:
         said.set("model.attn_implementation", _ATTENTION[attention], "flash_attn")
     elif attention != "auto":

@@ -232,7 +232,7 @@ def _model(said: Translation) -> str:
     bf16, fp16 = said.take("bf16", half), said.take("fp16", not half)
     said.set("train.bf16", not is_off(bf16), "bf16", "torch_dtype")
     said.set("train.fp16", not is_off(fp16), "fp16", "torch_dtype")
-    attention = said.take("attn_impl")
+    attention = said.word("attn_impl")
     if attention in _ATTENTION:
         said.set("model.attn_implementation", _ATTENTION[attention], "attn_impl")
     elif attention is not None:

@@ -256,6 +256,14 @@ class Translation:
         self._taken.add(key)
         return self.value(key, default)
 
+    def word(self, key: str, default: Any = None) -> Any:
+        """Return the single value of a key, refusing lists and mappings; ``default`` where it is not given."""
+        value = self.take(key, default)
+        if isinstance(value, list | Mapping):
+            self.reject(key, f"must be one value, found {value!r}")
+            return default
+        return value
+
     def count(self, key: str, default: int) -> int:
         """Return the whole number above 0 that a key has, refusing other values; ``default`` where it is not given."""
         value = self.take(key, default)
