@@ -71,7 +71,7 @@ def test_llamafactory_casts_what_it_trains_unless_it_is_told_not_to(tmp_path: Pa
         "id": "Qwen/Qwen2.5-0.5B",
         "freeze_vision_tower": True,
         "freeze_multi_modal_projector": True,
-        "frozen_tower": "kept",
+        "frozen_tower": "without_grad",
         "trainable_dtype": "float32",
     }
     assert "trainable_dtype" not in said(tmp_path, full + "pure_bf16: true\n")["model"]

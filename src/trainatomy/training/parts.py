@@ -54,7 +54,7 @@ def keep_of_frozen(model: nn.Module, frozen: list[str], kept: str) -> None:
         frozen: Names of its frozen parts.
         kept: ``kept``: all activations, since only layers that are trained are checkpointed
             (``get_custom_gradient_checkpointing_func`` of LLaMA-Factory); ``without_grad``: nothing, where whole towers
-            are frozen (``patch_frozen_module`` of ms-swift).
+            are frozen (``patch_frozen_module`` of ms-swift; LLaMA-Factory without adapters).
     """
     for name in frozen:
         part = model.get_submodule(name)

@@ -109,7 +109,8 @@ def _method(said: Translation) -> None:
     method = said.take("finetuning_type", "lora")
     for key, default in (("freeze_vision_tower", True), ("freeze_multi_modal_projector", True)):
         said.set(f"model.{key}", said.take(key, default), key)
-    said.set("model.frozen_tower", "kept")
+    adapts = method in ("lora", "oft")  # peft lets gradients reach the inputs of a tower, too
+    said.set("model.frozen_tower", "kept" if adapts else "without_grad")
     if method == "lora":
         _adapters(said)
     else:
