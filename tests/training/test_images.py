@@ -150,6 +150,11 @@ def _shape(name: str, config: dict[str, Any], parameters: str, size: tuple[int, 
     return Shape(name, built, frozenset(parameters.split()), "input_ids", Lengths(0, 0), 1, size)
 
 
+def test_the_smaller_limit_comes_first(picture: Callable[..., Workload]) -> None:
+    with pytest.raises(WorkloadError, match="image_limits: begins with 99, above 9: give the smaller one first"):
+        picture("Qwen2VLForConditionalGeneration", image_limits=[99, 9])
+
+
 def test_images_are_scaled_before_the_processor_gets_them() -> None:
     whole = _shape("qwen2_vl", {}, "pixel_values image_grid_thw", (1500, 2000))
     assert (whole.layout.height, whole.layout.width) == (1512, 1988)

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
 from trainatomy.workload.lengths import LengthsSpec
-from trainatomy.workload.section import Count, Section, Settings
+from trainatomy.workload.section import Count, Problem, Section, Settings
 
 DEFAULT_SEQUENCE_LENGTH = 512
 """Tokens in a sample unless the workload says otherwise; a model with fewer positions gets as many as it has."""
@@ -107,6 +107,15 @@ class DataSpec(Section):
         description="reference to the Trainer's `preprocess_logits_for_metrics`, which reduces logits before they "
         "are gathered",
     )
+
+    def contradictions(self) -> list[Problem]:
+        """Refuse limits of images of which the first is above the second."""
+        limits = {"image_limits": self.image_limits, "image_pixels": self.image_pixels}
+        return [
+            Problem((name,), f"begins with {given[0]}, above {given[1]}: give the smaller one first")
+            for name, given in limits.items()
+            if given is not None and given[0] > given[1]
+        ]
 
     @property
     def has_mask(self) -> bool:
