@@ -16,7 +16,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.simulator.image_notes import sample_notes
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training.batch import build_batch
-from trainatomy.training.image_layout import _PIXELS
+from trainatomy.training.image_layout import _PIXELS, rule_of
 from trainatomy.training.model import build_model
 from trainatomy.training.positions import Lengths
 from trainatomy.training.shape import Shape, shape_of
@@ -148,6 +148,14 @@ def _shape(name: str, config: dict[str, Any], parameters: str, size: tuple[int, 
 
     built = AutoConfig.for_model(name, **config)
     return Shape(name, built, frozenset(parameters.split()), "input_ids", Lengths(0, 0), 1, size)
+
+
+def test_the_size_of_a_model_may_be_given_where_no_other_is_known() -> None:
+    unknown = {"vision_config": {"image_size": 56, "patch_size": 14}}
+    shape = _shape("llama4", unknown, "pixel_values", (56, 56))
+    assert rule_of(shape) is None and (shape.layout.height, shape.layout.width) == (56, 56)
+    with pytest.raises(WorkloadError, match="is not known: leave it out"):
+        _ = replace(shape, asked_size=(56, 112)).layout
 
 
 def test_the_smaller_limit_comes_first(picture: Callable[..., Workload]) -> None:

@@ -122,11 +122,11 @@ class Shape:
             WorkloadError: The user asked for a size, and what becomes of it is not known.
         """
         rule, size = rule_of(self), self.processed_size
-        if self.asked_size is not None and rule is None:
+        _, height, width = self.default_image_size
+        if rule is None and self.asked_size not in (None, (height, width)):
             raise refuse_size(self)
         if size is not None and rule is not None:
             return rule(self, *size)
-        _, height, width = self.default_image_size
         is_offered = [2 * height, 2 * width] in self.pinpoints
         return Layout(height, width, 2, 2) if is_offered else Layout(height, width)
 
