@@ -30,6 +30,7 @@ PATTERNS = {
     "automodel": ["examples/**/*.yaml"],
     "trl": ["examples/**/*.y*ml", "examples/**/*.sh", "examples/cli_configs/*"],
 }
+NO_TRAINING = re.compile("trains nothing")
 NEEDS_GPUS = re.compile(r"several GPUs|set parallel\.gpus|shards over")
 GPUS = 2
 
@@ -56,7 +57,7 @@ def main() -> None:
             crashes.append(f"{name}: {message}")
         if options.list:
             print(f"{kind:8} {name}: {message}")
-    total = len(files)
+    total = len(files) - read_files.pop("no training", 0)
     print(f"{total} configurations of {dialect(options.dialect).name}")
     for kind, count in read_files.most_common():
         print(f"  {kind:24} {count:4}  {count / max(total, 1):.0%}")
@@ -95,6 +96,8 @@ def _read(source: Path | str) -> tuple[str, str]:
     try:
         read(source)
     except TrainatomyError as error:
+        if NO_TRAINING.search(str(error)):
+            return "no training", ""
         if not all(NEEDS_GPUS.search(line) for line in str(error).splitlines()):
             return "refused", str(error)
     except Exception:  # whatever it is, it is counted

@@ -238,3 +238,9 @@ def test_following_ends(
     (tmp_path / "t.py").touch()
     (found,) = launch.run_script(Job(read_command([str(tmp_path / "t.py")]), ("t4",)))
     assert (found.exit_code, found.message[: len(message)]) == (code, message)
+
+
+def test_a_started_command_gets_the_variables_of_the_first() -> None:
+    job = Job(read_command(["env", "MAX_PIXELS=9", "python", "start.py"]), ("l4",))
+    followed = job.handed_over(Handover(("env", "A=1", "python", "x.py"), {}, "."))
+    assert dict(followed.command.variables) == {"MAX_PIXELS": "9", "A": "1"}

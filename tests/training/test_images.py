@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from trainatomy.errors import WorkloadError
 from trainatomy.simulator.notes import sample_notes
 from trainatomy.simulator.simulate import simulate
 from trainatomy.training.batch import build_batch
-from trainatomy.training.image_layout import _PIXELS
+from trainatomy.training.image_layout import _PIXELS, rule_of
 from trainatomy.training.model import build_model
 from trainatomy.training.positions import Lengths
 from trainatomy.training.shape import Shape, shape_of
@@ -149,6 +150,31 @@ def _shape(name: str, config: dict[str, Any], parameters: str, size: tuple[int, 
     return Shape(name, built, frozenset(parameters.split()), "input_ids", Lengths(0, 0), 1, size)
 
 
+def test_the_size_of_a_model_may_be_given_where_no_other_is_known() -> None:
+    unknown = {"vision_config": {"image_size": 56, "patch_size": 14}}
+    shape = _shape("llama4", unknown, "pixel_values", (56, 56))
+    assert rule_of(shape) is None and (shape.layout.height, shape.layout.width) == (56, 56)
+    with pytest.raises(WorkloadError, match="is not known: leave it out"):
+        _ = replace(shape, asked_size=(56, 112)).layout
+
+
+def test_the_smaller_limit_comes_first(picture: Callable[..., Workload]) -> None:
+    with pytest.raises(WorkloadError, match="image_limits: begins with 99, above 9: give the smaller one first"):
+        picture("Qwen2VLForConditionalGeneration", image_limits=[99, 9])
+
+
+def test_images_are_scaled_before_the_processor_gets_them() -> None:
+    whole = _shape("qwen2_vl", {}, "pixel_values image_grid_thw", (1500, 2000))
+    assert (whole.layout.height, whole.layout.width) == (1512, 1988)
+    scaled = replace(whole, pixels=(32**2, 768**2))  # to 665 x 886
+    assert (scaled.layout.height, scaled.layout.width) == (672, 896)
+    enlarged = replace(whole, asked_size=(20, 20), pixels=(200**2, 768**2))
+    assert (enlarged.layout.height, enlarged.layout.width) == (196, 196)
+    pixtral = {"vision_config": {"model_type": "pixtral", "image_size": 1024, "patch_size": 16}}
+    default = replace(_shape("llava", pixtral, "pixel_values image_sizes", (1, 1)), asked_size=None)
+    assert default.layout.height == 1024 and replace(default, pixels=(1, 768**2)).layout.height == 768
+
+
 def test_layouts_are_those_of_the_processors_of_transformers() -> None:
     """Compare drawn sizes with what each processor says, given the limits that are used here."""
     pytest.importorskip("PIL")
@@ -186,6 +212,9 @@ def test_layouts_are_those_of_the_processors_of_transformers() -> None:
         of_glm = {"vision_config": {"image_size": 336, "patch_size": 14, "spatial_merge_size": 2}}
         assert seen("glm4v", of_glm, grid).image_tokens == glm.get_number_of_image_patches(*size) // 4
         assert seen("internvl", {}).layout.views == crops.get_number_of_image_patches(*size)
+        for most in (1, 6):
+            few = replace(seen("internvl", {}), limits=(1, most))
+            assert few.layout.views == crops.get_number_of_image_patches(*size, {"max_patches": most})
         of_tiles = {"vision_config": {"image_size": 364}}
         layout = seen("idefics3", of_tiles).layout
         assert (layout.views, layout.rows, layout.columns) == tiles.get_number_of_image_patches(*size)

@@ -82,6 +82,28 @@ def test_frozen_towers_get_no_adapters(model: dict[str, Any]) -> None:
     assert not any("q_proj" in name for name in trained({**model, "lora": fewer, "freeze_vision_tower": True}))
 
 
+def test_a_frozen_tower_keeps_for_backward_what_the_framework_lets_it_keep() -> None:
+    pytest.importorskip("peft")
+    frozen = {"freeze_vision_tower": True, "freeze_multi_modal_projector": True}
+    tokens = {"image_token_id": 50, "video_token_id": 51, "vision_start_token_id": 52, "vision_end_token_id": 53}
+    vision = {**QWEN["config"]["vision_config"], "depth": 8}
+    text = {**QWEN["config"]["text_config"], "vocab_size": 20_000}  # the peak is in the loss
+    config = {**QWEN["config"], **tokens, "text_config": text, "vision_config": vision}
+    model = {**QWEN, "config": config, **frozen, "lora": {"r": 2, "target_modules": "all-linear"}}
+    run = {
+        "data": {"image_size": 560, "sequence_length": 900},
+        "train": {"gradient_checkpointing": True, "bf16": True},
+        "gpu": "l4",
+    }
+    run["train"] |= {"per_device_train_batch_size": 1, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+
+    def kept(name: str) -> int:
+        workload = Workload.from_mapping({**run, "model": {**model, "frozen_tower": name}})
+        return trainatomy.predict(workload).memory.peak_allocated_bytes
+
+    assert kept("without_grad") < kept("checkpointed") < kept("kept")
+
+
 def test_a_model_without_a_tower_is_left_alone() -> None:
     text = {"class": "LlamaForCausalLM", "config": TEXT}
     assert trained({**text, "freeze_vision_tower": True}) == trained(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 import yaml
 from configurations import problem, said, written
 
-from trainatomy.errors import NotSimulated, WorkloadError
+from trainatomy.errors import NotSimulated, TrainatomyError, WorkloadError
 from trainatomy.workload.batching import batching_of
 from trainatomy.workload.dialects.answer import answer_in, rewritten, settings_in
+from trainatomy.workload.dialects.recognise import read_configuration
 from trainatomy.workload.dialects.translation import DIALECTS, dialect
+from trainatomy.workload.document import parse
 from trainatomy.workload.reading import read
 from trainatomy.workload.section import leaves
 from trainatomy.workload.train import TrainSpec
@@ -68,12 +71,48 @@ def test_llamafactory_casts_what_it_trains_unless_it_is_told_not_to(tmp_path: Pa
         "id": "Qwen/Qwen2.5-0.5B",
         "freeze_vision_tower": True,
         "freeze_multi_modal_projector": True,
+        "frozen_tower": "without_grad",
         "trainable_dtype": "float32",
     }
     assert "trainable_dtype" not in said(tmp_path, full + "pure_bf16: true\n")["model"]
     written(tmp_path, json.dumps(ZERO_3), "ds.json")
     sharded = said(tmp_path, full + "deepspeed: ds.json\n")
     assert "trainable_dtype" not in sharded["model"] and sharded["train"]["deepspeed"] == ZERO_3
+
+
+def test_files_of_exports_and_chats_train_nothing(tmp_path: Path) -> None:
+    export = "model_name_or_path: gpt2\ntemplate: default\nexport_dir: merged\n"
+    assert problem(tmp_path, export).endswith(
+        "train.yaml:3: export_dir: without do_train: true: the file trains nothing"
+    )
+    assert "export_dir" not in said(tmp_path, export + "do_train: true\n")
+    workload = read(written(tmp_path, LORA.replace("do_train: true\n", "")))
+    assert workload.origin is not None and any("do_train" in text for text in workload.origin.assumed)
+
+
+def test_routers_have_a_loss_where_llamafactory_gives_them_one(tmp_path: Path) -> None:
+    line = "moe_aux_loss_coef: 0.01\n"
+    experts = LORA.replace("Qwen/Qwen2.5-0.5B", "mistralai/Mixtral-8x7B-v0.1") + line
+    assert said(tmp_path, experts)["model"]["config"] == {"output_router_logits": True}
+    assert "config" not in said(tmp_path, LORA + line)["model"]
+    unknown = LORA.replace("Qwen/Qwen2.5-0.5B", "somebody/a-model") + line
+    assert "moe_aux_loss_coef: not simulated: the loss of routers" in problem(tmp_path, unknown)
+    assert said(tmp_path, LORA + "disable_shuffling: true\n")["train"]["train_sampling_strategy"] == "sequential"
+
+
+def test_llamafactory_scales_images_before_the_processor(tmp_path: Path) -> None:
+    seeing = LORA.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-7B-Instruct")
+    raw = said(tmp_path, seeing)
+    assert raw["data"]["image_pixels"] == [1024, 589_824] and raw["data"]["float_dtype"] == "bfloat16"
+    assert raw["model"]["frozen_tower"] == "kept" and "image_limits" not in raw["data"]
+    assert said(tmp_path, seeing + "image_max_pixels: 262144\n")["data"]["image_pixels"] == [1024, 262_144]
+    tiles = seeing.replace("template: qwen", "template: intern_vl")
+    assert said(tmp_path, tiles)["data"]["image_limits"] == [1, 1]
+    assert said(tmp_path, tiles + "crop_to_patches: true\n")["data"]["image_limits"] == [1, 12]
+    assert "image_pixels" not in said(tmp_path, LORA)["data"]
+    assert "image_max_pixels: is 9, below image_min_pixels of 1024" in problem(
+        tmp_path, seeing + "image_max_pixels: 9\n"
+    )
 
 
 def test_llamafactory_quantises_with_the_dtype_of_the_training(tmp_path: Path) -> None:
@@ -274,3 +313,18 @@ def test_llamafactory_rounds_rows_up_to_a_multiple_of_8_but_in_pretraining(tmp_p
 )  # fmt: skip
 def test_attention_that_is_not_simulated_is_refused_at_its_line(tmp_path: Path, text: str, message: str) -> None:
     assert message in problem(tmp_path, text)
+
+
+_MODELS = {"llamafactory": "model_name_or_path", "axolotl": "base_model", "swift": "model", "trl": "model_name_or_path"}
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_values_of_any_kind_are_read_or_named(name: str) -> None:
+    """Give each key values that it does not have: nothing but an error of the workload comes out."""
+    table = dialect(name)
+    for key in sorted(table.known()):
+        for value in ("x", -1.5, [1, "a"], {"a": 1}, True):
+            content = {_MODELS[name]: "gpt2", key: value}
+            text = yaml.safe_dump(content)
+            with contextlib.suppress(TrainatomyError):
+                read_configuration(parse(text, "train.yaml"), table, None, text).validate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -53,6 +54,25 @@ def test_packed_adapters_are_trained_as_axolotl_does(tmp_path: Path) -> None:
         "packs are full, each of one sample of 2,048 tokens (sequence_len, padded to a multiple of 64); the one row of "
         "a batch with 2 packs is computed as 2 rows",
     )
+
+
+def test_the_order_of_samples_is_that_of_the_file(tmp_path: Path) -> None:
+    padded = LORA.replace("sample_packing: true", "sample_packing: false")
+    assert said(tmp_path, padded + "group_by_length: true\n")["train"]["train_sampling_strategy"] == "group_by_length"
+    assert said(tmp_path, padded + "curriculum_sampling: true\n")["train"]["train_sampling_strategy"] == "sequential"
+    assert "train_sampling_strategy" not in said(tmp_path, LORA + "group_by_length: true\n")["train"]
+    assert "gc_collect_steps: not simulated: an allocator's cache" in problem(tmp_path, LORA + "gc_collect_steps: 5\n")
+
+
+def test_images_have_the_size_to_which_axolotl_resizes_them(tmp_path: Path) -> None:
+    """It names the width first; without a size, all images get that of the model's encoder."""
+    assert said(tmp_path, LORA + "image_size: [640, 480]\n")["data"]["image_size"] == [480, 640]
+    folder = tmp_path / "seeing"
+    folder.mkdir()
+    written(folder, json.dumps({"model_type": "llava", "vision_config": {"image_size": 336}}), "config.json")
+    seeing = LORA.replace("Qwen/Qwen2.5-0.5B", str(folder))
+    assert said(tmp_path, seeing)["data"]["image_size"] == [336, 336]
+    assert said(tmp_path, seeing + "image_size: 512\n")["data"]["image_size"] == [512, 512]
 
 
 def test_four_bits_end_in_the_dtype_of_the_training(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,58 @@ def test_presets_are_the_files_that_they_stand_for() -> None:
     assert not sharded.gradient_checkpointing
 
 
+@pytest.mark.parametrize(
+    ("model", "variables", "limits"),
+    [
+        ("Qwen2.5-VL-7B-Instruct", "MAX_PIXELS=602113", (3136, 602112)),
+        ("Qwen3-VL-4B-Instruct", "IMAGE_MAX_TOKEN_NUM=300 MAX_PIXELS=602112", (4096, 300 * 32**2)),
+        ("Qwen3.5-4B", "MIN_PIXELS=50176", (50176, 16384 * 32**2)),
+        ("Qwen2.5-VL-7B-Instruct", "VIDEO_MAX_PIXELS=50176", None),
+        ("Qwen2.5-7B-Instruct", "MAX_PIXELS=602112", None),
+    ],
+)
+def test_variables_limit_the_images_of_qwens_models(model: str, variables: str, limits: Any) -> None:
+    workload = read(f"{variables} swift sft --model Qwen/{model} --torch_dtype bfloat16 --max_length 1024")
+    assert workload.data.image_limits == limits
+    assert workload.origin is not None
+    assert any("no videos" in text for text in workload.origin.assumed) == variables.startswith("VIDEO")
+
+
+def test_vera_adapts_the_layers_of_one_name() -> None:
+    vera = f"{SFT} --tuner_type vera --vera_rank 64 --target_modules"
+    assert read(f"{vera} down_proj").model.peft == {
+        "peft_type": "VERA", "target_modules": ["down_proj"], "r": 64, "vera_dropout": 0.0, "d_initial": 0.1,
+    }  # fmt: skip
+    assert "vera: not simulated without target_modules" in problem(f"{vera} all-linear")
+
+
+def test_towers_that_are_frozen_need_no_checkpoints() -> None:
+    assert read(f"{SFT} --vit_gradient_checkpointing false").train.gradient_checkpointing
+    trained = f"{SFT} --vit_gradient_checkpointing false --freeze_vit false"
+    assert "checkpointing of the tower alone" in problem(trained)
+
+
+def test_a_classification_has_a_head_of_its_own() -> None:
+    workload = read(f"{SFT} --num_labels 3 --problem_type multi_label_classification --group_by_length true")
+    assert workload.model.class_ == "AutoModelForSequenceClassification"
+    assert workload.model.config == {"num_labels": 3, "problem_type": "multi_label_classification"}
+    assert workload.model.lora is not None and workload.model.lora.task_type == "SEQ_CLS"
+    assert workload.train.train_sampling_strategy == "group_by_length"
+    assert workload.origin is not None and not any("in the loss" in text for text in workload.origin.assumed)
+    assert "reranker: not simulated: its loss" in problem(f"{SFT} --task_type reranker")
+    assert read(f"{SFT} --train_dataloader_shuffle false").train.train_sampling_strategy == "sequential"
+
+
+def test_images_of_any_model_are_scaled_to_max_pixels() -> None:
+    command = "swift sft --model llava-hf/llava-1.5-7b-hf --max_pixels 262144 --max_length 512"
+    assert read(command).data.image_pixels == (1, 262144)
+    assert read(SFT + " --max_pixels 262144").data.image_pixels is None
+    limited = f"{command} --model Qwen/Qwen2-VL-2B-Instruct --model_kwargs"
+    assert read(limited + """ '{"max_pixels": 602112}'""").data.image_limits == (3136, 602112)
+    assert "--model_kwargs: MAX_PIXELS: is 'many'" in problem(limited + """ '{"max_pixels": "many"}'""")
+    assert "--model_kwargs: is no JSON" in problem(limited + " '{'")
+
+
 def test_quantised_weights_are_not_prepared() -> None:
     quantization = read(f"{SFT} --quant_method bnb --quant_bits 4").model.quantization
     assert quantization is not None and quantization.load_in_4bit and quantization.bnb_4bit_use_double_quant
@@ -75,16 +128,15 @@ def test_packs_need_flash_attention() -> None:
         ("--lora_rank abc", "swift sft: --lora_rank: must be a whole number"),
         ("--tuner_type adalora", "swift sft: --tuner_type: adalora: not simulated"),
         ("--loss_scale hermes", "swift sft: --loss_scale: hermes: not simulated: a loss that weighs tokens"),
-        ("--task_type seq_cls", "swift sft: --task_type: not simulated"),
+        ("--task_type embedding", "swift sft: --task_type: embedding: not simulated"),
         ("--optimizer muon", "swift sft: --optimizer: muon: not simulated"),
         ("--quant_method hqq --quant_bits 4", "swift sft: --quant_method: hqq: not simulated"),
         ("--init_weights pissa", "swift sft: --init_weights: pissa: not simulated"),
         ("--sequence_parallel_size 2", "swift sft: --sequence_parallel_size: not simulated"),
-        ("--vit_gradient_checkpointing false", "swift sft: --vit_gradient_checkpointing: not simulated"),
         ("--deepspeed nowhere.json", "swift sft: --deepspeed: no such file: nowhere.json"),
         ("--adapters output/checkpoint", "swift sft: --adapters: not simulated: an adapter that is loaded"),
         ("--seed $SEED", "swift sft: --seed: is a template ($SEED)"),
-        ("--num_labels '<labels>'", "swift sft: --num_labels: not simulated"),
+        ("--num_labels '<labels>'", "swift sft: --num_labels: must be a whole number above 0"),
     ],
 )
 def test_what_is_wrong_or_not_simulated_is_named(options: str, message: str) -> None:

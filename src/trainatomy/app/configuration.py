@@ -17,9 +17,11 @@ _SECTIONS = frozenset({"model", "data", "train", "trl", "preference", "loop", "p
 _OF_MODEL = frozenset({
     "id", "dtype", "trainable_dtype", "attn_implementation", "lora", "quantization", "freeze_vision_tower",
     "freeze_multi_modal_projector", "kernels", "float32_parameters", "enable_input_require_grads",
+    "frozen_tower",
 })  # fmt: skip
 _OF_DATA = frozenset({
     "sequence_length", "prompt_length", "attention_mask", "padding", "pad_to_multiple_of", "packing", "padding_free",
+    "image_size", "image_limits", "image_pixels", "float_dtype",
 })  # fmt: skip
 """Keys that a pasted configuration may set: none of them names a file, or code."""
 _MODELS = ("model_name_or_path", "base_model", "model")

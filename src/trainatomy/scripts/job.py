@@ -84,12 +84,13 @@ class Job(ScriptRequest):
     typed: tuple[str, ...] = ()
 
     def handed_over(self, handover: Handover) -> Job:
-        """Return the job of a command that this one leaves the training to.
+        """Return the job of a command that this one leaves the training to, which gets its variables.
 
         Raises:
             WorkloadError: The command cannot be simulated.
         """
         command = read_command(handover.words)
+        command = replace(command, variables=(*self.command.variables, *command.variables))
         typed = self.typed or self.command.typed
         return replace(self, command=command, handovers=(*self.handovers, handover), typed=typed)
 

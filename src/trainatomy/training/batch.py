@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, default_collate
 
 from trainatomy.errors import FactoryError, WorkloadError
 from trainatomy.training import factory
+from trainatomy.training.configuration import DTYPES
 from trainatomy.training.images import LARGEST_BATCH_BYTES
 from trainatomy.training.labels import IGNORED, decoder_inputs_of, draw_decoder_inputs, draw_labels
 from trainatomy.training.lengths import LengthBatch, orders
@@ -430,11 +431,13 @@ def _too_large(count: int) -> WorkloadError:
 
 
 def _input_dtype(workload: Workload, model: nn.Module) -> torch.dtype:
-    """Return the dtype of floating-point inputs: that of the weights, or float32 under autocast.
+    """Return the dtype of floating-point inputs: as the user says, that of the weights, or float32 under autocast.
 
     A convolution needs both in one dtype; autocast casts them itself.
     """
-    train = workload.train
+    train, asked = workload.train, workload.data.float_dtype
+    if asked is not None:
+        return DTYPES[asked]
     if workload.mode != "training" and (train.fp16_full_eval or train.bf16_full_eval):
         return torch.float16 if train.fp16_full_eval else torch.bfloat16
     if train.fp16 or train.bf16:

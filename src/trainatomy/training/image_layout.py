@@ -7,6 +7,7 @@ model's configuration does not have them.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,7 +58,7 @@ the defaults of the processors' classes.
 
 _CROPPED = frozenset({"internvl", "aya_vision", "cohere2_vision", "qianfan_ocr"})
 """Types of models whose processors crop up to 12 tiles, in the grid with the proportions of the image."""
-_CROPS = 12
+_CROPS = (1, 12)
 
 _SPLIT = frozenset({"idefics3", "smolvlm"})
 """Types of models whose processors enlarge the longer side to four tiles."""
@@ -105,6 +106,20 @@ def rule_of(shape: Shape) -> Rule | None:
     return (_as_it_is if shape.default_size_is_assumed else _resized) if has_one_size else None
 
 
+def scaled(size: tuple[int, int], pixels: tuple[int, int]) -> tuple[int, int]:
+    """Return the height and width of an image that is scaled to the fewest and most pixels before the processor.
+
+    LLaMA-Factory does this (``_preprocess_image``), and ms-swift to the most pixels (``rescale_image``).
+    """
+    height, width = size
+    fewest, most = pixels
+    for is_beyond, limit in ((operator.gt, most), (operator.lt, fewest)):
+        if is_beyond(height * width, limit):
+            factor = math.sqrt(limit / (height * width))
+            height, width = int(height * factor), int(width * factor)
+    return height, width
+
+
 def pads_images(shape: Shape) -> bool:
     """Return whether a model takes images of several sizes in one batch, padded to the largest."""
     return getattr(shape.config, "model_type", "") in _PADDED and "pixel_mask" in shape.parameters
@@ -112,7 +127,7 @@ def pads_images(shape: Shape) -> bool:
 
 def has_limits(shape: Shape) -> bool:
     """Return whether a model's processor has limits that ``data.image_limits`` can change."""
-    return rule_of(shape) in (_fitted, _by_edges)
+    return rule_of(shape) in (_fitted, _by_edges, _cropped)
 
 
 def refuse_size(shape: Shape) -> WorkloadError:
@@ -178,12 +193,13 @@ def _at_pinpoints(shape: Shape, height: int, width: int) -> Layout:
 
 def _cropped(shape: Shape, height: int, width: int) -> Layout:
     """InternVL: the grid of tiles with the nearest proportions, with the most tiles that the image half fills."""
+    fewest, most = shape.limits or _CROPS
     _, tile_height, tile_width = shape.default_image_size
 
     def difference(rows: int, columns: int) -> float:
         return abs(width / height - columns / rows)
 
-    grids = list(_grids(_CROPS))
+    grids = [grid for grid in _grids(most) if math.prod(grid) >= fewest]
     nearest = min(difference(*grid) for grid in grids)
     first, *further = [grid for grid in grids if difference(*grid) == nearest]
     filled = [grid for grid in further if height * width > 0.5 * tile_height * tile_width * math.prod(grid)]

@@ -44,7 +44,8 @@ from trainatomy.training.configuration import (
     stored_dtype,
 )
 from trainatomy.training.kernels import replace_layers
-from trainatomy.training.peft_methods import NOTES, adapt_by_method, excluded, frozen_parts, without
+from trainatomy.training.parts import excluded, frozen_parts, keep_of_frozen, without
+from trainatomy.training.peft_methods import NOTES, adapt_by_method
 from trainatomy.training.positions import lengths
 from trainatomy.training.stored_weights import check_stored, stored_quantization
 from trainatomy.workload.deepspeed import zero_stage
@@ -234,6 +235,7 @@ def adapt_and_freeze(model: nn.Module, workload: Workload) -> nn.Module:
     """Add the adapters of a workload to a model, and freeze the parameters that it names."""
     spec, by_trl = workload.model, workload.mode == "training" and loop_of(workload).settings is not None
     frozen = frozen_parts(model, spec)
+    keep_of_frozen(model, frozen, spec.frozen_tower)
     if spec.lora is not None:
         # TRL's trainers keep adapters in the dtype of the weights with ZeRO-3, which gathers both into one buffer.
         in_float32 = not (by_trl and zero_stage(workload.train.deepspeed) == 3)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from trainatomy.errors import WorkloadError
-from trainatomy.training.image_layout import SEVERAL, Layout, has_limits, refuse_size, rule_of
+from trainatomy.training.image_layout import SEVERAL, Layout, has_limits, refuse_size, rule_of, scaled
 from trainatomy.training.lengths import sample_lengths
 from trainatomy.training.model import unwrap
 from trainatomy.training.positions import SECONDS, Lengths, lengths, writes_transcripts
@@ -44,6 +44,7 @@ class Shape:
         images: Images of a sample.
         asked_size: Height and width of an image before the model's processor, if the user says.
         limits: Limits to which the processor resizes images, if the user says.
+        pixels: Fewest and most pixels to which images are scaled before the processor, if they are.
         seconds: How long a recording is, for models that take any length.
     """
 
@@ -55,6 +56,7 @@ class Shape:
     images: int = 1
     asked_size: tuple[int, int] | None = None
     limits: tuple[int, int] | None = None
+    pixels: tuple[int, int] | None = None
     seconds: float = SECONDS
 
     @property
@@ -118,13 +120,23 @@ class Shape:
         Raises:
             WorkloadError: The user asked for a size, and what becomes of it is not known.
         """
-        if self.asked_size is not None:
-            if (rule := rule_of(self)) is None:
-                raise refuse_size(self)
-            return rule(self, *self.asked_size)
+        rule, size = rule_of(self), self.processed_size
         _, height, width = self.default_image_size
+        if rule is None and self.asked_size not in (None, (height, width)):
+            raise refuse_size(self)
+        if size is not None and rule is not None:
+            return rule(self, *size)
         is_offered = [2 * height, 2 * width] in self.pinpoints
         return Layout(height, width, 2, 2) if is_offered else Layout(height, width)
+
+    @property
+    def processed_size(self) -> tuple[int, int] | None:
+        """Height and width of an image that the processor gets; ``None`` for one of the default size."""
+        if self.pixels is None:
+            return self.asked_size
+        _, *default = self.default_image_size
+        size = scaled(self.asked_size or (default[0], default[1]), self.pixels)
+        return size if self.asked_size or size != tuple(default) else None
 
     @property
     def default_image_size(self) -> tuple[int, int, int]:
@@ -192,7 +204,7 @@ class Shape:
     def original_size(self) -> tuple[int, int]:
         """Height and width of an image before the model's processor."""
         layout = self.layout
-        return self.asked_size or (max(layout.rows, 1) * layout.height, max(layout.columns, 1) * layout.width)
+        return self.processed_size or (max(layout.rows, 1) * layout.height, max(layout.columns, 1) * layout.width)
 
     @property
     def _tile_tokens(self) -> int:
@@ -334,8 +346,8 @@ def shape_of(model: nn.Module, lengths: Lengths, data: DataSpec | None = None) -
     parameters = frozenset(inspect.signature(inner.forward).parameters)
     main_input = getattr(inner, "main_input_name", "input_ids")
     images, size = (1, None) if data is None else (data.images or 1, data.image_height_width)
-    limits = None if data is None else data.image_limits
-    return Shape(type(inner).__name__, config, parameters, main_input, lengths, images, size, limits)
+    limits, pixels = (None, None) if data is None else (data.image_limits, data.image_pixels)
+    return Shape(type(inner).__name__, config, parameters, main_input, lengths, images, size, limits, pixels)
 
 
 def cannot_make(shape: Shape, what: str) -> WorkloadError:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from trainatomy.workload.factory import Factory  # pydantic reads annotations when it runs
 from trainatomy.workload.lengths import LengthsSpec
-from trainatomy.workload.section import Count, Section, Settings
+from trainatomy.workload.section import Count, Problem, Section, Settings
 
 DEFAULT_SEQUENCE_LENGTH = 512
 """Tokens in a sample unless the workload says otherwise; a model with fewer positions gets as many as it has."""
@@ -44,8 +44,20 @@ class DataSpec(Section):
     image_limits: tuple[Count, Count] | None = Field(
         default=None,
         description="`[low, high]`: the limits to which the model's processor resizes images, where they are not its "
-        "defaults: fewest and most pixels (Qwen-VL's `min_pixels` and `max_pixels`), or pixels of the shortest and the "
-        "longest edge (detectors whose processors pad, such as DETR)",
+        "defaults: fewest and most pixels (Qwen-VL's `min_pixels` and `max_pixels`), fewest and most tiles (InternVL's "
+        "`min_patches` and `max_patches`), or pixels of the shortest and the longest edge (detectors whose processors "
+        "pad, such as DETR)",
+    )
+    image_pixels: tuple[Count, Count] | None = Field(
+        default=None,
+        description="`[fewest, most]` pixels to which images are scaled, in their proportions, before the model's "
+        "processor gets them, as LLaMA-Factory does (`image_min_pixels`, `image_max_pixels`); of no effect without "
+        "images",
+    )
+    float_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        default=None,
+        description="dtype of images and recordings in the batch (default: float32 under autocast, else that of the "
+        "weights)",
     )
     attention_mask: bool = Field(
         default=False, description="include an attention mask of ones in the batch, as tokenizers do"
@@ -96,6 +108,15 @@ class DataSpec(Section):
         "are gathered",
     )
 
+    def contradictions(self) -> list[Problem]:
+        """Refuse limits of images of which the first is above the second."""
+        limits = {"image_limits": self.image_limits, "image_pixels": self.image_pixels}
+        return [
+            Problem((name,), f"begins with {given[0]}, above {given[1]}: give the smaller one first")
+            for name, given in limits.items()
+            if given is not None and given[0] > given[1]
+        ]
+
     @property
     def has_mask(self) -> bool:
         """Return whether the batch has an attention mask; padded samples always do."""
@@ -123,7 +144,7 @@ class DataSpec(Section):
         size = self.image_size
         return (size, size) if isinstance(size, int) else size
 
-    @field_validator("image_size", "image_limits", mode="before")
+    @field_validator("image_size", "image_limits", "image_pixels", mode="before")
     @classmethod
     def _two_numbers(cls, value: Any) -> Any:
         """Read the texts of a command line: ``480x640``, ``480,640`` or ``[480, 640]``."""

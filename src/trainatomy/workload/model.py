@@ -183,6 +183,12 @@ class ModelSpec(Section):
     freeze_multi_modal_projector: bool = Field(
         default=False, description="the same for what projects their output into the language model"
     )
+    frozen_tower: Literal["checkpointed", "kept", "without_grad"] = Field(
+        default="checkpointed",
+        description="what a tower that is not trained keeps for backward, where adapters and checkpointing let its "
+        "inputs require gradients: checkpoints, as transformers does, all activations, as LLaMA-Factory, or nothing, "
+        "as ms-swift",
+    )
     trainable_dtype: Annotated[Dtype, BeforeValidator(spell_dtype)] | None = Field(
         default=None, description="dtype to which the weights that are trained are cast (default: they keep theirs)"
     )

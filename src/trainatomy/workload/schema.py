@@ -22,6 +22,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from trainatomy.workload.data import DEFAULT_SEQUENCE_LENGTH, DataSpec
 from trainatomy.workload.deepspeed import deepspeed_problems
@@ -54,7 +55,7 @@ from trainatomy.workload.section import Count, Decay, Index, Path, Problem, Sect
 from trainatomy.workload.sentence_transformers import SentenceTransformersSpec
 from trainatomy.workload.support import BETWEEN_SECTIONS, WITHIN_SECTIONS, Features, unsupported
 from trainatomy.workload.train import DEFAULT_EVAL_BATCH_SIZE, TrainSpec
-from trainatomy.workload.trl import trl_problems
+from trainatomy.workload.trl import COUNTS, trl_problems
 
 if TYPE_CHECKING:
     from trainatomy.catalog.gpus import GPU
@@ -220,6 +221,16 @@ class Workload(Section):
     def _empty_section(cls, section: Any) -> Any:
         """Return an empty section (``train:`` with nothing under it) as one without keys."""
         return {} if section is None else section
+
+    @field_validator("trl")
+    @classmethod
+    def _counts_of_trl(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        for name in COUNTS:
+            value = settings.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                message = "{name} must be a whole number above 0, found {value}"
+                raise PydanticCustomError("count", message, {"name": name, "value": repr(value)})
+        return settings
 
     @model_validator(mode="wrap")
     @classmethod

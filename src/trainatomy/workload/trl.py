@@ -61,6 +61,10 @@ def trl_settings() -> TrlSettings:
     )
 
 
+COUNTS = ("max_length", "num_generations", "steps_per_generation", "generation_batch_size", "num_iterations")
+"""Settings that are whole numbers."""
+
+
 def applied_settings(workload: Workload) -> dict[str, Any]:
     """Return the settings of the section ``trl`` that TRL's configuration gets."""
     return {name: value for name, value in workload.trl.items() if name in trl_settings().applied}

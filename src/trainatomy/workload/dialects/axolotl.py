@@ -95,7 +95,7 @@ _LIGER = {
 def translate(said: Translation) -> None:
     """Read the model and its precision, adapters, packing, checkpointing, evaluation, kernels and sharding."""
     for key in ("rl", "reward_model", "process_reward_model", "trainer_cls"):
-        if not is_off(said.value(key)) and not (key == "rl" and said.value(key) in _LOSSES):
+        if not is_off(said.value(key)) and not (key == "rl" and str(said.value(key)) in _LOSSES):
             kind = said.value(key) if key != "reward_model" else "a reward model"
             reason = _TRAINERS.get(str(kind), "which is none of a workload's loops")
             said.abandon(key, f"{kind}: not simulated: the trainer of axolotl for it, {reason}; {_RUN}")
@@ -145,13 +145,26 @@ def _model(said: Translation) -> None:
     if said.take("freeze_mm_modules"):
         said.set("model.freeze_vision_tower", True, "freeze_mm_modules")
         said.set("model.freeze_multi_modal_projector", True, "freeze_mm_modules")
-    if "vision_config" in configuration_of(said.value("base_model")):
-        said.assume("each sample has an image, as the model sees; give --images and --image-size for yours")
+    _images(said)
     if not is_off(said.take("tokens")) or not is_off(said.take("resize_token_embeddings_to_32x")):
         said.assume("the model's vocabulary has room for further tokens (tokens)")
     if not is_off(said.take("use_ray")):
         said.set("parallel.gpus", said.count("ray_num_workers", 1), "ray_num_workers")
     said.take("ray_num_workers")
+
+
+def _images(said: Translation) -> None:
+    """Read the size of images, to which axolotl resizes all: of its own, or else that of the model's encoder."""
+    encoder = configuration_of(said.value("base_model")).get("vision_config")
+    size = said.take("image_size")
+    if encoder and size is None:
+        size = encoder.get("image_size")
+    if size is not None:
+        sides = size if isinstance(size, list | tuple) else [size, size]
+        said.set("data.image_size", list(reversed(sides)), "image_size")  # width and height
+    if encoder:
+        what = "give --images for yours" if size else "give --images and --image-size for yours"
+        said.assume(f"each sample has an image, as the model sees; {what}")
 
 
 def _precision(said: Translation) -> str:
@@ -218,7 +231,7 @@ def _unfrozen(said: Translation) -> None:
     names = said.take("unfrozen_parameters")
     if is_off(names):
         return
-    patterns = [names] if isinstance(names, str) else list(names)
+    patterns = names if isinstance(names, list) else [names]
     if not is_off(said.value("adapter")):
         said.refuse("unfrozen_parameters", f"not simulated with an adapter: axolotl freezes the adapters, too; {_RUN}")
     elif ranged := next((pattern for pattern in patterns if re.search(r"\[[0-9]*(:[0-9]*)?\]$", str(pattern))), None):
@@ -326,6 +339,9 @@ def _rows(said: Translation, attention: str | None) -> None:
         said.set("data.padding", True, "pad_to_sequence_len")
     said.set("train.per_device_train_batch_size", size, "micro_batch_size")
     said.set("train.average_tokens_across_devices", False)
+    orders = {"curriculum_sampling": "sequential", "group_by_length": "group_by_length"}
+    if order := next((key for key in orders if not packs and not is_off(said.value(key))), None):
+        said.set("train.train_sampling_strategy", orders[order], order)
     if packs and attention == "sdpa":
         said.refuse("sample_packing", f"with sdpa: not simulated: packs run PyTorch's varlen_attn; {_RUN}")
     if not said.gives("micro_batch_size"):
@@ -419,7 +435,7 @@ def _evaluation(said: Translation) -> None:
 
 
 def _optimizer(said: Translation) -> None:
-    name, options = said.take("optimizer", "adamw_torch_fused"), said.take("optim_args")
+    name, options = said.word("optimizer", "adamw_torch_fused"), said.take("optim_args")
     if name in _OPTIMIZERS and _OPTIMIZERS[name] is None:
         said.refuse("optimizer", f"{name}: not simulated: an optimizer that axolotl makes itself; {_RUN}")
         return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from trainatomy.workload.arguments import is_off
 from trainatomy.workload.deepspeed import zero_stage
-from trainatomy.workload.dialects.translation import Translation, names_in
+from trainatomy.workload.dialects.translation import Translation, configuration_of, may_see, names_in
 from trainatomy.workload.overlay import get_key
 
 _ATTENTION = {"sdpa": "sdpa", "disabled": "eager", "fa2": "flash_attention_2", "fa3": "flash_attention_3"}
@@ -18,28 +18,46 @@ _OF_ADAPTERS = "lora_rank lora_alpha lora_target lora_dropout use_rslora use_dor
 _OF_ROTATIONS = ("oft_rank", "oft_block_size", "oft_target", "module_dropout")
 _MULTIPLE = 8
 """Batches are padded to a multiple of this."""
-_VERSION_1 = ("train_dataset", "dist_config", "model_class")
+_ROUTED = "dbrx ernie4_5_moe granitemoe jamba jetmoe llama4 mixtral olmoe phimoe qwen2_moe qwen3_moe".split()
+"""Types of models whose routers have a loss (``configure_moe``)."""
+_CROPPING = ("intern_vl", "intern_s1")
+"""Templates of the models whose images are cut into tiles only where the file says so."""
+_WITHOUT_TRAINING = ("export_dir", "infer_backend", "do_predict", "do_eval")
+"""Keys of files for exports, chats and evaluations."""
+_OTHER_TRAINERS = {
+    **dict.fromkeys(("train_dataset", "dist_config", "model_class"), "LLaMA-Factory's v1 trainer"),
+    **dict.fromkeys(("tensor_model_parallel_size", "expert_model_parallel_size"), "its trainers of Megatron"),
+}
+"""Keys of trainers whose configurations are not read."""
 
 
 def translate(said: Translation) -> None:
     """Read the method, the precision, checkpointing, quantisation, packing and evaluation."""
-    for key in _VERSION_1:
+    for key, trainer in _OTHER_TRAINERS.items():
         if said.gives(key):
-            said.abandon(key, f"is a key of LLaMA-Factory's v1 trainer, whose configurations are not read: {_RUN}")
+            said.abandon(key, f"is a key of {trainer}, whose configurations are not read: {_RUN}")
             return
-    _preferences(said, _stage(said))
-    if not said.take("do_train", False) and said.gives("do_train"):
+    trains = said.take("do_train")
+    if other := next((key for key in _WITHOUT_TRAINING if trains is None and said.gives(key)), None):
+        said.abandon(other, "without do_train: true: the file trains nothing")
+        return
+    if trains is None:
+        said.assume("the file trains (do_train: true, which llamafactory-cli train needs)")
+    elif is_off(trains):
         said.reject("do_train", "false: the file trains nothing")
+    _preferences(said, _stage(said))
     _method(said)
     _precision(said)
+    _experts(said)
     _quantisation(said)
     _checkpointing(said)
     _data(said)
+    _images(said)
     if get_key(said.mapping, ("loop",)) and not is_off(said.value("enable_liger_kernel")):
         losses = {"fused_linear_cross_entropy": False, "cross_entropy": True}
         said.set("train.liger_kernel_config", losses, "enable_liger_kernel")
     _evaluation(said)
-    attention = said.take("flash_attn", "auto")
+    attention = said.word("flash_attn", "auto")
     if attention in _ATTENTION:
         said.set("model.attn_implementation", _ATTENTION[attention], "flash_attn")
     elif attention != "auto":
@@ -86,6 +104,8 @@ def _method(said: Translation) -> None:
     method = said.take("finetuning_type", "lora")
     for key, default in (("freeze_vision_tower", True), ("freeze_multi_modal_projector", True)):
         said.set(f"model.{key}", said.take(key, default), key)
+    adapts = method in ("lora", "oft")  # peft lets gradients reach the inputs of a tower, too
+    said.set("model.frozen_tower", "kept" if adapts else "without_grad")
     if method == "lora":
         _adapters(said)
     else:
@@ -146,6 +166,18 @@ def _precision(said: Translation) -> None:
         said.assume("trained weights are cast to float32 (pure_bf16)")
 
 
+def _experts(said: Translation) -> None:
+    """Read the loss of routers, for which LLaMA-Factory lets models of some types return their logits."""
+    if is_off(said.take("moe_aux_loss_coef")):
+        return
+    config = configuration_of(said.value("model_name_or_path"))
+    if config.get("model_type") in _ROUTED:
+        said.set("model.config.output_router_logits", True, "moe_aux_loss_coef")
+    elif not config or "vision_config" in config:
+        reason = "models whose configuration is not here, or that see"
+        said.refuse("moe_aux_loss_coef", f"not simulated: the loss of routers of {reason}; {_RUN}")
+
+
 def _quantisation(said: Translation) -> None:
     bits, method = said.take("quantization_bit"), said.take("quantization_method", "bnb")
     kind, double = said.take("quantization_type", "nf4"), said.take("double_quantization", True)
@@ -197,8 +229,25 @@ def _data(said: Translation) -> None:
         said.set("data.pad_to_multiple_of", _MULTIPLE)
     said.assume_length(length, "cutoff_len")
     said.take("packing")
+    if not is_off(said.take("disable_shuffling")):
+        said.set("train.train_sampling_strategy", "sequential", "disable_shuffling")
     if said.take("neat_packing"):
         said.refuse("neat_packing", f"not simulated: attention masks of packed samples; {_RUN}")
+
+
+def _images(said: Translation) -> None:
+    """Read what becomes of images before the model's processor gets them, and into how many tiles it cuts them."""
+    fewest, most = said.count("image_min_pixels", 32**2), said.count("image_max_pixels", 768**2)
+    crops = not is_off(said.take("crop_to_patches"))
+    if fewest > most:
+        said.reject("image_max_pixels", f"is {most}, below image_min_pixels of {fewest}")
+    elif may_see(said.value("model_name_or_path")):
+        said.set("data.image_pixels", [fewest, most], "image_max_pixels", "image_min_pixels")
+        said.assume(f"where samples have images, they are scaled to at most {most:,} pixels (image_max_pixels)")
+        if said.value("stage", "sft") == "sft":
+            said.set("data.float_dtype", _compute_dtype(said))
+        if said.value("template") in _CROPPING:
+            said.set("data.image_limits", [1, 12 if crops else 1], "crop_to_patches", "template")
 
 
 def _evaluation(said: Translation) -> None:

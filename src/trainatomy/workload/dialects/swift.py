@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from trainatomy.workload.arguments import is_off
-from trainatomy.workload.dialects.translation import Translation, configuration_of, names_in, visible_gpus
+from trainatomy.workload.dialects.translation import Translation, configuration_of, may_see, names_in, visible_gpus
 from trainatomy.workload.overlay import get_key
 
 _RUN = "`trainatomy run swift sft …` executes ms-swift itself without a GPU"
@@ -42,6 +43,20 @@ _REFERENCES = {
     "center_rewards_coefficient": "rewards that are centred",
 }
 _PLAIN_REFERENCES = {"f_divergence_type": "reverse_kl"}
+_UNITS = {r"qwen2([._]5)?[-_]vl|qvq": 28, r"qwen3[-_]vl|qwen3[._][5-9]": 32}
+"""Pixels per side of a token of Qwen's models, by what is in the names of their types or of the models."""
+_TOKENS = {"IMAGE_MIN_TOKEN_NUM": 4, "IMAGE_MAX_TOKEN_NUM": 16384}
+"""Variables of the shell with the limits of an image in tokens, and qwen_vl_utils' defaults."""
+_PIXELS = {"IMAGE_MIN_TOKEN_NUM": "MIN_PIXELS", "IMAGE_MAX_TOKEN_NUM": "MAX_PIXELS"}
+"""Variables that say them in pixels, where those in tokens are not set (``compat_qwen_vl_utils``)."""
+_TUNERS = {
+    "adalora": "AdaLoRA with ranks that are changed between the steps",
+    "boft": "BOFT, which looks at values of weights",
+    "fourierft": "FourierFT, whose cuFFT has workspaces that are not known",
+    "bone": "Bone, which peft 0.20 and newer do not have; MISS by model.peft of a workload is",
+    **dict.fromkeys(("longlora", "adapter", "llamapro", "reft"), "modules of ms-swift's own"),
+}
+"""Why tuners are not simulated."""
 _LENGTH = 512
 """Tokens of a sample where nothing says how many."""
 _OPTIMIZERS = ("lorap", "multimodal")
@@ -57,7 +72,8 @@ def translate(said: Translation) -> None:
         reason = "the trainer of ms-swift for it, which generates what it trains on, or learns from a teacher"
         said.abandon("rlhf_type", f"{kind}: not simulated: {reason}; {_RUN_RLHF}")
         return
-    _environment(said)
+    variables = _environment(said)
+    _images(said, variables)
     dtype = _model(said)
     _tuner(said)
     _quantisation(said, dtype)
@@ -67,6 +83,30 @@ def translate(said: Translation) -> None:
     _loss(said)
     if kind is not None:
         _preferences(said, kind)
+    elif not _classifies(said):
+        _tokens(said)
+
+
+def _classifies(said: Translation) -> bool:
+    """Read the head of a classification, one class or several of a text, or a number; return whether it is one."""
+    task, count, problem = said.take("task_type"), said.take("num_labels"), said.take("problem_type")
+    if task is None and count is not None:
+        task = "seq_cls"
+    if task in (None, "causal_lm"):
+        return False
+    if task != "seq_cls":
+        said.refuse("task_type", f"{task}: not simulated: its loss and its groups of texts; {_RUN}")
+        return True
+    if "vision_config" in configuration_of(said.value("model")) or not is_off(said.value("padding_free")):
+        said.refuse("task_type", f"{task}: not simulated for models that see, and with padding_free; {_RUN}")
+    said.set("model.class", "AutoModelForSequenceClassification", "task_type", "num_labels")
+    if count is not None:
+        said.set("model.config.num_labels", said.count("num_labels", 2), "num_labels")
+    if problem is not None:
+        said.set("model.config.problem_type", problem, "problem_type")
+    if get_key(said.mapping, ("model", "lora")):
+        said.set("model.lora.task_type", "SEQ_CLS")
+    return True
 
 
 def _preference(said: Translation) -> str | None:
@@ -105,7 +145,7 @@ def _preferences(said: Translation, kind: str) -> None:
         said.set("model.config.num_labels", 1)
         if get_key(said.mapping, ("model", "lora")):
             said.set("model.lora.task_type", "SEQ_CLS")
-        said.take("task_type"), said.take("num_labels")
+        said.take("task_type"), said.take("num_labels"), said.take("problem_type")
     elif kind in ("dpo", "kto") and said.value("use_logits_to_keep") is not False:
         length = get_key(said.mapping, ("data", "sequence_length")) or _LENGTH
         if isinstance(length, int):
@@ -117,8 +157,12 @@ def _preferences(said: Translation, kind: str) -> None:
         said.assume("both answers of a pair have the same length")
 
 
-def _environment(said: Translation) -> None:
-    """Read GPUs: a process for each of ``NPROC_PER_NODE``; without it, one process spreads the model over all."""
+def _environment(said: Translation) -> Mapping[str, str]:
+    """Read GPUs: a process for each of ``NPROC_PER_NODE``; without it, one process spreads the model over all.
+
+    Returns:
+        The variables that are set.
+    """
     env = said.take("ENV") or {}
     if not isinstance(env, Mapping):
         said.reject("ENV", f"must be a mapping of variables to values, found {env!r}")
@@ -137,6 +181,38 @@ def _environment(said: Translation) -> None:
         )
     elif not is_off(placement) and placement != "auto":
         said.refuse("device_map", f"{placement}: not simulated: a device map; {_RUN}")
+    return variables
+
+
+def _images(said: Translation, variables: Mapping[str, str]) -> None:
+    """Read the limits of images: of any model before its processor, of Qwen's those of qwen_vl_utils in its place."""
+    most, options = said.take("max_pixels"), said.take("model_kwargs") or {}
+    if not may_see(said.value("model")):
+        return
+    if isinstance(options, str):
+        try:
+            options = json.loads(options)
+        except ValueError:
+            said.reject("model_kwargs", f"is no JSON: {options}")
+            return
+    variables = {**variables, **{str(name).upper(): str(value) for name, value in options.items()}}
+    if most is not None and not str(most).startswith("-"):
+        said.set("data.image_pixels", [1, said.count("max_pixels", 1)], "max_pixels")
+    config = configuration_of(said.value("model"))
+    name = str(config.get("model_type") or said.value("model_type") or said.value("model")).lower()
+    unit = next((unit for pattern, unit in _UNITS.items() if re.search(pattern, name)), None)
+    given = {name: text for name in (*_TOKENS, *_PIXELS.values()) if (text := variables.get(name))}
+    if wrong := next((name for name, text in given.items() if not text.isdigit()), None):
+        key = "model_kwargs" if options else "ENV"
+        said.reject(key, f"{wrong}: is {given[wrong]!r}: write a number")
+    elif unit and (given or config):
+        limits = []
+        for name, default in _TOKENS.items():
+            pixels = int(given.get(_PIXELS[name], default * unit**2))
+            limits.append(int(given.get(name, pixels // unit**2)) * unit**2)
+        said.set("data.image_limits", limits, "ENV")
+    if any(name.startswith(("VIDEO_", "FPS")) for name in variables):
+        said.assume("samples have images and no videos, whose limits are not read (VIDEO_…, FPS_…)")
 
 
 def _model(said: Translation) -> str:
@@ -153,7 +229,7 @@ def _model(said: Translation) -> str:
     bf16, fp16 = said.take("bf16", half), said.take("fp16", not half)
     said.set("train.bf16", not is_off(bf16), "bf16", "torch_dtype")
     said.set("train.fp16", not is_off(fp16), "fp16", "torch_dtype")
-    attention = said.take("attn_impl")
+    attention = said.word("attn_impl")
     if attention in _ATTENTION:
         said.set("model.attn_implementation", _ATTENTION[attention], "attn_impl")
     elif attention is not None:
@@ -169,6 +245,7 @@ def _tuner(said: Translation) -> None:
     sees = said.take("freeze_vit", True), said.take("freeze_aligner", True)
     said.set("model.freeze_vision_tower", not is_off(sees[0]), "freeze_vit")
     said.set("model.freeze_multi_modal_projector", not is_off(sees[1]), "freeze_aligner")
+    said.set("model.frozen_tower", "without_grad")
     if not is_off(said.take("freeze_llm")):
         said.refuse("freeze_llm", f"not simulated: training of the tower alone; {_RUN}")
     if not is_off(loaded):
@@ -177,9 +254,24 @@ def _tuner(said: Translation) -> None:
     if kind == "full":
         if not is_off(frozen):
             said.set("model.freeze", [f"{prefix}*" for prefix in names_in(frozen)], "freeze_parameters")
+    elif kind == "vera":
+        _shared_projections(said)
     elif kind != "lora":
-        said.refuse("tuner_type", f"{kind}: not simulated; lora and full are. {_RUN}")
+        said.refuse("tuner_type", f"{kind}: not simulated: {_TUNERS.get(str(kind), 'a tuner of a plugin')}; {_RUN}")
     _adapters(said, wanted=kind == "lora")
+
+
+def _shared_projections(said: Translation) -> None:
+    """Read VeRA, on layers of one name: of several, ms-swift leaves out those of another size."""
+    targets = names_in(said.value("target_modules", "all-linear"))
+    if len(targets) != 1 or targets[0].startswith("all-"):
+        said.refuse("tuner_type", f"vera: not simulated without target_modules of one name, of equal sizes; {_RUN}")
+        return
+    given = {"peft_type": "VERA", "target_modules": targets, "r": said.take("vera_rank", 256)}
+    given |= {"vera_dropout": said.take("vera_dropout", 0.0), "d_initial": said.take("vera_d_initial", 0.1)}
+    if saved := said.value("modules_to_save"):
+        given["modules_to_save"] = names_in(saved)
+    said.set("model.peft", given, "vera_rank", "target_modules", "tuner_type")
 
 
 def _adapters(said: Translation, *, wanted: bool) -> None:
@@ -252,7 +344,10 @@ def _rows(said: Translation) -> None:
     size, length = said.count("per_device_train_batch_size", 1), said.take("max_length")
     packs, joins = not is_off(said.take("packing")), not is_off(said.take("padding_free"))
     long = said.take("packing_length") or length if packs else length
-    said.take("group_by_length")
+    if not is_off(said.take("group_by_length")):
+        said.set("train.train_sampling_strategy", "group_by_length", "group_by_length")
+    elif said.take("train_dataloader_shuffle") is not None and is_off(said.value("train_dataloader_shuffle")):
+        said.set("train.train_sampling_strategy", "sequential", "train_dataloader_shuffle")
     said.set("train.per_device_train_batch_size", size, "per_device_train_batch_size")
     said.set("data.attention_mask", not (packs or joins))
     if (packs or joins) and not str(said.value("attn_impl")).startswith("flash_att"):
@@ -312,7 +407,8 @@ def _checkpointing(said: Translation, sharded: str | None) -> None:
     """Read checkpointing, which is on; PyTorch's non-reentrant one with DDP only."""
     wanted, options = not is_off(said.take("gradient_checkpointing", True)), said.take("gradient_checkpointing_kwargs")
     towers = said.take("vit_gradient_checkpointing")
-    if towers is not None and is_off(towers) == wanted:
+    trains_towers = get_key(said.mapping, ("model", "freeze_vision_tower")) is False
+    if towers is not None and is_off(towers) == wanted and trains_towers:
         said.refuse(
             "vit_gradient_checkpointing", f"not simulated: checkpointing of the tower alone, or not of it; {_RUN}"
         )
@@ -347,7 +443,7 @@ def _evaluation(said: Translation) -> None:
 
 
 def _loss(said: Translation) -> None:
-    """Read how tokens are weighed; the accuracy of each micro-batch is computed on the CPU, which waits for it."""
+    """Read how tokens are weighed, and the loss of routers."""
     scale, factor = said.take("loss_scale"), said.take("router_aux_loss_coef")
     if scale is not None and not _WEIGHTS_OF_1.issuperset(str(scale).split("+")):
         said.refuse("loss_scale", f"{scale}: not simulated: a loss that weighs tokens; {_RUN}")
@@ -357,8 +453,10 @@ def _loss(said: Translation) -> None:
     if optimizer is not None and optimizer not in _OPTIMIZERS:
         said.refuse("optimizer", f"{optimizer}: not simulated: an optimizer that ms-swift makes itself; {_RUN}")
     said.set("train.include_num_input_tokens_seen", "all")
-    if said.gives("rlhf_type") or get_key(said.mapping, ("loop",)):
-        return
+
+
+def _tokens(said: Translation) -> None:
+    """Say which tokens are in the loss; the accuracy of each micro-batch is computed on the CPU, which waits for it."""
     said.assume("every token is in the loss, and the CPU waits in each micro-batch for its accuracy")
     if said.take("use_logits_to_keep", True):
         said.assume(

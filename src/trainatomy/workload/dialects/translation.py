@@ -157,6 +157,12 @@ def configuration_of(model: Any) -> Mapping[str, Any]:
     return content if isinstance(content, Mapping) else {}
 
 
+def may_see(model: Any) -> bool:
+    """Return whether a model takes images, as far as its configuration is here."""
+    config = configuration_of(model)
+    return not config or "vision_config" in config
+
+
 def names_in(value: Any) -> list[str]:
     """Return the names in a list, or in a text that separates them by commas."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
@@ -249,6 +255,14 @@ class Translation:
         """Return the value of a key, which the table then leaves alone; ``default`` where it is not given."""
         self._taken.add(key)
         return self.value(key, default)
+
+    def word(self, key: str, default: Any = None) -> Any:
+        """Return the single value of a key, refusing lists and mappings; ``default`` where it is not given."""
+        value = self.take(key, default)
+        if isinstance(value, list | Mapping):
+            self.reject(key, f"must be one value, found {value!r}")
+            return default
+        return value
 
     def count(self, key: str, default: int) -> int:
         """Return the whole number above 0 that a key has, refusing other values; ``default`` where it is not given."""
