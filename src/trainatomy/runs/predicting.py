@@ -121,8 +121,6 @@ MAX_IN_ONE_PROCESS = 3
 _RECOLLECTIONS: ContextVar[deque[Any] | None] = ContextVar("_RECOLLECTIONS", default=None)
 _COMPARED = (("train", "optim"), ("train", "optim_args"), ("train", "tf32"), ("model", "dtype"))
 """Keys in which training runs may differ that recall each other's runs, if those begin alike."""
-_ATTEMPTS = itertools.count()
-_PREDICTIONS_PER_COLLECTION = 4
 
 
 def jobs_for(count: int, wanted: int | None = None) -> int:
@@ -386,13 +384,12 @@ def _attempt(predict: Callable[[Item], Any], item: Item) -> Any:
 
 
 def _attempt_in_worker(predict: Callable[[Item], Any], item: Item) -> Any:
-    """Predict in a process whose collections of garbage are off, and collect that of several predictions at once."""
+    """Predict in a process whose collections of garbage are off, and collect that of the prediction."""
     try:
         return _attempt(predict, item)
     finally:
-        if next(_ATTEMPTS) % _PREDICTIONS_PER_COLLECTION == 0:
-            gc.collect()
-            gc.freeze()  # what is left, such as modules that were imported, need not be searched again
+        gc.collect()
+        gc.freeze()  # what is left, such as executions that are kept, is not searched again, by the next training either
 
 
 def _is_quiet() -> bool:
