@@ -389,7 +389,7 @@ def _attempt_in_worker(predict: Callable[[Item], Any], item: Item) -> Any:
         return _attempt(predict, item)
     finally:
         gc.collect()
-        gc.freeze()  # what is left, such as executions that are kept, is not searched again, by the next training either
+        gc.freeze()  # what is left, such as executions that are kept, need not be searched again
 
 
 def _is_quiet() -> bool:
