@@ -13,11 +13,11 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, get_context, resource_tracker
-from typing import Any
+from typing import Any, TypeVar
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.processes import SERVER_PARENT, ending_blocked
@@ -125,6 +125,8 @@ def _kill_server() -> None:
         server._stop()
 
 
+Item = TypeVar("Item")
+
 KEPT_RUNS = 8
 """Runs that a process remembers, those that were used last; each takes a few MB."""
 
@@ -168,5 +170,25 @@ class RelatedProcesses:
             self._remembered[place].append(kinship)
         return future
 
+    def call_all(
+        self, function: Callable[[Item], Any], items: Sequence[Item], kinships: Sequence[str | None]
+    ) -> list[Any]:
+        """Return what a function returns for each item, in order.
+
+        Args:
+            function: Called in the processes.
+            items: Its arguments; a free process takes the first that it is ready for.
+            kinships: See ``pick``; one for each item.
+        """
+        waiting, running = list(range(len(items))), dict[Future[Any], int]()
+        results: dict[int, Any] = {}
+        while waiting or running:
+            while waiting and len(running) < len(self._pools):
+                place = waiting.pop(self.pick([kinships[each] for each in waiting]))
+                running[self.submit(kinships[place], function, items[place])] = place
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                results[running.pop(future)] = future.result()
+        return [results[place] for place in range(len(items))]
+
     def _free(self) -> list[int]:
-        return [place for place, running in enumerate(self._running) if not running]
+        return [place for place, running in enumerate(self._running) if all(each.done() for each in list(running))]

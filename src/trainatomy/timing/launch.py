@@ -147,11 +147,11 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
         "backward": costs.backward,
         "plain": costs.plain,
     }
-    key = "in Python loops", len(operations.operations)
-    if key not in operations.on_host:
-        operations.on_host[key] = in_python_loops(operations)
+    loops = "in Python loops", len(operations.operations)
+    if loops not in operations.on_host:
+        operations.on_host[loops] = in_python_loops(operations)
     known: dict[tuple[int, str, bool, int, bool, bool], float] = {}
-    for operation, looped in zip(operations.operations, operations.on_host[key], strict=True):
+    for operation, looped in zip(operations.operations, operations.on_host[loops], strict=True):
         if operation.captured:
             yield 0.0
             continue
