@@ -101,7 +101,7 @@ def test_workers_end_with_the_process_that_started_them(session: Session, number
     ("command", "number", "to_all"),
     [
         (("predict", "tiny.yaml"), signal.SIGTERM, False),
-        (("fit", "tiny.yaml", "--jobs", "2"), signal.SIGINT, True),
+        (("fit", "tiny.yaml"), signal.SIGINT, True),
         (("compare", "notebook", "--jobs", "2"), signal.SIGHUP, False),
     ],
 )

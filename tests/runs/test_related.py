@@ -1,6 +1,7 @@
 """Which process predicts which training, and in which order."""
 
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -79,3 +80,15 @@ def test_a_process_forgets_the_training_that_it_used_least_recently(
         processes.submit(str(number), print)
         pools[1].end()
     assert processes.pick(["1", "0"]) == 1
+
+
+def test_related_calls_go_to_the_same_process() -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def place_of(item: str) -> str:
+        both.wait()
+        return threading.current_thread().name
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        found = RelatedProcesses(cast("Any", [one, other])).call_all(place_of, "abba", "abba")
+    assert found[0] == found[3] != found[1] == found[2]

@@ -102,6 +102,13 @@ class Block:
         self.prev: Block | None = None
         self.next: Block | None = None
 
+    def copy(self) -> Block:
+        """Return a block with the same attributes."""
+        other = Block(self.pool, self.address, self.size, self.expandable)
+        other.requested, other.state, other.inserted_at = self.requested, self.state, self.inserted_at
+        other.prev, other.next = self.prev, self.next
+        return other
+
     @property
     def is_split(self) -> bool:
         """True if the segment holds other blocks as well."""

@@ -281,7 +281,7 @@ class CachingAllocator:
         }
         other._small = {stream: pools[id(pool)] for stream, pool in self._small.items()}
         other._large = {stream: pools[id(pool)] for stream, pool in self._large.items()}
-        blocks = {address: copy(block) for address, block in self._blocks()}
+        blocks = {address: block.copy() for address, block in self._blocks()}
         for block in blocks.values():
             block.pool = pools[id(block.pool)]
             block.prev = None if block.prev is None else blocks[block.prev.address]

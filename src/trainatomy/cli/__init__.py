@@ -56,8 +56,22 @@ def run() -> NoReturn:
     from trainatomy.cli import app, exits  # noqa: F401
 
     exits.listen()
+    if _needs_workers(sys.argv[1:]):
+        from trainatomy.runs.pools import start_early
+
+        start_early()
     code = main(sys.argv[1:])
     exits.end(code, silently=exits.exit_code() is not None and DEBUG not in sys.argv)
+
+
+_ALONE = ("-h", "--help", "--jobs", "--executor", "--script", "--measure")
+"""Options with which ``fit`` and ``gpus --for`` may need no processes of their own."""
+
+
+def _needs_workers(arguments: Sequence[str]) -> bool:
+    """Return whether a command predicts in processes, which takes long to import what they need."""
+    predicts = arguments[:1] == ["fit"] or (arguments[:1] == ["gpus"] and "--for" in arguments)
+    return predicts and (os.cpu_count() or 1) > 1 and not any(word.startswith(_ALONE) for word in arguments)
 
 
 def _exit_quietly(*_: object) -> NoReturn:

@@ -163,7 +163,7 @@ class Operations:
         cpu_waits: For an operation (by index) those that must finish before the CPU launches it, as
             ``Event.synchronize`` demands.
         stage_runs: The parts of micro-batches that this rank's stages of a pipeline run, in order.
-        on_host: Times of the CPU that serve several predictions of a finished step, by what they depend on.
+        on_host: What serves several predictions of the CPU's times of a finished step, by what it depends on.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -185,9 +185,11 @@ class Operations:
     def blocks(self) -> list[tuple[int, range]]:
         """Return consecutive indices into ``operations`` with the times that a real step runs them as a whole."""
         found: list[tuple[int, range]] = []
-        for repeats, block in groupby(range(len(self.operations)), key=lambda index: self.operations[index].repeats):
-            indices = list(block)
-            found.append((repeats, range(indices[0], indices[-1] + 1)))
+        begin = 0
+        for repeats, block in groupby([one.repeats for one in self.operations]):
+            end = begin + len(list(block))
+            found.append((repeats, range(begin, end)))
+            begin = end
         return found
 
     def unrolled(self) -> list[int]:

@@ -13,11 +13,12 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, get_context, resource_tracker
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from trainatomy.errors import TrainatomyError
 from trainatomy.processes import SERVER_PARENT, ending_blocked
@@ -26,6 +27,27 @@ PRELOADED = ("trainatomy.runs.server", "trainatomy.runs.preload")
 _HIDDEN = "TRAINATOMY_HIDDEN_MODULES"
 DEEPSPEED = "TRAINATOMY_IMPORTS_DEEPSPEED"
 """Variable that tells the process that workers are forked from whether they need DeepSpeed."""
+NEEDS = "TRAINATOMY_NEEDS"
+"""Variable of a process that was started early: the file from which it reads what workers need."""
+_told: tuple[int, int] | None = None
+"""Ends of the pipe to a process that was started early and has not been told yet what workers need."""
+
+
+def start_early() -> None:
+    """Start the process that workers are forked from before it is known what they need: it imports PyTorch meanwhile.
+
+    Only on Linux, where another process can open a pipe of this one.
+    """
+    global _told
+    server: Any = forkserver._forkserver
+    if not Path("/proc/self/fd").exists() or server._forkserver_pid is not None:
+        return
+    _told = os.pipe()
+    os.environ[NEEDS] = f"/proc/{os.getpid()}/fd/{_told[0]}"
+    try:
+        _ensure_server()
+    finally:
+        os.environ.pop(NEEDS)
 
 
 def start_importing(jobs: int | None, hidden: Sequence[str] = (), *, deepspeed: bool = False) -> None:
@@ -82,6 +104,17 @@ def process_pools(
 
 
 def _start_server() -> None:
+    """Let the process that workers are forked from import the libraries; start it unless it runs."""
+    global _told
+    if _told is not None:
+        needs = os.environ.get(_HIDDEN, ""), os.environ.get(DEEPSPEED, "")
+        os.write(_told[1], "\n".join((*needs, "")).encode())
+        os.close(_told[1])  # the other end stays open for the process that may not have opened it yet
+        _told = None
+    _ensure_server()
+
+
+def _ensure_server() -> None:
     """Start the process that workers are forked from, unless it runs; Ctrl-C does not reach it while it starts."""
     get_context("forkserver").set_forkserver_preload(list(PRELOADED))
     resource_tracker.ensure_running()  # unblocks signals where it has to start the tracker
@@ -124,6 +157,8 @@ def _kill_server() -> None:
             os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
 
+
+Item = TypeVar("Item")
 
 KEPT_RUNS = 8
 """Runs that a process remembers, those that were used last; each takes a few MB."""
@@ -168,5 +203,25 @@ class RelatedProcesses:
             self._remembered[place].append(kinship)
         return future
 
+    def call_all(
+        self, function: Callable[[Item], Any], items: Sequence[Item], kinships: Sequence[str | None]
+    ) -> list[Any]:
+        """Return what a function returns for each item, in order.
+
+        Args:
+            function: Called in the processes.
+            items: Its arguments; a free process takes the first that it is ready for.
+            kinships: See ``pick``; one for each item.
+        """
+        waiting, running = list(range(len(items))), dict[Future[Any], int]()
+        results: dict[int, Any] = {}
+        while waiting or running:
+            while waiting and len(running) < len(self._pools):
+                place = waiting.pop(self.pick([kinships[each] for each in waiting]))
+                running[self.submit(kinships[place], function, items[place])] = place
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                results[running.pop(future)] = future.result()
+        return [results[place] for place in range(len(items))]
+
     def _free(self) -> list[int]:
-        return [place for place, running in enumerate(self._running) if not running]
+        return [place for place, running in enumerate(self._running) if all(each.done() for each in list(running))]

@@ -117,8 +117,6 @@ MAX_IN_ONE_PROCESS = 3
 _RECOLLECTIONS: ContextVar[deque[Any] | None] = ContextVar("_RECOLLECTIONS", default=None)
 _COMPARED = (("train", "optim"), ("train", "optim_args"), ("train", "tf32"), ("model", "dtype"))
 """Keys in which training runs may differ that recall each other's runs, if those begin alike."""
-_ATTEMPTS = itertools.count()
-_PREDICTIONS_PER_COLLECTION = 4
 
 
 def jobs_for(count: int, wanted: int | None = None) -> int:
@@ -139,7 +137,11 @@ def _cores(count: int) -> int:
 
 
 def predict_all(
-    predict: Callable[[Item], Any], items: Sequence[Item], jobs: int | None = 1, executor: object = None
+    predict: Callable[[Item], Any],
+    items: Sequence[Item],
+    jobs: int | None = 1,
+    executor: object = None,
+    kinships: Sequence[str | None] = (),
 ) -> list[Any]:
     """Return for each item what ``predict`` returns, or the ``TrainatomyError`` that it raises, in order.
 
@@ -150,16 +152,16 @@ def predict_all(
             libraries, so they do not inherit this one's state, such as CUDA.
         executor: Other workers than local processes (see ``open_workers``), of which ``jobs`` predict at a time:
             all of them by ``None``.
+        kinships: What is equal for items of which one is predicted faster after another (see ``RelatedProcesses``).
     """
     if executor is not None:
         with open_workers(executor, jobs, _cores(len(items))) as workers:
             return workers.call_all(partial(_attempt, predict), items, jobs)
     if jobs is None or jobs <= 1 or len(items) <= 1:
         return [_attempt(predict, item) for item in items]
-    with process_pools([jobs], _start_worker, _is_quiet()) as (pool,):
-        # not map(), which cancels futures on Ctrl-C that the pool is about to mark as broken
-        futures = [pool.submit(_attempt_in_worker, predict, item) for item in items]
-        return [future.result() for future in futures]
+    with process_pools([1] * min(jobs, len(items)), _start_worker, _is_quiet()) as pools:
+        function = partial(_attempt_in_worker, predict)
+        return RelatedProcesses(pools).call_all(function, items, kinships or [None] * len(items))
 
 
 class PredictionPool:
@@ -254,7 +256,8 @@ def predict_rows(
         ordered = [part for group in ordered for part in _parts(group, workloads, wanted // len(ordered))]
         ordered.sort(key=lambda group: -_micro_steps(workloads[group[0]]))
     grouped = [[workloads[i] for i in group] for group in ordered]
-    found = predict_all(partial(_predict_group, predict), grouped, jobs, executor)
+    kinships = [_kinship(group[0]) for group in grouped]
+    found = predict_all(partial(_predict_group, predict), grouped, jobs, executor, kinships)
     results: dict[int, Result] = {}
     for group, predictions in zip(ordered, found, strict=True):
         results.update(zip(group, predictions, strict=True))
@@ -382,13 +385,12 @@ def _attempt(predict: Callable[[Item], Any], item: Item) -> Any:
 
 
 def _attempt_in_worker(predict: Callable[[Item], Any], item: Item) -> Any:
-    """Predict in a process whose collections of garbage are off, and collect that of several predictions at once."""
+    """Predict in a process whose collections of garbage are off, and collect that of the prediction."""
     try:
         return _attempt(predict, item)
     finally:
-        if next(_ATTEMPTS) % _PREDICTIONS_PER_COLLECTION == 0:
-            gc.collect()
-            gc.freeze()  # what is left, such as modules that were imported, need not be searched again
+        gc.collect()
+        gc.freeze()  # what is left, such as executions that are kept, need not be searched again
 
 
 def _is_quiet() -> bool:

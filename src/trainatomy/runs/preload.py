@@ -13,6 +13,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import forkserver
+from pathlib import Path
 from unittest import mock
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -55,14 +56,24 @@ def _prepare_costs() -> None:
             list(efficiency_points(calibration.known_gpu, calibration))
 
 
+def _wait_for_needs() -> None:
+    """Import PyTorch, and learn from the process that started this one early what workers need."""
+    if (path := os.environ.pop("TRAINATOMY_NEEDS", None)) is not None:
+        with suppress(Exception):
+            import_module("torch")
+        told = Path(path).read_text(encoding="utf-8").splitlines()
+        os.environ.update(zip(("TRAINATOMY_HIDDEN_MODULES", "TRAINATOMY_IMPORTS_DEEPSPEED"), told, strict=False))
+
+
 def _import_all() -> None:
-    for name in os.environ.get("TRAINATOMY_HIDDEN_MODULES", "").split():
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     visible = os.environ.get(_VISIBLE)
     os.environ[_VISIBLE] = ""
     gc.disable()  # what is imported stays: to search it for garbage takes a second
     logging.disable(logging.ERROR)
     try:
+        _wait_for_needs()
+        for name in os.environ.get("TRAINATOMY_HIDDEN_MODULES", "").split():
+            sys.modules.setdefault(name, None)  # type: ignore[arg-type]
         with suppress(Exception):  # the prediction that needs a library reports what is wrong with it
             _import_bitsandbytes()
         for name in _MODULES:

@@ -128,15 +128,12 @@ class Execution:
             until: Once it is true, no further candidate is begun.
             meanwhile: See ``run``.
         """
-        first, rest, waiting = iter(points), iter(related), list[tuple[Point, str | None]]()
+        first, take = iter(points), self._taking(related)
 
         def choose() -> Point | None:
             if until():
                 return None
-            if (point := next(first, None)) is not None:
-                return point
-            waiting.extend((point, self._kinship(point)) for point in islice(rest, AHEAD - len(waiting)))
-            return waiting.pop(self.executor.pick([kinship for _, kinship in waiting]))[0] if waiting else None
+            return point if (point := next(first, None)) is not None else take()
 
         self.run(choose, meanwhile)
 
@@ -153,7 +150,7 @@ class Execution:
                 another execution has ended.
             meanwhile: Candidates for processes that would wait otherwise; they need not have ended when this returns.
         """
-        spare, extra = iter(meanwhile), set[Point]()
+        spare, extra = self._taking(meanwhile), set[Point]()
         try:
             while True:
                 while len(self._running) < self.executor.jobs and (point := choose()) is not None:
@@ -161,13 +158,23 @@ class Execution:
                     self.begin(point)
                 if extra.issuperset(self._running.values()):
                     return
-                while len(self._running) < self.executor.jobs and (point := next(spare, None)) is not None:
+                while len(self._running) < self.executor.jobs and (point := spare()) is not None:
                     if self.begin(point):
                         extra.add(point)
                 self._collect()
         except KeyboardInterrupt:
             self.interrupted = True
             raise
+
+    def _taking(self, points: Iterable[Point]) -> Callable[[], Point | None]:
+        """Return a function that takes one of the next candidates: one that a free process is ready for."""
+        rest, waiting = iter(points), list[tuple[Point, str | None]]()
+
+        def take() -> Point | None:
+            waiting.extend((point, self._kinship(point)) for point in islice(rest, AHEAD - len(waiting)))
+            return waiting.pop(self.executor.pick([kinship for _, kinship in waiting]))[0] if waiting else None
+
+        return take
 
     def _kinship(self, point: Point) -> str | None:
         try:

@@ -219,11 +219,20 @@ _CHECKED = frozenset((*_ONE_TYPE, *_BATCH_NORMS, *_LONG, *_NOT_IN_16_BITS, *_ORD
 _16_BITS = (torch.float16, torch.bfloat16)
 
 
+def has_types(func: Any) -> bool:
+    """Return whether an operator's CUDA kernel takes some types only (see ``check_types``)."""
+    return _plain(func._schema.name) in _CHECKED and not func._overloadname.startswith("dtype")  # into another type
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("aten::").removesuffix("_")
+
+
 def check_types(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise what a GPU would raise if the arguments of an operation have types that its CUDA kernel refuses.
 
     Args:
-        name: The operator, such as ``aten::index_add_``.
+        name: The operator, such as ``aten::index_add_``; one that ``has_types``.
         func: Its overload.
         args: Its positional arguments.
         kwargs: Its other arguments.
@@ -231,9 +240,7 @@ def check_types(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     Raises:
         RuntimeError: As PyTorch raises, in our words.
     """
-    plain = name.removeprefix("aten::").removesuffix("_")
-    if plain not in _CHECKED or func._overloadname.startswith("dtype"):  # products into another type
-        return
+    plain = _plain(name)
     if plain in _ORDERED and any(each.is_meta and each.is_complex() for each in args[0]):
         raise RuntimeError(f"{plain} has no kernel for complex numbers")
     given = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}

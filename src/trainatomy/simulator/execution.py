@@ -374,10 +374,12 @@ class MixedDevices:
     def check(self, name: str, args: tuple[Any, ...]) -> None:
         """Refuse an operation on tensors of the GPU and tensors without data of the host, such as weights.
 
+        To be called if it ``checks_weights``.
+
         Raises:
             RuntimeError: It is one.
         """
-        if not self.checks_weights or not self._storages.any_on_host():
+        if not self._storages.any_on_host():
             return
         if name in _CROSSES or name in _PICKS or not name.startswith("aten::"):
             return

@@ -77,6 +77,13 @@ class CudaFunctions(TorchFunctionMode):
         self._autocast = autocast
         self.host_factories: frozenset[str | None] = frozenset()
         self.has_packed = False
+        self._known_types: set[Any] = set()
+
+    def _learn(self, types: Any) -> None:
+        """Remember types of tensors that are simulated; refuse those that are not."""
+        if any(each.__name__ == "NestedTensor" for each in types):
+            raise SimulationError(NESTED)  # PyTorch's kernels for them would read memory that a meta tensor has not
+        self._known_types.update(types)
 
     def handle(self, handlers: dict[Any, Handler]) -> None:
         """Let further handlers answer for functions that none answers for yet."""
@@ -103,8 +110,8 @@ class CudaFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(each.__name__ == "NestedTensor" for each in types):
-            raise SimulationError(NESTED)  # PyTorch's kernels for them would read memory that a meta tensor has not
+        if not self._known_types.issuperset(types):
+            self._learn(types)
         if self.has_packed and any(map(is_packed_type, types)):
             own = packed_function(func, types)
             if own is not None:

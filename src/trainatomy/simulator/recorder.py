@@ -23,7 +23,7 @@ from trainatomy.results.prediction import GroupUse
 from trainatomy.simulator.adapters.torchvision import STAND_INS
 from trainatomy.simulator.autograd import FreshZeros
 from trainatomy.simulator.bounds import BOUNDED, INDEXES, check_range
-from trainatomy.simulator.calls import check_types
+from trainatomy.simulator.calls import check_types, has_types
 from trainatomy.simulator.cards import Cards
 from trainatomy.simulator.data_dependent import (
     LEARNS,
@@ -56,6 +56,7 @@ class OperatorFacts:
         func: The operator, which keeps its identity while the facts are kept.
         name: Its name, such as ``aten::addmm``.
         rule: Its allocation rule, if it has one.
+        has_types: True if its CUDA kernel takes some types only.
         reads: True if it may read a value.
         sized: True if the size of its result may depend on values.
         learns: True if its result may be known to be False.
@@ -77,6 +78,7 @@ class OperatorFacts:
     func: Any
     name: str
     rule: Rule | None
+    has_types: bool
     reads: bool
     sized: bool
     learns: bool
@@ -111,6 +113,7 @@ def facts_of(func: Any, rules: dict[str, Rule]) -> OperatorFacts:
         func=func,
         name=name,
         rule=rules.get(name),
+        has_types=has_types(func),
         reads=name in READS,
         sized=name in SIZED,
         learns=name in LEARNS,
@@ -298,12 +301,13 @@ class Recorder(TraceWriter, TorchDispatchMode):
             result = self.scalar_reads.answer(name, args) if facts.reads else None
             if self.functions is not None:
                 self.functions.append(func if result is None else (func, result))
-            if result is None:
+            if facts.has_types and result is None:
                 check_types(name, func, args, kwargs)
             if facts.indexes:
                 check_range(name, args, self.values)
             written = self.mixed.run(name, func, args, kwargs) if has_host_tensor(args) else None
-            self.mixed.check(name, args)
+            if self.mixed.checks_weights:
+                self.mixed.check(name, args)
             if result is None and facts.sized:
                 result = self.sizes.run(name, func, args, kwargs)
             before = self._sizes(args, kwargs) if facts.resizes else {}

@@ -9,7 +9,7 @@ nodes without Python), or outside of all.  The costs are data, measured on a hos
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from trainatomy.operators.cost import convolution, matmul, recurrence
@@ -147,8 +147,11 @@ def launch_seconds(operations: Operations, costs: CPUCosts, loop: str) -> Iterat
         "backward": costs.backward,
         "plain": costs.plain,
     }
+    loops = "in Python loops", len(operations.operations)
+    if loops not in operations.on_host:
+        operations.on_host[loops] = in_python_loops(operations)
     known: dict[tuple[int, str, bool, int, bool, bool], float] = {}
-    for operation, looped in zip(operations.operations, in_python_loops(operations), strict=True):
+    for operation, looped in zip(operations.operations, operations.on_host[loops], strict=True):
         if operation.captured:
             yield 0.0
             continue
@@ -285,23 +288,27 @@ def count_micro_steps(operations: Operations) -> int:
 
     A micro-batch that stands for several repeats its operations, except for the last ones, which do not repeat.
     """
-    repeats: dict[int, int] = {}
-    for operation in operations.operations:
-        if operation.generated:
-            continue
-        repeats[operation.micro_step] = max(operation.repeats, repeats.get(operation.micro_step, 0))
-    return sum(repeats.values()) or 1
+    found = {(one.micro_step, one.repeats) for one in operations.operations if not one.generated}
+    return sum(dict(sorted(found)).values()) or 1
 
 
-def cpu_seconds_by_phase(operations: Operations, costs: CPUCosts, loop: str) -> dict[str, float]:
+def cpu_seconds_by_phase(
+    operations: Operations, costs: CPUCosts, loop: str, launches: Sequence[float] | None = None
+) -> dict[str, float]:
     """Return the CPU time of a step by phase.
 
     The keys are forward, backward (recomputation included), optimizer, batch (collating and copying) and other.
+    ``launches``: what ``launch_seconds`` yields, if that is known.
     """
     found = dict.fromkeys(("forward", "backward", "optimizer", "other", "batch"), 0.0)
     merged = {"recompute": "backward", "zero_grad": "other"}
-    for operation, seconds in zip(operations.operations, launch_seconds(operations, costs, loop), strict=True):
-        batch = batch_seconds(operation, operations.calls[operation.call], costs, loop)
+    batches: dict[tuple[int, str], float] = {}
+    if launches is None:
+        launches = tuple(launch_seconds(operations, costs, loop))
+    for operation, seconds in zip(operations.operations, launches, strict=True):
+        place = operation.call, operation.phase
+        if (batch := batches.get(place)) is None:
+            batch = batches[place] = batch_seconds(operation, operations.calls[operation.call], costs, loop)
         found[merged.get(operation.phase, operation.phase)] += (seconds - batch) * operation.repeats
         found["batch"] += batch * operation.repeats
     loops = loop_seconds(operations, costs, loop)
@@ -313,7 +320,12 @@ def cpu_seconds_by_phase(operations: Operations, costs: CPUCosts, loop: str) -> 
     return found
 
 
-def backward_share(operations: Operations, costs: CPUCosts, loop: str) -> float:
-    """Return the share of a step's CPU time that autograd's thread spends, which launches the backward pass."""
-    found = cpu_seconds_by_phase(operations, costs, loop)
+def backward_share(
+    operations: Operations, costs: CPUCosts, loop: str, launches: Sequence[float] | None = None
+) -> float:
+    """Return the share of a step's CPU time that autograd's thread spends, which launches the backward pass.
+
+    ``launches``: as in ``cpu_seconds_by_phase``.
+    """
+    found = cpu_seconds_by_phase(operations, costs, loop, launches)
     return found["backward"] / (sum(found.values()) or 1.0)

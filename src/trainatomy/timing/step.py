@@ -217,6 +217,18 @@ class RankStep:
             costs = not_collating(costs)
         return by_one_thread(costs) if self.one_thread else costs
 
+    def launches(self, pace: float) -> tuple[float, ...]:
+        """Return the CPU time of each operation on such a host, without the driver's work."""
+        return self.kept(
+            "launches", pace, lambda: tuple(launch_seconds(self.operations, self.cpu_costs(pace), self.loop))
+        )
+
+    def backward_share(self) -> float:
+        """Return the share of the CPU time that autograd's thread spends, as in a loop that collates on all threads."""
+        costs = _cpu_costs(self.calibration)[0]
+        launches = self.launches(1.0) if costs == self.cpu_costs(1.0) else None
+        return backward_share(self.operations, costs, self.loop, launches)
+
 
 def predict_step_time(
     step: RankStep,
@@ -287,9 +299,7 @@ def predict_step_time(
             PacedStep(pace, replayed(step, pace=pace).seconds) for pace in sorted(paces if pipeline is None else ())
         ),
         probe_seconds=probe_seconds(step.calibration),
-        backward_host_share=step.kept(
-            "backward", 1.0, lambda: backward_share(operations, _cpu_costs(step.calibration)[0], step.loop)
-        ),
+        backward_host_share=step.kept("backward", 1.0, step.backward_share),
         slow_host=slow_host,
         calibrated=calibrated,
         first_step_extra_seconds=first_call_seconds(operations.calls),
@@ -337,7 +347,7 @@ def _launch_costs(step: RankStep, pace: float) -> LaunchCosts:
     """Return the CPU's times in a step, with the driver's work added to the launches that cause it."""
     costs, operations = step.cpu_costs(pace), step.operations
     driver = driver_work(operations, step.driver_calls, driver_costs(step.gpu, step.calibration))
-    launches = list(step.kept("launches", pace, lambda: tuple(launch_seconds(operations, costs, step.loop))))
+    launches = list(step.launches(pace))
     for index, work in driver.items():
         launches[index] += work.seconds
     synchronized = {index for index, work in driver.items() if work.waits}

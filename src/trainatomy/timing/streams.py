@@ -429,23 +429,23 @@ def replay_step(
     loop_position = _position_of_loop_work(operations, order, blocking)
     work = _work_of_loop(operations, loop_position, launch.loop_seconds, costs.after_wait)
     within = [seconds_within(call, costs) for call in operations.calls]
-    waiting = [waits_first(call) for call in operations.calls]
     alternating = [alternates(call) for call in operations.calls]
-    rows = [
-        row_of(
-            (
-                seconds,
-                *kernels[one.call],
-                one.phase,
-                one.stream,
-                blocking[one.call],
-                index in launch.synchronized or waiting[one.call],
-                within[one.call],
-                alternating[one.call],
-            )
-        )
-        for index, (one, seconds) in enumerate(zip(operations.operations, launch.launch_seconds, strict=True))
-    ]
+    waiting = [waits_first(call) for call in operations.calls]
+    calls = [one.call for one in operations.operations]
+    waits = [waiting[call] for call in calls]
+    for index in launch.synchronized:
+        waits[index] = True
+    columns = (
+        launch.launch_seconds,
+        *([column[call] for call in calls] for column in zip(*kernels, strict=True)),
+        [one.phase for one in operations.operations],
+        [one.stream for one in operations.operations],
+        [blocking[call] for call in calls],
+        waits,
+        [within[call] for call in calls],
+        [alternating[call] for call in calls],
+    )
+    rows = list(map(row_of, zip(*columns, strict=True)))
     if on_launch is None and has_one_stream(operations):
         return replay_one_stream(operations, order, rows, work, costs)
     return replay_streams(operations, order, rows, work, costs, on_launch, contention)

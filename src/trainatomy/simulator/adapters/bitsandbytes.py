@@ -306,6 +306,7 @@ def _backend() -> _Backend:
         for place, name, value in (
             (importlib.import_module("bitsandbytes._ops"), "register_kernel", register_kernel),
             (importlib.import_module("bitsandbytes.cextension"), "lib", _Library()),
+            (torch, "compile", lambda function=None, **_: function),  # would load PyTorch's compiler
             (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
             (functional, "CUBLAS_Context", mock.MagicMock()),
             (functional, "get_ptr", lambda tensor: tensor),
