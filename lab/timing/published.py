@@ -32,9 +32,10 @@ from trainatomy.catalog.machines import reference_host
 from trainatomy.catalog.published import notebook as published_notebook
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.host_costs import PARTS, cpu_costs
+from trainatomy.timing.intervals import convolution_share, interval_basis
 from trainatomy.timing.launch import launch_seconds, loop_seconds
-from trainatomy.timing.step import bound_by, convolution_share, interval_basis
-from trainatomy.timing.streams import LaunchCosts, replay_step
+from trainatomy.timing.step import bound_by
+from trainatomy.timing.timeline import LaunchCosts, replay_step
 from trainatomy.workload.builtin import notebook
 from trainatomy.workload.factory import resolve
 from trainatomy.workload.overlay import overlay

@@ -130,7 +130,8 @@ def predict(row: Row) -> Step:
     from trainatomy.prediction.assemble import step_of
     from trainatomy.simulator.simulate import simulate
     from trainatomy.timing.cost_model import kernel_cost
-    from trainatomy.timing.step import convolution_share, predict_step_time
+    from trainatomy.timing.intervals import convolution_share
+    from trainatomy.timing.step import predict_step_time
 
     simulation = simulate(row.workload, row.workload.resolve_gpu())
     timed = [one for one in simulation.operations.operations if one.phase not in row.without]

@@ -12,7 +12,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from trainatomy.simulator.parallel import patches
+from trainatomy.simulator.parallel import patches, sharding
 from trainatomy.simulator.simulate import simulate
 
 
@@ -28,7 +28,7 @@ from trainatomy.simulator.simulate import simulate
 def test_items_of_a_list_are_sharded_as_one_of_their_kind(
     monkeypatch: pytest.MonkeyPatch, spread: dict[str, Any], optim: str
 ) -> None:
-    by_kind, seen = patches._by_kind, list[tuple[int, int]]()
+    by_kind, seen = sharding._by_kind, list[tuple[int, int]]()
 
     def checked(propagate: Callable[..., Any]) -> Callable[..., Any]:
         def noting(self: ShardingPropagator, schema: OpSchema) -> Any:
@@ -49,7 +49,7 @@ def test_items_of_a_list_are_sharded_as_one_of_their_kind(
 
         return compare
 
-    monkeypatch.setattr(patches, "_by_kind", checked)
+    monkeypatch.setattr(sharding, "_by_kind", checked)
     training = workload(**spread).replace("train.optim", optim)
     simulate(training, training.resolve_gpu())  # anew, whatever other tests have simulated
     assert any(few < all_of_them for few, all_of_them in seen)

@@ -19,7 +19,7 @@ from trainatomy.simulator.simulate import simulate
 from trainatomy.timing import step
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.launch import batch_bytes
-from trainatomy.timing.streams import blocks_cpu
+from trainatomy.timing.timeline import blocks_cpu
 from trainatomy.workload.schema import Workload
 
 CONFIG = {

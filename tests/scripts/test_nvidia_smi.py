@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainatomy.scripts.standins.commands import GpuState, answer, split
+from trainatomy.scripts.standins.nvidia_smi import GpuState, answer, split
 
 pytestmark = pytest.mark.unit
 

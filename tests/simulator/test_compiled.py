@@ -432,3 +432,18 @@ def test_a_trainer_that_compiles_uses_tf32() -> None:
     assert tf32("trainer", torch_compile=True, tf32=False) is False
     assert tf32("trainer", torch_compile=True, fp16=True) is None
     assert tf32("trainer") is None and tf32("pytorch", torch_compile=True) is None
+
+
+def test_a_note_on_a_recompilation_names_no_address_and_no_folder() -> None:
+    from trainatomy.simulator.compiled.recompilations import _cause
+
+    reason = (
+        "- 0/0: ___check_obj_id(mask.__closure__[0].cell_contents.__code__, 140235472543296), type=<code object causal "
+        'at 0x7f8b1d869e40, file "/home/someone/lib/masking.py", line 77>  # in forward'
+    )
+    assert _cause(reason) == (
+        "___check_obj_id(mask.__closure__[0].cell_contents.__code__), type=<code object causal, "
+        'file "masking.py", line 77>'
+    )
+    size = "- 0/0: tensor 'x' size mismatch at index 0. expected 4, actual 1048576"
+    assert _cause(size) == "tensor 'x' size mismatch at index 0. expected 4, actual 1048576"

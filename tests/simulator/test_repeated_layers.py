@@ -8,7 +8,8 @@ import pytest
 import torch
 from executed import simulated
 
-from trainatomy.simulator.repeated_calls import RepeatedCalls, RepeatedLayers
+from trainatomy.simulator.repeated_calls import RepeatedCalls
+from trainatomy.simulator.repeated_layers import RepeatedLayers
 from trainatomy.simulator.simulate import simulate
 from trainatomy.workload import Workload
 

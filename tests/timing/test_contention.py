@@ -17,7 +17,7 @@ from trainatomy.timing.contention import Contention, Windows, contention_in
 from trainatomy.timing.cost_model import cost_model_of, kernel_cost
 from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.one_stream import StepTimeline
-from trainatomy.timing.streams import LaunchCosts, replay_step
+from trainatomy.timing.timeline import LaunchCosts, replay_step
 
 GIB = 2**30
 COSTS = replace(cpu_costs(reference_host().microseconds), launch_delay=0.0, read=0.0)

@@ -15,7 +15,8 @@ from trainatomy.reporters import sentences
 from trainatomy.results.operations import Operation, Operations
 from trainatomy.results.time import PacedStep, Time
 from trainatomy.timing import step
-from trainatomy.timing.step import RankStep, interval_basis, interval_seconds, predict_step_time, slow_pace
+from trainatomy.timing.intervals import interval_basis, interval_seconds, slow_pace
+from trainatomy.timing.step import RankStep, predict_step_time
 
 DOCS = Path(__file__).parents[2] / "docs"
 KNOWN = read_yaml("intervals.yaml")

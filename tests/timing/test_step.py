@@ -19,7 +19,7 @@ from trainatomy.timing.extrapolation import attainable_share
 from trainatomy.timing.host_costs import CPUCosts, cpu_costs
 from trainatomy.timing.launch import batch_seconds, cpu_seconds_by_phase, kind_of, launch_seconds, loop_seconds
 from trainatomy.timing.step import RankStep, predict_step_time
-from trainatomy.timing.streams import LaunchCosts, blocks_cpu, replay_step
+from trainatomy.timing.timeline import LaunchCosts, blocks_cpu, replay_step
 from trainatomy.workload.schema import Workload
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64}

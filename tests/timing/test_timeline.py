@@ -11,10 +11,10 @@ import pytest
 from trainatomy.catalog.machines import reference_host
 from trainatomy.operators.cost import recurrence
 from trainatomy.results.operations import Array, Call, Operation, Operations
-from trainatomy.timing import one_stream, streams
+from trainatomy.timing import one_stream, streams, timeline
 from trainatomy.timing.host_costs import cpu_costs
 from trainatomy.timing.one_stream import StepTimeline, end_within
-from trainatomy.timing.streams import LaunchCosts, replay_step
+from trainatomy.timing.timeline import LaunchCosts, replay_step
 
 COSTS = replace(cpu_costs(reference_host().microseconds), launch_delay=0.0, read=0.0)
 NO_LOOP = {"step": 0.0, "micro_step": 0.0}
@@ -71,9 +71,9 @@ def test_kernels_of_a_recurrent_layer_run_while_others_are_launched(on_gpu: floa
     described = Operations([layer], [Operation(0, 0, "forward", "", 0, 1)])
     counted = dict.fromkeys(("step", "follower", "part", "misaligned"), 0.0)
     costs = replace(COSTS, recurrent_launch={"forward": {"kernel": 0.5, **counted}})
-    for replayed in (streams.replay_one_stream, streams.replay_streams):
+    for replayed in (timeline.replay_one_stream, streams.replay_streams):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(streams, "replay_one_stream", replayed)
+            patch.setattr(timeline, "replay_one_stream", replayed)
             found = replay_step(described, [(on_gpu, 7)], LaunchCosts([4.0], costs, NO_LOOP))
         assert (found.seconds, found.gpu_seconds, found.cpu_seconds) == (step, on_gpu, 4.0)
 
@@ -106,9 +106,9 @@ def test_only_two_directions_are_launched_in_turns(directions: int) -> None:
     counted = dict.fromkeys(("step", "follower", "part", "misaligned"), 0.0)
     each = 3.5 / recurrence.launches(layer)
     costs = replace(COSTS, recurrent_launch={"forward": {"kernel": each, **counted}})
-    for replayed in (streams.replay_one_stream, streams.replay_streams):
+    for replayed in (timeline.replay_one_stream, streams.replay_streams):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(streams, "replay_one_stream", replayed)
+            patch.setattr(timeline, "replay_one_stream", replayed)
             described = Operations([layer], [Operation(0, 0, "forward", "", 0, 1)])
             found = replay_step(described, [(3.5, 7)], LaunchCosts([4.0], costs, NO_LOOP))
         first = 0.5 + 3.5 * 2 ** (1 / 4)
@@ -177,14 +177,14 @@ def test_each_stream_has_a_launch_queue_of_its_own(monkeypatch: pytest.MonkeyPat
     assert spread.seconds == 25.0
 
 
-@pytest.mark.parametrize("replayed", [streams.replay_one_stream, streams.replay_streams])
+@pytest.mark.parametrize("replayed", [timeline.replay_one_stream, streams.replay_streams])
 def test_the_cpu_goes_on_while_the_last_kernels_of_a_long_operation_are_queued(
     monkeypatch: pytest.MonkeyPatch, replayed: Any
 ) -> None:
     """Eight kernels run from 1 to 9; at 7 the queue holds the last two, and the next launch takes 3 s."""
     for module in (one_stream, streams):
         monkeypatch.setattr(module, "LAUNCH_QUEUE_DEPTH", 2)
-    monkeypatch.setattr(streams, "replay_one_stream", replayed)
+    monkeypatch.setattr(timeline, "replay_one_stream", replayed)
     described = [Operation(index, index, "forward", "", 0, 1) for index in range(2)]
     launch = LaunchCosts([1.0, 3.0], COSTS, NO_LOOP, {0})
     found = replay_step(Operations([KERNEL] * 2, described), [(8.0, 8), (0.5, 1)], launch)
@@ -234,7 +234,7 @@ def test_one_stream_is_replayed_as_several_are(monkeypatch: pytest.MonkeyPatch) 
         loop = {"step": 1.9, "micro_step": 0.4}
         found = replay_step(step, kernels, LaunchCosts(launches, costs, loop, {3, 20}))
         with monkeypatch.context() as patch:
-            patch.setattr(streams, "replay_one_stream", streams.replay_streams)
+            patch.setattr(timeline, "replay_one_stream", streams.replay_streams)
             assert replay_step(step, kernels, LaunchCosts(launches, costs, loop, {3, 20})) == found
 
 
@@ -268,7 +268,7 @@ def test_many_repetitions_are_replayed_as_one_by_one(
         assert len(replayed) < 100
         replayed.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(streams, "replay_one_stream", streams.replay_streams)
+            patch.setattr(timeline, "replay_one_stream", streams.replay_streams)
             every = replay_step(step, kernels, LaunchCosts(launches, COSTS, loop))
         assert (found.seconds, found.cpu_seconds, found.gpu_seconds) == pytest.approx(
             (every.seconds, every.cpu_seconds, every.gpu_seconds), rel=1e-9
@@ -310,7 +310,7 @@ def test_the_loop_takes_longer_after_a_wait_for_the_gpu(
     step = Operations([KERNEL, READ, view], [Operation(0, kind, phase, "", 0, 1) for kind, phase in kinds])
     costs = replace(COSTS, after_wait=0.5, long_wait=10.0)
     kernels, loop = [(on_gpu, 1), (0.0, 0), (0.0, 0)], {"step": 8.0, "micro_step": 0.0}
-    for replayed in (streams.replay_one_stream, streams.replay_streams):
-        monkeypatch.setattr(streams, "replay_one_stream", replayed)
+    for replayed in (timeline.replay_one_stream, streams.replay_streams):
+        monkeypatch.setattr(timeline, "replay_one_stream", replayed)
         found = replay_step(step, kernels, LaunchCosts([1.0] * 6, costs, loop))
         assert found.cpu_seconds == pytest.approx(6.0 + 8.0 * factor)

@@ -25,7 +25,7 @@ from trainatomy.results.operations import Operations
 from trainatomy.results.trace import WORKSPACES, AllocationTrace, Mark
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.repeated_calls import RepeatedLayers
+from trainatomy.simulator.repeated_layers import RepeatedLayers
 from trainatomy.simulator.stretches import describe, event_of
 from trainatomy.simulator.values import LazyValue
 from trainatomy.training.process import host_states

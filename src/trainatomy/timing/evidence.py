@@ -14,7 +14,7 @@ from trainatomy.operators.cost import kernel_work
 from trainatomy.operators.cost.kernel import Chip, KernelWork, chip_of
 from trainatomy.timing.cost_model import cost_model_of, gap_seconds
 from trainatomy.timing.extrapolation import attained_share
-from trainatomy.timing.step import interval_name
+from trainatomy.timing.intervals import interval_name
 from trainatomy.units import percent
 
 if TYPE_CHECKING:

@@ -9,18 +9,14 @@ only those steps longer that wait for it, which a replay at its pace tells.  The
 (``catalog/intervals.yaml``).
 
 Times at which each operation of a step is launched and executed, as the timing model follows them.
-
-The interval of a predicted step: the ends between which 9 of 10 measured steps lie (``intervals.yaml``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from trainatomy.catalog.files import read_yaml
 from trainatomy.catalog.machines import reference_host
 from trainatomy.operators.traffic import crosses
 from trainatomy.results.operations import Call, Operations
@@ -46,71 +42,16 @@ from trainatomy.timing.host_costs import (
     first_call_seconds,
     not_collating,
 )
+from trainatomy.timing.intervals import convolution_share, interval_name, interval_seconds, slow_pace
 from trainatomy.timing.launch import backward_share, batch_bytes, launch_seconds, loop_seconds
 from trainatomy.timing.one_stream import COLLECTIVES, StepTimeline
-from trainatomy.timing.streams import LaunchCosts, OnLaunch, has_one_stream, replay_step
+from trainatomy.timing.streams import OnLaunch
+from trainatomy.timing.timeline import LaunchCosts, has_one_stream, replay_step
 
 if TYPE_CHECKING:
     from trainatomy.catalog.calibrations import Calibration
     from trainatomy.catalog.gpus import GPU
     from trainatomy.catalog.links import Links
-
-
-def slow_pace() -> float:
-    """Return the pace of the slowest of hosts that count, beside the one that is assumed where none is known."""
-    return float(_known()["hosts"]["pace"])
-
-
-def interval_seconds(
-    seconds: float,
-    slow_host: PacedStep | None,
-    bound: Bound,
-    name: str,
-    convolving: float = 0.0,
-) -> tuple[float, float]:
-    """Return both ends of the interval.
-
-    Args:
-        seconds: The predicted step.
-        slow_host: The same on a host of ``slow_pace``; None where the host is known.
-        bound: What bounds the step.
-        name: What the GPU's times rest on (``interval_name``).
-        convolving: Share of convolutions in the time of the GPU's kernels.
-    """
-    known = _known()
-    low, high = known[name][interval_basis(bound, name, convolving)]
-    longest = seconds * high
-    if slow_host is not None:
-        longest = max(longest, slow_host.step_seconds * known["hosts"]["beyond"])
-    return seconds * low, longest
-
-
-def interval_name(*, calibrated: bool, unmeasured: bool) -> str:
-    """Return the name of a GPU's intervals.
-
-    Args:
-        calibrated: Whether a calibration measured it, with the software that is assumed.
-        unmeasured: Whether no time of a GPU of its maker was compared.
-    """
-    return "calibrated" if calibrated else "unmeasured" if unmeasured else "uncalibrated"
-
-
-def interval_basis(bound: Bound, name: str, convolving: float) -> str:
-    """Return the key of a step's interval, below its name: what bounds it, and on some GPUs what its kernels do."""
-    if bound == "host":
-        return "host"
-    return "convolutions" if convolving >= _known()[name].get("convolving", inf) else "gpu"
-
-
-def convolution_share(operations: Operations, kernels: Sequence[KernelCost]) -> float:
-    """Return the share of convolutions in the time of a step's kernels."""
-    busy = [(one.call, kernels[one.call].seconds * one.repeats) for one in operations.operations]
-    convolving = sum(seconds for call, seconds in busy if "convolution" in operations.calls[call].name)
-    return convolving / (sum(seconds for _, seconds in busy) or 1.0)
-
-
-def _known() -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", read_yaml("intervals.yaml"))
 
 
 def mean_over_period(rare: Time, other: Time, period: int) -> Time:

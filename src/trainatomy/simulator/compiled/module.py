@@ -4,8 +4,6 @@ PyTorch's own Dynamo and AOTAutograd trace the model on meta tensors, with what 
 functions and with CUDA's autocast; their graphs are given to Inductor as such of the GPU.  What Inductor writes around
 its kernels runs in the process and allocates; kernels do nothing.  Where Dynamo breaks the graph, Python runs in the
 process.
-
-What Dynamo cannot keep in one graph: where it breaks it, compiles code again, and gives up.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, wraps
 from importlib import import_module
@@ -30,7 +27,6 @@ from torch._dynamo import guards, trace_rules, utils
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.utils import counters
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.optimizer import OptimizerVariable
 from torch._dynamo.variables.tensor import TensorVariable
@@ -47,6 +43,7 @@ from trainatomy.errors import SimulationError
 from trainatomy.simulator.compiled.device import install_compiler, tell_dynamo, text_of
 from trainatomy.simulator.compiled.kept_code import kept_code
 from trainatomy.simulator.compiled.known import KnownResults
+from trainatomy.simulator.compiled.recompilations import Recompilations
 from trainatomy.simulator.compiled.tracing import (
     FUNCTIONS,
     GPU,
@@ -64,67 +61,6 @@ from trainatomy.simulator.graphs import CUDAGraphs
 from trainatomy.simulator.modules import without_hooks_of_all_modules
 from trainatomy.simulator.process import SimulatedProcess
 from trainatomy.workload.train import CAPTURING, MODES
-
-_SHOWN_CAUSES = 3
-
-
-class Recompilations:
-    """What Dynamo compiled again from now on, and where it broke graphs."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._given_up: list[str] = []
-        self._last_cause = ""
-        self._breaks_before = _breaks()
-
-    def count(self, stack: contextlib.ExitStack) -> None:
-        """Count what Dynamo compiles again until ``stack`` closes."""
-        convert_frame: Any = import_module("torch._dynamo.convert_frame")
-        reasons, exceeds = convert_frame.get_and_maybe_log_recompilation_reasons, convert_frame.exceeds_recompile_limit
-
-        def counted(*args: Any, **kwargs: Any) -> list[str]:
-            found: list[str] = reasons(*args, **kwargs)
-            self._last_cause = next((_cause(reason) for reason in found), "")
-            self._counts.update([self._last_cause] if found else [])
-            return found
-
-        def noted(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
-            found: tuple[bool, str] = exceeds(cache_size, compile_id)
-            if found[0]:
-                self._given_up.append(self._last_cause)
-            return found
-
-        stack.enter_context(mock.patch.object(convert_frame, "get_and_maybe_log_recompilation_reasons", counted))
-        stack.enter_context(mock.patch.object(convert_frame, "exceeds_recompile_limit", noted))
-
-    def notes(self) -> list[str]:
-        """Return a note on broken graphs, and one on code that was compiled again."""
-        notes = []
-        if breaks := [reason for reason, count in _breaks().items() if count > self._breaks_before.get(reason, 0)]:
-            reasons = "; ".join(dict.fromkeys(reason.splitlines()[0] for reason in breaks))
-            notes.append(f"Dynamo breaks the model's graph, and Python runs in between: {reasons}")
-        if self._given_up:
-            limit = import_module("torch._dynamo.config").recompile_limit
-            notes.append(
-                f"Dynamo compiles no function more than {limit} times, and runs it eagerly from then on, in PyTorch as "
-                f"here: {len(self._given_up)} calls, because this does not hold any more: {self._given_up[0]}"
-            )
-        elif self._counts:
-            causes = "; ".join(list(self._counts)[:_SHOWN_CAUSES])
-            times = self._counts.total()
-            notes.append(f"Dynamo compiles again where a condition does not hold, {times} times: {causes}")
-        return notes
-
-
-def _cause(reason: str) -> str:
-    """Return the condition that did not hold when Dynamo compiled code again."""
-    line = next((line for line in reason.splitlines() if ": " in line), reason)
-    return line.partition(": ")[2].partition("  #")[0].strip() or reason
-
-
-def _breaks() -> dict[str, int]:
-    return dict(counters["graph_break"])
-
 
 CAPTURES = "triton.cudagraphs"
 """Option of ``torch.compile`` with which Inductor makes CUDA graphs."""

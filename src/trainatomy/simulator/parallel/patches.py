@@ -1,254 +1,29 @@
-"""Places where PyTorch's parallel code asks for what one simulated rank does not have, each with its reason.
-
-Sharding propagation, by which DTensor learns how the results of an operator are sharded: unseen, and faster.
-
-Sharded checkpoints of one simulated rank (``torch.distributed.checkpoint``): what the other ranks would answer.
-
-Ranks send their plans to rank 0, which leaves out what several ranks hold, and sends each its part back.  Here the
-plans of the others are made from this rank's own: the same entries, with the shards at other places.
-"""
+"""Places where PyTorch's parallel code asks for what one simulated rank does not have, each with its reason."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import math
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import default_planner
-from torch.distributed.checkpoint import utils as of_checkpoints
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, SavePlan, WriteItem, WriteItemType
-from torch.distributed.fsdp import _common_utils, _flat_param, _optim_utils, _runtime_utils
+from torch.distributed.fsdp import _common_utils, _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor, _dispatch, _random
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trainatomy.errors import WorkloadError
 from trainatomy.simulator.autograd import Handler, assignments
+from trainatomy.simulator.parallel import checkpoints, sharding
 from trainatomy.simulator.parallel import recorder as exchanged
 from trainatomy.simulator.parallel.recorder import RankRecorder, local
-from trainatomy.simulator.recorder import Recorder
 from trainatomy.training.stored_weights import is_packed
-
-
-def install_checkpoints(patch: Callable[[Any, str, Any], None], recorder: Recorder) -> None:
-    """Let a sharded checkpoint be planned, written and read by one rank."""
-    wrapper = of_checkpoints._DistWrapper
-    patch(wrapper, "reduce_scatter", _reduce_scatter)
-    patch(wrapper, "all_reduce", _all_reduce)
-    # Its places of other ranks' shards are not those of PyTorch.  The value of a valid plan depends on the release.
-    valid = default_planner._validate_global_plan([], Metadata(state_dict_metadata={}))
-    patch(default_planner, "_validate_global_plan", lambda plan, metadata: valid)
-    patch(FileSystemReader, "read_data", _read_data(FileSystemReader.read_data, recorder))
-    patch(_optim_utils, "_map_param_key_to_optim_keys", _all_keys(_optim_utils._map_param_key_to_optim_keys))
-    patch(_optim_utils, "_allgather_state_info", _states_of_all(_optim_utils._allgather_state_info))
-
-
-def _reduce_scatter(wrapper: Any, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[[list[Any]], Any]) -> Any:
-    """Return this rank's part of what all ranks decide together."""
-    own = map_fun()
-    _gather(own, wrapper)
-    found = reduce_fun([_of_rank(own, rank, wrapper.rank) for rank in range(wrapper.get_world_size())])[wrapper.rank]
-    _scatter(found, wrapper)
-    return found
-
-
-def _all_reduce(wrapper: Any, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[[list[Any]], Any]) -> Any:
-    """Return what rank 0 makes of the results of all ranks: of this one's, as nobody reads the others'.
-
-    Rank 0 writes the metadata that all ranks read when they load; where another rank is simulated, that one does.
-    """
-    own = map_fun()
-    _gather(own, wrapper)
-    found = reduce_fun([own])
-    return found if wrapper.is_coordinator else None
-
-
-def _read_data(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """Return what loads this rank's parts of a checkpoint, one after the other, from host memory without data.
-
-    Values that are no tensors, and that other ranks wrote, are those that this rank has already.
-    Source: torch/distributed/checkpoint/filesystem.py (``FileSystemReader.read_data``), torch 2.9-2.13.
-    """
-
-    def read_data(reader: FileSystemReader, plan: LoadPlan, planner: LoadPlanner) -> Any:
-        kept = []
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                kept += [item] if item.storage_index in reader.storage_data else []
-            else:
-                target = planner.resolve_tensor(item).detach()
-                read = torch.empty(item.lengths, dtype=target.dtype, pin_memory=True)  # any in host memory would do
-                recorder.largest_read = max(recorder.largest_read, int(read.nbytes))
-                target.copy_(read)
-                planner.commit_tensor(item, target)
-        return original(reader, replace(plan, items=kept), planner)
-
-    return read_data
-
-
-def _gather(value: Any, wrapper: Any) -> None:
-    """Send a value to rank 0 as ``gather_object`` does: NCCL gathers its pickled bytes from the GPUs."""
-    size, ranks = len(pickle.dumps(value)), wrapper.get_world_size()
-    sent = torch.empty(size, dtype=torch.uint8, device="cuda")
-    received = torch.empty(size * ranks, dtype=torch.uint8, device="cuda") if wrapper.is_coordinator else None
-    parts = None if received is None else list(received.split(size))
-    dist.gather(sent, parts, dst=wrapper.global_coordinator_rank, group=wrapper.group)
-
-
-def _scatter(value: Any, wrapper: Any) -> None:
-    """Receive a value from rank 0 as ``scatter_object_list`` does."""
-    size, ranks = len(pickle.dumps(value)), wrapper.get_world_size()
-    received = torch.empty(size, dtype=torch.uint8, device="cuda")
-    parts = None
-    if wrapper.is_coordinator:
-        parts = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(ranks)]
-    dist.scatter(received, parts, src=wrapper.global_coordinator_rank, group=wrapper.group)
-
-
-def _of_rank(plan: Any, rank: int, own_rank: int) -> Any:
-    """Return the plan of a rank, made from the plan of this one."""
-    if rank == own_rank or not isinstance(plan, SavePlan):
-        return plan
-    return replace(plan, items=[_item_of_rank(item, rank, own_rank) for item in plan.items])
-
-
-def _item_of_rank(item: WriteItem, rank: int, own_rank: int) -> WriteItem:
-    """Return an entry of another rank's plan: a shard has another place, unless the rank is a copy of this one."""
-    if item.type != WriteItemType.SHARD or item.tensor_data is None:
-        return item
-    whole, part = math.prod(item.tensor_data.size), math.prod(item.tensor_data.chunk.sizes)
-    shards = -(-whole // part) if part else rank + own_rank + 1
-    if rank % shards == own_rank % shards:
-        return item
-    elsewhere = torch.Size([-1 - rank % shards] * len(item.tensor_data.size))
-    return replace(item, index=replace(item.index, offset=elsewhere, index=None))
-
-
-def _all_keys(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return FSDP1's function that names the parameters with states: those of other ranks' shards have some, too."""
-
-    def map_keys(
-        states: Any, group: Any, parameters: Any, names: Any, units: Any, *arguments: Any, **keywords: Any
-    ) -> Any:
-        keys, own = original(states, group, parameters, names, units, *arguments, **keywords)
-        if states["state"]:
-            trained = [tuple(names[one]) for one in parameters.values() if one.requires_grad]
-            found = {_optim_utils._OptimStateKey(each, is_fsdp_managed=each[0] in units) for each in trained}
-            keys = sorted(found | set(keys))
-        return keys, own
-
-    return map_keys
-
-
-def _states_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return FSDP1's function that learns which states other ranks have: the kinds that this one has."""
-
-    def gathered(unit: Any, states: Any) -> Any:
-        of_ranks = original(unit, states)
-        rank = unit.rank
-        own = of_ranks[rank]
-        known = next((info for info in own.values() if info.tensors), None)
-        theirs = {name: info if info.tensors or known is None else known for name, info in own.items()}
-        return [own if each == rank else theirs for each in range(len(of_ranks))]
-
-    return gathered
-
-
-_SHAPES, _SHARDING = "_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached"
-_ON_LISTS = ("aten::_foreach_", "aten::_fused_")
-_DISABLED_FUNCTIONS = torch._C.DisableTorchFunction
-
-
-def install_sharding(patch: Callable[[Any, str, Any], None], recorder: RankRecorder) -> None:
-    """Patch DTensor's sharding propagation."""
-    for name, faster in ((_SHAPES, None), (_SHARDING, _by_kind)):
-        if (function := getattr(ShardingPropagator, name, None)) is not None:
-            unseen = _unseen(function, recorder)
-            patch(ShardingPropagator, name, unseen if faster is None else faster(unseen))
-
-
-def _unseen(function: Callable[..., Any], recorder: RankRecorder) -> Callable[..., Any]:
-    """Run a function of the propagation outside of the simulation: it makes fake tensors to learn shapes.
-
-    Fake tensors of a GPU cannot be filled with random numbers by a CPU build; the result looks as the argument does.
-    """
-
-    def propagate(*args: Any, **kwargs: Any) -> Any:
-        schema = args[1] if len(args) > 1 else None
-        if function.__name__ == _SHAPES and isinstance(schema, OpSchema) and _draws(schema.op):
-            return schema.args_spec[0].tensor_meta
-        before, recorder.paused = recorder.paused, True
-        try:
-            with _disable_current_modes(), _DISABLED_FUNCTIONS():
-                return function(*args, **kwargs)
-        finally:
-            recorder.paused = before
-
-    return propagate
-
-
-def _by_kind(propagate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the propagation of an operator, which for lists of tensors looks at one item of each kind.
-
-    Operators on lists (``_foreach``, fused optimizers) treat each item alone.  A model has hundreds of parameters of a
-    dozen shapes, and PyTorch takes a millisecond for each of them (torch 2.13).
-    """
-
-    def propagate_kinds(self: ShardingPropagator, schema: OpSchema) -> Any:
-        given: Sequence[Any] = schema.args_schema
-        lists = {place: value for place, value in enumerate(given) if isinstance(value, (list, tuple))}
-        lengths = {len(value) for value in lists.values() if value}
-        if not schema.op._schema.name.startswith(_ON_LISTS) or len(lengths) != 1:
-            return propagate(self, schema)
-        items = list(zip(*(map(_kind, value) for value in lists.values() if value), strict=True))
-        first = {kind: place for place, kind in reversed(list(enumerate(items)))}
-        if len(first) == len(items):
-            return propagate(self, schema)
-        chosen = sorted(first.values())
-        args = tuple(
-            type(value)(value[place] for place in chosen) if value and position in lists else value
-            for position, value in enumerate(given)
-        )
-        found = propagate(self, OpSchema(schema.op, args, schema.kwargs_schema, schema.schema_info))
-        specs = found.output_spec
-        if found.needs_redistribute or not (specs is None or isinstance(specs, (list, tuple))):
-            return propagate(self, schema)
-        if specs is not None:
-            of_kind = {items[place]: spec for place, spec in zip(chosen, specs, strict=True)}
-            found.output_spec = type(specs)(copy(of_kind[kind]) for kind in items)
-        return found
-
-    return propagate_kinds
-
-
-def _kind(item: Any) -> Any:
-    """Return what tells an item of a list from those of other kinds."""
-    if not isinstance(item, DTensorSpec):
-        return type(item), item
-    return item, item.use_strided_shard_as_shard_order, item.tensor_meta
-
-
-def _draws(operator: Any) -> bool:
-    """Return whether an operator makes random numbers in the form of its first argument."""
-    name = operator._schema.name
-    return torch.Tag.nondeterministic_seeded in operator.tags and name.endswith(("_", "_like"))
-
 
 _c10d: Any = torch._C._distributed_c10d
 _DISABLED = torch._C.DisableTorchFunction
@@ -267,7 +42,7 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: 
         stack.enter_context(mock.patch.object(target, name, value))
 
     patch(torch.UntypedStorage, "resize_", _resizing(recorder))
-    install_sharding(patch, recorder)
+    sharding.install(patch, recorder)
     for module in (_dispatch, _random):
         # DTensor keeps offsets of CUDA's generator, so that ranks draw different numbers; no memory depends on them.
         patch(module, "is_rng_supported_mesh", lambda mesh: False)
@@ -283,7 +58,7 @@ def install(stack: contextlib.ExitStack, recorder: RankRecorder, torch_version: 
     if torch_version < _LATE_STATES:
         patch(torch.optim.Adagrad, "_init_group", _with_early_states(torch.optim.Adagrad._init_group))
     _install_pipelines(patch, recorder, torch_version)
-    install_checkpoints(patch, recorder)
+    checkpoints.install(patch, recorder)
 
 
 def handlers(known: dict[Any, Handler], keep_on_host: Callable[[torch.Tensor], None]) -> dict[Any, Handler]:
