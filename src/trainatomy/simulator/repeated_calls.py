@@ -15,19 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from trainatomy.simulator.operations import Recording
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.stretches import (
-    INPUT,
-    OLDER,
-    OWN,
-    WEIGHT,
-    Columns,
-    Entry,
-    Inputs,
-    Name,
-    read,
-    remains,
-    write,
-)
+from trainatomy.simulator.stretches import INPUT, OLDER, OWN, WEIGHT, Columns, Entry, Inputs, Name, read, remains, write
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
@@ -234,6 +222,3 @@ def _moved(recording: Recording, path: str, to: str) -> Recording:
         for each in recording.operations
     ]
     return replace(recording, operations=operations)
-
-
-_SETTINGS = (bool, int, float, str, type(None))

@@ -18,10 +18,8 @@ import torch
 from torch import nn
 
 from trainatomy.simulator.recorder import Recorder
-from trainatomy.simulator.repeated_calls import _SETTINGS, Module, RepeatedCalls, Window
-from trainatomy.simulator.stretches import (
-    describe,
-)
+from trainatomy.simulator.repeated_calls import Module, RepeatedCalls, Window
+from trainatomy.simulator.stretches import describe
 from trainatomy.training.process import host_states
 from trainatomy.training.quantization import scales
 from trainatomy.training.stored_weights import numbers
@@ -32,6 +30,7 @@ _FEWEST = 3
 """Layers of a list in which copies are worth a comparison."""
 _OWN_NUMBER = ("layer", "block", "idx", "index")
 """Parts of the names of attributes that hold the number of a layer."""
+_PLAIN = (bool, int, float, str, type(None))
 _OF_ANOTHER = object()
 """Stands for a weight that is none of a layer's; such a call is never repeated."""
 _OF_TWO_CACHES = ("self_attention_cache", "cross_attention_cache")
@@ -225,7 +224,7 @@ def _layers_of(model: nn.Module) -> Iterator[nn.Module]:
 def _is_setting(name: str, value: Any) -> bool:
     """Return whether an attribute is a setting of a module, and not its number among others."""
     is_number = type(value) is int and any(part in name for part in _OWN_NUMBER)
-    return isinstance(value, _SETTINGS) and not is_number
+    return isinstance(value, _PLAIN) and not is_number
 
 
 def _entries_of(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
@@ -237,7 +236,7 @@ def _entries_of(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _is_cache(value: Any) -> bool:
-    is_object = not isinstance(value, (torch.Tensor, *_SETTINGS))
+    is_object = not isinstance(value, (torch.Tensor, *_PLAIN))
     return is_object and (hasattr(value, "layers") or any(hasattr(value, name) for name in _OF_TWO_CACHES))
 
 

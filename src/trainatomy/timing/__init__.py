@@ -5,7 +5,7 @@ efficiency.py      the efficiencies of kernel families by the points of a calibr
 extrapolation.py   the efficiencies of one GPU applied to another
 launch.py          CPU time to launch each operation, and the training loop's own CPU time
 host_costs.py      CPU costs of a host: launches, loops, cudaMalloc and cudaFree
-streams.py         the CPU timeline and one GPU timeline per CUDA stream
+timeline.py        the CPU timeline and one GPU timeline per CUDA stream (streams.py, one_stream.py)
 step.py            all of these together: the ``Time`` of a step
 evidence.py        what the times of a card rest on; summary of a calibration beside the GPU's data sheet
 

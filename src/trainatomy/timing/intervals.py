@@ -1,20 +1,19 @@
-"""The interval of a predicted step: the ends between which 9 of 10 measured steps lie (``intervals.yaml``)."""
+"""The interval of a predicted step: the ends between which 9 of 10 measured steps lie (``intervals.yaml``).
+
+How far kernels and launches are off is a factor of the step's time.  How slow the CPU is is not: a slower one makes
+only those steps longer that wait for it, which a replay at its pace tells.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from trainatomy.catalog.files import read_yaml
 from trainatomy.results.operations import Operations
 from trainatomy.results.time import Bound, PacedStep
-from trainatomy.timing.cost_model import (
-    KernelCost,
-)
-
-if TYPE_CHECKING:
-    pass
+from trainatomy.timing.cost_model import KernelCost
 
 
 def slow_pace() -> float:

@@ -2,12 +2,6 @@
 
 The time of a mean step, where steps of two kinds take turns: one in so many generates, the others do not.
 
-The interval in which 9 of 10 measured steps lie, from the predicted one and that on a slow host.
-
-How far kernels and launches are off is a factor of the step's time.  How slow the CPU is is not: a slower one makes
-only those steps longer that wait for it, which a replay at its pace tells.  The figures are data
-(``catalog/intervals.yaml``).
-
 Times at which each operation of a step is launched and executed, as the timing model follows them.
 """
 

@@ -15,14 +15,7 @@ from itertools import takewhile
 from trainatomy.results.operations import Operations
 from trainatomy.timing.contention import Contention, Windows
 from trainatomy.timing.host_costs import CPUCosts
-from trainatomy.timing.one_stream import (
-    COLLECTIVES,
-    LAUNCH_QUEUE_DEPTH,
-    LoopWork,
-    Row,
-    StepTimeline,
-    end_within,
-)
+from trainatomy.timing.one_stream import COLLECTIVES, LAUNCH_QUEUE_DEPTH, LoopWork, Row, StepTimeline, end_within
 
 OnLaunch = Callable[[int, float, float, float, float], None]
 """Called with an operation's index, when its launch began and ended, when its kernels began, and how long they took."""

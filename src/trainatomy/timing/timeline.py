@@ -31,13 +31,7 @@ from trainatomy.results.operations import Call, Operations
 from trainatomy.timing.contention import Contention
 from trainatomy.timing.host_costs import CPUCosts
 from trainatomy.timing.launch import alternates, batch_bytes, seconds_within, waits_first
-from trainatomy.timing.one_stream import (
-    COLLECTIVES,
-    LoopWork,
-    StepTimeline,
-    replay_one_stream,
-    row_of,
-)
+from trainatomy.timing.one_stream import COLLECTIVES, LoopWork, StepTimeline, replay_one_stream, row_of
 from trainatomy.timing.streams import OnLaunch, replay_streams
 
 _BACKWARD_PHASES = frozenset({"backward", "recompute"})

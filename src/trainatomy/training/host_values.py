@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,9 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from trainatomy.errors import FactoryError
-
-if TYPE_CHECKING:
-    pass
 
 _MESSAGES = ("Cannot copy out of meta tensor", "cannot be called on meta tensors", "can't convert meta device")
 """PyTorch's messages where Python reads a value of a meta tensor (2.9-2.13)."""

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from trainatomy.scripts.programs import (
-    FILTERS,
-)
+from trainatomy.scripts.programs import FILTERS
 
 PROGRAM = "nvidia-smi"
 _UNSAFE = re.compile(r"[;&<>`\n]|\$\(|\bsystem\b|-i\b")
